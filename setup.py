@@ -1,8 +1,8 @@
-"""What pyproject.toml cannot say: configs/ and docs/ go into the package, the README without links into the clone, and
-`cpu_kernels` is compiled if there is a compiler.
+"""What pyproject.toml cannot say: configs/ and docs/ go into the package, the README without links
+into the clone, and `cpu_kernels` is compiled if there is a compiler.
 
-Configurations and pages stand once, at the top of the repository, where `dapo.config.load` finds them in a clone.
-Symbolic links would need a file system that has them.
+Configurations and pages stand once, at the top of the repository, where `dapo.config.load` finds
+them in a clone. Symbolic links would need a file system that has them.
 """
 
 import re
@@ -27,7 +27,9 @@ class BuildWithShipped(build_py):
         super().run()
         top = TOP / "src" if self.editable_mode else Path(self.build_lib)
         if not KERNELS["compile_kernels"](top / "cpu_kernels"):
-            self.warn("no C++ compiler: on a CPU, PyTorch's slower functions stand in for cpu_kernels")
+            self.warn(
+                "no C++ compiler: on a CPU, PyTorch's slower functions stand in for cpu_kernels"
+            )
         if not self.editable_mode:
             for path in sorted([*TOP.glob("configs/*.yaml"), *TOP.glob("docs/*.md")]):
                 target = Path(self.build_lib) / "dapo" / path.parent.name
@@ -51,7 +53,9 @@ class WithKernels(Distribution):
 
 
 def description() -> str:
-    """The README for a package index, which has none of the other files: pictures go, links become their text."""
+    """The README for a package index, which has none of the other files: pictures go, links become
+    their text.
+    """
     text = (TOP / "README.md").read_text(encoding="utf-8")
     text = re.sub(r"!\[[^]]*\]\((?!https?://)[^)]*\)\n*", "", text)
     return re.sub(r"\[([^]]*)\]\((?!https?://|#)[^)]*\)", r"\1", text)

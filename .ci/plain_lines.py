@@ -1,7 +1,10 @@
-"""Name four forms that pack several statements into one line: `python .ci/plain_lines.py`. About 300 are left.
+"""Name four forms that pack several statements into one line: `python .ci/plain_lines.py`.
+
+About 300 are left.
 
 1. A tuple assignment whose values are calls: `a, b = f(x), g(y)`. Write two assignments.
-2. Literals that are unpacked into a literal: `(*("a", "b"), *("c", "d"))`. Write the tuple, one value per line.
+2. Literals that are unpacked into a literal: `(*("a", "b"), *("c", "d"))`. Write the tuple, one
+   value per line.
 3. A conditional expression inside another: `x if a else y if b else z`. Write if, elif, else.
 4. A walrus inside a condition of two terms: `if a and (b := f()):`. Assign above the condition.
 """
@@ -28,16 +31,23 @@ def faults_at(node: ast.AST) -> Iterator[tuple[int, str]]:
         yield node.lineno, "a tuple assignment of several calls: write one assignment per line"
     if isinstance(node, ast.Tuple | ast.List | ast.Set) and unpacks_literal(node):
         yield node.lineno, "an unpacked literal: write its values, one per line"
-    if isinstance(node, ast.IfExp) and any(isinstance(part, ast.IfExp) for part in (node.body, node.test, node.orelse)):
+    if isinstance(node, ast.IfExp) and any(
+        isinstance(part, ast.IfExp) for part in (node.body, node.test, node.orelse)
+    ):
         yield node.lineno, "a conditional expression inside another: write if, elif, else"
     if isinstance(node, ast.If | ast.While | ast.IfExp) and isinstance(node.test, ast.BoolOp):
         walruses = [part for part in ast.walk(node.test) if isinstance(part, ast.NamedExpr)]
         if walruses:
-            yield walruses[0].lineno, "a walrus in a condition of two terms: assign above the condition"
+            yield (
+                walruses[0].lineno,
+                "a walrus in a condition of two terms: assign above the condition",
+            )
 
 
 def packs_calls(node: ast.Assign) -> bool:
-    """Return True if at least two values of a tuple assignment are calls or conditional expressions."""
+    """Return True if at least two values of a tuple assignment are calls or conditional
+    expressions.
+    """
     target = node.targets[0]
     if not (isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)):
         return False
@@ -47,7 +57,8 @@ def packs_calls(node: ast.Assign) -> bool:
 def unpacks_literal(node: ast.Tuple | ast.List | ast.Set) -> bool:
     """Return True if an element is `*(...)` of a tuple, list or set that is written out."""
     return any(
-        isinstance(element, ast.Starred) and isinstance(element.value, ast.Tuple | ast.List | ast.Set)
+        isinstance(element, ast.Starred)
+        and isinstance(element.value, ast.Tuple | ast.List | ast.Set)
         for element in node.elts
     )
 
@@ -55,7 +66,9 @@ def unpacks_literal(node: ast.Tuple | ast.List | ast.Set) -> bool:
 def python_files() -> list[Path]:
     """The tracked and new files of FOLDERS."""
     words = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *FOLDERS]
-    names = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    names = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     return [ROOT / name for name in names if name.endswith(".py") and (ROOT / name).exists()]
 
 

@@ -1,7 +1,8 @@
-"""Print tokens, lines and density of the package by folder, beside another revision: `make size BASE=main`.
+"""Print tokens, lines and density of the package by folder, beside another revision: `make size
+BASE=main`.
 
-A token is one of Python's `tokenize`, without comments, line ends and indentation; a line is any line of the file. The
-report is for readers of a change. No test asserts it.
+A token is one of Python's `tokenize`, without comments, line ends and indentation; a line is any
+line of the file. The report is for readers of a change. No test asserts it.
 """
 
 import argparse
@@ -55,19 +56,27 @@ def git(*words: str) -> str:
 
 def sizes_now() -> dict[str, Size]:
     """The size of each file of src/ in the working tree, new files included."""
-    names = git("ls-files", "--cached", "--others", "--exclude-standard", "--", "src/*.py").splitlines()
+    names = git(
+        "ls-files", "--cached", "--others", "--exclude-standard", "--", "src/*.py"
+    ).splitlines()
     paths = [(name, ROOT / name) for name in names]
-    return {name: size_of(path.read_text(encoding="utf-8")) for name, path in paths if path.exists()}
+    return {
+        name: size_of(path.read_text(encoding="utf-8")) for name, path in paths if path.exists()
+    }
 
 
 def sizes_at(revision: str) -> dict[str, Size]:
     """The size of each file of src/ at a revision."""
     names = git("ls-tree", "-r", "--name-only", revision, "--", "src").splitlines()
-    return {name: size_of(git("show", f"{revision}:{name}")) for name in names if name.endswith(".py")}
+    return {
+        name: size_of(git("show", f"{revision}:{name}")) for name in names if name.endswith(".py")
+    }
 
 
 def folder_of(name: str) -> str:
-    """The row of a file: `src/dapo/cli/check/probe.py` counts for `dapo/cli`, a library for itself."""
+    """The row of a file: `src/dapo/cli/check/probe.py` counts for `dapo/cli`, a library for
+    itself.
+    """
     parts = Path(name).parts[1:-1]
     depth = 2 if parts[0] == "dapo" else 1
     return "/".join(parts[:depth])
@@ -84,7 +93,9 @@ def by_folder(files: dict[str, Size]) -> dict[str, Size]:
 
 def report(now: dict[str, Size], before: dict[str, Size], base: str) -> Iterable[str]:
     """The lines of the table."""
-    yield f"{'folder':24}{'tokens':>9}{'against ' + base[:10]:>20}{'lines':>8}{'against':>9}{'tokens per line':>17}"
+    yield (
+        f"{'folder':24}{'tokens':>9}{'against ' + base[:10]:>20}{'lines':>8}{'against':>9}{'tokens per line':>17}"
+    )
     folders_now = by_folder(now)
     folders_before = by_folder(before)
     for folder in sorted(folders_now.keys() | folders_before.keys()):
@@ -106,7 +117,9 @@ def row(name: str, now: Size, before: Size) -> str:
 def main() -> None:
     """Read the revision and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("base", nargs="?", default="main", help="the revision to compare with (default: main)")
+    parser.add_argument(
+        "base", nargs="?", default="main", help="the revision to compare with (default: main)"
+    )
     base = parser.parse_args().base
     try:
         before = sizes_at(base)

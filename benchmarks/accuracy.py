@@ -1,14 +1,16 @@
-"""Held-out accuracy against generated tokens and against seconds of training: ours and TRL's GRPOTrainer.
+"""Held-out accuracy against generated tokens and against seconds of training: ours and TRL's
+GRPOTrainer.
 
-A race is a seed. In it every system trains the quickstart, with the same model, problems in the same order, reward,
-learning rate at each step, group size and precision, at natural lengths, until it has generated a budget of tokens.
-One that is not clearly above the target then goes on to GO_ON budgets, so that its crossing is measured too.
-Systems take turns: each trains to the next multiple of `evaluate_every` tokens, then its weights are evaluated by a
-third process (`benchmarks.workers.evaluator`). Loading, exporting and evaluating are not in the seconds.
+A race is a seed. In it every system trains the quickstart, with the same model, problems in the
+same order, reward, learning rate at each step, group size and precision, at natural lengths, until
+it has generated a budget of tokens. One that is not clearly above the target then goes on to GO_ON
+budgets, so that its crossing is measured too. Systems take turns: each trains to the next multiple
+of `evaluate_every` tokens, then its weights are evaluated by a third process
+(`benchmarks.workers.evaluator`). Loading, exporting and evaluating are not in the seconds.
 
-A system's curve in a race is kept when it is complete, in a cache folder and in the results file, so that an
-interrupted command goes on with the next race, and further seeds and systems join those before.
-`python -m benchmarks.accuracy_report` makes the table and the picture.
+A system's curve in a race is kept when it is complete, in a cache folder and in the results file,
+so that an interrupted command goes on with the next race, and further seeds and systems join those
+before. `python -m benchmarks.accuracy_report` makes the table and the picture.
 """
 
 import hashlib
@@ -36,10 +38,18 @@ from dapo.core.rng import keyed_seed
 from dapo.data.problems import load_problems
 
 MODULES = {"ours": "ours", "all_groups": "ours", "trl": "trl"}
-"""The worker's module by system. `all_groups` is ours without dynamic sampling, which is TRL's algorithm."""
-OVERRIDES: dict[str, tuple[str, ...]] = {"ours": (), "all_groups": ("dynamic_sampling.enabled=false",)}
+"""The worker's module by system.
+
+`all_groups` is ours without dynamic sampling, which is TRL's algorithm.
+"""
+OVERRIDES: dict[str, tuple[str, ...]] = {
+    "ours": (),
+    "all_groups": ("dynamic_sampling.enabled=false",),
+}
 SAMPLES = {"sums": 3, "products": 3, "largest": 1}
-"""Responses to each problem: the first two tasks have few held-out questions, all of which are asked."""
+"""Responses to each problem: the first two tasks have few held-out questions, all of which are
+asked.
+"""
 
 GO_ON = 1.5
 """Budgets after which a system ends that is not clearly above the target."""
@@ -64,8 +74,14 @@ class Design:
         """The settings' design; a quick one does two small steps on a few problems."""
         same = {"dtype": settings.dtype, "threads": settings.threads, "device": settings.device}
         if settings.quick:
-            small = ("rollout.prompts_per_step=2", "rollout.group_size=4", "train.minibatch_groups=2")
-            return cls(token_budget=240, evaluate_every=120, held_out_size=12, overrides=small, **same)
+            small = (
+                "rollout.prompts_per_step=2",
+                "rollout.group_size=4",
+                "train.minibatch_groups=2",
+            )
+            return cls(
+                token_budget=240, evaluate_every=120, held_out_size=12, overrides=small, **same
+            )
         rate = () if settings.rate is None else (f"optim.lr={settings.rate!r}",)
         own = {"token_budget": settings.budget, "held_out_size": settings.held_out_size}
         return cls(overrides=rate, **own, **same)
@@ -87,7 +103,9 @@ class Leg:
     steps: list[dict[str, float]] = field(default_factory=list)
     """Seconds, generated tokens and trained tokens per step."""
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    """Step, generated tokens and seconds of training until then, and the right responses to each problem."""
+    """Step, generated tokens and seconds of training until then, and the right responses to each
+    problem.
+    """
     is_complete: bool = False
     made_with: dict[str, Any] = field(default_factory=dict)
 
@@ -108,7 +126,9 @@ class Legs:
     def __init__(self, folder: Path, earlier: dict[str, Any] | None, design: Design) -> None:
         self.folder = folder
         self.by_key: dict[tuple[int, str], Leg] = {}
-        stored = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+        stored = [
+            json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))
+        ]
         if earlier is not None:
             require_same_design(earlier, design)
             stored = [*earlier["legs"], *stored]
@@ -127,8 +147,12 @@ class Legs:
             self.by_key[leg.seed, leg.system] = leg
 
     def missing(self, seed: int, systems: list[str], is_over: Callable[[Leg], bool]) -> list[str]:
-        """The systems that have no leg in a race, or one that ended too early for today's target."""
-        return [s for s in systems if (seed, s) not in self.by_key or not is_over(self.by_key[seed, s])]
+        """The systems that have no leg in a race, or one that ended too early for today's
+        target.
+        """
+        return [
+            s for s in systems if (seed, s) not in self.by_key or not is_over(self.by_key[seed, s])
+        ]
 
     def race_minutes(self) -> float:
         """Duration of the longest race so far, evaluations included; 0 without any."""
@@ -143,17 +167,28 @@ def as_json(design: Design) -> dict[str, Any]:
 
 def require_same_design(part: dict[str, Any], design: Design) -> None:
     """Raise ValueError where a results file holds curves of another design: they would be lost."""
-    here, there = as_json(design), part.get("design", {})
+    here = as_json(design)
+    there = part.get("design", {})
     if here != there:
-        other = [f"{key} {there.get(key)}, here {value}" for key, value in here.items() if there.get(key) != value]
+        other = [
+            f"{key} {there.get(key)}, here {value}"
+            for key, value in here.items()
+            if there.get(key) != value
+        ]
         raise ValueError(
-            f"the results file holds other curves ({'; '.join(other)}): give another --name, or --again to forget them"
+            f"the results file holds other curves ({'; '.join(other)}): give another --name, or"
+            " --again to forget them"
         )
 
 
-def measure_accuracy(session: Session, *, installed: Callable[[str], bool] = is_installed) -> dict[str, dict[str, Any]]:
-    """Run the races that are missing, as far as the time goes, and give the figures of all that are there."""
-    settings, design = session.settings, Design.of(session.settings)
+def measure_accuracy(
+    session: Session, *, installed: Callable[[str], bool] = is_installed
+) -> dict[str, dict[str, Any]]:
+    """Run the races that are missing, as far as the time goes, and give the figures of all that are
+    there.
+    """
+    settings = session.settings
+    design = Design.of(session.settings)
     folder = cache_folder() / "accuracy" / design.name
     if settings.again:
         shutil.rmtree(folder, ignore_errors=True)
@@ -168,41 +203,67 @@ def measure_accuracy(session: Session, *, installed: Callable[[str], bool] = is_
         if not missing:
             session.log(f"seed {seed}: complete already")
             continue
-        needed, used = legs.race_minutes(), (time.monotonic() - started) / 60
+        needed = legs.race_minutes()
+        used = (time.monotonic() - started) / 60
         if settings.minutes is not None and used + needed > settings.minutes:
             session.log(
-                f"seed {seed}: a race takes about {needed:.0f} minutes, and {used:.0f} of --minutes "
-                f"{settings.minutes:g} are over: the same command again goes on here"
+                f"seed {seed}: a race takes about {needed:.0f} minutes, and {used:.0f} of --minutes"
+                f" {settings.minutes:g} are over: the same command again goes on here"
             )
             break
         Race(session, design, seed, missing, legs).run(held_out, problems, over)
     if not legs.by_key:
-        raise ValueError(f"there is no complete race, and --minutes {settings.minutes:g} allows none")
-    skipped = [] if installed("trl") else [{"system": "trl", "reason": f"not installed; `{INSTALL}` installs it"}]
+        raise ValueError(
+            f"there is no complete race, and --minutes {settings.minutes:g} allows none"
+        )
+    skipped = (
+        []
+        if installed("trl")
+        else [{"system": "trl", "reason": f"not installed; `{INSTALL}` installs it"}]
+    )
     ordered = [asdict(legs.by_key[key]) for key in sorted(legs.by_key)]
-    part = {"design": as_json(design), "target": settings.target, "held_out": vars(held_out), "legs": ordered}
+    part = {
+        "design": as_json(design),
+        "target": settings.target,
+        "held_out": vars(held_out),
+        "legs": ordered,
+    }
     versions: dict[str, Any] = {}
     for leg in ordered:
         versions |= leg["made_with"]["versions"]
     dtype = ordered[0]["made_with"]["dtype"]
-    return {"accuracy": {"figures": figures(part), "skipped": skipped, "dtype": dtype, "versions": versions, **part}}
+    return {
+        "accuracy": {
+            "figures": figures(part),
+            "skipped": skipped,
+            "dtype": dtype,
+            "versions": versions,
+            **part,
+        }
+    }
 
 
 def _earlier(path: Path | None) -> dict[str, Any] | None:
     """The accuracy part of a results file."""
     if path is None or not path.is_file():
         return None
-    found: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8"))["parts"].get("accuracy")
+    found: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8"))["parts"].get(
+        "accuracy"
+    )
     return found
 
 
 @cache
 def held_out_problems(design: Design) -> tuple[HeldOut, list[dict[str, Any]]]:
-    """The evaluated problems, task by task, each task with its share of the quickstart's own held-out problems."""
+    """The evaluated problems, task by task, each task with its share of the quickstart's own
+    held-out problems.
+    """
     config = load_config(CONFIG)
     own = Counter(problem.source for problem in load_problems(config.data.eval, split="eval"))
     spec = {**config.data.eval, "size": design.held_out_size}
-    found = sorted(load_problems(spec, split="eval"), key=lambda problem: list(SAMPLES).index(problem.source))
+    found = sorted(
+        load_problems(spec, split="eval"), key=lambda problem: list(SAMPLES).index(problem.source)
+    )
     held_out = HeldOut(
         problems=dict(Counter(problem.source for problem in found)),
         samples=SAMPLES,
@@ -215,7 +276,8 @@ def held_out_problems(design: Design) -> tuple[HeldOut, list[dict[str, Any]]]:
 def is_over(leg: Leg, design: Design, held_out: HeldOut, target: float) -> bool:
     """Whether a leg needs no further step.
 
-    Its budget is spent, and its last evaluation is above the target with the whole interval; or GO_ON budgets are.
+    Its budget is spent, and its last evaluation is above the target with the whole interval; or
+    GO_ON budgets are.
     """
     if not leg.evaluations or leg.tokens < design.token_budget:
         return False
@@ -229,22 +291,30 @@ def require_same_rates(legs: list[Leg]) -> None:
         for i, (one, other) in enumerate(zip(first.steps, second.steps, strict=False), start=1):
             if not math.isclose(one["lr"], other["lr"], rel_tol=1e-9):
                 raise ValueError(
-                    f"step {i}: {first.system} trained at rate {one['lr']:g} and {second.system} at {other['lr']:g}: "
-                    "the curves cannot be compared"
+                    f"step {i}: {first.system} trained at rate {one['lr']:g} and {second.system} at"
+                    f" {other['lr']:g}: the curves cannot be compared"
                 )
 
 
 class Race:
     """The systems of one seed, side by side."""
 
-    def __init__(self, session: Session, design: Design, seed: int, systems: list[str], legs: Legs) -> None:
-        self.session, self.design, self.seed, self.kept = session, design, seed, legs
+    def __init__(
+        self, session: Session, design: Design, seed: int, systems: list[str], legs: Legs
+    ) -> None:
+        self.session = session
+        self.design = design
+        self.seed = seed
+        self.kept = legs
         self.legs = {system: Leg(seed, system) for system in systems}
         self.started = time.monotonic()
 
-    def run(self, held_out: HeldOut, problems: list[dict[str, Any]], over: Callable[[Leg], bool]) -> None:
+    def run(
+        self, held_out: HeldOut, problems: list[dict[str, Any]], over: Callable[[Leg], bool]
+    ) -> None:
         """Train and evaluate until each leg is over; they are kept when all are complete."""
-        design, session = self.design, self.session
+        design = self.design
+        session = self.session
         session.log(f"seed {self.seed}: loading {', '.join(self.legs)}")
         opened = self._open()
         self._open_evaluator(opened, problems)
@@ -269,7 +339,9 @@ class Race:
         while leg.tokens < mark:
             step = self.session.ask(leg.system, "step")
             measured = {"seconds": round(step["step_s"], 3), "tokens": step["generated_tokens"]}
-            leg.steps.append(measured | {"trained_tokens": step["trained_tokens"], "lr": step["lr"]})
+            leg.steps.append(
+                measured | {"trained_tokens": step["trained_tokens"], "lr": step["lr"]}
+            )
         if leg.evaluations[-1]["step"] == len(leg.steps):
             return  # a step went beyond two marks
         directory = self.session.folder / f"{leg.system}-{self.seed}"
@@ -277,27 +349,41 @@ class Race:
         found = self._evaluate(str(directory), leg.system, len(leg.steps))
         shutil.rmtree(directory)
         leg.evaluations.append(
-            {"step": len(leg.steps), "tokens": leg.tokens, "seconds": round(leg.seconds, 3), **found}
+            {
+                "step": len(leg.steps),
+                "tokens": leg.tokens,
+                "seconds": round(leg.seconds, 3),
+                **found,
+            }
         )
         self.kept.write(leg)
         accuracy, low, high = held_out.accuracy(held_out.rates(found["right"]))
         self.session.log(
-            f"  seed {self.seed}, {leg.system}: step {len(leg.steps)}, {leg.tokens:,} tokens, {leg.seconds:.0f} s: "
-            f"{accuracy:.1%} right ({low:.0%} to {high:.0%}), evaluated in {found['evaluation_s']:.0f} s"
+            f"  seed {self.seed}, {leg.system}: step {len(leg.steps)}, {leg.tokens:,} tokens,"
+            f" {leg.seconds:.0f} s: {accuracy:.1%} right ({low:.0%} to {high:.0%}), evaluated in"
+            f" {found['evaluation_s']:.0f} s"
         )
 
     def _evaluate(self, directory: str, system: str, step: int) -> dict[str, Any]:
         # each evaluation has noise of its own, so that smoothing a curve averages it out
         seed = keyed_seed("accuracy", self.seed, system, step) % 2**31
         found = self.session.ask("evaluator", "evaluate", model=directory, seed=seed)
-        return {"right": found["right"], "evaluation_s": round(found["seconds"], 1), "answers": found["responses"]}
+        return {
+            "right": found["right"],
+            "evaluation_s": round(found["seconds"], 1),
+            "answers": found["responses"],
+        }
 
     def _open(self) -> dict[str, Any]:
-        """Start the systems; what ours answered, which reads the configuration even where it does not train."""
+        """Start the systems; what ours answered, which reads the configuration even where it does
+        not train.
+        """
         for system in self.legs:
             if system != "trl":
                 self.session.answers[system] = self._open_ours(system)
-        opened = next((self.session.answers[system] for system in self.legs if system != "trl"), None)
+        opened = next(
+            (self.session.answers[system] for system in self.legs if system != "trl"), None
+        )
         if opened is None:
             opened = self._open_ours("ours")
         self.session.answers["ours"] = opened
@@ -323,10 +409,13 @@ class Race:
         return self.session.ask(system, "open", config=CONFIG, overrides=overrides)
 
     def _open_trl(self, ours: dict[str, Any], reader: str) -> None:
-        session, config = self.session, ours["config"]
+        session = self.session
+        config = ours["config"]
         settings = session.settings
-        # a row a group: as many problems as the budget could take with responses of one token, in our run's order
-        group, prompts = config["rollout"]["group_size"], config["rollout"]["prompts_per_step"]
+        # a row a group: as many problems as the budget could take with responses of one token, in
+        # our run's order
+        group = config["rollout"]["group_size"]
+        prompts = config["rollout"]["prompts_per_step"]
         count = round(GO_ON * self.design.token_budget) // group + prompts
         rows = session.ask(reader, "rows", count=count)["rows"]
         trl = {
@@ -353,7 +442,8 @@ class Race:
         session.answers["trl"] = answer | {"microbatch": microbatch}
 
     def _open_evaluator(self, opened: dict[str, Any], problems: list[dict[str, Any]]) -> None:
-        config, settings = opened["config"], self.session.settings
+        config = opened["config"]
+        settings = self.session.settings
         limit = config["eval"]["max_response_tokens"] or config["rollout"]["max_response_tokens"]
         sampling = {"temperature": config["eval"]["temperature"], "top_p": config["eval"]["top_p"]}
         self.session.start("evaluator", "evaluator")

@@ -1,8 +1,10 @@
-"""The tables and the picture of the accuracy part: `python -m benchmarks.accuracy_report --results FILE`.
+"""The tables and the picture of the accuracy part: `python -m benchmarks.accuracy_report --results
+FILE`.
 
-A figure is one number a race: the tokens, seconds and steps until a curve crosses the target (`benchmarks.crossing`),
-and its accuracy where the budget ends. Systems are compared race by race, so what a seed has in common cancels: ratios
-by their geometric mean, differences by their mean, both with Student's 95 % interval over the seeds.
+A figure is one number a race: the tokens, seconds and steps until a curve crosses the target
+(`benchmarks.crossing`), and its accuracy where the budget ends. Systems are compared race by race,
+so what a seed has in common cancels: ratios by their geometric mean, differences by their mean,
+both with Student's 95 % interval over the seeds.
 """
 
 import argparse
@@ -27,7 +29,8 @@ COLOURS = {"ours": "#2563eb", "all_groups": "#16a34a", "trl": "#ea580c"}
 OPPONENT = "trl"
 BANDWIDTH = 4
 """Bandwidth of the smoothing, in distances between evaluations."""
-INK, GRID = "#334155", "#e2e8f0"
+INK = "#334155"
+GRID = "#e2e8f0"
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ class Curve:
     @classmethod
     def of(cls, leg: Mapping[str, Any], held_out: HeldOut, target: float, every: float) -> "Curve":
         """The curve of a leg of the results file."""
-        evaluations, bandwidth = leg["evaluations"], BANDWIDTH * every
+        evaluations = leg["evaluations"]
+        bandwidth = BANDWIDTH * every
         rates = np.array([held_out.rates(found["right"]) for found in evaluations])
         means = [held_out.accuracy(row) for row in rates]
         tokens = np.array([float(found["tokens"]) for found in evaluations])
@@ -75,7 +79,11 @@ class Curve:
         tokens = min(self.crossing.at, float(self.by_step["tokens"][-1]))
         if unit == "tokens":
             return tokens
-        counted = self.by_step["seconds"] if unit == "s" else np.arange(len(self.by_step["tokens"]), dtype=float)
+        counted = (
+            self.by_step["seconds"]
+            if unit == "s"
+            else np.arange(len(self.by_step["tokens"]), dtype=float)
+        )
         return float(np.interp(tokens, self.by_step["tokens"], counted))
 
     def accuracy_after(self, tokens: float) -> float:
@@ -84,27 +92,39 @@ class Curve:
 
     def accuracy_after_seconds(self, seconds: float) -> float:
         """The smoothed accuracy after so long a training."""
-        return self.accuracy_after(float(np.interp(seconds, self.by_step["seconds"], self.by_step["tokens"])))
+        return self.accuracy_after(
+            float(np.interp(seconds, self.by_step["seconds"], self.by_step["tokens"]))
+        )
 
     def interval_in_steps(self) -> tuple[float, float]:
-        """Between which steps the crossing lies (95 %); infinity where the upper end was not reached."""
+        """Between which steps the crossing lies (95 %); infinity where the upper end was not
+        reached.
+        """
         steps = np.arange(len(self.by_step["tokens"]), dtype=float)
-        ends = [float(np.interp(end, self.by_step["tokens"], steps)) for end in (self.crossing.low, self.crossing.high)]
+        ends = [
+            float(np.interp(end, self.by_step["tokens"], steps))
+            for end in (self.crossing.low, self.crossing.high)
+        ]
         return ends[0], ends[1] if math.isfinite(self.crossing.high) else math.inf
 
 
 def curves_of(part: Mapping[str, Any]) -> list[Curve]:
     """The curves of the accuracy part, by seed, ours first."""
-    held_out, every = HeldOut.from_json(part["held_out"]), part["design"]["evaluate_every"]
+    held_out = HeldOut.from_json(part["held_out"])
+    every = part["design"]["evaluate_every"]
     curves = [Curve.of(leg, held_out, part["target"], every) for leg in part["legs"]]
     return sorted(curves, key=lambda curve: (curve.seed, list(LABELS).index(curve.system)))
 
 
 def figures(part: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Tokens and seconds to the target in each race in which ours and TRL's ran, for the table of `make bench`."""
+    """Tokens and seconds to the target in each race in which ours and TRL's ran, for the table of
+    `make bench`.
+    """
     curves = curves_of(part)
     systems = [system for system in _systems(curves) if system in ("ours", OPPONENT)]
-    seeds = [seed for seed in _seeds(curves) if all(_find(curves, seed, system) for system in systems)]
+    seeds = [
+        seed for seed in _seeds(curves) if all(_find(curves, seed, system) for system in systems)
+    ]
     found = []
     for name, unit in (("training", "s"), ("generated", "tokens")):
         for system in systems:
@@ -124,12 +144,21 @@ def figures(part: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def comparison_rows(part: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The header, then a row for each figure: each system's median and range, and how it compares with TRL's."""
+    """The header, then a row for each figure: each system's median and range, and how it compares
+    with TRL's.
+    """
     curves = curves_of(part)
-    systems, target, budget = _systems(curves), part["target"], float(part["design"]["token_budget"])
+    systems = _systems(curves)
+    target = part["target"]
+    budget = float(part["design"]["token_budget"])
     others = [system for system in systems if system != OPPONENT] if OPPONENT in systems else []
     header = ("measured", *(LABELS[name] for name in systems))
-    rows = [(*header, *(f"{LABELS[name]} against {LABELS[OPPONENT]} (95 % interval)" for name in others))]
+    rows = [
+        (
+            *header,
+            *(f"{LABELS[name]} against {LABELS[OPPONENT]} (95 % interval)" for name in others),
+        )
+    ]
     for unit in ("tokens", "s", "steps"):
         cells = [_crossing_cell(curves, system, unit) for system in systems]
         compared = [_ratio_cell(curves, system, unit) for system in others]
@@ -138,29 +167,55 @@ def comparison_rows(part: Mapping[str, Any]) -> list[tuple[str, ...]]:
     # a time at which every system was training: the shortest budget of all
     seconds = min(float(curve.by_step["seconds"][-1]) for curve in curves)
     for label, at in (
-        (f"accuracy after {budget:,.0f} generated tokens", lambda curve: curve.accuracy_after(budget)),
-        (f"accuracy after {seconds:.0f} s of training", lambda curve: curve.accuracy_after_seconds(seconds)),
+        (
+            f"accuracy after {budget:,.0f} generated tokens",
+            lambda curve: curve.accuracy_after(budget),
+        ),
+        (
+            f"accuracy after {seconds:.0f} s of training",
+            lambda curve: curve.accuracy_after_seconds(seconds),
+        ),
     ):
-        cells = [_accuracy_cell([at(curve) for curve in curves if curve.system == system]) for system in systems]
+        cells = [
+            _accuracy_cell([at(curve) for curve in curves if curve.system == system])
+            for system in systems
+        ]
         pairs = [_pairs(curves, system) for system in others]
         compared = [_difference_cell([at(a) - at(b) for a, b in found]) for found in pairs]
         rows.append((label, *cells, *compared))
     for label, per in (("seconds a step", "seconds"), ("generated tokens a step", "tokens")):
         means = {
             system: [
-                curve.by_step[per][-1] / (len(curve.by_step[per]) - 1) for curve in curves if curve.system == system
+                curve.by_step[per][-1] / (len(curve.by_step[per]) - 1)
+                for curve in curves
+                if curve.system == system
             ]
             for system in systems
         }
         cells = [format_spread(means[system]) for system in systems]
-        rows.append((label, *cells, *(_format_ratio(_paired_means(curves, system, per)) for system in others)))
+        rows.append(
+            (
+                label,
+                *cells,
+                *(_format_ratio(_paired_means(curves, system, per)) for system in others),
+            )
+        )
     return rows
 
 
 def race_rows(part: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The header, then a row a leg: the crossing with its 95 % interval, and the last evaluation."""
+    """The header, then a row a leg: the crossing with its 95 % interval, and the last
+    evaluation.
+    """
     rows = [
-        ("seed", "system", f"tokens until {part['target']:.0%} (95 %)", "step (95 %)", "s", "last evaluation (95 %)")
+        (
+            "seed",
+            "system",
+            f"tokens until {part['target']:.0%} (95 %)",
+            "step (95 %)",
+            "s",
+            "last evaluation (95 %)",
+        )
     ]
     for curve in curves_of(part):
         (low, high), (first, last) = curve.interval_in_steps(), curve.intervals[-1]
@@ -171,9 +226,15 @@ def race_rows(part: Mapping[str, Any]) -> list[tuple[str, ...]]:
             (
                 str(curve.seed),
                 LABELS[curve.system],
-                (f"{curve.crossing.at:,.0f}" if reached else beyond) + f" ({_range(tokens, ',.0f')})",
-                (f"{curve.at_crossing('steps'):.1f}" if reached else "") + f" ({_range([low, high], '.1f')})",
-                f"{curve.at_crossing('s'):.0f}" if reached else f"beyond {curve.by_step['seconds'][-1]:.0f}",
+                (f"{curve.crossing.at:,.0f}" if reached else beyond)
+                + f" ({_range(tokens, ',.0f')})",
+                (f"{curve.at_crossing('steps'):.1f}" if reached else "")
+                + f" ({_range([low, high], '.1f')})",
+                (
+                    f"{curve.at_crossing('s'):.0f}"
+                    if reached
+                    else f"beyond {curve.by_step['seconds'][-1]:.0f}"
+                ),
                 f"{curve.accuracy[-1]:.3f} ({first:.3f} to {last:.3f})",
             )
         )
@@ -183,7 +244,9 @@ def race_rows(part: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def notes(part: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
     """Notes below the numbers: problems, duration of evaluations, machine and versions."""
     held_out = HeldOut.from_json(part["held_out"])
-    asked = [f"{count} of {task} x {held_out.samples[task]}" for task, count in held_out.problems.items()]
+    asked = [
+        f"{count} of {task} x {held_out.samples[task]}" for task, count in held_out.problems.items()
+    ]
     shares = [f"{task} {share:.2f}" for task, share in held_out.shares.items()]
     # the base model is evaluated once a race
     evaluations = [found for leg in part["legs"] for found in leg["evaluations"] if found["step"]]
@@ -191,13 +254,21 @@ def notes(part: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
     widths = [high - low for curve in curves_of(part) for low, high in [curve.interval_in_steps()]]
     within = sum(width <= 2.0 for width in widths)
     return [
-        f"{sum(held_out.problems.values())} held-out problems ({', '.join(asked)} responses), weighted as in the "
-        f"quickstart's own evaluation ({', '.join(shares)}); "
-        f"{len(evaluations)} evaluations of trained weights by `transformers.generate`, "
-        f"{_number_of(evaluations)} responses and {format_spread(cost)} s each, not in the seconds.",
-        f"Crossings: local quadratic regression over {BANDWIDTH} distances of evaluations to each side, their "
-        f"intervals those of other problems; {within} of {len(widths)} are at most a step to each side.",
-        *footnotes({"machine": results["machine"], "parts": {"accuracy": results["parts"]["accuracy"]}}),
+        (
+            f"{sum(held_out.problems.values())} held-out problems ({', '.join(asked)} responses),"
+            f" weighted as in the quickstart's own evaluation ({', '.join(shares)});"
+            f" {len(evaluations)} evaluations of trained weights by `transformers.generate`,"
+            f" {_number_of(evaluations)} responses and {format_spread(cost)} s each, not in the"
+            " seconds."
+        ),
+        (
+            f"Crossings: local quadratic regression over {BANDWIDTH} distances of evaluations to"
+            f" each side, their intervals those of other problems; {within} of {len(widths)} are at"
+            " most a step to each side."
+        ),
+        *footnotes(
+            {"machine": results["machine"], "parts": {"accuracy": results["parts"]["accuracy"]}}
+        ),
     ]
 
 
@@ -210,7 +281,9 @@ def document(results: Mapping[str, Any]) -> str:
 
 
 def plot(path: Path, part: Mapping[str, Any]) -> Path:
-    """Write the picture: accuracy against tokens and against seconds, a thin line a seed, the mean of a system bold."""
+    """Write the picture: accuracy against tokens and against seconds, a thin line a seed, the mean
+    of a system bold.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -235,7 +308,8 @@ def plot(path: Path, part: Mapping[str, Any]) -> Path:
     panels[1].legend(frameon=False, loc="lower right", fontsize=9)
     seeds = len(_seeds(curves))
     figure.suptitle(
-        f"The quickstart, {seeds} {'seed' if seeds == 1 else 'seeds'}: bold the mean, shaded its 95 % interval",
+        f"The quickstart, {seeds} {'seed' if seeds == 1 else 'seeds'}: bold the mean, shaded its 95"
+        " % interval",
         x=0.01,
         ha="left",
         fontsize=11,
@@ -249,16 +323,21 @@ def plot(path: Path, part: Mapping[str, Any]) -> Path:
 
 def _draw(axes: Any, curves: Sequence[Curve], unit: str) -> None:
     """A system's curves; their mean goes as far as the shortest of them."""
-    colour, label = COLOURS[curves[0].system], LABELS[curves[0].system]
+    colour = COLOURS[curves[0].system]
+    label = LABELS[curves[0].system]
     sizes = [curve.tokens if unit == "tokens" else curve.seconds for curve in curves]
     for x, curve in zip(sizes, curves, strict=True):
         axes.plot(x, 100 * curve.accuracy, color=colour, linewidth=0.8, alpha=0.45)
     at = np.linspace(0.0, min(float(x[-1]) for x in sizes), 200)
-    values = 100 * np.array([np.interp(at, x, curve.accuracy) for x, curve in zip(sizes, curves, strict=True)])
+    values = 100 * np.array(
+        [np.interp(at, x, curve.accuracy) for x, curve in zip(sizes, curves, strict=True)]
+    )
     mean = values.mean(axis=0)
     axes.plot(at, mean, color=colour, linewidth=2.4, label=label)
     if len(curves) > 1:
-        half = student_quantile(len(curves) - 1) * values.std(axis=0, ddof=1) / math.sqrt(len(curves))
+        half = (
+            student_quantile(len(curves) - 1) * values.std(axis=0, ddof=1) / math.sqrt(len(curves))
+        )
         axes.fill_between(at, mean - half, mean + half, color=colour, alpha=0.13, linewidth=0)
 
 
@@ -284,7 +363,11 @@ def _crossing_cell(curves: Sequence[Curve], system: str, unit: str) -> str:
     own = [curve for curve in curves if curve.system == system]
     missed = sum(not curve.crossing.reached for curve in own)
     reached = f"; {missed} of {len(own)} not reached" if missed else ""
-    return ("at least " if missed else "") + format_spread([curve.at_crossing(unit) for curve in own]) + reached
+    return (
+        ("at least " if missed else "")
+        + format_spread([curve.at_crossing(unit) for curve in own])
+        + reached
+    )
 
 
 def _ratio_cell(curves: Sequence[Curve], system: str, unit: str) -> str:
@@ -292,20 +375,30 @@ def _ratio_cell(curves: Sequence[Curve], system: str, unit: str) -> str:
 
 
 def _bounded_ratio(pairs: Sequence[tuple[Curve, Curve]], unit: str) -> str:
-    """The ratio; a bound where one of the two systems missed the target in a race, and nothing where both did."""
+    """The ratio; a bound where one of the two systems missed the target in a race, and nothing
+    where both did.
+    """
     ours_missed = any(not ours.crossing.reached for ours, _ in pairs)
     theirs_missed = any(not theirs.crossing.reached for _, theirs in pairs)
     if not pairs or (ours_missed and theirs_missed):
         return ""
-    bound = "at least " if ours_missed else "at most " if theirs_missed else ""
-    ratio = Ratio.of([a.at_crossing(unit) for a, _ in pairs], [b.at_crossing(unit) for _, b in pairs])
+    if ours_missed:
+        bound = "at least "
+    elif theirs_missed:
+        bound = "at most "
+    else:
+        bound = ""
+    ratio = Ratio.of(
+        [a.at_crossing(unit) for a, _ in pairs], [b.at_crossing(unit) for _, b in pairs]
+    )
     return bound + _format_ratio(ratio)
 
 
 def _paired_means(curves: Sequence[Curve], system: str, per: str) -> Ratio | None:
     pairs = _pairs(curves, system)
     means = [
-        [curve.by_step[per][-1] / (len(curve.by_step[per]) - 1) for curve in side] for side in zip(*pairs, strict=True)
+        [curve.by_step[per][-1] / (len(curve.by_step[per]) - 1) for curve in side]
+        for side in zip(*pairs, strict=True)
     ]
     return Ratio.of(means[0], means[1]) if pairs else None
 
@@ -313,7 +406,9 @@ def _paired_means(curves: Sequence[Curve], system: str, per: str) -> Ratio | Non
 def _format_ratio(ratio: Ratio | None) -> str:
     if ratio is None:
         return ""
-    return f"{ratio.mean:.2f} x" + (f" ({ratio.interval[0]:.2f} to {ratio.interval[1]:.2f})" if ratio.interval else "")
+    return f"{ratio.mean:.2f} x" + (
+        f" ({ratio.interval[0]:.2f} to {ratio.interval[1]:.2f})" if ratio.interval else ""
+    )
 
 
 def _accuracy_cell(values: Sequence[float]) -> str:
@@ -343,9 +438,13 @@ PILOT_SEEDS = 100
 
 
 def rates_table(parts: Sequence[Mapping[str, Any]]) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """A header, and a row for each learning rate and system: the tokens until the target, in pilots and in races."""
+    """A header, and a row for each learning rate and system: the tokens until the target, in pilots
+    and in races.
+    """
     rows: list[Sequence[str]] = []
-    for (rate, system), curves in sorted(_by_rate(parts).items(), key=lambda item: (item[0][1], float(item[0][0]))):
+    for (rate, system), curves in sorted(
+        _by_rate(parts).items(), key=lambda item: (item[0][1], float(item[0][0]))
+    ):
         pilots = [curve for curve in curves if curve.seed >= PILOT_SEEDS]
         races = [curve for curve in curves if curve.seed < PILOT_SEEDS]
         cells = [_crossing_cell(own, system, "tokens") if own else "" for own in (pilots, races)]
@@ -354,15 +453,24 @@ def rates_table(parts: Sequence[Mapping[str, Any]]) -> tuple[Sequence[str], list
 
 
 def rates_ratios(parts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each pair of rows with common races: how many times the tokens of the second the first takes."""
-    found = {key: {c.seed: c for c in curves if c.seed < PILOT_SEEDS} for key, curves in _by_rate(parts).items()}
+    """A line for each pair of rows with common races: how many times the tokens of the second the
+    first takes.
+    """
+    found = {
+        key: {c.seed: c for c in curves if c.seed < PILOT_SEEDS}
+        for key, curves in _by_rate(parts).items()
+    }
     lines = []
     for first, second in itertools.permutations(sorted(key for key in found if found[key]), 2):
         seeds = sorted(set(found[first]) & set(found[second]))
         if first[1] == "ours" != second[1] and len(seeds) > 1:
-            ratio = _bounded_ratio([(found[first][seed], found[second][seed]) for seed in seeds], "tokens")
+            ratio = _bounded_ratio(
+                [(found[first][seed], found[second][seed]) for seed in seeds], "tokens"
+            )
             names = [f"{LABELS[system]} at {rate}" for rate, system in (first, second)]
-            lines.append(f"{names[0]} / {names[1]}: {ratio or 'neither is reached'}, {len(seeds)} races")
+            lines.append(
+                f"{names[0]} / {names[1]}: {ratio or 'neither is reached'}, {len(seeds)} races"
+            )
     return lines
 
 
@@ -370,18 +478,27 @@ def _by_rate(parts: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[C
     """The curves by learning rate and system."""
     found: dict[tuple[str, str], list[Curve]] = {}
     for part in parts:
-        rates = {(leg["system"], leg["seed"]): leg["steps"][-1]["lr"] for leg in part["legs"]}  # after the warm-up
+        # after the warm-up
+        rates = {(leg["system"], leg["seed"]): leg["steps"][-1]["lr"] for leg in part["legs"]}
         for curve in curves_of(part):
-            found.setdefault((f"{rates[curve.system, curve.seed]:g}", curve.system), []).append(curve)
+            found.setdefault((f"{rates[curve.system, curve.seed]:g}", curve.system), []).append(
+                curve
+            )
     return found
 
 
 def main() -> None:
     """Print the tables, or put them between the markers of a document; and write the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("document", nargs="?", type=Path, help="a Markdown file to rewrite; none: print")
     parser.add_argument(
-        "--results", type=Path, nargs="+", required=True, help="what `make bench` wrote; several: races at other rates"
+        "document", nargs="?", type=Path, help="a Markdown file to rewrite; none: print"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="what `make bench` wrote; several: races at other rates",
     )
     parser.add_argument("--picture", type=Path, help="a PNG file; none: no picture")
     arguments = parser.parse_args()
@@ -397,7 +514,9 @@ def main() -> None:
     text = document(results)
     if arguments.document is not None:
         before = arguments.document.read_text(encoding="utf-8")
-        arguments.document.write_text(replace_between_markers(before, text, marker=MARKER), encoding="utf-8")
+        arguments.document.write_text(
+            replace_between_markers(before, text, marker=MARKER), encoding="utf-8"
+        )
     else:
         print(text)
     if arguments.picture is not None:

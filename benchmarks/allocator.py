@@ -1,7 +1,9 @@
-"""`python -m benchmarks.allocator`: page faults and kernel time of an update, with freed memory kept and without.
+"""`python -m benchmarks.allocator`: page faults and kernel time of an update, with freed memory
+kept and without.
 
-Each side updates in a fresh process, in turn: `keep_freed_memory`, which `dapo train` calls, the allocator
-as it is, and with huge pages. The first two updates of a process are not counted: they take the memory.
+Each side updates in a fresh process, in turn: `keep_freed_memory`, which `dapo train` calls, the
+allocator as it is, and with huge pages. The first two updates of a process are not counted: they
+take the memory.
 """
 
 import argparse
@@ -51,11 +53,29 @@ def main() -> None:
                 command, check=True, env=os.environ | environment, stdout=subprocess.PIPE, text=True
             )
             measured = json.loads(answer.stdout.splitlines()[-1])
-            faults, kernel, processor = (median(column) for column in zip(*measured["updates"], strict=True))
-            found[side].append({"faults": faults, "kernel": kernel, "processor": processor, "peak": measured["peak"]})
-    header = ("an update of 128 response tokens", "page faults", "kernel time, s", "processor time, s", "peak, MiB")
+            faults, kernel, processor = (
+                median(column) for column in zip(*measured["updates"], strict=True)
+            )
+            found[side].append(
+                {
+                    "faults": faults,
+                    "kernel": kernel,
+                    "processor": processor,
+                    "peak": measured["peak"],
+                }
+            )
+    header = (
+        "an update of 128 response tokens",
+        "page faults",
+        "kernel time, s",
+        "processor time, s",
+        "peak, MiB",
+    )
     columns = ("faults", "kernel", "processor", "peak")
-    rows = [(side, *(format_spread([each[name] for each in of]) for name in columns)) for side, of in found.items()]
+    rows = [
+        (side, *(format_spread([each[name] for each in of]) for name in columns))
+        for side, of in found.items()
+    ]
     print("\n".join(markdown_rows(header, rows)))
 
 

@@ -1,9 +1,10 @@
-"""`make simulate ARGS="--max-staleness 0 1 2 4"`: how long a step takes for each bound, with the real controller.
+"""`make simulate ARGS="--max-staleness 0 1 2 4"`: how long a step takes for each bound, with the
+real controller.
 
-Responses have log-normal lengths, and one group of three carries a signal. An engine without a model counts the
-seconds that it would take: a decode step in 12 ms and 20 us per running sequence, all sequences running at once. An
-update takes as long as generation does with `sync`, or `--update-share` of it, on other hardware. A simulated token
-stands for TOKENS of them.
+Responses have log-normal lengths, and one group of three carries a signal. An engine without a
+model counts the seconds that it would take: a decode step in 12 ms and 20 us per running sequence,
+all sequences running at once. An update takes as long as generation does with `sync`, or
+`--update-share` of it, on other hardware. A simulated token stands for TOKENS of them.
 """
 
 import time
@@ -24,8 +25,10 @@ from dapo.training.rollout_metrics import staleness_metrics
 from dapo.types import Finish, Generation, GenerationRequest, Problem, Verdict
 
 TOKENS = 64
-STEP_S, SEQUENCE_S = 0.012, 20e-6
-END, FILL = 1, 2
+STEP_S = 0.012
+SEQUENCE_S = 20e-6
+END = 1
+FILL = 2
 GROUP_SIZE = 16
 UNCOUNTED = 4
 """First steps, in which the keep rate is learned and the first batches are begun."""
@@ -71,7 +74,8 @@ class SimulatedWeights(NewWeights):
 
     def __init__(self, engine: ClockedEngine, version: int, at: float) -> None:
         super().__init__(version)
-        self.engine, self.at = engine, at
+        self.engine = engine
+        self.at = at
         self.exist.is_set = lambda: engine.seconds >= at  # type: ignore[method-assign]
 
     def take(self, check: Callable[[], None]) -> None:
@@ -85,10 +89,13 @@ class Judge:
     def submit(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> "Future[tuple[Verdict, ...]]":
-        number, count = int(problem.id), len(responses)
+        number = int(problem.id)
+        count = len(responses)
         right = (count // 2, 0, count)[number % 3]
         future: Future[tuple[Verdict, ...]] = Future()
-        future.set_result(tuple(Verdict(i < right, 1.0 if i < right else -1.0) for i in range(count)))
+        future.set_result(
+            tuple(Verdict(i < right, 1.0 if i < right else -1.0) for i in range(count))
+        )
         return future
 
     def close(self) -> None:
@@ -130,7 +137,9 @@ def simulate(
     update_share: float = 1.0,
     clock: ClockKind = "history",
 ) -> Row:
-    """Sample `steps` batches under a bound; `update_s` None: an update takes that share of the generation's time."""
+    """Sample `steps` batches under a bound; `update_s` None: an update takes that share of the
+    generation's time.
+    """
     lengths = LengthDistribution(20480, 5000.0)
     engine = ClockedEngine(lengths)
     sampling = Sampling(
@@ -149,14 +158,18 @@ def simulate(
     for step in range(1, steps + 1):
         engine.load_weights(None, max(0, step - 1 - min(eta, 1)))  # type: ignore[arg-type]
         sampling.lookahead = max(0, min(eta // 2, steps - step))
-        before, began, own = engine.seconds, time.process_time(), engine.own_s
+        before = engine.seconds
+        began = time.process_time()
+        own = engine.own_s
         if clock != "history" and eta and update_s is not None and step > 1:
             sampling.new_weights = SimulatedWeights(engine, step - 1, before + update_s)
         batches.append(collect(sampling, step=step))
         controller.append(time.process_time() - began - (engine.own_s - own))
         generation.append(engine.seconds - before)
     counted = range(UNCOUNTED, steps - max(1, eta))
-    update = update_s if update_s is not None else update_share * fmean(generation[i] for i in counted)
+    update = (
+        update_s if update_s is not None else update_share * fmean(generation[i] for i in counted)
+    )
     together = [generation[i] + update if eta == 0 else max(generation[i], update) for i in counted]
     ages = [staleness_metrics(batches[i].groups, version=i) for i in counted]
     tokens = sum(batches[i].num_generated_tokens for i in counted)
@@ -173,23 +186,38 @@ def simulate(
 
 
 def table(
-    etas: Sequence[int], *, prompts: int, steps: int, update_share: float = 1.0, clock: ClockKind = "history"
+    etas: Sequence[int],
+    *,
+    prompts: int,
+    steps: int,
+    update_share: float = 1.0,
+    clock: ClockKind = "history",
 ) -> str:
-    """A row for each bound, as Markdown. An update takes that share of the generation's time with a bound of 0."""
+    """A row for each bound, as Markdown.
+
+    An update takes that share of the generation's time with a bound of 0.
+    """
     first = simulate(0, prompts=prompts, steps=steps, update_share=update_share)
     update_s = first.step_s - first.generation_s
     rows = [
-        first if eta == 0 else simulate(eta, prompts=prompts, steps=steps, update_s=update_s, clock=clock)
+        (
+            first
+            if eta == 0
+            else simulate(eta, prompts=prompts, steps=steps, update_s=update_s, clock=clock)
+        )
         for eta in etas
     ]
     lines = [
-        "| max_staleness | s per step | times sync | generation, s | mean staleness | largest "
-        "| tokens read again per generated one | given up | controller, s per step |",
+        (
+            "| max_staleness | s per step | times sync | generation, s | mean staleness | largest "
+            "| tokens read again per generated one | given up | controller, s per step |"
+        ),
         "|" + " --- |" * 9,
     ]
     lines += [
-        f"| {row.eta} | {row.step_s:,.0f} | {first.step_s / row.step_s:.2f} | {row.generation_s:,.0f} "
-        f"| {row.staleness:.2f} | {row.largest} | {row.recomputed:.2f} | {row.stale:.1%} | {row.controller_s:.2f} |"
+        f"| {row.eta} | {row.step_s:,.0f} | {first.step_s / row.step_s:.2f} |"
+        f" {row.generation_s:,.0f} | {row.staleness:.2f} | {row.largest} | {row.recomputed:.2f} |"
+        f" {row.stale:.1%} | {row.controller_s:.2f} |"
         for row in rows
     ]
     return "\n".join(lines)

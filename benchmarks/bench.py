@@ -1,7 +1,8 @@
 """`make bench`: measure the chosen parts, write them to a results file, print the table.
 
-One persistent process for each system, in its own virtual environment; every round asks each of them once, so that a
-drift of the machine affects all alike. Parts that were measured before stay in the results file.
+One persistent process for each system, in its own virtual environment; every round asks each of
+them once, so that a drift of the machine affects all alike. Parts that were measured before stay in
+the results file.
 """
 
 import argparse
@@ -16,7 +17,12 @@ from typing import Any, NoReturn
 
 from benchmarks.accuracy import MODULES, measure_accuracy
 from benchmarks.compare import COMPARED, measure_four_updates, measure_one_update
-from benchmarks.dapo_only import measure_checkpoint, measure_growth, measure_longtail, measure_shared
+from benchmarks.dapo_only import (
+    measure_checkpoint,
+    measure_growth,
+    measure_longtail,
+    measure_shared,
+)
 from benchmarks.distillation import measure_distillation
 from benchmarks.episodes import measure_episodes
 from benchmarks.machine import describe_commit, describe_machine, today
@@ -45,12 +51,25 @@ WITH_OPPONENTS = {
     "distillation": measure_distillation,
     "accuracy": measure_accuracy,
 }
-PARTS = (*COMPARED, VARIANT, "natural", "episodes", "supervised", "distillation", *OURS_ALONE, "accuracy")
-QUICK = Settings(rounds=1, prompts=4, group=4, tokens=16, seeds=1, trl_microbatches=(8, 16), quick=True)
+PARTS = (
+    *COMPARED,
+    VARIANT,
+    "natural",
+    "episodes",
+    "supervised",
+    "distillation",
+    *OURS_ALONE,
+    "accuracy",
+)
+QUICK = Settings(
+    rounds=1, prompts=4, group=4, tokens=16, seeds=1, trl_microbatches=(8, 16), quick=True
+)
 
 
 def main() -> int:
-    """0: everything measured; 1: a part failed (the others are in the results); 2: the command line is wrong."""
+    """0: everything measured; 1: a part failed (the others are in the results); 2: the command line
+    is wrong.
+    """
     arguments = parse_arguments(sys.argv[1:])
     settings = settings_of(arguments)
     parts = arguments.parts or arguments.names or list(PARTS)
@@ -77,7 +96,9 @@ def main() -> int:
         write_results(results_path, found, settings)
     if results_path.is_file():
         print(console_table(json.loads(results_path.read_text(encoding="utf-8"))))
-        shown = results_path.relative_to(ROOT) if results_path.is_relative_to(ROOT) else results_path
+        shown = (
+            results_path.relative_to(ROOT) if results_path.is_relative_to(ROOT) else results_path
+        )
         print(f"\nwritten to {shown}")
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
@@ -88,26 +109,55 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     defaults = Settings()
-    parser.add_argument("names", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; none: all")
+    parser.add_argument(
+        "names", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; none: all"
+    )
     parser.add_argument("--parts", nargs="+", choices=PARTS)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default=defaults.dtype)
     parser.add_argument("--threads", type=int, default=defaults.threads)
     parser.add_argument("--device", choices=("cpu", "cuda"), default=defaults.device)
-    parser.add_argument("--model", default=defaults.model, help="alias, directory, or qwen2-0.5b / qwen2-1.5b (random)")
-    parser.add_argument("--microbatch-tokens", type=int, default=defaults.microbatch_tokens, help="ours")
-    parser.add_argument("--trl-microbatch", type=int, help="responses; none: a probe finds the fastest")
-    accuracy = parser.add_argument_group("of the accuracy part, whose complete curves are kept and join")
+    parser.add_argument(
+        "--model",
+        default=defaults.model,
+        help="alias, directory, or qwen2-0.5b / qwen2-1.5b (random)",
+    )
+    parser.add_argument(
+        "--microbatch-tokens", type=int, default=defaults.microbatch_tokens, help="ours"
+    )
+    parser.add_argument(
+        "--trl-microbatch", type=int, help="responses; none: a probe finds the fastest"
+    )
+    accuracy = parser.add_argument_group(
+        "of the accuracy part, whose complete curves are kept and join"
+    )
     accuracy.add_argument("--seeds", type=int, help=f"races (default {defaults.seeds})")
-    accuracy.add_argument("--first-seed", type=int, help="of the first race; the next one has the next")
-    accuracy.add_argument("--systems", nargs="+", choices=list(MODULES), help=f"(default {' '.join(defaults.systems)})")
-    accuracy.add_argument("--rate", type=float, help="the learning rate of every system (default: the quickstart's)")
-    accuracy.add_argument("--budget", type=int, help=f"generated tokens (default {defaults.budget})")
-    accuracy.add_argument("--held-out-size", type=int, help=f"evaluated problems (default {defaults.held_out_size})")
+    accuracy.add_argument(
+        "--first-seed", type=int, help="of the first race; the next one has the next"
+    )
+    accuracy.add_argument(
+        "--systems",
+        nargs="+",
+        choices=list(MODULES),
+        help=f"(default {' '.join(defaults.systems)})",
+    )
+    accuracy.add_argument(
+        "--rate", type=float, help="the learning rate of every system (default: the quickstart's)"
+    )
+    accuracy.add_argument(
+        "--budget", type=int, help=f"generated tokens (default {defaults.budget})"
+    )
+    accuracy.add_argument(
+        "--held-out-size", type=int, help=f"evaluated problems (default {defaults.held_out_size})"
+    )
     accuracy.add_argument("--minutes", type=float, help="begin no race that would end later")
-    accuracy.add_argument("--target", type=float, help=f"the accuracy to reach (default {defaults.target})")
+    accuracy.add_argument(
+        "--target", type=float, help=f"the accuracy to reach (default {defaults.target})"
+    )
     accuracy.add_argument("--again", action="store_true", help="forget the curves that are kept")
-    parser.add_argument("--quick", action="store_true", help="small and noisy: does everything run?")
+    parser.add_argument(
+        "--quick", action="store_true", help="small and noisy: does everything run?"
+    )
     parser.add_argument("--name", help="of the results file")
     arguments = parser.parse_args(words)
     if unknown := [name for name in arguments.names if name not in PARTS]:
@@ -119,7 +169,16 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     """The settings that the arguments choose."""
     settings = QUICK if arguments.quick else Settings()
     names = ("rounds", "dtype", "threads", "device", "model", "microbatch_tokens")
-    names += ("seeds", "first_seed", "minutes", "target", "again", "rate", "budget", "held_out_size")
+    names += (
+        "seeds",
+        "first_seed",
+        "minutes",
+        "target",
+        "again",
+        "rate",
+        "budget",
+        "held_out_size",
+    )
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     settings = replace(settings, **given)
     if arguments.systems is not None:
@@ -137,25 +196,34 @@ def plan_of(parts: Sequence[str]) -> list[tuple[Any, list[str]]]:
     )
     if VARIANT in parts:
         plan.append((_variant, [VARIANT]))
-    plan += [(measure, [name]) for name, measure in (OURS_ALONE | WITH_OPPONENTS).items() if name in parts]
+    plan += [
+        (measure, [name])
+        for name, measure in (OURS_ALONE | WITH_OPPONENTS).items()
+        if name in parts
+    ]
     return plan
 
 
 def default_name(settings: Settings) -> str:
-    """The name of the results file, one per device and dtype: a later run replaces earlier figures."""
+    """The name of the results file, one per device and dtype: a later run replaces earlier
+    figures.
+    """
     name = f"{settings.device}-{settings.dtype}"
     return f"quick-{name}" if settings.quick else name
 
 
 def require_same_machine(path: Path) -> None:
-    """Raise ValueError where a results file holds figures of another processor: one table is of one machine."""
+    """Raise ValueError where a results file holds figures of another processor: one table is of one
+    machine.
+    """
     if not path.is_file():
         return
-    found, here = json.loads(path.read_text(encoding="utf-8"))["machine"], describe_machine()
+    found = json.loads(path.read_text(encoding="utf-8"))["machine"]
+    here = describe_machine()
     if (found["cpu"], found["cores"]) != (here["cpu"], here["cores"]):
         raise ValueError(
-            f"{path.name} holds figures of another machine ({found['cpu']}, {found['cores']} cores); this is "
-            f"{here['cpu']}, {here['cores']} cores: give another file with --name"
+            f"{path.name} holds figures of another machine ({found['cpu']}, {found['cores']}"
+            f" cores); this is {here['cpu']}, {here['cores']} cores: give another file with --name"
         )
 
 
@@ -164,7 +232,11 @@ def write_results(path: Path, found: dict[str, dict[str, Any]], settings: Settin
     results: dict[str, Any] = {"parts": {}}
     if path.is_file():
         results = json.loads(path.read_text(encoding="utf-8"))
-    stamp = {"date": today(), "commit": describe_commit(ROOT), "settings": settings_as_json(settings)}
+    stamp = {
+        "date": today(),
+        "commit": describe_commit(ROOT),
+        "settings": settings_as_json(settings),
+    }
     merged = {**results["parts"], **{name: part | stamp for name, part in found.items()}}
     ordered = {name: merged[name] for name in sorted(merged, key=_order)}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +246,11 @@ def write_results(path: Path, found: dict[str, dict[str, Any]], settings: Settin
 
 def settings_as_json(settings: Settings) -> dict[str, Any]:
     """The settings as JSON values, without paths and limits."""
-    return {key: value for key, value in vars(settings).items() if key not in ("plots", "results", "timeout_s")}
+    return {
+        key: value
+        for key, value in vars(settings).items()
+        if key not in ("plots", "results", "timeout_s")
+    }
 
 
 def _order(name: str) -> int:
@@ -184,7 +260,12 @@ def _order(name: str) -> int:
 def _variant(session: Session) -> dict[str, dict[str, Any]]:
     """The variant's parts under one name."""
     found = measure_four_updates(session, wanted={"update", "step", "memory"})
-    return {VARIANT: found["update"] | {"figures": [figure for part in found.values() for figure in part["figures"]]}}
+    return {
+        VARIANT: (
+            found["update"]
+            | {"figures": [figure for part in found.values() for figure in part["figures"]]}
+        )
+    }
 
 
 def signals_as_exceptions() -> None:

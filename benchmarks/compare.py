@@ -12,8 +12,22 @@ from benchmarks.worker_session import INSTALL, Session, is_installed, rotated
 CONFIG = "configs/quickstart.yaml"
 UPDATES_IN_VARIANT = 4
 RANDOM_MODELS = {
-    "qwen2-0.5b": {"width": 896, "layers": 24, "heads": 14, "kv_heads": 2, "inner": 4864, "vocabulary": 151936},
-    "qwen2-1.5b": {"width": 1536, "layers": 28, "heads": 12, "kv_heads": 2, "inner": 8960, "vocabulary": 151936},
+    "qwen2-0.5b": {
+        "width": 896,
+        "layers": 24,
+        "heads": 14,
+        "kv_heads": 2,
+        "inner": 4864,
+        "vocabulary": 151936,
+    },
+    "qwen2-1.5b": {
+        "width": 1536,
+        "layers": 28,
+        "heads": 12,
+        "kv_heads": 2,
+        "inner": 8960,
+        "vocabulary": 151936,
+    },
 }
 """Geometries of Qwen2.5, written with random weights: no download."""
 COMPARED = ("generation", "update", "step", "memory")
@@ -57,12 +71,22 @@ def _measure(session: Session, wanted: set[str], *, updates: int) -> dict[str, d
     systems = ["ours", "trl"] if stepping or "generation" in wanted else []
     systems += ["transformers", "vllm"] if "generation" in wanted else []
     settings = session.settings
-    rows, skipped = open_systems(session, systems, Work(settings.prompts, settings.group, settings.tokens, updates))
+    rows, skipped = open_systems(
+        session, systems, Work(settings.prompts, settings.group, settings.tokens, updates)
+    )
     prompts = [row["prompt_ids"] for row in rows]
     systems = [name for name in systems if name in session.workers]
-    rounds = [_round(session, systems, prompts, wanted, i) for i in range(-1, session.settings.rounds)][1:]
-    memory = {name: session.ask(name, "memory") for name in systems if name in STEPPING and stepping}
-    return {name: _part(session, name, rounds, memory, skipped, updates) for name in COMPARED if name in wanted}
+    rounds = [
+        _round(session, systems, prompts, wanted, i) for i in range(-1, session.settings.rounds)
+    ][1:]
+    memory = {
+        name: session.ask(name, "memory") for name in systems if name in STEPPING and stepping
+    }
+    return {
+        name: _part(session, name, rounds, memory, skipped, updates)
+        for name in COMPARED
+        if name in wanted
+    }
 
 
 def open_systems(
@@ -71,7 +95,8 @@ def open_systems(
     """Start every system that is installed, ours first, which settles the session's dtype.
 
     Returns:
-        The problems of every step, with `prompt_ids`; and which systems were not started, with the reason.
+        The problems of every step, with `prompt_ids`; and which systems were not started, with the
+        reason.
     """
     skipped = [
         {"system": name, "reason": f"not installed; `{INSTALL}` installs it"}
@@ -84,7 +109,9 @@ def open_systems(
             continue
         session.log(f"loading {name}")
         try:
-            session.answers[name] = _open_trl(session, rows, work) if name == "trl" else _open_plain(session, name)
+            session.answers[name] = (
+                _open_trl(session, rows, work) if name == "trl" else _open_plain(session, name)
+            )
         except WorkerFailed as error:
             session.log(f"  {error}")
             skipped.append({"system": name, "reason": str(error).splitlines()[0]})
@@ -109,9 +136,11 @@ def _open_ours(session: Session, work: Work) -> list[dict[str, Any]]:
 
 
 def step_options(session: Session, work: Work) -> list[str]:
-    """Options of the quickstart under which every step has the same problems and trains all of them.
+    """Options of the quickstart under which every step has the same problems and trains all of
+    them.
 
-    Starts our worker. With natural lengths the quickstart's held-out problems stay, for its evaluation.
+    Starts our worker. With natural lengths the quickstart's held-out problems stay, for its
+    evaluation.
     """
     settings = session.settings
     session.start("ours", "ours")
@@ -144,7 +173,8 @@ def step_options(session: Session, work: Work) -> list[str]:
 
 def _open_plain(session: Session, name: str) -> dict[str, Any]:
     """A system that only generates."""
-    settings, ours = session.settings, session.answers["ours"]
+    settings = session.settings
+    ours = session.answers["ours"]
     session.start(name, name)
     return session.ask(
         name,
@@ -158,7 +188,8 @@ def _open_plain(session: Session, name: str) -> dict[str, Any]:
 
 def _open_trl(session: Session, rows: list[dict[str, Any]], work: Work) -> dict[str, Any]:
     """TRL's steps on the same problems, with its fastest microbatch."""
-    settings, ours = session.settings, session.answers["ours"]
+    settings = session.settings
+    ours = session.answers["ours"]
     trl = {
         "model": ours["directory"],
         "dtype": ours["dtype"],
@@ -177,11 +208,15 @@ def _open_trl(session: Session, rows: list[dict[str, Any]], work: Work) -> dict[
     }
     microbatch = best_microbatch(session, trl)
     session.start("trl", "trl")
-    return session.ask("trl", "open", settings=trl | {"microbatch": microbatch}) | {"microbatch": microbatch}
+    return session.ask("trl", "open", settings=trl | {"microbatch": microbatch}) | {
+        "microbatch": microbatch
+    }
 
 
 def best_microbatch(session: Session, trl: dict[str, Any]) -> int:
-    """TRL's fastest microbatch, measured in a process of its own (so that its peak memory is not the step's)."""
+    """TRL's fastest microbatch, measured in a process of its own (so that its peak memory is not
+    the step's).
+    """
     largest = trl["prompts"] * trl["group"] // trl["updates"]
     sizes = [size for size in session.settings.trl_microbatches if size <= largest]
     if len(sizes) < 2:
@@ -189,10 +224,18 @@ def best_microbatch(session: Session, trl: dict[str, Any]) -> int:
     if "probe" not in session.answers:
         session.log(f"probing trl with {', '.join(map(str, sizes))} responses in a microbatch")
         session.start("trl-probe", "trl")
-        session.ask("trl-probe", "open", settings=trl | {"updates": 1, "microbatch": trl["prompts"] * trl["group"]})
-        session.answers["probe"] = session.ask("trl-probe", "probe", sizes=sizes)["seconds_per_response"]
+        session.ask(
+            "trl-probe",
+            "open",
+            settings=trl | {"updates": 1, "microbatch": trl["prompts"] * trl["group"]},
+        )
+        session.answers["probe"] = session.ask("trl-probe", "probe", sizes=sizes)[
+            "seconds_per_response"
+        ]
         session.close("trl-probe")
-        summary = ", ".join(f"{size}: {float(s):.3f}" for size, s in session.answers["probe"].items())
+        summary = ", ".join(
+            f"{size}: {float(s):.3f}" for size, s in session.answers["probe"].items()
+        )
         session.log(f"  seconds per response: {summary}")
     found = session.answers["probe"]
     return int(min(found, key=lambda size: found[size]))
@@ -214,11 +257,15 @@ def _round(
             found["step"] = step["generated_tokens"] / step["step_s"]
             found["phases"] = step
         else:
-            answer = session.ask(name, "generate", prompts=prompts, group=settings.group, tokens=settings.tokens)
+            answer = session.ask(
+                name, "generate", prompts=prompts, group=settings.group, tokens=settings.tokens
+            )
             require_tokens(name, answer["tokens"], settings.responses * settings.tokens)
             found["generation"] = answer["tokens"] / answer["seconds"]
         measured[name] = found
-        summary = ", ".join(f"{key} {value:.0f} tokens/s" for key, value in found.items() if key != "phases")
+        summary = ", ".join(
+            f"{key} {value:.0f} tokens/s" for key, value in found.items() if key != "phases"
+        )
         session.log(f"  {'warm-up' if index < 0 else f'round {index + 1}'}: {name}: {summary}")
     return measured
 
@@ -227,7 +274,8 @@ def require_tokens(name: str, tokens: int, expected: int) -> None:
     """Raise ValueError where a system did not do the forced work."""
     if tokens != expected:
         raise ValueError(
-            f"{name} computed {tokens} tokens where {expected} were forced: the figures cannot be compared"
+            f"{name} computed {tokens} tokens where {expected} were forced: the figures cannot be"
+            " compared"
         )
 
 
@@ -265,10 +313,17 @@ def _part(
         "skipped": [entry for entry in skipped if name == "generation" or entry["system"] == "trl"],
         "gflops": [found["gflops"] for found in rounds],
         "parameters": session.answers["ours"]["parameters"],
-        "versions": {key: answer["versions"] for key, answer in session.answers.items() if "versions" in answer},
+        "versions": {
+            key: answer["versions"]
+            for key, answer in session.answers.items()
+            if "versions" in answer
+        },
         "dtype": session.answers["ours"]["dtype"],
         "trl_microbatch": session.answers.get("trl", {}).get("microbatch"),
-        "phases": [{key: value["phases"] for key, value in found.items() if _has_phases(value)} for found in rounds],
+        "phases": [
+            {key: value["phases"] for key, value in found.items() if _has_phases(value)}
+            for found in rounds
+        ],
     }
 
 

@@ -1,8 +1,10 @@
-"""`python -m benchmarks.compilers`: three ways to compile the work between the products of a decode step.
+"""`python -m benchmarks.compilers`: three ways to compile the work between the products of a decode
+step.
 
-Each way computes two functions of 64 rows in float32: RMSNorm of a sum with a residual, and a sample from a vocabulary
-by inverting the cumulative distribution. Every way runs in two new processes, the first without a cache. The seconds of
-a start are those from the import of the compiler to the first results. Numba must be installed: `pip install numba`.
+Each way computes two functions of 64 rows in float32: RMSNorm of a sum with a residual, and a
+sample from a vocabulary by inverting the cumulative distribution. Every way runs in two new
+processes, the first without a cache. The seconds of a start are those from the import of the
+compiler to the first results. Numba must be installed: `pip install numba`.
 """
 
 import argparse
@@ -23,7 +25,10 @@ import cpu_kernels
 from benchmarks.machine import describe_machine
 from benchmarks.report import markdown_rows
 
-ROWS, HIDDEN, VOCABULARY, EPSILON = 64, 576, 49152, 1e-5
+ROWS = 64
+HIDDEN = 576
+VOCABULARY = 49152
+EPSILON = 1e-5
 REPETITIONS = 40
 
 Norm: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -54,12 +59,16 @@ def by_torch_compile() -> tuple[Norm, Sample]:
 
 def by_extension() -> tuple[Norm, Sample]:
     """`cpu_kernels`, compiled when the package is installed."""
-    temperatures, ends = torch.ones(ROWS, 1, dtype=torch.float64), torch.arange(1, ROWS + 1)
+    temperatures = torch.ones(ROWS, 1, dtype=torch.float64)
+    ends = torch.arange(1, ROWS + 1)
 
     def norm(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
         return cpu_kernels.rms_norm(x + residual, weight, EPSILON, compiled=True)
 
-    return norm, lambda logits, uniforms: cpu_kernels.sample(logits, temperatures, uniforms, ends)[0]
+    return (
+        norm,
+        lambda logits, uniforms: cpu_kernels.sample(logits, temperatures, uniforms, ends)[0],
+    )
 
 
 def by_numba() -> tuple[Norm, Sample]:
@@ -76,7 +85,9 @@ def by_numba() -> tuple[Norm, Sample]:
             for i in range(x.shape[1]):
                 out[row, i] = x[row, i] + residual[row, i]
                 squares += out[row, i] * out[row, i]
-            factor = np.float32(1.0) / np.sqrt(squares / np.float32(x.shape[1]) + np.float32(EPSILON))
+            factor = np.float32(1.0) / np.sqrt(
+                squares / np.float32(x.shape[1]) + np.float32(EPSILON)
+            )
             for i in range(x.shape[1]):
                 out[row, i] *= factor * weight[i]
 
@@ -90,7 +101,8 @@ def by_numba() -> tuple[Norm, Sample]:
             for i in range(logits.shape[1]):
                 powers[row, i] = np.exp(logits[row, i] - largest)
                 total += powers[row, i]
-            left, token = uniforms[row, 0] * total, 0
+            left = uniforms[row, 0] * total
+            token = 0
             while token < logits.shape[1] - 1 and left >= powers[row, token]:
                 left -= powers[row, token]
                 token += 1
@@ -111,23 +123,36 @@ def by_numba() -> tuple[Norm, Sample]:
     return norm, sample
 
 
-WAYS = {"PyTorch": by_torch, "torch.compile": by_torch_compile, "Numba": by_numba, "C++ extension": by_extension}
+WAYS = {
+    "PyTorch": by_torch,
+    "torch.compile": by_torch_compile,
+    "Numba": by_numba,
+    "C++ extension": by_extension,
+}
 
 
 def measure(way: str, threads: int) -> dict[str, float]:
-    """In a new process: seconds to the first results, the shortest microseconds of each function, and their errors."""
+    """In a new process: seconds to the first results, the shortest microseconds of each function,
+    and their errors.
+    """
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    x, residual, weight = torch.randn(ROWS, HIDDEN), torch.randn(ROWS, HIDDEN), torch.randn(HIDDEN)
-    logits, uniforms = 2 * torch.randn(ROWS, VOCABULARY), torch.rand(ROWS, 1, dtype=torch.float64)
+    x = torch.randn(ROWS, HIDDEN)
+    residual = torch.randn(ROWS, HIDDEN)
+    weight = torch.randn(HIDDEN)
+    logits = 2 * torch.randn(ROWS, VOCABULARY)
+    uniforms = torch.rand(ROWS, 1, dtype=torch.float64)
     started = time.perf_counter()
     with torch.inference_mode():
         norm, sample = WAYS[way]()
-        normed, tokens = norm(x, residual, weight), sample(logits, uniforms)
+        normed = norm(x, residual, weight)
+        tokens = sample(logits, uniforms)
         start_s = time.perf_counter() - started
         error = (normed - norm_in_torch(x.double(), residual.double(), weight.double())).abs().max()
         equal = (tokens == sample_in_torch(logits.double(), uniforms)).double().mean()
-        again = torch.equal(norm(x, residual, weight), normed) and torch.equal(sample(logits, uniforms), tokens)
+        again = torch.equal(norm(x, residual, weight), normed) and torch.equal(
+            sample(logits, uniforms), tokens
+        )
         return {
             "start_s": start_s,
             "norm_us": _shortest(lambda: norm(x, residual, weight)),
@@ -150,7 +175,9 @@ def _shortest(run: Callable[[], Any]) -> float:
 
 def main() -> None:
     """Print the table as Markdown."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compilers", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.compilers", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--way", choices=WAYS, help="measure one in this process, as JSON")
     arguments = parser.parse_args()
@@ -171,7 +198,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as cache:
             first, second = (_in_new_process(way, arguments.threads, Path(cache)) for _ in range(2))
         figures = [f"{each['start_s']:.2f}" for each in (first, second)]
-        figures += [f"{second['norm_us']:.0f}", f"{second['sample_us']:.0f}", f"{second['error']:.1e}"]
+        figures += [
+            f"{second['norm_us']:.0f}",
+            f"{second['sample_us']:.0f}",
+            f"{second['error']:.1e}",
+        ]
         rows.append((way, *figures, f"{100 * second['equal']:.0f}"))
     machine = describe_machine()
     print(f"{machine['cpu']}, {arguments.threads} threads, torch {torch.__version__}\n")
@@ -179,8 +210,20 @@ def main() -> None:
 
 
 def _in_new_process(way: str, threads: int, cache: Path) -> dict[str, float]:
-    own = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "NUMBA_CACHE_DIR": str(cache), "NUMBA_NUM_THREADS": str(threads)}
-    command = [sys.executable, "-m", "benchmarks.compilers", "--way", way, "--threads", str(threads)]
+    own = {
+        "TORCHINDUCTOR_CACHE_DIR": str(cache),
+        "NUMBA_CACHE_DIR": str(cache),
+        "NUMBA_NUM_THREADS": str(threads),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.compilers",
+        "--way",
+        way,
+        "--threads",
+        str(threads),
+    ]
     done = subprocess.run(command, env=os.environ | own, check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -1,4 +1,6 @@
-"""The controller alone: `train()` with an engine, verifiers and a trainer that take no part of its time."""
+"""The controller alone: `train()` with an engine, verifiers and a trainer that take no part of its
+time.
+"""
 
 import gc
 import time
@@ -55,14 +57,21 @@ SLOTS = 4096
 class StepRecorder:
     """A display for the tracker that records the clock at the end of each step."""
 
-    def __init__(self, clock: Clock, link: Link, moved: Mapping[str, int], trainer: TimedTrainer) -> None:
-        self._clock, self._link, self._moved, self._trainer = clock, link, moved, trainer
+    def __init__(
+        self, clock: Clock, link: Link, moved: Mapping[str, int], trainer: TimedTrainer
+    ) -> None:
+        self._clock = clock
+        self._link = link
+        self._moved = moved
+        self._trainer = trainer
         self.steps: list[dict[str, Any]] = []
         self.messages: list[str] = []
 
     def phase(self, name: str, done: int = 0, total: int = 0, note: str = "") -> None:
         """Book the time from here on under this phase."""
-        self._clock.now(DESCRIBING if name == "generate" and 0 < total == done else PHASES.get(name, BETWEEN))
+        self._clock.now(
+            DESCRIBING if name == "generate" and 0 < total == done else PHASES.get(name, BETWEEN)
+        )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step is done."""
@@ -77,7 +86,9 @@ class StepRecorder:
                     for name, seconds in self._trainer.spent_when_scored.items()
                 },
                 "until_first_logprob": self._trainer.ready_at - self._link.last_at,
-                "until_first_pass": self._trainer.own_when_sent - sum(self._link.spent_at_last.values()),
+                "until_first_pass": (
+                    self._trainer.own_when_sent - sum(self._link.spent_at_last.values())
+                ),
                 "process": time.process_time() - time.thread_time(),
                 "spent": dict(self._clock.spent),
                 "moved": dict(self._moved),
@@ -106,7 +117,8 @@ class Simulation:
 
     def run(self) -> dict[str, Any]:
         """Train for `num_steps`; figures of each step, and of the process."""
-        clock, moved = Clock(), defaultdict(int)
+        clock = Clock()
+        moved = defaultdict(int)
         with (
             closing(SimulatedLauncher(self.folder / "logs", moved)) as launcher,
             closing(TimedTrainer(self.config, launcher, clock)) as trainer,
@@ -117,9 +129,13 @@ class Simulation:
         rows = SharedRows() if self.shared_rows else None
         stop_id = int(self.tokenizer.eos_token_id)
         texts = Texts(self.tokenizer, stop_id)
-        distribution = LengthDistribution(self.config.rollout.max_response_tokens, self.median_tokens)
+        distribution = LengthDistribution(
+            self.config.rollout.max_response_tokens, self.median_tokens
+        )
         engine = ScriptedEngine(
-            lambda request: texts.response(request.seed, distribution.length(request.seed), distribution.limit),
+            lambda request: texts.response(
+                request.seed, distribution.length(request.seed), distribution.limit
+            ),
             delay=lambda request: -(-distribution.length(request.seed) // TOKENS_PER_POLL),
             slots=SLOTS,
             logprob=texts.logprobs_of,
@@ -128,7 +144,8 @@ class Simulation:
         recorder = StepRecorder(clock, link, moved, trainer)
         run = RunDirectory.create(self.folder / "run", dump_config(self.config), {})
         encoder = TimedEncoder(self.tokenizer, self.config.data)
-        encoder.clock, encoder.shared_rows = clock, rows
+        encoder.clock = clock
+        encoder.shared_rows = rows
         problems, _ = encoder.split_by_length(self._problems(texts))  # as a run begins
         training_run = Run(
             config=self.config,
@@ -156,7 +173,12 @@ class Simulation:
         training_run.tracker.close()
         logged = [row for row in read_metrics(run.metrics) if row["step"]]
         steps = [
-            step_figures(recorder.steps[i], recorder.steps[i + 1], row, run.rollouts(row["step"]).stat().st_size)
+            step_figures(
+                recorder.steps[i],
+                recorder.steps[i + 1],
+                row,
+                run.rollouts(row["step"]).stat().st_size,
+            )
             for i, row in enumerate(logged)
         ]
         return {
@@ -169,16 +191,28 @@ class Simulation:
 
     def _problems(self, texts: Texts) -> list[Problem]:
         return [
-            Problem(str(i), texts.words(self.tokenizer, keyed_seed("prompt", i), WORDS_PER_PROMPT), str(i), "simulated")
+            Problem(
+                str(i),
+                texts.words(self.tokenizer, keyed_seed("prompt", i), WORDS_PER_PROMPT),
+                str(i),
+                "simulated",
+            )
             for i in range(PROBLEMS)
         ]
 
 
 def step_figures(
-    before: Mapping[str, Any], after: Mapping[str, Any], metrics: Mapping[str, Any], table_bytes: int
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    table_bytes: int,
 ) -> dict[str, Any]:
-    """One step: processor seconds of the controller by part, those after the last response, bytes, tokens."""
-    spent = {name: seconds - before["spent"].get(name, 0.0) for name, seconds in after["spent"].items()}
+    """One step: processor seconds of the controller by part, those after the last response, bytes,
+    tokens.
+    """
+    spent = {
+        name: seconds - before["spent"].get(name, 0.0) for name, seconds in after["spent"].items()
+    }
     others = {name: spent.pop(name, 0.0) for name in OTHERS}
     return {
         "groups": int(metrics["rollout/groups_generated"]),
@@ -191,13 +225,17 @@ def step_figures(
         "after_last_response_s": after["after_last"],
         "until_first_logprob_s": after["until_first_logprob"],
         "until_first_pass_s": after["until_first_pass"],
-        "until_scored_by_part_s": {name: seconds for name, seconds in after["until_scored"].items() if seconds > 0},
+        "until_scored_by_part_s": {
+            name: seconds for name, seconds in after["until_scored"].items() if seconds > 0
+        },
         "by_part_s": spent,
         "background_s": after["process"] - before["process"],
         "waited_for_table_s": metrics["time/write_rollouts_s"],
         "others_s": others,
         "table_bytes": table_bytes,
-        "moved_bytes": {name: count - before["moved"].get(name, 0) for name, count in after["moved"].items()},
+        "moved_bytes": {
+            name: count - before["moved"].get(name, 0) for name, count in after["moved"].items()
+        },
         "rss_bytes": after["rss_bytes"],
     }
 
@@ -207,7 +245,9 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     vocabulary = byte_alphabet() | {"<eos>": 256}
     tokenizer = Tokenizer(BPE(vocabulary, []))
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", clean_up_tokenization_spaces=False
+    )
 
 
 def real_tokenizer() -> Any:

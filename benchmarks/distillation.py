@@ -1,8 +1,10 @@
-"""The part `distillation`: steps with a teacher in ours and in TRL's DistillationTrainer, and in ours without one.
+"""The part `distillation`: steps with a teacher in ours and in TRL's DistillationTrainer, and in
+ours without one.
 
-Each prompt has one response of a fixed length, and the loss is the reverse divergence over the whole vocabulary. The
-teacher is the model itself, so it costs what a teacher of the student's size costs. Without a teacher, responses
-to half of the problems are right, and the baseline is the mean reward of the batch: the same work, one forward less.
+Each prompt has one response of a fixed length, and the loss is the reverse divergence over the
+whole vocabulary. The teacher is the model itself, so it costs what a teacher of the student's size
+costs. Without a teacher, responses to half of the problems are right, and the baseline is the mean
+reward of the batch: the same work, one forward less.
 """
 
 from typing import Any
@@ -15,7 +17,10 @@ SHAPE = {"prompts": 32, "group": 1, "tokens": 48}
 SHAPE_QUICK = {"prompts": 8, "group": 1, "tokens": 16}
 ALONE = "ours, no teacher"
 TEACHER = ("preset=distill", "loss.reference=smollm2-135m-instruct")
-NO_TEACHER = ("advantage.estimator=reinforce_pp", "reward.verifier=benchmarks.reward:half_of_the_problems")
+NO_TEACHER = (
+    "advantage.estimator=reinforce_pp",
+    "reward.verifier=benchmarks.reward:half_of_the_problems",
+)
 
 
 def measure_distillation(session: Session) -> dict[str, dict[str, Any]]:
@@ -29,7 +34,8 @@ def measure_distillation(session: Session) -> dict[str, dict[str, Any]]:
         opening = {"config": CONFIG, "overrides": [*options, *chosen], "forced_lengths": True}
         session.answers[name] = session.ask(name, "open", **opening)
     rows = session.ask("ours", "rows", count=work.prompts)["rows"]
-    systems, skipped = ["ours", ALONE], []
+    systems = ["ours", ALONE]
+    skipped = []
     if is_installed("trl"):
         try:
             _open_trl(session, rows, work)
@@ -46,7 +52,11 @@ def measure_distillation(session: Session) -> dict[str, dict[str, Any]]:
             "skipped": skipped,
             "rounds": rounds,
             "parameters": session.answers["ours"]["parameters"],
-            "versions": {name: answer["versions"] for name, answer in session.answers.items() if "versions" in answer},
+            "versions": {
+                name: answer["versions"]
+                for name, answer in session.answers.items()
+                if "versions" in answer
+            },
             "dtype": session.dtype,
         }
     }
@@ -59,7 +69,8 @@ def shared_options(session: Session, work: Work) -> list[str]:
 
 
 def _open_trl(session: Session, rows: list[dict[str, Any]], work: Work) -> None:
-    settings, ours = session.settings, session.answers["ours"]
+    settings = session.settings
+    ours = session.answers["ours"]
     session.log("loading trl")
     session.start("trl", "trl_distillation")
     given = {
@@ -81,7 +92,10 @@ def _round(session: Session, systems: list[str], work: Work, index: int) -> dict
     found = {name: session.ask(name, "step") for name in rotated(systems, index)}
     for name, step in found.items():
         require_tokens(name, step["trained_tokens"], work.responses * work.tokens)
-    summary = ", ".join(f"{name} {each['step_s']:.1f} s, update {each['update_s']:.1f}" for name, each in found.items())
+    summary = ", ".join(
+        f"{name} {each['step_s']:.1f} s, update {each['update_s']:.1f}"
+        for name, each in found.items()
+    )
     session.log(f"  {'warm-up' if index < 0 else f'round {index + 1}'}: {summary}")
     return found
 
@@ -91,10 +105,19 @@ def figures(rounds: list[dict[str, Any]], memory: dict[str, float]) -> list[dict
     speed = [
         {"name": name, "system": system, "unit": "tokens/s", "better": "higher"}
         | {"values": [found[system]["trained_tokens"] / found[system][seconds] for found in rounds]}
-        for name, seconds in (("update with a teacher", "update_s"), ("step with a teacher", "step_s"))
+        for name, seconds in (
+            ("update with a teacher", "update_s"),
+            ("step with a teacher", "step_s"),
+        )
         for system in memory
     ]
     return speed + [
-        {"name": "peak memory with a teacher", "system": system, "unit": "GiB", "better": "lower", "values": [size]}
+        {
+            "name": "peak memory with a teacher",
+            "system": system,
+            "unit": "GiB",
+            "better": "lower",
+            "values": [size],
+        }
         for system, size in memory.items()
     ]

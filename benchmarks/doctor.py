@@ -1,8 +1,11 @@
-"""Does `dapo doctor` find planted faults, and is it silent on healthy runs? `python -m benchmarks.doctor`.
+"""Does `dapo doctor` find planted faults, and is it silent on healthy runs?
 
-Each fault and each healthy run is trained with several seeds: half an hour on one core. It also times the rules in a
-run that trains. The table is for docs/lab/doctor.md. With `--into FILE --minutes 9` no run begins after nine minutes:
-the same command again is the next piece, and the last one prints the table.
+`python -m benchmarks.doctor`.
+
+Each fault and each healthy run is trained with several seeds: half an hour on one core. It also
+times the rules in a run that trains. The table is for docs/lab/doctor.md. With `--into FILE
+--minutes 9` no run begins after nine minutes: the same command again is the next piece, and the
+last one prints the table.
 """
 
 import argparse
@@ -20,7 +23,15 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import describe_commit, today
-from benchmarks.planted_faults import FAULTS, HEALTHY, HEALTHY_LOSSES, Case, fitted_model, judged_right, train_case
+from benchmarks.planted_faults import (
+    FAULTS,
+    HEALTHY,
+    HEALTHY_LOSSES,
+    Case,
+    fitted_model,
+    judged_right,
+    train_case,
+)
 from benchmarks.worker_session import ROOT
 from dapo.analysis.doctor import Diagnosis
 from dapo.config import load_config
@@ -33,7 +44,9 @@ CASES = (*FAULTS, *ALL_HEALTHY)
 
 @dataclass(frozen=True)
 class Outcome:
-    """The findings of a run, those that came first at the front, and whether the planted cause is among them."""
+    """The findings of a run, those that came first at the front, and whether the planted cause is
+    among them.
+    """
 
     case: str
     seed: int
@@ -45,16 +58,24 @@ class Outcome:
 def main() -> None:
     """Train the cases that the file does not hold, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1000, 2000], help="seeds of each run")
-    parser.add_argument("--into", type=Path, metavar="FILE", help="add the outcomes to a file, and take those in it")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run later; needs --into")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1000, 2000], help="seeds of each run"
+    )
+    parser.add_argument(
+        "--into", type=Path, metavar="FILE", help="add the outcomes to a file, and take those in it"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no run later; needs --into"
+    )
     given = parser.parse_args()
     if given.minutes < math.inf and given.into is None:
         parser.error("--minutes needs --into FILE, which tells the next piece what is done")
     torch.set_num_threads(1)
     ends = time.monotonic() + 60 * given.minutes
     known = read_outcomes(given.into)
-    wanted = [(case, seed) for cases in (FAULTS, ALL_HEALTHY) for seed in given.seeds for case in cases]
+    wanted = [
+        (case, seed) for cases in (FAULTS, ALL_HEALTHY) for seed in given.seeds for case in cases
+    ]
     wanted = [(case, seed) for case, seed in wanted if (case.name, seed) not in known]
     with tempfile.TemporaryDirectory(prefix="dapo-doctor-") as temporary:
         folder = Path(temporary)
@@ -76,7 +97,9 @@ def main() -> None:
 
 def read_outcomes(path: Path | None) -> dict[tuple[str, int], Outcome]:
     """The outcomes of a file by case and seed."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else []
+    lines = (
+        path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else []
+    )
     found = [Outcome(**json.loads(line)) for line in lines]
     return {(each.case, each.seed): each for each in found}
 
@@ -84,7 +107,9 @@ def read_outcomes(path: Path | None) -> dict[tuple[str, int], Outcome]:
 def diagnosed(case: Case, model: Path, folder: Path, seed: int) -> Outcome:
     """Train a case with a seed beside its own, and diagnose it."""
     options = tuple(option for option in case.options if not option.startswith("train.seed="))
-    own = sum(int(option.partition("=")[2]) for option in case.options if option.startswith("train.seed="))
+    own = sum(
+        int(option.partition("=")[2]) for option in case.options if option.startswith("train.seed=")
+    )
     seeded = replace(case, options=(*options, f"train.seed={seed + own}"))
     with contextlib.redirect_stdout(io.StringIO()):
         diagnosis = train_case(seeded, model, folder / f"{CASES.index(case)}-{seed}")
@@ -94,8 +119,13 @@ def diagnosed(case: Case, model: Path, folder: Path, seed: int) -> Outcome:
 
 
 def table(found: Mapping[tuple[str, int], Outcome], seeds: Sequence[int]) -> list[str]:
-    """The rows for docs/lab/doctor.md: each fault with how often it was found, then the healthy runs as one row."""
-    lines = ["| planted | finding | found | named first | other findings |", "|---|---|---|---|---|"]
+    """The rows for docs/lab/doctor.md: each fault with how often it was found, then the healthy
+    runs as one row.
+    """
+    lines = [
+        "| planted | finding | found | named first | other findings |",
+        "|---|---|---|---|---|",
+    ]
     right = first = 0
     for case in FAULTS:
         of_case = [found[case.name, seed] for seed in seeds]
@@ -106,34 +136,48 @@ def table(found: Mapping[tuple[str, int], Outcome], seeds: Sequence[int]) -> lis
             f"| {case.name} | `{case.expected}` | {hits} of {len(of_case)} | {leading} | "
             f"{', '.join(f'`{name}`' for name in others)} |"
         )
-        right, first = right + hits, first + leading
+        right = right + hits
+        first = first + leading
     total = len(FAULTS) * len(seeds)
     healthy = [found[case.name, seed] for case in ALL_HEALTHY for seed in seeds]
     alarms = [each for each in healthy if each.has_issues]
     lines += [
         "",
-        f"Found: {right} of {total} ({len(FAULTS)} faults, {len(seeds)} seeds), {first} of them as the first.",
+        (
+            f"Found: {right} of {total} ({len(FAULTS)} faults, {len(seeds)} seeds), {first} of them"
+            " as the first."
+        ),
     ]
-    lines += [f"False alarms: {len(alarms)} of {len(healthy)} healthy runs ({len(ALL_HEALTHY)} configurations)."]
+    lines += [
+        f"False alarms: {len(alarms)} of {len(healthy)} healthy runs ({len(ALL_HEALTHY)}"
+        " configurations)."
+    ]
     lines += [f"- {each.case}, seed {each.seed}: {', '.join(each.findings)}" for each in alarms]
     return lines
 
 
 def _names(diagnosis: Diagnosis) -> str:
-    return ", ".join(f"{case.finding.name} (step {case.since})" for case in diagnosis.cases) or "nothing"
+    return (
+        ", ".join(f"{case.finding.name} (step {case.since})" for case in diagnosis.cases)
+        or "nothing"
+    )
 
 
 def costs(run: Path) -> list[str]:
-    """Seconds of the rules per step, as the mean over many, beside those of a step of the tiny run."""
+    """Seconds of the rules per step, as the mean over many, beside those of a step of the tiny
+    run.
+    """
     records = read_metrics(run / "metrics.jsonl")
     watch = LiveRules(load_config(run / "config.yaml"), records)
-    began, repeats = time.perf_counter(), 500
+    began = time.perf_counter()
+    repeats = 500
     for number in range(repeats):
         watch.add({**records[-1], "step": records[-1]["step"] + 1 + number})
     seconds = (time.perf_counter() - began) / repeats
     step_s = min(record["time/step_s"] for record in records if "time/step_s" in record)
     return [
-        f"The rules take {1000 * seconds:.2f} ms per step; the shortest step of a tiny run took {1000 * step_s:.0f} ms."
+        f"The rules take {1000 * seconds:.2f} ms per step; the shortest step of a tiny run took"
+        f" {1000 * step_s:.0f} ms."
     ]
 
 

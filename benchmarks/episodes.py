@@ -1,8 +1,10 @@
-"""The part `episodes`: the same environment, episodes and steps in ours and in TRL's trainer, side by side.
+"""The part `episodes`: the same environment, episodes and steps in ours and in TRL's trainer, side
+by side.
 
-The small model calls no tools by itself, and ends turns at different lengths in both. So both are forced alike: every
-turn has as many tokens, its last one is the end of a turn, and the parser of each system reads any text as a call of
-the environment's tool. The model gets a chat template with tools, which its own is not.
+The small model calls no tools by itself, and ends turns at different lengths in both. So both are
+forced alike: every turn has as many tokens, its last one is the end of a turn, and the parser of
+each system reads any text as a call of the environment's tool. The model gets a chat template with
+tools, which its own is not.
 """
 
 from dataclasses import replace
@@ -27,11 +29,14 @@ COUNTS = ("trained_tokens", "generated_tokens", "observed_tokens")
 
 def measure_episodes(session: Session) -> dict[str, dict[str, Any]]:
     """Episodes per second: played, and trained in whole steps, round by round."""
-    fitting = tuple(size for size in session.settings.trl_microbatches if size <= LARGEST_MICROBATCH)
+    fitting = tuple(
+        size for size in session.settings.trl_microbatches if size <= LARGEST_MICROBATCH
+    )
     settings = session.settings = replace(session.settings, trl_microbatches=fitting)
     work = Work(**(SHAPE_QUICK if settings.quick else SHAPE))
     prompts = _open_ours(session, work)
-    systems, skipped = ["ours"], []
+    systems = ["ours"]
+    skipped = []
     if is_installed("trl"):
         try:
             _open_trl(session, work)
@@ -41,7 +46,9 @@ def measure_episodes(session: Session) -> dict[str, dict[str, Any]]:
             session.close(*(name for name in list(session.workers) if name.startswith("trl")))
     else:
         skipped.append({"system": "trl", "reason": f"not installed; `{INSTALL}` installs it"})
-    rounds = [_round(session, systems, work, prompts, index) for index in range(-1, settings.rounds)][1:]
+    rounds = [
+        _round(session, systems, work, prompts, index) for index in range(-1, settings.rounds)
+    ][1:]
     answers = session.answers
     return {
         "episodes": {
@@ -49,7 +56,9 @@ def measure_episodes(session: Session) -> dict[str, dict[str, Any]]:
             "skipped": skipped,
             "rounds": rounds,
             "parameters": answers["ours"]["parameters"],
-            "versions": {name: answer["versions"] for name, answer in answers.items() if "versions" in answer},
+            "versions": {
+                name: answer["versions"] for name, answer in answers.items() if "versions" in answer
+            },
             "dtype": session.dtype,
             "trl_microbatch": answers.get("trl", {}).get("microbatch"),
         }
@@ -77,17 +86,27 @@ def _open_ours(session: Session, work: Work) -> int:
     directory.mkdir()
     template = written_families()[TEMPLATE].template
     session.ask("ours", "with_template", directory=str(directory), template=template)
-    options += [f"model.name={directory}", f"train.threads={session.settings.threads}", *episode_options(work)]
+    options += [
+        f"model.name={directory}",
+        f"train.threads={session.settings.threads}",
+        *episode_options(work),
+    ]
     session.log("loading ours")
-    session.answers["ours"] = session.ask("ours", "open", config=CONFIG, overrides=options, forced_turns=True)
+    session.answers["ours"] = session.ask(
+        "ours", "open", config=CONFIG, overrides=options, forced_turns=True
+    )
     rows = session.ask("ours", "rows", count=work.prompts)["rows"]
     session.answers["rows"] = {"rows": rows}
     return work.group * sum(len(row["prompt_ids"]) for row in rows)
 
 
 def _open_trl(session: Session, work: Work) -> None:
-    settings, ours = session.settings, session.answers["ours"]
-    rows = [{"prompt": row["prompt"], "answer": row["answer"]} for row in session.answers.pop("rows")["rows"]]
+    settings = session.settings
+    ours = session.answers["ours"]
+    rows = [
+        {"prompt": row["prompt"], "answer": row["answer"]}
+        for row in session.answers.pop("rows")["rows"]
+    ]
     trl = {
         "model": ours["directory"],
         "dtype": ours["dtype"],
@@ -112,12 +131,17 @@ def _open_trl(session: Session, work: Work) -> None:
     session.answers["trl"] = answer | {"microbatch": microbatch}
 
 
-def _round(session: Session, systems: list[str], work: Work, prompts: int, index: int) -> dict[str, Any]:
+def _round(
+    session: Session, systems: list[str], work: Work, prompts: int, index: int
+) -> dict[str, Any]:
     """One step of every system; round -1 warms up."""
     found = {}
     for name in rotated(systems, index):
         step = session.ask(name, "step")
-        found[name] = {"play_s": step.get("episodes_s", step["generation_s"]), "step_s": step["step_s"]}
+        found[name] = {
+            "play_s": step.get("episodes_s", step["generation_s"]),
+            "step_s": step["step_s"],
+        }
         found[name] |= {count: step[count] for count in COUNTS}
         found[name]["prompt_tokens"] = step.get("shown_prompt_tokens", prompts)
         summary = ", ".join(f"{key} {value:.2f}" for key, value in found[name].items())
@@ -127,7 +151,9 @@ def _round(session: Session, systems: list[str], work: Work, prompts: int, index
 
 
 def require_same_work(found: dict[str, dict[str, Any]], work: Work) -> None:
-    """Raise ValueError where a system sampled or trained other tokens than forced, or systems read different ones."""
+    """Raise ValueError where a system sampled or trained other tokens than forced, or systems read
+    different ones.
+    """
     sampled = work.responses * work.tokens
     for name, counts in found.items():
         for key in ("generated_tokens", "trained_tokens"):

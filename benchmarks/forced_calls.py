@@ -1,4 +1,6 @@
-"""The environment of the part `episodes` in dapo's worker processes: every turn is a call of its tool."""
+"""The environment of the part `episodes` in dapo's worker processes: every turn is a call of its
+tool.
+"""
 
 from benchmarks.notes import Notes, forced_call
 from dapo.environments.calls import CallReader, ToolCall

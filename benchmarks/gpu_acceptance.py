@@ -1,10 +1,13 @@
-"""`make gpu-acceptance`: does dapo compute, on this machine's GPU, what it computes elsewhere, and how fast?
+"""`make gpu-acceptance`: does dapo compute, on this machine's GPU, what it computes elsewhere, and
+how fast?
 
-The first thing to run on a machine with a GPU. Every check runs in a process of its own and gives numbers with stated
-bounds; one that fails does not end the others. All models are made here, with random weights or from an installed
-package: no network. The report is one file that can be attached to a report of a problem.
+The first thing to run on a machine with a GPU. Every check runs in a process of its own and gives
+numbers with stated bounds; one that fails does not end the others. All models are made here, with
+random weights or from an installed package: no network. The report is one file that can be attached
+to a report of a problem.
 
-With `--device cpu` everything that can run on a CPU does, at tiny sizes, with the same code and the same bounds.
+With `--device cpu` everything that can run on a CPU does, at tiny sizes, with the same code and the
+same bounds.
 """
 
 import argparse
@@ -38,25 +41,46 @@ TOTAL_S = 900.0
 CHECKS = (
     Check(
         "logprobs",
-        "bfloat16 log-probabilities of the policy against float32 on the CPU by transformers' own attention: heads "
-        "of 64 and 128, and sliding windows.",
+        "bfloat16 log-probabilities of the policy against float32 on the CPU by transformers' own"
+        " attention: heads of 64 and 128, and sliding windows.",
         check_logprobs,
         180,
     ),
-    Check("long", "Log-probabilities of sequences of 8,192 tokens against float32 on the CPU.", check_long, 120),
+    Check(
+        "long",
+        "Log-probabilities of sequences of 8,192 tokens against float32 on the CPU.",
+        check_long,
+        120,
+    ),
     Check(
         "gradients",
-        "The bfloat16 gradient of an update, with masked tokens and shared prompts, against float32 on the CPU.",
+        "The bfloat16 gradient of an update, with masked tokens and shared prompts, against float32"
+        " on the CPU.",
         check_gradients,
         300,
     ),
-    Check("kernels", "cuDNN's attention is off, and a decode step has few kernels.", check_kernels, 90),
-    Check("syncs", "How often the host waits for the device.", check_syncs, 90),
-    Check("memory", "Peak memory of an update against the model of memory that `auto` settles by.", check_memory, 120),
     Check(
-        "engine-gap", "The native engine's log-probabilities against the policy's, in bfloat16.", check_engine_gap, 90
+        "kernels", "cuDNN's attention is off, and a decode step has few kernels.", check_kernels, 90
     ),
-    Check("equal-tokens", "In float32 the device samples the tokens that a CPU samples.", check_equal_tokens, 120),
+    Check("syncs", "How often the host waits for the device.", check_syncs, 90),
+    Check(
+        "memory",
+        "Peak memory of an update against the model of memory that `auto` settles by.",
+        check_memory,
+        120,
+    ),
+    Check(
+        "engine-gap",
+        "The native engine's log-probabilities against the policy's, in bfloat16.",
+        check_engine_gap,
+        90,
+    ),
+    Check(
+        "equal-tokens",
+        "In float32 the device samples the tokens that a CPU samples.",
+        check_equal_tokens,
+        120,
+    ),
     Check(
         "engine-process",
         "An engine in a process of its own gets the policy's weights and samples from them.",
@@ -65,25 +89,31 @@ CHECKS = (
     ),
     Check(
         "engine-bfloat16",
-        "The same in bfloat16: log-probabilities against the policy's, after a first and a second load of weights.",
+        "The same in bfloat16: log-probabilities against the policy's, after a first and a second"
+        " load of weights.",
         check_engine_process_bfloat16,
         120,
     ),
     Check(
         "ranks",
-        "Trainer ranks (NCCL on GPUs, gloo on CPUs) have the gradient and the weights of one process.",
+        "Trainer ranks (NCCL on GPUs, gloo on CPUs) have the gradient and the weights of one"
+        " process.",
         check_ranks,
         240,
     ),
     Check(
         "vllm",
-        "vLLM's log-probabilities against the policy's in bfloat16, before and after it sleeps and loads weights.",
+        "vLLM's log-probabilities against the policy's in bfloat16, before and after it sleeps and"
+        " loads weights.",
         check_vllm,
         300,
     ),
     Check("learns", "A short training of the whole system raises the reward.", check_learns, 240),
     Check(
-        "speed", "Generation and update of whole models, as shares of what products and memory allow.", check_speed, 240
+        "speed",
+        "Generation and update of whole models, as shares of what products and memory allow.",
+        check_speed,
+        240,
     ),
 )
 
@@ -94,8 +124,12 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.list:
         print("\n".join(f"{check.name:16}{check.about}" for check in CHECKS))
         return 0
-    chosen = [check for check in CHECKS if check.name in (arguments.only or [c.name for c in CHECKS])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    chosen = [
+        check for check in CHECKS if check.name in (arguments.only or [c.name for c in CHECKS])
+    ]
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+    )
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     environment = in_own_process(describe_environment, limit_s=120)[1]
@@ -106,7 +140,9 @@ def main(words: Sequence[str] | None = None) -> int:
         reason = unusable_driver() or "torch finds no CUDA device here"
         print(f"{reason}; --device cpu checks what a CPU can", file=sys.stderr)
         return 2
-    return run_checks(chosen, arguments.device, environment, out=arguments.out, vllm_python=arguments.vllm_python)
+    return run_checks(
+        chosen, arguments.device, environment, out=arguments.out, vllm_python=arguments.vllm_python
+    )
 
 
 def run_checks(
@@ -124,7 +160,10 @@ def run_checks(
         limit_s = min(check.limit_s, TOTAL_S - (time.monotonic() - started))
         result = run_check(check, device, vllm_python, limit_s=limit_s)
         results.append(result)
-        print(f"{result.status:8}{check.name:16}{result.seconds:7.1f} s  {_problem(result)}", flush=True)
+        print(
+            f"{result.status:8}{check.name:16}{result.seconds:7.1f} s  {_problem(result)}",
+            flush=True,
+        )
         out.write_text(report_text(device, environment, results), encoding="utf-8")
     print(f"the report: {out}")
     return 1 if any(result.status == "fail" for result in results) else 0
@@ -133,12 +172,18 @@ def run_checks(
 def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     description = __doc__.splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_acceptance", description=description)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_acceptance", description=description
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--only", action="append", metavar="NAME", choices=[check.name for check in CHECKS])
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", choices=[check.name for check in CHECKS]
+    )
     parser.add_argument("--list", action="store_true", help="name the checks, and run none")
     parser.add_argument("--out", type=Path, default=Path("gpu-acceptance.md"), help="the report")
-    parser.add_argument("--vllm-python", default=os.environ.get("VLLM_PYTHON") or None, metavar="PATH")
+    parser.add_argument(
+        "--vllm-python", default=os.environ.get("VLLM_PYTHON") or None, metavar="PATH"
+    )
     return parser.parse_args(words)
 
 
@@ -146,7 +191,9 @@ def _problem(result: Result) -> str:
     """In a few words, on the terminal."""
     if result.reason:
         return result.reason.strip().splitlines()[-1]
-    return "; ".join(f"{m.what}: {m.value:.4g} {m.unit}".strip() for m in result.measurements if not m.ok)
+    return "; ".join(
+        f"{m.what}: {m.value:.4g} {m.unit}".strip() for m in result.measurements if not m.ok
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""`python -m benchmarks.kernels`: how fast each kernel multiplies each weight shape of a model on this processor.
+"""`python -m benchmarks.kernels`: how fast each kernel multiplies each weight shape of a model on
+this processor.
 
-These are the times by which a run chooses kernels when it starts. Nothing is chosen or kept here. A second table has
-the work between the products of a decode step, by PyTorch's functions and by those of `cpu_kernels`.
+These are the times by which a run chooses kernels when it starts. Nothing is chosen or kept here. A
+second table has the work between the products of a decode step, by PyTorch's functions and by those
+of `cpu_kernels`.
 """
 
 import argparse
@@ -17,17 +19,25 @@ from benchmarks.machine import describe_machine
 from benchmarks.report import markdown_rows
 from cpu_kernels import Prompts, Rows, attend, rms_norm, rotate_
 from cpu_kernels.prepacked import KERNELS, multiplies
-from dapo.engines.native.linear_probe import MAX_ELEMENTS, MIN_ELEMENTS, linear_shapes, measure_kernels
+from dapo.engines.native.linear_probe import (
+    MAX_ELEMENTS,
+    MIN_ELEMENTS,
+    linear_shapes,
+    measure_kernels,
+)
 from dapo.engines.native.token_sampling import SamplingSettings, UniformDraws, sample
 from dapo.policy.model import load_model
 
 REPETITIONS = 40
-GROUP, OWN = 8, 48  # the rows that share a prompt, and the positions of each row's own
+GROUP = 8
+OWN = 48  # the rows that share a prompt, and the positions of each row's own
 PROMPTS = (48, 512)
 
 
 def rates(model: nn.Module, dtype: torch.dtype, rows: int) -> list[tuple[str, ...]]:
-    """The header, then for each timed shape the GFLOP/s of each kernel that multiplies this type."""
+    """The header, then for each timed shape the GFLOP/s of each kernel that multiplies this
+    type.
+    """
     names = [name for name in KERNELS if multiplies(name, dtype)]
     found: list[tuple[str, ...]] = [("outputs x inputs", *(f"{name}, GFLOP/s" for name in names))]
     for outputs, inputs in sorted(linear_shapes(model)):
@@ -37,26 +47,43 @@ def rates(model: nn.Module, dtype: torch.dtype, rows: int) -> list[tuple[str, ..
         with torch.inference_mode():
             seconds = measure_kernels(names, timed, inputs, rows, dtype)
         flop = 2 * rows * timed * inputs
-        found.append((f"{outputs} x {inputs}", *(f"{flop / seconds[name] / 1e9:.0f}" for name in names)))
+        found.append(
+            (f"{outputs} x {inputs}", *(f"{flop / seconds[name] / 1e9:.0f}" for name in names))
+        )
     return found
 
 
 @torch.inference_mode()
 def between_products(model: nn.Module, dtype: torch.dtype, rows: int) -> list[tuple[str, ...]]:
-    """The header, then for each operation of a decode step the shortest time by PyTorch and by `cpu_kernels`."""
+    """The header, then for each operation of a decode step the shortest time by PyTorch and by
+    `cpu_kernels`.
+    """
     config = model.config
-    heads, key_heads = config.num_attention_heads, config.num_key_value_heads
-    hidden, width = config.hidden_size, getattr(config, "head_dim", None) or config.hidden_size // heads
-    x, weight = torch.randn(rows, 1, hidden, dtype=dtype), torch.randn(hidden, dtype=dtype)
+    heads = config.num_attention_heads
+    key_heads = config.num_key_value_heads
+    hidden = config.hidden_size
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    x = torch.randn(rows, 1, hidden, dtype=dtype)
+    weight = torch.randn(hidden, dtype=dtype)
     states = torch.randn(rows, 1, heads + 2 * key_heads, width, dtype=dtype)
     angles = torch.randn(2, rows, 1, width, dtype=dtype)
     found: list[tuple[str, ...]] = [("between the products", "PyTorch, us", "compiled, us")]
     for name, run in (
         ("RMSNorm", lambda compiled: rms_norm(x, weight, 1e-5, compiled=compiled)),
-        ("rotary embedding", lambda compiled: rotate_(states, *angles, heads, key_heads, compiled=compiled)),
+        (
+            "rotary embedding",
+            lambda compiled: rotate_(states, *angles, heads, key_heads, compiled=compiled),
+        ),
     ):
-        found.append((f"{name} of {rows} rows", *(f"{1e6 * shortest(run, way):.0f}" for way in (False, True))))
-    query, first, lengths = states[:, 0, :heads], torch.zeros(rows, dtype=torch.int64), torch.full((rows,), OWN)
+        found.append(
+            (
+                f"{name} of {rows} rows",
+                *(f"{1e6 * shortest(run, way):.0f}" for way in (False, True)),
+            )
+        )
+    query = states[:, 0, :heads]
+    first = torch.zeros(rows, dtype=torch.int64)
+    lengths = torch.full((rows,), OWN)
     own = torch.randn(2, rows, key_heads, OWN, width, dtype=dtype)
     for length in PROMPTS:
         prompts = torch.randn(2, -(-rows // GROUP), key_heads, length, width, dtype=dtype)
@@ -66,20 +93,42 @@ def between_products(model: nn.Module, dtype: torch.dtype, rows: int) -> list[tu
         keys, values = torch.cat((prompts[:, of_row], own), 3)
         grouped = query.reshape(rows, key_heads, -1, width)
         seconds = (
-            shortest(lambda _, k, v, q: scaled_dot_product_attention(q, k, v), None, keys, values, grouped),
-            shortest(lambda _, s: attend(query, *own, Rows(first, first, lengths, s)), None, shared),
+            shortest(
+                lambda _, k, v, q: scaled_dot_product_attention(q, k, v),
+                None,
+                keys,
+                values,
+                grouped,
+            ),
+            shortest(
+                lambda _, s: attend(query, *own, Rows(first, first, lengths, s)), None, shared
+            ),
         )
         name = f"attention to {length} of a prompt of {GROUP} rows and {OWN} of their own"
         found.append((name, *(f"{1e6 * each:.0f}" for each in seconds)))
-    logits, ones = torch.randn(rows, config.vocab_size, dtype=dtype), np.ones((2, rows))
+    logits = torch.randn(rows, config.vocab_size, dtype=dtype)
+    ones = np.ones((2, rows))
     draws = UniformDraws(torch.rand(rows, 1, dtype=torch.float64))
-    settings = [SamplingSettings.of(ones, torch.from_numpy(ones), draws, compiled=way) for way in (False, True)]
+    settings = [
+        SamplingSettings.of(ones, torch.from_numpy(ones), draws, compiled=way)
+        for way in (False, True)
+    ]
     name = f"sampling from {rows} x {config.vocab_size} logits"
-    found.append((name, *(f"{1e6 * shortest(lambda each: sample(logits, each), each):.0f}" for each in settings)))
+    found.append(
+        (
+            name,
+            *(
+                f"{1e6 * shortest(lambda each: sample(logits, each), each):.0f}"
+                for each in settings
+            ),
+        )
+    )
     return found
 
 
-def shortest(run: Callable[..., object], *arguments: bool | Tensor | SamplingSettings | Prompts | None) -> float:
+def shortest(
+    run: Callable[..., object], *arguments: bool | Tensor | SamplingSettings | Prompts | None
+) -> float:
     """The shortest of some repetitions, in seconds: disturbances only lengthen a time."""
     times = []
     for _ in range(REPETITIONS):
@@ -104,7 +153,8 @@ def main() -> None:
         print("\n".join(markdown_rows(table[0], table[1:])), "\n")
     machine = describe_machine()
     print(
-        f"{machine['cpu']} ({', '.join(machine['flags'])}), {given.threads} threads, {given.dtype}, {given.rows} rows"
+        f"{machine['cpu']} ({', '.join(machine['flags'])}), {given.threads} threads, {given.dtype},"
+        f" {given.rows} rows"
     )
 
 

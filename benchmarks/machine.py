@@ -50,4 +50,7 @@ def _cpuinfo() -> dict[str, str]:
     if not path.is_file():
         return {}
     first = path.read_text(encoding="utf-8").split("\n\n")[0]
-    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+    return {
+        key.strip(): value.strip()
+        for key, _, value in (line.partition(":") for line in first.splitlines())
+    }

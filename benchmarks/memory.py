@@ -8,7 +8,9 @@ from pathlib import Path
 
 
 def peak_rss_bytes(children: Sequence[int] = ()) -> int:
-    """The largest resident size of this process so far, plus those of the named children that live."""
+    """The largest resident size of this process so far, plus those of the named children that
+    live.
+    """
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return own + sum(_status_bytes(pid, "VmHWM") for pid in children)

@@ -1,12 +1,15 @@
-"""Which test functions catch which mistakes? `python -m benchmarks.mutant_matrix FOLDER --into FILE`.
+"""Which test functions catch which mistakes?
 
-The mistakes are those of `mutants.toml` in this folder of the package, and up to `--by-rule` that `mutation.py` makes
-in each of its files. Against each run all tests of the folder that call the changed function in their own process, to
-their end. FILE gets a line of JSON for each mistake; a command that was stopped continues where it was. `--report`
-prints which functions no mistake needs: without any one of them, every mistake is still caught.
+`python -m benchmarks.mutant_matrix FOLDER --into FILE`.
 
-Not judged are test functions that take more than `--slow` seconds, and those that call nothing of the folder in their
-own process.
+The mistakes are those of `mutants.toml` in this folder of the package, and up to `--by-rule` that
+`mutation.py` makes in each of its files. Against each run all tests of the folder that call the
+changed function in their own process, to their end. FILE gets a line of JSON for each mistake; a
+command that was stopped continues where it was. `--report` prints which functions no mistake needs:
+without any one of them, every mistake is still caught.
+
+Not judged are test functions that take more than `--slow` seconds, and those that call nothing of
+the folder in their own process.
 """
 
 import argparse
@@ -51,22 +54,29 @@ TIMEOUT_S = 240.0
 
 
 class Recorder:
-    """A plugin of pytest: seconds, failures, and the functions of the folder that each test function calls."""
+    """A plugin of pytest: seconds, failures, and the functions of the folder that each test
+    function calls.
+    """
 
     def __init__(self, folder: Path, only: set[str] | None = None, *, record: bool = False) -> None:
         self.seconds: Counter[str] = Counter()
         self.failed: set[str] = set()
         self.calls: defaultdict[str, set[str]] = defaultdict(set)
-        self._folder, self._only, self._record = f"{folder}{os.sep}", only, record
+        self._folder = f"{folder}{os.sep}"
+        self._only = only
+        self._record = record
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Keep the chosen functions."""
-        items[:] = [item for item in items if self._only is None or _function(item.nodeid) in self._only]
+        items[:] = [
+            item for item in items if self._only is None or _function(item.nodeid) in self._only
+        ]
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Time a test, and note what it calls."""
-        began, calls = time.perf_counter(), self.calls[_function(item.nodeid)]
+        began = time.perf_counter()
+        calls = self.calls[_function(item.nodeid)]
 
         def profile(frame: FrameType, event: str, arg: Any) -> None:
             if event == "call" and frame.f_code.co_filename.startswith(self._folder):
@@ -120,15 +130,23 @@ def in_child(work: Callable[[], Any], timeout_s: float) -> Any:
     return json.loads(text) if text else None
 
 
-def run_tests(root: Path, folder: str, only: set[str] | None, *, record: bool = False) -> dict[str, Any]:
+def run_tests(
+    root: Path, folder: str, only: set[str] | None, *, record: bool = False
+) -> dict[str, Any]:
     """Run the tests of a folder in the copy at `root`, in this process."""
     os.chdir(root)
     sys.path[:0] = [str(root / "src"), str(root / "tests"), str(root)]
-    for name in [name for name in sys.modules if name.split(".")[0] in ("benchmarks", "dapo", "helpers")]:
+    for name in [
+        name for name in sys.modules if name.split(".")[0] in ("benchmarks", "dapo", "helpers")
+    ]:
         del sys.modules[name]
     os.environ["PYTHONPATH"] = f"{root / 'src'}{os.pathsep}{root / 'tests'}{os.pathsep}{root}"
     recorder = Recorder(root / "src" / "dapo" / folder, only, record=record)
-    where = sorted({name.split("::")[0] for name in only} if only else TEST_FOLDERS.get(folder, (f"tests/{folder}",)))
+    where = sorted(
+        {name.split("::")[0] for name in only}
+        if only
+        else TEST_FOLDERS.get(folder, (f"tests/{folder}",))
+    )
     options = [
         "-q",
         "-p",
@@ -141,7 +159,12 @@ def run_tests(root: Path, folder: str, only: set[str] | None, *, record: bool = 
     pytest.main([*options, *where], plugins=[recorder])
     calls = {name: sorted(found) for name, found in recorder.calls.items()}
     libraries = sorted(name for name in sys.modules if name.split(".")[0] in LIBRARIES)
-    return {"failed": sorted(recorder.failed), "seconds": recorder.seconds, "calls": calls, "libraries": libraries}
+    return {
+        "failed": sorted(recorder.failed),
+        "seconds": recorder.seconds,
+        "calls": calls,
+        "libraries": libraries,
+    }
 
 
 def mistakes(folder: str, root: Path, by_rule: int) -> Iterator[tuple[str, Path, str, str]]:
@@ -157,7 +180,12 @@ def mistakes(folder: str, root: Path, by_rule: int) -> Iterator[tuple[str, Path,
         found = list(mutations(path.read_text(encoding="utf-8")))
         chosen = random.Random(path.name).sample(range(len(found)), min(by_rule, len(found)))
         for each in (found[index] for index in sorted(chosen)):
-            yield f"{path.relative_to(package)}:{each.line}: {each.change}", path, each.source, each.function
+            yield (
+                f"{path.relative_to(package)}:{each.line}: {each.change}",
+                path,
+                each.source,
+                each.function,
+            )
 
 
 def fill(folder: str, into: Path, *, by_rule: int, minutes: float, slow_s: float) -> None:
@@ -165,18 +193,30 @@ def fill(folder: str, into: Path, *, by_rule: int, minutes: float, slow_s: float
     warnings.simplefilter("ignore")
     end = time.monotonic() + 60 * minutes
     with copy_of_repository() as root:
-        # by their hash: mistakes of equal length follow one another within the resolution of a file's time
-        command = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode=checked-hash", "src", "tests"]
+        # by their hash: mistakes of equal length follow one another within the resolution of a
+        # file's time
+        command = [
+            sys.executable,
+            "-m",
+            "compileall",
+            "-q",
+            "--invalidation-mode=checked-hash",
+            "src",
+            "tests",
+        ]
         subprocess.run(command, cwd=root, check=True)
         done = [json.loads(line) for line in into.read_text().splitlines()] if into.exists() else []
         if not done:
             done = [in_child(lambda: run_tests(root, folder, None, record=True), 3 * TIMEOUT_S)]
             _append(into, done[0])
-        first, names = done[0], {each["mistake"] for each in done[1:]}
+        first = done[0]
+        names = {each["mistake"] for each in done[1:]}
         for library in first["libraries"]:
             with suppress(Exception):  # a module that some other one makes
                 import_module(library)
-        usable = {name for name, seconds in first["seconds"].items() if seconds < slow_s} - set(first["failed"])
+        usable = {name for name, seconds in first["seconds"].items() if seconds < slow_s} - set(
+            first["failed"]
+        )
         for name, path, source, function in mistakes(folder, root, by_rule):
             if name in names or time.monotonic() > end:
                 continue
@@ -184,7 +224,15 @@ def fill(folder: str, into: Path, *, by_rule: int, minutes: float, slow_s: float
             only = {test for test in usable if not function or where in first["calls"][test]}
             began = time.perf_counter()
             failed = _caught(path, source, root, folder, only) if only else []
-            _append(into, {"mistake": name, "ran": len(only), "failed": failed, "s": time.perf_counter() - began})
+            _append(
+                into,
+                {
+                    "mistake": name,
+                    "ran": len(only),
+                    "failed": failed,
+                    "s": time.perf_counter() - began,
+                },
+            )
 
 
 def _caught(path: Path, source: str, root: Path, folder: str, only: set[str]) -> list[str]:
@@ -203,14 +251,26 @@ def _append(into: Path, entry: dict[str, Any]) -> None:
 
 
 def judge(lines: list[dict[str, Any]], slow_s: float) -> SimpleNamespace:
-    """The functions that some mistake needs, those that never are alone, those that catch none, and a smallest set."""
-    first, rest = lines[0], lines[1:]
-    functions = {name for name in first["seconds"] if first["calls"][name] and first["seconds"][name] < slow_s}
+    """The functions that some mistake needs, those that never are alone, those that catch none, and
+    a smallest set.
+    """
+    first = lines[0]
+    rest = lines[1:]
+    functions = {
+        name
+        for name in first["seconds"]
+        if first["calls"][name] and first["seconds"][name] < slow_s
+    }
     # a file that cannot be imported, or a child that died, distinguishes no functions
-    sets = [found for each in rest if (found := functions & set(each["failed"])) == set(each["failed"]) and found]
+    sets = [
+        found
+        for each in rest
+        if (found := functions & set(each["failed"])) == set(each["failed"]) and found
+    ]
     needed = {name for found in sets if len(found) == 1 for name in found}
     catching = set().union(*sets)
-    cover, left = set(needed), [found for found in sets if not found & needed]
+    cover = set(needed)
+    left = [found for found in sets if not found & needed]
     while left:
         best = max(sorted(catching), key=lambda name: sum(name in found for found in left))
         cover.add(best)
@@ -229,9 +289,17 @@ def judge(lines: list[dict[str, Any]], slow_s: float) -> SimpleNamespace:
 
 def report(into: Path, slow_s: float) -> None:
     """Print the counts, and the functions that no mistake needs."""
-    found = judge([json.loads(line) for line in into.read_text(encoding="utf-8").splitlines()], slow_s)
-    print(f"{found.mistakes} mistakes, {found.caught} caught; {len(found.judged)} test functions judged")
-    print(f"{len(found.needed)} are alone with a mistake; a set of {len(found.cover)} catches all that is caught")
+    found = judge(
+        [json.loads(line) for line in into.read_text(encoding="utf-8").splitlines()], slow_s
+    )
+    print(
+        f"{found.mistakes} mistakes, {found.caught} caught; {len(found.judged)} test functions"
+        " judged"
+    )
+    print(
+        f"{len(found.needed)} are alone with a mistake; a set of {len(found.cover)} catches all"
+        " that is caught"
+    )
     for title, names in (("never alone", found.shared - found.cover), ("catches none", found.none)):
         print(f"\n{title}: {len(names)}")
         print("\n".join(f"  {name}" for name in sorted(names)))
@@ -241,16 +309,28 @@ def main() -> None:
     """Fill the matrix, or report on it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", help="a folder of src/dapo, such as algo")
-    parser.add_argument("--into", type=Path, required=True, metavar="FILE", help="gets a line of JSON per mistake")
-    parser.add_argument("--by-rule", type=int, default=0, metavar="N", help="mistakes made by rule in each file")
-    parser.add_argument("--minutes", type=float, default=60.0, help="after these no other mistake is begun")
-    parser.add_argument("--slow", type=float, default=5.0, metavar="S", help="leave out slower test functions")
+    parser.add_argument(
+        "--into", type=Path, required=True, metavar="FILE", help="gets a line of JSON per mistake"
+    )
+    parser.add_argument(
+        "--by-rule", type=int, default=0, metavar="N", help="mistakes made by rule in each file"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="after these no other mistake is begun"
+    )
+    parser.add_argument(
+        "--slow", type=float, default=5.0, metavar="S", help="leave out slower test functions"
+    )
     parser.add_argument("--report", action="store_true", help="print what FILE says")
     arguments = parser.parse_args()
     if arguments.report:
         report(arguments.into, arguments.slow)
     else:
-        limits = {"by_rule": arguments.by_rule, "minutes": arguments.minutes, "slow_s": arguments.slow}
+        limits = {
+            "by_rule": arguments.by_rule,
+            "minutes": arguments.minutes,
+            "slow_s": arguments.slow,
+        }
         fill(arguments.folder, arguments.into, **limits)
 
 

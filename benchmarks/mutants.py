@@ -1,13 +1,17 @@
-"""Does a test notice each deliberate mistake? `python -m benchmarks.mutants [NAME ...] [--into FILE --minutes 30]`.
+"""Does a test notice each deliberate mistake?
 
-Every entry of `mutants.toml` is one mistake: a text of one file of the package, what replaces it, and the test files
-that must notice. Each is made in a copy of the repository, where those test files run until one fails. A mistake that
-no test notices survives, and the exit status is 1. Before the first mistake of some test files, they run on the
-unchanged copy: a test that fails there would "catch" everything.
+`python -m benchmarks.mutants [NAME ...] [--into FILE --minutes 30]`.
 
-All mistakes take hours. `--into FILE` adds each outcome to a file, and leaves out the mistakes that the file holds.
-`--minutes 30` begins no mistake that would end later, by the time that its test files take on the unchanged copy: the
-same command again is the next piece. `--report FILE` lists what survives and what has not been run.
+Every entry of `mutants.toml` is one mistake: a text of one file of the package, what replaces it,
+and the test files that must notice. Each is made in a copy of the repository, where those test
+files run until one fails. A mistake that no test notices survives, and the exit status is 1. Before
+the first mistake of some test files, they run on the unchanged copy: a test that fails there would
+"catch" everything.
+
+All mistakes take hours. `--into FILE` adds each outcome to a file, and leaves out the mistakes that
+the file holds. `--minutes 30` begins no mistake that would end later, by the time that its test
+files take on the unchanged copy: the same command again is the next piece. `--report FILE` lists
+what survives and what has not been run.
 """
 
 import argparse
@@ -33,7 +37,17 @@ from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
 TABLE = Path(__file__).with_name("mutants.toml")
-COPIED = ("src", "tests", "benchmarks", "evidence", "examples", "configs", "docs", "pyproject.toml", "setup.py")
+COPIED = (
+    "src",
+    "tests",
+    "benchmarks",
+    "evidence",
+    "examples",
+    "configs",
+    "docs",
+    "pyproject.toml",
+    "setup.py",
+)
 COPIED += ("mkdocs.yml", "MANIFEST.in", "Makefile", "README.md", "CHANGELOG.md", "LICENSE")
 TIMEOUT_S = 600
 _STRING = r"""[rbf]{0,2}"(?:[^"\\\n]|\\.)*"|[rbf]{0,2}'(?:[^'\\\n]|\\.)*'"""
@@ -62,14 +76,16 @@ class Mutant:
     def apply(self, root: Path) -> str:
         """Make the mistake in the copy at `root`; returns the file's text as it was.
 
-        Raises ValueError where `old` does not stand exactly once in the file: the table is out of date.
+        Raises ValueError where `old` does not stand exactly once in the file: the table is out of
+        date.
         """
         path = self.path(root)
         text = path.read_text(encoding="utf-8")
         places = list(code_pattern(self.old).finditer(text))
         if len(places) != 1:
             raise ValueError(
-                f"{self.name}: {self.old!r} stands {len(places)} times in {path.relative_to(root)}; expected once"
+                f"{self.name}: {self.old!r} stands {len(places)} times in {path.relative_to(root)};"
+                " expected once"
             )
         start, end = places[0].span()
         path.write_text(text[:start] + self.new + text[end:], encoding="utf-8")
@@ -79,8 +95,9 @@ class Mutant:
 def code_pattern(code: str) -> re.Pattern[str]:
     """A pattern that finds a piece of code however a formatter has laid it out.
 
-    Between two symbols may stand spaces, line ends and comments where the piece has a space, and behind an opening or
-    before a closing bracket; a comma may precede a closing bracket. Strings are matched to the character.
+    Between two symbols may stand spaces, line ends and comments where the piece has a space, and
+    behind an opening or before a closing bracket; a comma may precede a closing bracket. Strings
+    are matched to the character.
     """
     inner = code.strip()
     start = code.index(inner)
@@ -115,9 +132,13 @@ def read_mutants() -> list[Mutant]:
 
 def remaining(mutants: Sequence[Mutant], into: Path | None) -> list[Mutant]:
     """The mutants of which a file of outcomes holds none, those of the same test files together."""
-    lines = into.read_text(encoding="utf-8").splitlines() if into is not None and into.exists() else []
+    lines = (
+        into.read_text(encoding="utf-8").splitlines() if into is not None and into.exists() else []
+    )
     done = {json.loads(line)["mutant"] for line in lines}
-    return sorted((each for each in mutants if each.name not in done), key=lambda mutant: mutant.tests)
+    return sorted(
+        (each for each in mutants if each.name not in done), key=lambda mutant: mutant.tests
+    )
 
 
 @contextmanager
@@ -125,9 +146,14 @@ def copy_of_repository() -> Iterator[Path]:
     """A folder with a copy of what the tests need, removed at the end."""
     with tempfile.TemporaryDirectory(prefix="dapo-mutants-") as folder:
         for name in COPIED:
-            source, target = ROOT / name, Path(folder) / name
+            source = ROOT / name
+            target = Path(folder) / name
             if source.is_dir():
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "results"))
+                shutil.copytree(
+                    source,
+                    target,
+                    ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "results"),
+                )
             else:
                 shutil.copy(source, target)
         yield Path(folder)
@@ -135,18 +161,29 @@ def copy_of_repository() -> Iterator[Path]:
 
 def failures(root: Path, tests: Sequence[str], *, thorough: bool = False) -> tuple[str, ...]:
     """The tests that fail in the copy at `root`: the first one, or with `thorough` all of them."""
-    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root / 'tests'}{os.pathsep}{root}"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root / 'tests'}{os.pathsep}{root}",
+    }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE"]
     command += [*([] if thorough else ["-x"]), *(f"tests/{name}" for name in tests)]
     try:
         done = subprocess.run(
-            command, check=False, cwd=root, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+            command,
+            check=False,
+            cwd=root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
         return (f"no end within {TIMEOUT_S} s",)
     if done.returncode == 0:
         return ()
-    return tuple(_FAILED.findall(done.stdout)) or (f"pytest exits with {done.returncode}: {done.stdout[-200:]!r}",)
+    return tuple(_FAILED.findall(done.stdout)) or (
+        f"pytest exits with {done.returncode}: {done.stdout[-200:]!r}",
+    )
 
 
 def judge(mutant: Mutant, root: Path, *, thorough: bool) -> Outcome:
@@ -163,25 +200,52 @@ def judge(mutant: Mutant, root: Path, *, thorough: bool) -> Outcome:
 def main() -> int:
     """Run the mutants named on the command line, or all, and print which tests catch them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants whose name contains this; none: all of them")
-    parser.add_argument("--jobs", type=int, default=2, help="copies in which mutants run at the same time")
-    parser.add_argument("--thorough", action="store_true", help="name every test that fails, not the first one only")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="end within this time; needs --into")
     parser.add_argument(
-        "--into", type=Path, metavar="FILE", help="add the outcomes to a file, and leave out those in it"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="mutants whose name contains this; none: all of them",
     )
-    parser.add_argument("--report", type=Path, metavar="FILE", help="only list the survivors of such a file")
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="copies in which mutants run at the same time"
+    )
+    parser.add_argument(
+        "--thorough", action="store_true", help="name every test that fails, not the first one only"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="end within this time; needs --into"
+    )
+    parser.add_argument(
+        "--into",
+        type=Path,
+        metavar="FILE",
+        help="add the outcomes to a file, and leave out those in it",
+    )
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="only list the survivors of such a file"
+    )
     arguments = parser.parse_args()
     console = Console(soft_wrap=True)
     if arguments.report is not None:
         return report(arguments.report, console)
     if arguments.minutes < math.inf and arguments.into is None:
         parser.error("--minutes needs --into FILE, which tells the next piece what is done")
-    chosen = [m for m in read_mutants() if not arguments.names or any(name in m.name for name in arguments.names)]
+    chosen = [
+        m
+        for m in read_mutants()
+        if not arguments.names or any(name in m.name for name in arguments.names)
+    ]
     chosen = remaining(chosen, arguments.into)
     console.print(f"{len(chosen)} mutants to run")
     ends = time.monotonic() + 60 * arguments.minutes
-    outcomes = _run(chosen, console, jobs=arguments.jobs, thorough=arguments.thorough, into=arguments.into, ends=ends)
+    outcomes = _run(
+        chosen,
+        console,
+        jobs=arguments.jobs,
+        thorough=arguments.thorough,
+        into=arguments.into,
+        ends=ends,
+    )
     table = Table(title=f"{len(outcomes)} mutants", title_justify="left")
     for column in ("mutant", "file", "caught by", "s"):
         table.add_column(column, justify="right" if column == "s" else "left", overflow="fold")
@@ -196,7 +260,9 @@ def main() -> int:
 
 
 def report(path: Path, console: Console) -> int:
-    """Print which of the table's mutants survive by a file of outcomes, and which it does not hold."""
+    """Print which of the table's mutants survive by a file of outcomes, and which it does not
+    hold.
+    """
     lines = path.read_text(encoding="utf-8").splitlines()
     failed = {each["mutant"]: each["failed"] for each in map(json.loads, lines)}
     names = [mutant.name for mutant in read_mutants()]
@@ -209,7 +275,13 @@ def report(path: Path, console: Console) -> int:
 
 
 def _run(
-    mutants: Sequence[Mutant], console: Console, *, jobs: int, thorough: bool, into: Path | None, ends: float
+    mutants: Sequence[Mutant],
+    console: Console,
+    *,
+    jobs: int,
+    thorough: bool,
+    into: Path | None,
+    ends: float,
 ) -> list[Outcome]:
     copies: SimpleQueue[Path] = SimpleQueue()
     unchanged: dict[tuple[str, ...], float] = {}
@@ -227,10 +299,16 @@ def _run(
             outcome = judge(mutant, root, thorough=thorough)
         finally:
             copies.put(root)
-        console.print(f"{'caught' if outcome.failed else 'SURVIVES'}: {mutant.name} ({outcome.seconds:.0f} s)")
+        console.print(
+            f"{'caught' if outcome.failed else 'SURVIVES'}: {mutant.name} ({outcome.seconds:.0f} s)"
+        )
         if into is not None:
             with into.open("a", encoding="utf-8") as file:
-                line = {"mutant": mutant.name, "failed": outcome.failed, "seconds": round(outcome.seconds)}
+                line = {
+                    "mutant": mutant.name,
+                    "failed": outcome.failed,
+                    "seconds": round(outcome.seconds),
+                }
                 file.write(json.dumps(line) + "\n")
         return outcome
 

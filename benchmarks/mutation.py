@@ -1,4 +1,6 @@
-"""Mistakes made by rule rather than by hand: operators, comparisons, constants, conditions and calls of a source."""
+"""Mistakes made by rule rather than by hand: operators, comparisons, constants, conditions and
+calls of a source.
+"""
 
 import ast
 import copy
@@ -32,7 +34,9 @@ class Mutation:
 
     line: int
     function: str
-    """The qualified name of the function that the change is in; empty at the level of the module or a class."""
+    """The qualified name of the function that the change is in; empty at the level of the module or
+    a class.
+    """
     change: str
     source: str
 
@@ -48,11 +52,17 @@ def mutations(source: str) -> Iterator[Mutation]:
 
 def function_at(source: str, line: int) -> str:
     """The qualified name of the outermost function, or method, that a line is in."""
-    inside = [name for node, name in _nodes(ast.parse(source), (), "") if node.lineno <= line <= (node.end_lineno or 0)]
+    inside = [
+        name
+        for node, name in _nodes(ast.parse(source), (), "")
+        if node.lineno <= line <= (node.end_lineno or 0)
+    ]
     return max(inside, key=len, default="")
 
 
-def _nodes(node: ast.AST, scope: tuple[str, ...], function: str) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
+def _nodes(
+    node: ast.AST, scope: tuple[str, ...], function: str
+) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
         return
     if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -62,7 +72,13 @@ def _nodes(node: ast.AST, scope: tuple[str, ...], function: str) -> Iterator[tup
     if isinstance(node, ast.stmt | ast.expr):
         yield node, function
     for name, value in ast.iter_fields(node):
-        if name not in ("annotation", "returns", "decorator_list", "bases", "keywords" if not function else ""):
+        if name not in (
+            "annotation",
+            "returns",
+            "decorator_list",
+            "bases",
+            "keywords" if not function else "",
+        ):
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
                     yield from _nodes(child, scope, function)
@@ -92,7 +108,8 @@ def _changed(node: ast.stmt | ast.expr) -> Iterator[ast.stmt | ast.expr]:
 
 def _replaced(source: str, node: ast.stmt | ast.expr, text: str) -> str:
     lines = source.encode().splitlines(keepends=True)
-    first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+    first = node.lineno - 1
+    last = (node.end_lineno or node.lineno) - 1
     end = node.end_col_offset or 0
     middle = lines[first][: node.col_offset] + text.encode() + lines[last][end:]
     return b"".join([*lines[:first], middle, *lines[last + 1 :]]).decode()

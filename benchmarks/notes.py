@@ -1,10 +1,14 @@
-"""An environment in the form of TRL's `environment_factory`, which both systems play unchanged; imports neither."""
+"""An environment in the form of TRL's `environment_factory`, which both systems play unchanged;
+imports neither.
+"""
 
 from typing import Any
 
 
 class Notes:
-    """The tool `note` keeps a text and answers with a line; an even number of characters in all texts pays 1."""
+    """The tool `note` keeps a text and answers with a line; an even number of characters in all
+    texts pays 1.
+    """
 
     def reset(self, **columns: Any) -> None:
         """Begin an episode, and leave its prompt unchanged."""
@@ -37,5 +41,7 @@ class EchoedNotes(Notes):
 
 
 def forced_call(text: str) -> tuple[str, dict[str, Any]]:
-    """The name of the tool and the arguments for a turn of any text, where every turn counts as a call."""
+    """The name of the tool and the arguments for a turn of any text, where every turn counts as a
+    call.
+    """
     return "note", {"text": text}

@@ -10,7 +10,8 @@ from torch.autograd.profiler import record_function
 from cpu_kernels.compiled import library
 
 COMPILED = "cpu_kernels::"
-"""What the names of compiled functions begin with: torch's profiler sees only its own operations."""
+"""What the names of compiled functions begin with: torch's profiler sees only its own operations.
+"""
 PRODUCTS = (
     "aten::mm",
     "aten::addmm",
@@ -21,7 +22,10 @@ PRODUCTS = (
     f"{COMPILED}product",
 )
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("log-softmax and entropy", ("_Score", "TokenScores", f"{COMPILED}score", "aten::_log_softmax", "aten::xlogy")),
+    (
+        "log-softmax and entropy",
+        ("_Score", "TokenScores", f"{COMPILED}score", "aten::_log_softmax", "aten::xlogy"),
+    ),
     ("gradients and optimiser", ("AccumulateGrad", "Optimizer", "_fused_adamw", "aten::_foreach")),
 )
 """Kinds by a part of an operation's name, or of one that called it."""
@@ -37,7 +41,9 @@ def compiled_functions_named() -> Iterator[None]:
     """Inside of the block a trace has the calls of compiled functions, by name."""
     functions = library() or {}
     plain = {key: function for key, function in functions.items() if isinstance(key, tuple)}
-    functions.update({key: _recorded(f"{COMPILED}{key[0]}", function) for key, function in plain.items()})
+    functions.update(
+        {key: _recorded(f"{COMPILED}{key[0]}", function) for key, function in plain.items()}
+    )
     try:
         yield
     finally:
@@ -55,18 +61,29 @@ def _recorded(name: str, function: Any) -> Any:
 def kind_of(names: Sequence[str]) -> str:
     """The category of an operation, by its name and the names of its callers, nearest first."""
     # inside of attention a product is attention's
-    parts = "scaled_dot_product", "flash_attention", "SegmentAttention", f"{COMPILED}segments", f"{COMPILED}attention"
+    parts = (
+        "scaled_dot_product",
+        "flash_attention",
+        "SegmentAttention",
+        f"{COMPILED}segments",
+        f"{COMPILED}attention",
+    )
     if any(part in name for name in names for part in parts):
         return ATTENTION
     if names[0] in PRODUCTS:
         return MATMULS
     if names[0] == f"{COMPILED}decode":
         return LAYERS
-    return next((kind for kind, parts in KINDS if any(part in name for name in names for part in parts)), OTHERS)
+    return next(
+        (kind for kind, parts in KINDS if any(part in name for name in names for part in parts)),
+        OTHERS,
+    )
 
 
 def seconds_by_kind(events: Iterable[Any], wall_s: float) -> dict[str, float]:
-    """Own seconds of a torch profiler's events by kind; what is left of the wall time is Python's."""
+    """Own seconds of a torch profiler's events by kind; what is left of the wall time is
+    Python's.
+    """
     seconds: Counter[str] = Counter()
     for event in events:
         if event.self_cpu_time_total > 0:

@@ -1,6 +1,8 @@
-"""Short runs of a tiny model with one planted fault each, and healthy ones: does `dapo doctor` find the cause?
+"""Short runs of a tiny model with one planted fault each, and healthy ones: does `dapo doctor` find
+the cause?
 
-A fault is planted where it would arise: in the reward, the options, the data or the model, never in the metrics.
+A fault is planted where it would arise: in the reward, the options, the data or the model, never in
+the metrics.
 """
 
 import json
@@ -45,16 +47,23 @@ KINDS = {
 
 
 def fitted_model(path: Path, *, steps: int = 110, seed: int = 0) -> Path:
-    """A tiny model that has learned to end its responses, and to answer each of KINDS in its way; about two seconds."""
+    """A tiny model that has learned to end its responses, and to answer each of KINDS in its way;
+    about two seconds.
+    """
     model, tokenizer = tiny_random(torch.float32)
     draw = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    end = tokenizer.eos_token_id
+    pad = tokenizer.pad_token_id
     for _ in range(steps):
         rows = [_example(draw) for _ in range(32)]
-        pairs = [(tokenizer(prompt).input_ids, [*tokenizer(answer).input_ids, end]) for prompt, answer in rows]
+        pairs = [
+            (tokenizer(prompt).input_ids, [*tokenizer(answer).input_ids, end])
+            for prompt, answer in rows
+        ]
         width = max(len(prompt) + len(answer) for prompt, answer in pairs)
-        ids, labels = torch.full((len(pairs), width), pad), torch.full((len(pairs), width), -100)
+        ids = torch.full((len(pairs), width), pad)
+        labels = torch.full((len(pairs), width), -100)
         for row, (prompt, answer) in enumerate(pairs):
             ids[row, : len(prompt) + len(answer)] = torch.tensor([*prompt, *answer])
             labels[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
@@ -67,14 +76,19 @@ def fitted_model(path: Path, *, steps: int = 110, seed: int = 0) -> Path:
 
 def _example(draw: random.Random) -> tuple[str, str]:
     kind = draw.choice("QQQEHLST")
-    digit, letter = str(draw.randrange(10)), draw.choice("abcdefgh")
+    digit = str(draw.randrange(10))
+    letter = draw.choice("abcdefgh")
     plain = digit if draw.random() < 0.5 else letter
     answer = {
         "Q": plain,
         "E": digit,
         "H": letter,
         "L": (plain + "xy" * 13) if draw.random() < 0.67 else plain,
-        "S": "\n".join(f"#### {draw.choice('0123456789')}" for _ in range(4)) if draw.random() < 0.67 else plain,
+        "S": (
+            "\n".join(f"#### {draw.choice('0123456789')}" for _ in range(4))
+            if draw.random() < 0.67
+            else plain
+        ),
         "T": "".join(draw.choice("abcdefgh0123") for _ in range(30)),
     }[kind]
     return f"{kind}{draw.randrange(10)}", answer
@@ -90,7 +104,9 @@ class StaleEngine:
     def load_weights(self, weights: WeightSource, version: int) -> None:
         """Load the first weights again, under the new version."""
         if self._first is None:
-            self._first = _Copied({name: tensor.clone() for name, tensor in weights.named_tensors()}, weights)
+            self._first = _Copied(
+                {name: tensor.clone() for name, tensor in weights.named_tensors()}, weights
+            )
         self._engine.load_weights(self._first, version)
 
     def __getattr__(self, name: str) -> Any:
@@ -227,13 +243,27 @@ def base_config(model: Path, data: Path, case: Case) -> Config:
     """The options of a run: those of a healthy one, then the case's."""
     raw = {
         "model": {"name": str(model), "dtype": "float32"},
-        "data": {"train": str(data / "train.jsonl"), **({"eval": str(data / "eval.jsonl")} if case.held_out else {})},
-        "rollout": {"prompts_per_step": 4, "group_size": 6, "max_response_tokens": 32, "native": {"slots": 48}},
+        "data": {
+            "train": str(data / "train.jsonl"),
+            **({"eval": str(data / "eval.jsonl")} if case.held_out else {}),
+        },
+        "rollout": {
+            "prompts_per_step": 4,
+            "group_size": 6,
+            "max_response_tokens": 32,
+            "native": {"slots": 48},
+        },
         "dynamic_sampling": {"max_groups_per_step": 24},
         "reward": {"verifier": DEFAULT_REWARD, "workers": 1},
         "overlong": {"buffer_tokens": 8},
         "optim": {"lr": 1e-3, "warmup_steps": 0, "weight_decay": 0.0},
-        "train": {"num_steps": 8, "minibatch_groups": 2, "microbatch_tokens": 4096, "save_every": 0, "threads": 1},
+        "train": {
+            "num_steps": 8,
+            "minibatch_groups": 2,
+            "microbatch_tokens": 4096,
+            "save_every": 0,
+            "threads": 1,
+        },
     }
     return build_config(raw, case.options)
 
@@ -249,7 +279,10 @@ def write_problems(data: Path, case: Case) -> None:
         if name == "train":
             rows += rows[:1] * case.copies
         opposite = {"train": "digit", "eval": "none"}[name]
-        lines = [json.dumps({**row, "answer": case.answers.get(row["prompt"][0], opposite)}) for row in rows]
+        lines = [
+            json.dumps({**row, "answer": case.answers.get(row["prompt"][0], opposite)})
+            for row in rows
+        ]
         (data / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
 
 
@@ -270,8 +303,16 @@ def open_case(case: Case, config: Config, path: Path) -> Iterator[Run]:
     directory = RunDirectory.create(path, dump_config(config), {})
     display = ProgressDisplay(config.train.num_steps)
     options = {"options": config.reward.options, "threshold": config.reward.threshold}
-    judge: Any = VerifierPool(config.reward) if case.in_processes else InlineJudge(config.reward.verifier, **options)
-    with judge, directory.lock(), build_run(in_process, inputs, judge, directory, display, first_step=1) as run:
+    judge: Any = (
+        VerifierPool(config.reward)
+        if case.in_processes
+        else InlineJudge(config.reward.verifier, **options)
+    )
+    with (
+        judge,
+        directory.lock(),
+        build_run(in_process, inputs, judge, directory, display, first_step=1) as run,
+    ):
         run.config = config
         if case.change is not None:
             case.change(run)
@@ -287,15 +328,29 @@ _ONE_STEP_OFF = ("schedule=one_step_off", "rollout.engines=1")
 _AUDITED = (f"audit.verifier={REWARDS}:not_only_letters", "audit.share=1")
 HEALTHY = (
     *(Case(f"dapo, seed {seed}", None, (f"train.seed={seed}",)) for seed in range(1, 7)),
-    *(Case(f"grpo, seed {seed}", None, ("preset=grpo", f"train.seed={seed}")) for seed in range(1, 4)),
-    *(Case(f"one_step_off, seed {seed}", None, (*_ONE_STEP_OFF, f"train.seed={seed}")) for seed in range(1, 4)),
-    *(Case(f"LoRA, seed {seed}", None, (*_LORA, f"train.seed={seed}", "optim.lr=0.003")) for seed in range(1, 3)),
-    *(Case(f"a graded reward, seed {seed}", None, (*_GRADED, f"train.seed={seed}")) for seed in range(1, 3)),
+    *(
+        Case(f"grpo, seed {seed}", None, ("preset=grpo", f"train.seed={seed}"))
+        for seed in range(1, 4)
+    ),
+    *(
+        Case(f"one_step_off, seed {seed}", None, (*_ONE_STEP_OFF, f"train.seed={seed}"))
+        for seed in range(1, 4)
+    ),
+    *(
+        Case(f"LoRA, seed {seed}", None, (*_LORA, f"train.seed={seed}", "optim.lr=0.003"))
+        for seed in range(1, 3)
+    ),
+    *(
+        Case(f"a graded reward, seed {seed}", None, (*_GRADED, f"train.seed={seed}"))
+        for seed in range(1, 3)
+    ),
     Case("evaluated", None, ("train.eval_every=2",), held_out="Q" * 40, answers={"Q": "digit"}),
     Case("audited by a verifier that agrees", None, _AUDITED),
     Case("filtered by score", None, (*_GRADED, "dynamic_sampling.filter={min_spread: 0.1}")),
     Case(
-        "with prediction and a falling rate", None, ("dynamic_sampling.predict=proportional", "optim.schedule=cosine")
+        "with prediction and a falling rate",
+        None,
+        ("dynamic_sampling.predict=proportional", "optim.schedule=cosine"),
     ),
 )
 
@@ -304,7 +359,10 @@ _GSPO_OFF = ("preset=gspo", *_ONE_STEP_OFF, "loss.engine_ratio=sequence")
 _OF_REWARDS = [name for name in PRESETS if name not in ("distill", "sft")]
 _LOSSES = {
     **{f"preset {name}": (f"preset={name}",) for name in _OF_REWARDS},
-    **{f"preset {name}, four updates": (f"preset={name}", "train.minibatch_groups=1") for name in _OF_REWARDS},
+    **{
+        f"preset {name}, four updates": (f"preset={name}", "train.minibatch_groups=1")
+        for name in _OF_REWARDS
+    },
     "KL by k1 in the reward": ("loss.kl_coef=0.01", "loss.kl_in=reward", "loss.kl_estimator=k1"),
     "KL by k2 in the loss": ("loss.kl_coef=0.01", "loss.kl_estimator=k2"),
     "KL by k3 in the loss": ("loss.kl_coef=0.01", "loss.kl_estimator=k3"),
@@ -319,7 +377,10 @@ _LOSSES = {
     "no dual clip": ("loss.dual_clip=null",),
     "averaged by sequence": ("loss.aggregate=sequence",),
     "averaged by group": ("loss.aggregate=group",),
-    "selection with inverse weights": ("dynamic_sampling.predict=thompson", "dynamic_sampling.weights=inverse"),
+    "selection with inverse weights": (
+        "dynamic_sampling.predict=thompson",
+        "dynamic_sampling.weights=inverse",
+    ),
     "truncated responses left out": ("overlong.mode=filter",),
 }
 HEALTHY_LOSSES = tuple(Case(name, None, (*options, *_STEPS)) for name, options in _LOSSES.items())
@@ -327,9 +388,15 @@ HEALTHY_LOSSES = tuple(Case(name, None, (*options, *_STEPS)) for name, options i
 
 
 def judged_right(case: Case, diagnosis: Diagnosis) -> bool:
-    """Whether the doctor named the planted cause and nothing of `never`, or raised no alarm where there is none."""
+    """Whether the doctor named the planted cause and nothing of `never`, or raised no alarm where
+    there is none.
+    """
     if case.expected is None:
         return not diagnosis.issues
     named = [each.finding for each in diagnosis.cases]
-    proposed = {text for each in named for text in (each.name, *(c.partition("=")[0] for c in each.change))}
-    return not proposed & set(case.never) and case.expected in {found.finding.name for found in diagnosis.cases}
+    proposed = {
+        text for each in named for text in (each.name, *(c.partition("=")[0] for c in each.change))
+    }
+    return not proposed & set(case.never) and case.expected in {
+        found.finding.name for found in diagnosis.cases
+    }

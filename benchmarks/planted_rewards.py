@@ -1,4 +1,6 @@
-"""Rewards for the runs of `benchmarks.planted_faults`: what is wrong with each is the planted fault."""
+"""Rewards for the runs of `benchmarks.planted_faults`: what is wrong with each is the planted
+fault.
+"""
 
 import time
 import zlib

@@ -1,10 +1,13 @@
-"""The saving of `dynamic_sampling.predict` with a formula as policy: dapo's sampling, no model. Takes seconds.
+"""The saving of `dynamic_sampling.predict` with a formula as policy: dapo's sampling, no model.
+
+Takes seconds.
 
     python -m benchmarks.predict_simulation
 
-A response to problem j of kind k is right with probability sigmoid(skill[k] + ease[j]). A group that trains moves the
-skill of its kind by the policy gradient with the advantages of Eq. 9, times its weight. Sampling, selection, history
-and stream are those of a run. It says what to expect where kinds learn apart; `benchmarks.predict` measures a policy.
+A response to problem j of kind k is right with probability sigmoid(skill[k] + ease[j]). A group
+that trains moves the skill of its kind by the policy gradient with the advantages of Eq. 9, times
+its weight. Sampling, selection, history and stream are those of a run. It says what to expect where
+kinds learn apart; `benchmarks.predict` measures a policy.
 """
 
 from collections.abc import Sequence
@@ -25,7 +28,11 @@ from dapo.training.rollout import Sampling, SamplingPlan, collect
 from dapo.training.selection import ProblemSelector
 from dapo.types import GenerationRequest, Group, Problem, Verdict
 
-PROMPTS, GROUP_SIZE, TOKENS, SEEDS, MAX_STEPS = 8, 8, 16, 5, 200
+PROMPTS = 8
+GROUP_SIZE = 8
+TOKENS = 16
+SEEDS = 5
+MAX_STEPS = 200
 LEARNING_RATE = 0.6
 KINDS = {"trivial": 4.5, "impossible": -9.0, "useful": -0.8}
 """The skill that the policy begins with."""
@@ -37,11 +44,16 @@ MODES = {
     "thompson": ("thompson", "none"),
     "proportional inverse": ("proportional", "inverse"),
 }
-CASES = {"a source for each kind, 6,000 problems": (True, 6000), "one source, 300 problems": (False, 300)}
+CASES = {
+    "a source for each kind, 6,000 problems": (True, 6000),
+    "one source, 300 problems": (False, 300),
+}
 
 
 class Simulation:
-    """A run of the formula: encoder, judge and script for dapo's sampling, and its training steps."""
+    """A run of the formula: encoder, judge and script for dapo's sampling, and its training
+    steps.
+    """
 
     def __init__(self, mode: str, *, by_source: bool, size: int, seed: int) -> None:
         """`by_source`: whether the kind of a problem is known from its source."""
@@ -49,10 +61,16 @@ class Simulation:
         self.seed = seed
         self.skill = dict(KINDS)
         uniforms = keyed_uniforms(keyed_seed("kinds", seed), size)
-        names, bounds = list(SHARES), np.cumsum(list(SHARES.values()))
+        names = list(SHARES)
+        bounds = np.cumsum(list(SHARES.values()))
         self.kinds = [names[min(int(np.searchsorted(bounds, u)), 2)] for u in uniforms]
-        self.ease = np.random.Generator(np.random.Philox(key=keyed_seed("ease", seed))).normal(size=size)
-        problems = [Problem(str(j), "", "", kind if by_source else "all") for j, kind in enumerate(self.kinds)]
+        self.ease = np.random.Generator(np.random.Philox(key=keyed_seed("ease", seed))).normal(
+            size=size
+        )
+        problems = [
+            Problem(str(j), "", "", kind if by_source else "all")
+            for j, kind in enumerate(self.kinds)
+        ]
         self.stats = ProblemStats()
         self.tokens = 0
         self.sampling = Sampling(
@@ -93,7 +111,9 @@ class Simulation:
     ) -> "Future[tuple[Verdict, ...]]":
         """Verdicts at once."""
         future: Future[tuple[Verdict, ...]] = Future()
-        future.set_result(tuple(Verdict(text[0] == "1", 1.0 if text[0] == "1" else -1.0) for text in responses))
+        future.set_result(
+            tuple(Verdict(text[0] == "1", 1.0 if text[0] == "1" else -1.0) for text in responses)
+        )
         return future
 
     def step(self, step: int) -> None:
@@ -112,7 +132,9 @@ class Simulation:
         moves = dict.fromkeys(KINDS, 0.0)
         for group in batch.groups:
             weight = batch.weights.get(group.id, 1.0)
-            moves[self.kinds[int(group.problem.id)]] += weight * self.gradient(group) / len(batch.groups)
+            moves[self.kinds[int(group.problem.id)]] += (
+                weight * self.gradient(group) / len(batch.groups)
+            )
         for kind, move in moves.items():
             self.skill[kind] += LEARNING_RATE * move
         self.stats.record((group for group, _ in batch.decided), step=step)
@@ -124,7 +146,9 @@ class Simulation:
         return float(np.mean(advantages * (right - self.rate(int(group.problem.id)))))
 
 
-def tokens_and_steps(mode: str, *, by_source: bool, size: int, seed: int) -> dict[float, tuple[int, int]]:
+def tokens_and_steps(
+    mode: str, *, by_source: bool, size: int, seed: int
+) -> dict[float, tuple[int, int]]:
     """For each target: the tokens generated and the steps made when the accuracy has reached it."""
     run = Simulation(mode, by_source=by_source, size=size, seed=seed)
     found: dict[float, tuple[int, int]] = {}
@@ -140,11 +164,16 @@ def tokens_and_steps(mode: str, *, by_source: bool, size: int, seed: int) -> dic
 
 def main() -> None:
     """Print a table: medians over the seeds, and the ratio of tokens to off by seed."""
-    print("| problems | accuracy | mode | generated tokens | steps | fewer tokens than off, by seed |")
+    print(
+        "| problems | accuracy | mode | generated tokens | steps | fewer tokens than off, by seed |"
+    )
     print("|---|---|---|---|---|---|")
     for name, (by_source, size) in CASES.items():
         runs = {
-            mode: [tokens_and_steps(mode, by_source=by_source, size=size, seed=seed) for seed in range(SEEDS)]
+            mode: [
+                tokens_and_steps(mode, by_source=by_source, size=size, seed=seed)
+                for seed in range(SEEDS)
+            ]
             for mode in MODES
         }
         for target in TARGETS:
@@ -155,8 +184,13 @@ def main() -> None:
                     for each, base in zip(found, runs["off"], strict=True)
                     if target in each and target in base
                 ]
-                tokens, steps = (median(values) for values in zip(*there, strict=True)) if there else (0, 0)
-                print(f"| {name} | {target:.0%} | {mode} | {tokens:,.0f} | {steps:.0f} | {', '.join(ratios)} |")
+                tokens, steps = (
+                    (median(values) for values in zip(*there, strict=True)) if there else (0, 0)
+                )
+                print(
+                    f"| {name} | {target:.0%} | {mode} | {tokens:,.0f} | {steps:.0f} |"
+                    f" {', '.join(ratios)} |"
+                )
 
 
 if __name__ == "__main__":

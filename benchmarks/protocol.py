@@ -1,4 +1,5 @@
-"""Commands to a worker process and its answers: one JSON object a line over its standard input and output.
+"""Commands to a worker process and its answers: one JSON object a line over its standard input and
+output.
 
 Standard library only: it runs in every system's own virtual environment.
 """
@@ -27,7 +28,10 @@ class WorkerFailed(RuntimeError):
 
 
 class Channel:
-    """The worker's side. Whatever libraries print goes to standard error, so that only answers are on the line."""
+    """The worker's side.
+
+    Whatever libraries print goes to standard error, so that only answers are on the line.
+    """
 
     def __init__(self) -> None:
         self._answers: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -47,14 +51,19 @@ class Channel:
         """Say that the last command failed, and how."""
         text = "".join(traceback.format_exception(error))
         print(
-            json.dumps({"error": f"{type(error).__name__}: {error}", "traceback": text}), file=self._answers, flush=True
+            json.dumps({"error": f"{type(error).__name__}: {error}", "traceback": text}),
+            file=self._answers,
+            flush=True,
         )
 
 
-def serve(handlers: Mapping[str, Handler], channel: Channel | None = None, until: str | None = None) -> bool:
+def serve(
+    handlers: Mapping[str, Handler], channel: Channel | None = None, until: str | None = None
+) -> bool:
     """Answer commands by the handler of their name; an error ends the worker.
 
-    Returns True at the command named `until`, which the caller answers, and False when the coordinator quits.
+    Returns True at the command named `until`, which the caller answers, and False when the
+    coordinator quits.
     """
     channel = channel or Channel()
     while (command := channel.receive()) is not None:
@@ -73,7 +82,13 @@ class Worker:
     """The coordinator's side: one process, started at once, that answers one command at a time."""
 
     def __init__(
-        self, name: str, command: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: Path,
+        cwd: Path | None = None,
     ) -> None:
         self.name = name
         self.log = log
@@ -92,7 +107,10 @@ class Worker:
         self._pending = b""
 
     def ask(self, do: str, *, timeout_s: float, **arguments: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer. Raises WorkerFailed, after which the process is gone."""
+        """Send a command and wait for its answer.
+
+        Raises WorkerFailed, after which the process is gone.
+        """
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
@@ -100,13 +118,17 @@ class Worker:
             reply = json.loads(self._read_line(time.monotonic() + timeout_s, do))
         except (OSError, ValueError) as error:
             self.kill()
-            raise WorkerFailed(f"{self.name}: {do}: {error}; its output is in {os.path.relpath(self.log)}") from error
+            raise WorkerFailed(
+                f"{self.name}: {do}: {error}; its output is in {os.path.relpath(self.log)}"
+            ) from error
         except WorkerFailed:
             self.kill()
             raise
         if "error" in reply:
             self.kill()
-            raise WorkerFailed(f"{self.name}: {do}: {reply['error']}; its output is in {os.path.relpath(self.log)}")
+            raise WorkerFailed(
+                f"{self.name}: {do}: {reply['error']}; its output is in {os.path.relpath(self.log)}"
+            )
         result: dict[str, Any] = reply["ok"]
         return result
 
@@ -137,12 +159,14 @@ class Worker:
             ready, _, _ = select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise WorkerFailed(
-                    f"{self.name}: no answer to {do} in time; its output is in {os.path.relpath(self.log)}"
+                    f"{self.name}: no answer to {do} in time; its output is in"
+                    f" {os.path.relpath(self.log)}"
                 )
             data = os.read(descriptor, 1 << 20)
             if not data:
                 raise WorkerFailed(
-                    f"{self.name} ended while it was asked to {do}; its output is in {os.path.relpath(self.log)}"
+                    f"{self.name} ended while it was asked to {do}; its output is in"
+                    f" {os.path.relpath(self.log)}"
                 )
             self._pending += data
         line, _, self._pending = self._pending.partition(b"\n")

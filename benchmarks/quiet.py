@@ -1,4 +1,7 @@
-"""Is the machine free for a measurement? Processor time that others take, from the kernel's own account (Linux)."""
+"""Is the machine free for a measurement?
+
+Processor time that others take, from the kernel's own account (Linux).
+"""
 
 import os
 import time
@@ -6,12 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 QUIET_SHARE = 0.05
-"""Largest share of all cores' time that other processes may use; more would change the digits shown."""
+"""Largest share of all cores' time that other processes may use; more would change the digits
+shown.
+"""
 
 
 @dataclass(frozen=True)
 class ProcessorTime:
-    """Seconds since boot that all cores together have been at work, whoever asked for it, and of all there were."""
+    """Seconds since boot that all cores together have been at work, whoever asked for it, and of
+    all there were.
+    """
 
     busy_s: float
     total_s: float
@@ -19,7 +26,9 @@ class ProcessorTime:
     @classmethod
     def now(cls) -> "ProcessorTime":
         """Raises OSError where the kernel gives no such account."""
-        return cls.parse(Path("/proc/stat").read_text(encoding="ascii"), ticks_per_s=os.sysconf("SC_CLK_TCK"))
+        return cls.parse(
+            Path("/proc/stat").read_text(encoding="ascii"), ticks_per_s=os.sysconf("SC_CLK_TCK")
+        )
 
     @classmethod
     def parse(cls, text: str, *, ticks_per_s: int) -> "ProcessorTime":
@@ -29,7 +38,9 @@ class ProcessorTime:
         return cls((sum(ticks) - idle) / ticks_per_s, sum(ticks) / ticks_per_s)
 
     def share_since(self, before: "ProcessorTime", *, own_s: float = 0.0) -> float:
-        """Which part of all cores' time since `before` was spent, less `own_s` seconds that do not count."""
+        """Which part of all cores' time since `before` was spent, less `own_s` seconds that do not
+        count.
+        """
         total = self.total_s - before.total_s
         return max(0.0, self.busy_s - before.busy_s - own_s) / total if total > 0 else 0.0
 
@@ -46,6 +57,6 @@ def require_quiet() -> None:
     share = busy_share()
     if share > QUIET_SHARE:
         raise RuntimeError(
-            f"other processes use {share:.0%} of the processor; expected at most {QUIET_SHARE:.0%}: "
-            "end them, or give --allow-busy, which marks the results"
+            f"other processes use {share:.0%} of the processor; expected at most {QUIET_SHARE:.0%}:"
+            " end them, or give --allow-busy, which marks the results"
         )

@@ -1,4 +1,6 @@
-"""The table of one results file, or of several with a column for each: for people, and between a document's markers."""
+"""The table of one results file, or of several with a column for each: for people, and between a
+document's markers.
+"""
 
 import argparse
 import json
@@ -11,7 +13,15 @@ from typing import Any
 from benchmarks.compute_limits import share_of_limit
 
 MARKER = "<!-- bench -->"
-HEADER = ("measured", "ours", "opponent", "", "ours / opponent (min to max)", "of the limit: ours", "opponent")
+HEADER = (
+    "measured",
+    "ours",
+    "opponent",
+    "",
+    "ours / opponent (min to max)",
+    "of the limit: ours",
+    "opponent",
+)
 
 
 @dataclass(frozen=True)
@@ -48,11 +58,22 @@ def markdown_table(results: Mapping[str, Any]) -> str:
 
 
 def processors_table(several: Sequence[Mapping[str, Any]]) -> str:
-    """Ours against each opponent, in one column per results file; beneath it what each was measured on."""
+    """Ours against each opponent, in one column per results file; beneath it what each was measured
+    on.
+    """
     columns = [{(row[0], row[3]): row for row in table_rows(results)} for results in several]
-    measured = list(dict.fromkeys(key for column in columns for key, row in column.items() if row[3]))
-    rows = [(name, other, *(_comparison(column.get((name, other))) for column in columns)) for name, other in measured]
-    header = ("ours / opponent (min to max); of the limit: ours, opponent", "opponent", *map(_processor, several))
+    measured = list(
+        dict.fromkeys(key for column in columns for key, row in column.items() if row[3])
+    )
+    rows = [
+        (name, other, *(_comparison(column.get((name, other))) for column in columns))
+        for name, other in measured
+    ]
+    header = (
+        "ours / opponent (min to max); of the limit: ours, opponent",
+        "opponent",
+        *map(_processor, several),
+    )
     notes = (line for results in several for line in ("", *footnotes(results)))
     return "\n".join([*markdown_rows(header, rows), *notes])
 
@@ -77,37 +98,50 @@ def markdown_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[
 
 def footnotes(results: Mapping[str, Any]) -> list[str]:
     """The machine, the formula of the limit, and where each part comes from."""
-    machine, parts = results["machine"], results["parts"]
+    machine = results["machine"]
+    parts = results["parts"]
     flags = ", ".join(machine["flags"]) or "none of the instructions that matter"
     rates = [rate for part in parts.values() for rate in part.get("gflops", [])]
     notes = [
-        f"{machine['cpu']}, {machine['cores']} cores ({flags}). Medians; in brackets the smallest and the largest."
+        f"{machine['cpu']}, {machine['cores']} cores ({flags}). Medians; in brackets the smallest"
+        " and the largest."
     ]
     if rates:
         spread = Spread.of(rates)
         notes.append(
-            f"The limit is the rate of large square matmuls in the same rounds ({spread.median:.0f} GFLOP/s, "
-            f"{spread.low:.0f} to {spread.high:.0f}) over 2 x parameters FLOP a generated token, 6 x parameters a "
-            "trained response token, 8 x for a step that does both; parameters counted once, tied head included; "
-            "prompts and attention are not in it."
+            f"The limit is the rate of large square matmuls in the same rounds ({spread.median:.0f}"
+            f" GFLOP/s, {spread.low:.0f} to {spread.high:.0f}) over 2 x parameters FLOP a generated"
+            " token, 6 x parameters a trained response token, 8 x for a step that does both;"
+            " parameters counted once, tied head included; prompts and attention are not in it."
         )
     versions: dict[str, str] = {}
     for part in parts.values():
         for found in part.get("versions", {}).values():
             versions |= found
     listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    sources = sorted({(part["date"], part["commit"], part["dtype"]) for part in parts.values() if part["figures"]})
+    sources = sorted(
+        {
+            (part["date"], part["commit"], part["dtype"])
+            for part in parts.values()
+            if part["figures"]
+        }
+    )
     measured = "; ".join(f"{date}, commit {commit}, {dtype}" for date, commit, dtype in sources)
     notes.append(f"{measured}; {listed}." if listed else f"{measured}.")
     return notes
 
 
 def replace_between_markers(text: str, table: str, *, marker: str = MARKER) -> str:
-    """`text` with `table` between its two marker lines. Raises ValueError unless there are exactly two."""
+    """`text` with `table` between its two marker lines.
+
+    Raises ValueError unless there are exactly two.
+    """
     lines = text.split("\n")
     found = [number for number, line in enumerate(lines) if line.strip() == marker]
     if len(found) != 2:
-        raise ValueError(f"expected exactly two lines {marker} around the table, found {len(found)}")
+        raise ValueError(
+            f"expected exactly two lines {marker} around the table, found {len(found)}"
+        )
     return "\n".join([*lines[: found[0] + 1], table, *lines[found[1] :]])
 
 
@@ -115,8 +149,13 @@ def console_table(results: Mapping[str, Any]) -> str:
     """The same rows in columns, for a terminal."""
     rows = [HEADER, *table_rows(results)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], "", *footnotes(results)])
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return "\n".join(
+        [lines[0], "  ".join("-" * width for width in widths), *lines[1:], "", *footnotes(results)]
+    )
 
 
 def _part_rows(name: str, part: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -126,17 +165,22 @@ def _part_rows(name: str, part: Mapping[str, Any]) -> list[tuple[str, ...]]:
     rows = [row for figures in alike.values() for row in _figure_rows(figures, part)]
     label = next(iter(alike), (name, ""))[0]
     rows += [
-        (label, "", "", entry["system"], f"skipped: {entry['reason']}", "", "") for entry in part.get("skipped", [])
+        (label, "", "", entry["system"], f"skipped: {entry['reason']}", "", "")
+        for entry in part.get("skipped", [])
     ]
     return rows
 
 
-def _figure_rows(figures: Sequence[Mapping[str, Any]], part: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def _figure_rows(
+    figures: Sequence[Mapping[str, Any]], part: Mapping[str, Any]
+) -> list[tuple[str, ...]]:
     ours = next((figure for figure in figures if figure["system"] == "ours"), None)
     if ours is None:
         return []
     others = [figure for figure in figures if figure["system"] != "ours"]
-    measured = f"{ours['name']}, {ours['unit']}" + (" (less is better)" if ours["better"] == "lower" else "")
+    measured = f"{ours['name']}, {ours['unit']}" + (
+        " (less is better)" if ours["better"] == "lower" else ""
+    )
     if not others:
         return [(measured, _figure_text(ours), "", "", "", _share_text(ours, part), "")]
     return [
@@ -196,20 +240,32 @@ def _line(cells: Sequence[str]) -> str:
 def main() -> None:
     """Put the table of one or several results files between the markers of documents."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("documents", nargs="*", type=Path, help="Markdown files to rewrite; none: print")
     parser.add_argument(
-        "--results", type=Path, nargs="+", required=True, help="several: a column for each, with ratios alone"
+        "documents", nargs="*", type=Path, help="Markdown files to rewrite; none: print"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="several: a column for each, with ratios alone",
     )
     parser.add_argument("--parts", nargs="+", help="only these; none: all")
-    parser.add_argument("--marker", default=MARKER, help="the line before and behind the table in a document")
+    parser.add_argument(
+        "--marker", default=MARKER, help="the line before and behind the table in a document"
+    )
     arguments = parser.parse_args()
     several = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.results]
     for results in several if arguments.parts else ():
-        results["parts"] = {name: part for name, part in results["parts"].items() if name in arguments.parts}
+        results["parts"] = {
+            name: part for name, part in results["parts"].items() if name in arguments.parts
+        }
     table = markdown_table(several[0]) if len(several) == 1 else processors_table(several)
     for document in arguments.documents:
         document.write_text(
-            replace_between_markers(document.read_text(encoding="utf-8"), table, marker=arguments.marker),
+            replace_between_markers(
+                document.read_text(encoding="utf-8"), table, marker=arguments.marker
+            ),
             encoding="utf-8",
         )
     if not arguments.documents:

@@ -1,4 +1,6 @@
-"""The reward of forced-length steps: every second response is right, so that every group trains in every system."""
+"""The reward of forced-length steps: every second response is right, so that every group trains in
+every system.
+"""
 
 from binascii import crc32
 from typing import Any
@@ -22,9 +24,11 @@ def every_second_group(group: Group) -> bool:
 
 
 def three_kinds(completions: list[str], prompts: list[str], **columns: Any) -> list[bool]:
-    """Three difficulties: sums need a digit first, `largest` accepts any response, other tasks accept none.
+    """Three difficulties: sums need a digit first, `largest` accepts any response, other tasks
+    accept none.
 
-    A policy can learn the first. The other two give groups without a signal, like trivial and impossible problems.
+    A policy can learn the first. The other two give groups without a signal, like trivial and
+    impossible problems.
     """
     return [
         "largest" in prompt or ("+" in prompt and completion[:1].isdigit())

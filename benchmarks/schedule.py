@@ -1,7 +1,8 @@
-"""The part `schedule`: a step of async against a synchronous one, on the same two cores and the same work.
+"""The part `schedule`: a step of async against a synchronous one, on the same two cores and the
+same work.
 
-Lengths are forced and dynamic sampling keeps every second group, so that generation and update cost about the same and
-every system generates and trains the same tokens, whatever its weights are.
+Lengths are forced and dynamic sampling keeps every second group, so that generation and update cost
+about the same and every system generates and trains the same tokens, whatever its weights are.
 """
 
 from statistics import median
@@ -17,7 +18,10 @@ _ASYNC = ("schedule=async", "train.threads=1", "rollout.engines=1")
 ONE_STEP_OFF = "async, max_staleness=1: trainer and engine process, 1 thread each"
 SYSTEMS = {
     ONE_STEP_OFF: (*_ASYNC, "max_staleness=1"),
-    "async, max_staleness=2: trainer and engine process, 1 thread each": (*_ASYNC, "max_staleness=2"),
+    "async, max_staleness=2: trainer and engine process, 1 thread each": (
+        *_ASYNC,
+        "max_staleness=2",
+    ),
     "sync: one process, 2 threads": ("train.threads=2",),
     "sync: trainer and engine process, 1 thread each": ("train.threads=1", "rollout.engines=1"),
     "sync: trainer and engine process, 2 threads each": ("train.threads=2", "rollout.engines=1"),
@@ -60,7 +64,11 @@ def measure_schedule(session: Session) -> dict[str, dict[str, Any]]:
     return {
         "schedule": {
             "figures": [
-                unit | {"system": label, "values": [answers[system]["step_s"] for answers in rounds]}
+                unit
+                | {
+                    "system": label,
+                    "values": [answers[system]["step_s"] for answers in rounds],
+                }
                 for system, label in labels.items()
             ],
             "dtype": opened[ONE_STEP_OFF]["dtype"],
@@ -76,7 +84,9 @@ def measure_schedule(session: Session) -> dict[str, dict[str, Any]]:
 
 def _round(session: Session, names: dict[str, str], index: int) -> dict[str, dict[str, Any]]:
     """A step of each."""
-    answers = {system: session.ask(names[system], "step") for system in rotated(list(names), max(index, 0))}
+    answers = {
+        system: session.ask(names[system], "step") for system in rotated(list(names), max(index, 0))
+    }
     for system, answer in answers.items():
         seconds = ", ".join(f"{key.removesuffix('_s')} {answer[key]:.2f}" for key in SECONDS)
         session.log(f"  {system}: step {answer['step_s']:.2f} s ({seconds})")
@@ -84,15 +94,25 @@ def _round(session: Session, names: dict[str, str], index: int) -> dict[str, dic
 
 
 def _require_equal_work(rounds: list[dict[str, dict[str, Any]]]) -> None:
-    """Raise ValueError unless all systems trained the same tokens and generated as many, within those of a step.
+    """Raise ValueError unless all systems trained the same tokens and generated as many, within
+    those of a step.
 
-    A group counts in the step that decides it, and with max_staleness=2 groups are begun a batch before.
+    A group counts in the step that decides it, and with max_staleness=2 groups are begun a batch
+    before.
     """
-    work = {system: tuple(sum(each[system][key] for each in rounds) for key in WORK) for system in SYSTEMS}
+    work = {
+        system: tuple(sum(each[system][key] for each in rounds) for key in WORK)
+        for system in SYSTEMS
+    }
     generated, trained = zip(*work.values(), strict=True)
     if len(set(trained)) > 1 or max(generated) - min(generated) > min(generated) / len(rounds):
-        raise ValueError(f"the systems did not do the same work (tokens generated, tokens trained): {work}")
+        raise ValueError(
+            f"the systems did not do the same work (tokens generated, tokens trained): {work}"
+        )
 
 
 def _format_shape(shape: dict[str, int]) -> str:
-    return f"{shape['prompts']} groups of {shape['group']} x {shape['tokens']} tokens trained of twice as many"
+    return (
+        f"{shape['prompts']} groups of {shape['group']} x {shape['tokens']} tokens trained of twice"
+        " as many"
+    )

@@ -1,4 +1,6 @@
-"""A rollout engine without a model: its responses come from a function, so that tests of a loop need no patching."""
+"""A rollout engine without a model: its responses come from a function, so that tests of a loop
+need no patching.
+"""
 
 from array import array
 from collections.abc import Callable, KeysView, Sequence
@@ -11,7 +13,9 @@ from dapo.engines.request_checks import EngineState, check_requests
 from dapo.types import Finish, Generation, GenerationRequest
 
 Script: TypeAlias = Callable[[GenerationRequest], tuple[Sequence[int], Finish]]
-"""Returns the whole response to a request and its finish; the engine cuts it at the limits of the request."""
+"""Returns the whole response to a request and its finish; the engine cuts it at the limits of the
+request.
+"""
 
 Delay: TypeAlias = Callable[[GenerationRequest], int]
 """Returns the number of polls that a request takes from its start to its answer, 1 or more."""
@@ -29,8 +33,8 @@ class _RunningSequence:
 class ScriptedEngine(EngineState):
     """A deterministic `RolloutEngine` that samples nothing.
 
-    Token ids are those of the script from the request's offset, a tuple or an `array.array`. Calls are recorded:
-    `submitted` requests, `aborted` ids, `loaded` versions and the number of `polls`.
+    Token ids are those of the script from the request's offset, a tuple or an `array.array`. Calls
+    are recorded: `submitted` requests, `aborted` ids, `loaded` versions and the number of `polls`.
     """
 
     def __init__(
@@ -41,15 +45,19 @@ class ScriptedEngine(EngineState):
         slots: int | None = None,
         logprob: float | Callable[[int], Sequence[float]] = -1.0,
     ) -> None:
-        """Raises EngineError for fewer than one slot: the number of requests that run at a time, None for all.
+        """Raises EngineError for fewer than one slot: the number of requests that run at a time,
+        None for all.
 
-        `delay` decides the order of finishing; by default each token takes one poll. `logprob` is every token's, or a
-        function from the number of tokens to their values.
+        `delay` decides the order of finishing; by default each token takes one poll. `logprob` is
+        every token's, or a function from the number of tokens to their values.
         """
         super().__init__(version=0)
         if slots is not None and slots < 1:
             raise EngineError(f"slots must be at least 1, got {slots}")
-        self._script, self._delay, self._slots, self._logprob = script, delay, slots, logprob
+        self._script = script
+        self._delay = delay
+        self._slots = slots
+        self._logprob = logprob
         self._sequences: dict[str, _RunningSequence] = {}
         self.submitted: list[GenerationRequest] = []
         self.aborted: list[str] = []
@@ -86,12 +94,17 @@ class ScriptedEngine(EngineState):
         return [self._generation(seq.request, seq.token_ids, seq.finish) for seq in finished]
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        """Stop these requests, and return their tokens so far, which arrive evenly over the delay."""
+        """Stop these requests, and return their tokens so far, which arrive evenly over the
+        delay.
+        """
         names = self._require_in_flight(request_ids)
         self.aborted.extend(names)
         stopped = [self._sequences.pop(name) for name in names]
         partial = [seq.token_ids[: len(seq.token_ids) * seq.polls // seq.delay] for seq in stopped]
-        return [self._generation(seq.request, ids, "aborted") for seq, ids in zip(stopped, partial, strict=True)]
+        return [
+            self._generation(seq.request, ids, "aborted")
+            for seq, ids in zip(stopped, partial, strict=True)
+        ]
 
     def close(self) -> None:
         """Afterwards every other call raises EngineError; the records stay."""
@@ -102,24 +115,40 @@ class ScriptedEngine(EngineState):
         token_ids, finish = cut(request, *self._script(request))
         delay = max(1, len(token_ids)) if self._delay is None else self._delay(request)
         if delay < 1:
-            raise EngineError(f"request {request.id!r}: a delay must be at least 1 poll, got {delay}")
+            raise EngineError(
+                f"request {request.id!r}: a delay must be at least 1 poll, got {delay}"
+            )
         return _RunningSequence(request, token_ids, finish, delay)
 
-    def _generation(self, request: GenerationRequest, token_ids: Sequence[int], finish: Finish) -> Generation:
-        count, start = len(token_ids), request.offset
-        logprobs = self._logprob(start + count)[start:] if callable(self._logprob) else (self._logprob,) * count
+    def _generation(
+        self, request: GenerationRequest, token_ids: Sequence[int], finish: Finish
+    ) -> Generation:
+        count = len(token_ids)
+        start = request.offset
+        logprobs = (
+            self._logprob(start + count)[start:]
+            if callable(self._logprob)
+            else (self._logprob,) * count
+        )
         return Generation(request.id, token_ids, logprobs, finish, self._require_weights())
 
 
-def cut(request: GenerationRequest, token_ids: Sequence[int], finish: Finish) -> tuple[Sequence[int], Finish]:
-    """Cut a scripted response as an engine would: from `offset` to its first stop id or to `max_new_tokens` tokens.
+def cut(
+    request: GenerationRequest, token_ids: Sequence[int], finish: Finish
+) -> tuple[Sequence[int], Finish]:
+    """Cut a scripted response as an engine would: from `offset` to its first stop id or to
+    `max_new_tokens` tokens.
 
-    Stop ids among the first `min_new_tokens` are left out: no engine could sample them. An array stays one, anything
-    else becomes a tuple.
+    Stop ids among the first `min_new_tokens` are left out: no engine could sample them. An array
+    stays one, anything else becomes a tuple.
     """
     ids: Any = token_ids if isinstance(token_ids, array) else tuple(token_ids)
     start = request.offset
-    while early := [i for i, token in enumerate(ids[: start + request.min_new_tokens]) if token in request.stop_ids]:
+    while early := [
+        i
+        for i, token in enumerate(ids[: start + request.min_new_tokens])
+        if token in request.stop_ids
+    ]:
         ids = ids[: early[0]] + ids[early[0] + 1 :]
     kept = ids[start : start + request.max_new_tokens]
     # `in` and `index` search in C

@@ -1,8 +1,8 @@
 """A policy that has sharpened, for benchmarks at natural lengths: `python -m benchmarks.sharpened`.
 
-The quickstart is trained once, as its configuration says, and its export is kept in a cache folder outside the
-repository, beside what it was made from. Its responses end by themselves, after about ten tokens, and many of a group
-are equal: what the later steps of a training look like.
+The quickstart is trained once, as its configuration says, and its export is kept in a cache folder
+outside the repository, beside what it was made from. Its responses end by themselves, after about
+ten tokens, and many of a group are equal: what the later steps of a training look like.
 """
 
 import argparse
@@ -51,10 +51,18 @@ def sharpened_policy(
 def _train(folder: Path, options: Sequence[str]) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory(prefix="dapo-sharpened-") as temporary:
-        run, export = Path(temporary) / "run", Path(temporary) / "export"
-        for words in (["train", CONFIG, *options, "--run-dir", str(run)], ["export", str(run), str(export)]):
+        run = Path(temporary) / "run"
+        export = Path(temporary) / "export"
+        for words in (
+            ["train", CONFIG, *options, "--run-dir", str(run)],
+            ["export", str(run), str(export)],
+        ):
             subprocess.run(
-                [sys.executable, "-m", "dapo", *words], check=True, cwd=ROOT, env=environment, stdout=sys.stderr
+                [sys.executable, "-m", "dapo", *words],
+                check=True,
+                cwd=ROOT,
+                env=environment,
+                stdout=sys.stderr,
             )
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         origin = {
@@ -72,11 +80,17 @@ def _train(folder: Path, options: Sequence[str]) -> None:
 def main() -> None:
     """Make the model if it is not there, and print where it is and what it was made from."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--again", action="store_true", help="train it anew, with the code of this checkout")
-    parser.add_argument("options", nargs="*", metavar="KEY=VALUE", help="over those of the quickstart")
+    parser.add_argument(
+        "--again", action="store_true", help="train it anew, with the code of this checkout"
+    )
+    parser.add_argument(
+        "options", nargs="*", metavar="KEY=VALUE", help="over those of the quickstart"
+    )
     given = parser.parse_args()
     log = partial(print, file=sys.stderr, flush=True)
-    folder, origin = sharpened_policy(log, again=given.again or bool(given.options), options=given.options)
+    folder, origin = sharpened_policy(
+        log, again=given.again or bool(given.options), options=given.options
+    )
     print(folder)
     print(json.dumps(origin, indent=1))
 

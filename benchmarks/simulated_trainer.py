@@ -1,7 +1,9 @@
-"""The trainer of the simulation: the real group and the real ranks in processes of their own, without a model.
+"""The trainer of the simulation: the real group and the real ranks in processes of their own,
+without a model.
 
-What the controller and the ranks do with samples is what they do in a run: partitions, sockets, exchanges between the
-ranks. A rank packs its first microbatch, and answers zeros instead of computing.
+What the controller and the ranks do with samples is what they do in a run: partitions, sockets,
+exchanges between the ranks. A rank packs its first microbatch, and answers zeros instead of
+computing.
 """
 
 import os
@@ -45,33 +47,50 @@ class NoModel:
         self.began_at: float | None = None
 
     def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[Sequence[float]]]:
-        """Zeros. Notes when a batch's first microbatch is packed: its log-probabilities would be computed from then."""
+        """Zeros.
+
+        Notes when a batch's first microbatch is packed: its log-probabilities would be computed
+        from then.
+        """
         if self.began_at is None:
             for rank_microbatch in rank_microbatches[:1]:
                 pack_microbatch(rank_microbatch, torch.device("cpu"))
             self.began_at = time.monotonic()
         return [
-            [array("f", bytes(4 * len(sample.response_ids))) for sample in each.samples] for each in rank_microbatches
+            [array("f", bytes(4 * len(sample.response_ids))) for sample in each.samples]
+            for each in rank_microbatches
         ]
 
     def update(self, rank_microbatches: Sequence[RankMicrobatch], *, step: int) -> dict[str, float]:
         """Nothing changes."""
-        names = ("loss/policy", "optim/update_tokens", "optim/grad_norm", "optim/lr", "optim/skipped")
+        names = (
+            "loss/policy",
+            "optim/update_tokens",
+            "optim/grad_norm",
+            "optim/lr",
+            "optim/skipped",
+        )
         return dict.fromkeys(names, 0.0)
 
 
 class SimulatedRank(TrainerWorker):
     """A real rank, but for its model."""
 
-    def __init__(self, config: Config, *, rank: int, threads: int, path: Sequence[str] = ()) -> None:
+    def __init__(
+        self, config: Config, *, rank: int, threads: int, path: Sequence[str] = ()
+    ) -> None:
         torch.set_num_threads(threads)
-        self._size, self._rank = config.distributed.trainer_ranks, rank
+        self._size = config.distributed.trainer_ranks
+        self._rank = rank
 
     def init_process_group(self, rendezvous: Path | tuple[str, int], *, timeout_s: float) -> None:
         """Connect to the other ranks."""
         use_loopback_interface()
-        store, timeout = dist.FileStore(str(rendezvous), self._size), timedelta(seconds=timeout_s)
-        dist.init_process_group("gloo", store=store, rank=self._rank, world_size=self._size, timeout=timeout)
+        store = dist.FileStore(str(rendezvous), self._size)
+        timeout = timedelta(seconds=timeout_s)
+        dist.init_process_group(
+            "gloo", store=store, rank=self._rank, world_size=self._size, timeout=timeout
+        )
         self._policy = NoModel()
         self._samples = RankSamples(Ranks(torch.device("cpu"), timeout_s=timeout_s).exchange)
 
@@ -82,7 +101,9 @@ class SimulatedRank(TrainerWorker):
         super().score(buffers, passes, is_first=is_first)
 
     def began_at(self) -> float:
-        """When the first log-probabilities of the newest batch could be computed, by `time.monotonic`."""
+        """When the first log-probabilities of the newest batch could be computed, by
+        `time.monotonic`.
+        """
         return float(self._policy.began_at)
 
 
@@ -90,13 +111,18 @@ class CountedWorker:
     """A worker; the bytes of the buffers that go to it are counted."""
 
     def __init__(self, worker: LocalWorker, moved: dict[str, int]) -> None:
-        self._worker, self._moved, self.name = worker, moved, worker.name
+        self._worker = worker
+        self._moved = moved
+        self.name = worker.name
         self.pid = worker.pid
-        self.kill, self.close = worker.kill, worker.close
+        self.kill = worker.kill
+        self.close = worker.close
 
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
         """Pass it on."""
-        sent = [part.nbytes for each in arguments if isinstance(each, Buffers) for part in each.parts]
+        sent = [
+            part.nbytes for each in arguments if isinstance(each, Buffers) for part in each.parts
+        ]
         self._moved["controller to trainer"] += sum(sent)
         return self._worker.call(method, *arguments, **options)
 
@@ -108,7 +134,9 @@ class SimulatedLauncher(LocalLauncher):
         super().__init__(logs, timeout_s=START_TIMEOUT_S)
         self._moved = moved
 
-    def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[Any]:
+    def start(
+        self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False
+    ) -> list[Any]:
         """Ranks without a model."""
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         simulated = [
@@ -119,7 +147,10 @@ class SimulatedLauncher(LocalLauncher):
             )
             for spec in specs
         ]
-        return [CountedWorker(worker, self._moved) for worker in super().start(names, simulated, together=together)]
+        return [
+            CountedWorker(worker, self._moved)
+            for worker in super().start(names, simulated, together=together)
+        ]
 
 
 class TimedTrainer(TrainerGroup):
@@ -128,11 +159,15 @@ class TimedTrainer(TrainerGroup):
     def __init__(self, config: Config, launcher: SimulatedLauncher, clock: Clock) -> None:
         self._clock = clock
         self.ready_at = 0.0
-        """When all ranks had begun to score the newest batch, by `time.monotonic`; 0 before the first."""
+        """When all ranks had begun to score the newest batch, by `time.monotonic`; 0 before the
+        first.
+        """
         self.spent_when_scored: dict[str, float] = {}
         """By the controller, when the newest batch was scored."""
         self.own_when_sent = 0.0
-        """The controller's seconds, when all ranks had been sent their first pass of the newest batch."""
+        """The controller's seconds, when all ranks had been sent their first pass of the newest
+        batch.
+        """
         super().__init__(config, launcher)
 
     def rss_bytes(self) -> tuple[int, int]:

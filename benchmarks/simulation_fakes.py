@@ -1,8 +1,10 @@
-"""Fakes of the engines and verifiers that a controller talks to, each behind a link that really moves bytes.
+"""Fakes of the engines and verifiers that a controller talks to, each behind a link that really
+moves bytes.
 
-What goes to and from them is pickled on the way, as it would be between processes, so bytes are counted exactly and the
-controller's part of that work is in its time. What the other side does (making tokens, verdicts, reading a message) is
-clocked apart. The kernel's copies through sockets are in neither.
+What goes to and from them is pickled on the way, as it would be between processes, so bytes are
+counted exactly and the controller's part of that work is in its time. What the other side does
+(making tokens, verdicts, reading a message) is clocked apart. The kernel's copies through sockets
+are in neither.
 """
 
 import pickle
@@ -30,7 +32,9 @@ from dapo.types import Finish, Generation, GenerationRequest, Problem, Verdict
 POOL_TOKENS = 2**22
 """Sampled once; a response is a copy of a slice of it."""
 RARE = 2e-5
-"""The share of tokens that are not ASCII: then about one response in ten makes Python keep two bytes per character."""
+"""The share of tokens that are not ASCII: then about one response in ten makes Python keep two
+bytes per character.
+"""
 RESPONSES_PER_MESSAGE = 16
 """Number of responses in one message of an engine."""
 BETWEEN = "metrics, log, checkpoint"
@@ -44,16 +48,18 @@ PHASES = {
 }
 """The controller's name for a phase, by the name that the display shows."""
 DESCRIBING = "rewards, advantages, metrics of the batch, rows of the table"
-ENGINE, VERIFIERS = "engine's own", "verifiers' own"
+ENGINE = "engine's own"
+VERIFIERS = "verifiers' own"
 OTHERS = (ENGINE, VERIFIERS)
 PROTOCOL = pickle.HIGHEST_PROTOCOL
 
 
 class Clock:
-    """Processor seconds of this thread by name; what runs inside of something else counts for itself alone.
+    """Processor seconds of this thread by name; what runs inside of something else counts for
+    itself alone.
 
-    The thread computes all the time, so on a machine with nothing else to do these are the seconds that pass; and what
-    else the machine does is not in them.
+    The thread computes all the time, so on a machine with nothing else to do these are the seconds
+    that pass; and what else the machine does is not in them.
     """
 
     def __init__(self) -> None:
@@ -104,7 +110,11 @@ class LengthDistribution:
         """The length of the response with this seed, in tokens."""
         uniform = float(keyed_uniforms(keyed_seed("length", seed), 1)[0])
         return max(
-            1, min(self.limit, round(self.median * np.exp(self.sigma * NormalDist().inv_cdf(max(uniform, 1e-12)))))
+            1,
+            min(
+                self.limit,
+                round(self.median * np.exp(self.sigma * NormalDist().inv_cdf(max(uniform, 1e-12)))),
+            ),
         )
 
 
@@ -113,9 +123,15 @@ class Texts:
 
     def __init__(self, tokenizer: Any, stop_id: int, *, pool_tokens: int = POOL_TOKENS) -> None:
         random = np.random.Generator(np.random.Philox(key=keyed_seed("texts")))
-        texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))], skip_special_tokens=True)
-        ascii_ids = np.array([i for i, text in enumerate(texts) if text and text.isascii()], np.int32)
-        rare_ids = np.array([i for i, text in enumerate(texts) if text and not text.isascii()], np.int32)
+        texts = tokenizer.batch_decode(
+            [[i] for i in range(len(tokenizer))], skip_special_tokens=True
+        )
+        ascii_ids = np.array(
+            [i for i, text in enumerate(texts) if text and text.isascii()], np.int32
+        )
+        rare_ids = np.array(
+            [i for i, text in enumerate(texts) if text and not text.isascii()], np.int32
+        )
         weights = 1 / (np.arange(len(ascii_ids)) + 10)  # frequent tokens have small ids
         self.ids = random.choice(ascii_ids, pool_tokens, p=weights / weights.sum())
         rare = random.random(pool_tokens) < RARE
@@ -125,7 +141,9 @@ class Texts:
         self.stop_id = stop_id
 
     def response(self, seed: int, length: int, limit: int) -> tuple["array[int]", Finish]:
-        """A response of `length` tokens, the last of which is the end token unless the limit cuts it off."""
+        """A response of `length` tokens, the last of which is the end token unless the limit cuts
+        it off.
+        """
         ids = self._cut(self.ids, seed, length)
         if length < limit:
             ids[-1] = self.stop_id
@@ -146,9 +164,11 @@ class Texts:
 
 
 class SharedRows:
-    """One row of each length, in place of all rows of that length: so that ten times the paper's size fits in memory.
+    """One row of each length, in place of all rows of that length: so that ten times the paper's
+    size fits in memory.
 
-    What is made of a response before (bytes, text, jobs) is made of its own tokens; afterwards only the length counts.
+    What is made of a response before (bytes, text, jobs) is made of its own tokens; afterwards only
+    the length counts.
     """
 
     def __init__(self) -> None:
@@ -166,12 +186,21 @@ class SharedRows:
 
 
 class Link:
-    """An engine in another process: calls and answers go through pickle, and their bytes are counted."""
+    """An engine in another process: calls and answers go through pickle, and their bytes are
+    counted.
+    """
 
     def __init__(
-        self, engine: ScriptedEngine, clock: Clock, moved: dict[str, int], shared_rows: SharedRows | None
+        self,
+        engine: ScriptedEngine,
+        clock: Clock,
+        moved: dict[str, int],
+        shared_rows: SharedRows | None,
     ) -> None:
-        self._engine, self._clock, self._moved, self._shared_rows = engine, clock, moved, shared_rows
+        self._engine = engine
+        self._clock = clock
+        self._moved = moved
+        self._shared_rows = shared_rows
         self.spent_at_last: dict[str, float] = {}
         """By name, when responses last came: from here on the controller is waited for."""
         self.last_at = 0.0
@@ -202,7 +231,9 @@ class Link:
     def close(self) -> None:
         self._engine.close()
 
-    def _received(self, call: Callable[[], list[Generation]], *, note: bool = False) -> list[Generation]:
+    def _received(
+        self, call: Callable[[], list[Generation]], *, note: bool = False
+    ) -> list[Generation]:
         with self._clock.inside(ENGINE):
             found = call()
             messages = [
@@ -211,7 +242,8 @@ class Link:
             ]
             del found
         if note and messages:
-            self.spent_at_last, self.last_at = self._clock.by_name(), time.monotonic()
+            self.spent_at_last = self._clock.by_name()
+            self.last_at = time.monotonic()
         with self._clock.inside("responses from engines"):
             self._moved["engines to controller"] += sum(map(len, messages))
             received = [generation for message in messages for generation in pickle.loads(message)]
@@ -222,10 +254,13 @@ class Link:
 
 
 class Judge:
-    """Verifiers in other processes: a problem of three carries a signal, the others are all right or all wrong."""
+    """Verifiers in other processes: a problem of three carries a signal, the others are all right
+    or all wrong.
+    """
 
     def __init__(self, clock: Clock, moved: dict[str, int]) -> None:
-        self._clock, self._moved = clock, moved
+        self._clock = clock
+        self._moved = moved
         self._spec = RewardSpec.of("math")
 
     def submit(
@@ -233,13 +268,18 @@ class Judge:
     ) -> "Future[tuple[Verdict, ...]]":
         """The jobs are made as for real workers, and thrown away."""
         with self._clock.inside("responses to verifiers"):
-            _, tasks = make_tasks(self._spec, {"response": [0], "group": []}, problem, responses, token_ids)
+            _, tasks = make_tasks(
+                self._spec, {"response": [0], "group": []}, problem, responses, token_ids
+            )
             self._moved["controller to verifiers"] += sum(len(task.request) for task in tasks)
         with self._clock.inside(VERIFIERS):
-            number, count = int(problem.id), len(responses)
+            number = int(problem.id)
+            count = len(responses)
             right = {0: 1 + number % (count - 1), 1: 0, 2: count}[number % 3]
             future: Future[tuple[Verdict, ...]] = Future()
-            future.set_result(tuple(Verdict(i < right, 1.0 if i < right else -1.0) for i in range(count)))
+            future.set_result(
+                tuple(Verdict(i < right, 1.0 if i < right else -1.0) for i in range(count))
+            )
             return future
 
 

@@ -1,6 +1,8 @@
-"""`make soak`: 2,000 steps of a tiny model in one process, observed from outside: does anything grow?
+"""`make soak`: 2,000 steps of a tiny model in one process, observed from outside: does anything
+grow?
 
-Linux only: memory and file handles are read from /proc. Prints the figures; exit code 1 where something grows.
+Linux only: memory and file handles are read from /proc. Prints the figures; exit code 1 where
+something grows.
 """
 
 import argparse
@@ -30,11 +32,14 @@ OPTIONS = (
     "train.threads=1",
     "train.save_every=20",
     "train.eval_every=100",
-    # full from the first steps on: with more, a step of bad luck that asks for more groups at once than any before
-    # raises the engine's peak, as late as after a thousand steps, and hides what grows from step to step
+    # full from the first steps on: with more, a step of bad luck that asks for more groups at once
+    # than any before raises the engine's peak, as late as after a thousand steps, and hides what
+    # grows from step to step
     "rollout.native.slots=8",
 )
-"""All that a run does, at the smallest size: rollouts, updates, checkpoints, evaluations, a verifier process."""
+"""All that a run does, at the smallest size: rollouts, updates, checkpoints, evaluations, a
+verifier process.
+"""
 
 MAX_GROWTH_PERCENT = 2.0
 SAMPLES_PER_WINDOW = 20
@@ -59,28 +64,47 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dapo-soak-") as folder:
         snapshots, seconds = watch_run(Path(folder) / "run", steps=arguments.steps)
-    found = growth(snapshots, from_step=arguments.from_step) | {"seconds": round(seconds), "snapshots": len(snapshots)}
+    found = growth(snapshots, from_step=arguments.from_step) | {
+        "seconds": round(seconds),
+        "snapshots": len(snapshots),
+    }
     print(json.dumps(found, indent=1))
-    is_flat = found["memory_growth_percent"] < MAX_GROWTH_PERCENT and found["handles"][1] <= found["handles"][0]
+    is_flat = (
+        found["memory_growth_percent"] < MAX_GROWTH_PERCENT
+        and found["handles"][1] <= found["handles"][0]
+    )
     print("flat" if is_flat else "something grows")
     return 0 if is_flat else 1
 
 
 def watch_run(run: Path, *, steps: int) -> tuple[list[Snapshot], float]:
-    """`dapo train` to its last step, observed several times a second; the snapshots, and the seconds.
+    """`dapo train` to its last step, observed several times a second; the snapshots, and the
+    seconds.
 
-    Raises CalledProcessError if the run fails, and DataError if one of its files is not readable at some moment.
+    Raises CalledProcessError if the run fails, and DataError if one of its files is not readable at
+    some moment.
     """
-    command = [sys.executable, "-m", "dapo", "train", str(ROOT / "configs" / "tiny.yaml"), "--run-dir", str(run)]
+    command = [
+        sys.executable,
+        "-m",
+        "dapo",
+        "train",
+        str(ROOT / "configs" / "tiny.yaml"),
+        "--run-dir",
+        str(run),
+    ]
     command += [*OPTIONS, f"train.num_steps={steps}"]
-    started, snapshots = time.monotonic(), []
+    started = time.monotonic()
+    snapshots = []
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         while process.poll() is None:
             found = snapshot(run, process.pid)
-            if found is not None and found.step < steps:  # after its last step it evaluates and draws
+            # after its last step it evaluates and draws
+            if found is not None and found.step < steps:
                 snapshots.append(found)
-            time.sleep(max(0.1, (time.monotonic() - started) / 500))  # reading all metrics takes the longer, the more
+            # reading all metrics takes the longer, the more
+            time.sleep(max(0.1, (time.monotonic() - started) / 500))
     finally:
         process.kill()  # needed only if a snapshot failed
         process.wait()
@@ -90,15 +114,23 @@ def watch_run(run: Path, *, steps: int) -> tuple[list[Snapshot], float]:
 
 
 def snapshot(run: Path, process: int) -> Snapshot | None:
-    """The process and its files as they are now; None where it has not written metrics yet, or has just ended."""
+    """The process and its files as they are now; None where it has not written metrics yet, or has
+    just ended.
+    """
     tables = sorted((run / "rollouts").glob("step_*.parquet"))
     if not (run / "metrics.jsonl").exists() or not tables:
         return None
     try:
-        memory, handles = rss_bytes(process), len(list(Path(f"/proc/{process}/fd").iterdir()))
+        memory = rss_bytes(process)
+        handles = len(list(Path(f"/proc/{process}/fd").iterdir()))
     except OSError:
         return None  # it has ended, and is for us to reap
-    return Snapshot(read_metrics(run / "metrics.jsonl")[-1]["step"], memory, handles, read_table(tables[-1]).num_rows)
+    return Snapshot(
+        read_metrics(run / "metrics.jsonl")[-1]["step"],
+        memory,
+        handles,
+        read_table(tables[-1]).num_rows,
+    )
 
 
 def growth(snapshots: Sequence[Snapshot], *, from_step: int) -> dict[str, Any]:
@@ -106,8 +138,11 @@ def growth(snapshots: Sequence[Snapshot], *, from_step: int) -> dict[str, Any]:
     counted = [each for each in snapshots if each.step >= from_step]
     size = min(SAMPLES_PER_WINDOW, len(counted) // 2)
     if not size:
-        raise ValueError(f"{len(counted)} snapshots from step {from_step} on are too few; give more --steps")
-    first, last = counted[:size], counted[-size:]
+        raise ValueError(
+            f"{len(counted)} snapshots from step {from_step} on are too few; give more --steps"
+        )
+    first = counted[:size]
+    last = counted[-size:]
     memory = [median(each.rss_bytes for each in window) for window in (first, last)]
     return {
         "steps": [[window[0].step, window[-1].step] for window in (first, last)],

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.start`: processor time and memory of a run's start on many rows, until its first step.
+"""`python -m benchmarks.start`: processor time and memory of a run's start on many rows, until its
+first step.
 
-Measured in a fresh process, threads included: importing the libraries, reading the rows, loading the model, rendering
-and measuring the prompts. The verifier processes are not counted.
+Measured in a fresh process, threads included: importing the libraries, reading the rows, loading
+the model, rendering and measuring the prompts. The verifier processes are not counted.
 """
 
 import argparse
@@ -25,7 +26,9 @@ inputs = read_inputs(resolve_auto(build_config(raw)))
 print(f"imports {imported_s:.1f} s, rows, model and prompts {time.process_time() - imported_s:.1f} s of processor time")
 print(f"{len(inputs.train):,} problems")
 """
-_WORDS = "the sum of all positive integers such that has three real roots find area triangle with sides"
+_WORDS = (
+    "the sum of all positive integers such that has three real roots find area triangle with sides"
+)
 
 
 def write_rows(path: Path, count: int) -> None:
@@ -34,7 +37,9 @@ def write_rows(path: Path, count: int) -> None:
     with open(path, "w", encoding="utf-8") as file:
         for number in range(count):
             words = " ".join(random.choices(_WORDS.split(), k=random.randint(30, 70)))
-            file.write(json.dumps({"prompt": f"{words} {number}?", "answer": str(number % 1000)}) + "\n")
+            file.write(
+                json.dumps({"prompt": f"{words} {number}?", "answer": str(number % 1000)}) + "\n"
+            )
 
 
 def main() -> None:
@@ -48,7 +53,10 @@ def main() -> None:
         write_rows(path, given.rows)
         subprocess.run([sys.executable, "-c", _MEASURED, str(path), given.model], check=True)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(f"in all {used.ru_utime + used.ru_stime:.1f} s of processor time, {used.ru_maxrss / 2**20:.2f} GiB at most")
+    print(
+        f"in all {used.ru_utime + used.ru_stime:.1f} s of processor time,"
+        f" {used.ru_maxrss / 2**20:.2f} GiB at most"
+    )
 
 
 if __name__ == "__main__":

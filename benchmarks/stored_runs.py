@@ -1,7 +1,9 @@
-"""The runs of `evidence/results/` as `dapo doctor` would read them: options, and a record of metrics per step.
+"""The runs of `evidence/results/` as `dapo doctor` would read them: options, and a record of
+metrics per step.
 
-`results.json` keeps some curves of a run. `loss/entropy` is not among them: `rollout/entropy_estimate`, which is equal
-in expectation where every group trains, takes its place. The numbers of groups follow from the keep rate.
+`results.json` keeps some curves of a run. `loss/entropy` is not among them:
+`rollout/entropy_estimate`, which is equal in expectation where every group trains, takes its place.
+The numbers of groups follow from the keep rate.
 """
 
 import json
@@ -34,7 +36,9 @@ class StoredRun:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether it has learned, and its last evaluation is no worse than the best by more than four in a hundred."""
+        """Whether it has learned, and its last evaluation is no worse than the best by more than
+        four in a hundred.
+        """
         values = [accuracy for _, accuracy in self.accuracies]
         return values[-1] >= values[0] + LEARNED and values[-1] >= max(values) - 2 * LEARNED
 
@@ -63,21 +67,30 @@ def stored_runs(experiment: str = "*") -> Iterator[StoredRun]:
         conditions = {each.name: each for each in planned_runs.conditions}
         for run in stored["runs"]:
             if len(run["curve"]["step"]) > 1:
-                planned = planned_runs.run(run["seed"], conditions[run["condition"]], variants[run["variant"]])
+                planned = planned_runs.run(
+                    run["seed"], conditions[run["condition"]], variants[run["variant"]]
+                )
                 records = list(_records(run, planned.config))
                 accuracies = zip(run["curve"]["step"], run["curve"]["accuracy"], strict=True)
                 known = [(step, value) for step, value in accuracies if value is not None]
-                yield StoredRun(f"{path.parent.name}: {planned.describe()}", planned.config, records, known)
+                yield StoredRun(
+                    f"{path.parent.name}: {planned.describe()}", planned.config, records, known
+                )
 
 
 def _records(run: Mapping[str, Any], config: Config) -> Iterator[dict[str, Any]]:
     curve = run["curve"]
     metrics = [name for name in curve if "/" in name]
     for at, step in enumerate(curve["step"]):
-        record = {"step": step} | {name: curve[name][at] for name in metrics if curve[name][at] is not None}
+        record = {"step": step} | {
+            name: curve[name][at] for name in metrics if curve[name][at] is not None
+        }
         if (keep_rate := record.get("rollout/keep_rate")) is not None:
             trained = config.rollout.prompts_per_step if keep_rate else 0
-            record |= {"rollout/groups_trained": trained, "rollout/groups_generated": trained / (keep_rate or 1)}
+            record |= {
+                "rollout/groups_trained": trained,
+                "rollout/groups_generated": trained / (keep_rate or 1),
+            }
             accuracy = record.get("reward/accuracy", 0.5)
             record.setdefault("rollout/all_correct_fraction", (1 - keep_rate) * accuracy)
             record.setdefault("rollout/all_wrong_fraction", (1 - keep_rate) * (1 - accuracy))
@@ -92,6 +105,7 @@ def _records(run: Mapping[str, Any], config: Config) -> Iterator[dict[str, Any]]
 
 
 def _wilson(fraction: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    middle, scale = fraction + z**2 / (2 * n), 1 + z**2 / n
+    middle = fraction + z**2 / (2 * n)
+    scale = 1 + z**2 / n
     half = z * sqrt(fraction * (1 - fraction) / n + z**2 / (4 * n**2))
     return (middle - half) / scale, (middle + half) / scale

@@ -1,7 +1,8 @@
-"""The part `supervised`: the same demonstrations in ours and in TRL's SFTTrainer, one update a step, side by side.
+"""The part `supervised`: the same demonstrations in ours and in TRL's SFTTrainer, one update a
+step, side by side.
 
-Both train the same token ids with the same rate, in the same order. So the losses of each step must agree: the part
-fails where they differ by more than `TOLERANCE`, relative, in float32.
+Both train the same token ids with the same rate, in the same order. So the losses of each step must
+agree: the part fails where they differ by more than `TOLERANCE`, relative, in float32.
 """
 
 import json
@@ -12,18 +13,23 @@ from benchmarks.worker_session import INSTALL, Session, is_installed, rotated
 from examples.worked_sums import worked
 
 CONFIG = "configs/quickstart.yaml"
-PER_UPDATE, TOKENS = 16, 48
+PER_UPDATE = 16
+TOKENS = 48
 TOLERANCE = 1e-4
 LR = 2.0e-5
 
 
 def measure_supervised(session: Session) -> dict[str, dict[str, Any]]:
     """Tokens per second of whole updates, the losses, and the peak memory."""
-    settings, per_update = session.settings, 4 if session.settings.quick else PER_UPDATE
+    settings = session.settings
+    per_update = 4 if session.settings.quick else PER_UPDATE
     count = per_update * (settings.rounds + 1)
     path = session.folder / "sums.jsonl"
     pairs = [(1000 + 7919 * i % 9000, 1000 + 104729 * i % 9000) for i in range(1, count + 1)]
-    rows = [{"prompt": f"What is {a} + {b}? Reply with only the answer.", "response": worked(a, b)} for a, b in pairs]
+    rows = [
+        {"prompt": f"What is {a} + {b}? Reply with only the answer.", "response": worked(a, b)}
+        for a, b in pairs
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     options = [
         "preset=sft",
@@ -42,7 +48,8 @@ def measure_supervised(session: Session) -> dict[str, dict[str, Any]]:
     session.log("loading ours")
     session.answers["ours"] = session.ask("ours", "open", config=CONFIG, overrides=options)
     samples = session.ask("ours", "demonstrations", count=count)["samples"]
-    systems, skipped = ["ours"], []
+    systems = ["ours"]
+    skipped = []
     if is_installed("trl"):
         try:
             _open_trl(session, samples, per_update)
@@ -67,8 +74,14 @@ def measure_supervised(session: Session) -> dict[str, dict[str, Any]]:
 
 
 def _open_trl(session: Session, samples: list[dict[str, Any]], per_update: int) -> None:
-    settings, ours = session.settings, session.answers["ours"]
-    trl = {"model": ours["directory"], "dtype": ours["dtype"], "device": settings.device, "threads": settings.threads}
+    settings = session.settings
+    ours = session.answers["ours"]
+    trl = {
+        "model": ours["directory"],
+        "dtype": ours["dtype"],
+        "device": settings.device,
+        "threads": settings.threads,
+    }
     session.log("loading trl")
     session.start("trl", "trl_supervised")
     microbatch = min(settings.trl_microbatches[0], per_update)
@@ -79,7 +92,9 @@ def _open_trl(session: Session, samples: list[dict[str, Any]], per_update: int) 
 def _round(session: Session, systems: list[str], index: int) -> dict[str, Any]:
     """One update of every system; round -1 warms up."""
     found = {name: session.ask(name, "step") for name in rotated(systems, index)}
-    summary = ", ".join(f"{name} {step['step_s']:.2f} s, loss {step['loss']:.6f}" for name, step in found.items())
+    summary = ", ".join(
+        f"{name} {step['step_s']:.2f} s, loss {step['loss']:.6f}" for name, step in found.items()
+    )
     session.log(f"  {'warm-up' if index < 0 else f'round {index + 1}'}: {summary}")
     require_same_loss(found, session.dtype)
     return found
@@ -94,14 +109,31 @@ def require_same_loss(found: dict[str, dict[str, Any]], dtype: str) -> None:
         raise ValueError(f"the losses differ by more than {TOLERANCE:g}: {losses}")
 
 
-def figures(rounds: list[dict[str, Any]], memory: dict[str, float], per_update: int) -> list[dict[str, Any]]:
+def figures(
+    rounds: list[dict[str, Any]], memory: dict[str, float], per_update: int
+) -> list[dict[str, Any]]:
     """Trained tokens per second, and peak memory."""
     speed = [
-        {"name": f"update of {per_update} demonstrations", "system": system, "unit": "tokens/s", "better": "higher"}
-        | {"values": [found[system]["trained_tokens"] / found[system]["step_s"] for found in rounds]}
+        {
+            "name": f"update of {per_update} demonstrations",
+            "system": system,
+            "unit": "tokens/s",
+            "better": "higher",
+        }
+        | {
+            "values": [
+                found[system]["trained_tokens"] / found[system]["step_s"] for found in rounds
+            ]
+        }
         for system in memory
     ]
     return speed + [
-        {"name": "peak memory, demonstrations", "system": system, "unit": "GiB", "better": "lower", "values": [size]}
+        {
+            "name": "peak memory, demonstrations",
+            "system": system,
+            "unit": "GiB",
+            "better": "lower",
+            "values": [size],
+        }
         for system, size in memory.items()
     ]

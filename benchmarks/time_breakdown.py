@@ -1,4 +1,6 @@
-"""Where the seconds of generation and of an update go, by kind of work: the part `profile` of the benchmark."""
+"""Where the seconds of generation and of an update go, by kind of work: the part `profile` of the
+benchmark.
+"""
 
 from statistics import median
 from typing import Any
@@ -15,9 +17,12 @@ QUICK = {"groups": 2, "group": 2, "prompt": 8, "tokens": 8}
 
 
 def measure_profile(session: Session) -> dict[str, dict[str, Any]]:
-    """Shares of the seconds of a generation and an update, and the arithmetic's own seconds at the matmul rate."""
+    """Shares of the seconds of a generation and an update, and the arithmetic's own seconds at the
+    matmul rate.
+    """
     opened = open_internals(session, session.settings.model)
-    figures, gflops = [], []
+    figures = []
+    gflops = []
     for phase, flop in (("generation", GENERATE_FLOP), ("update", UPDATE_FLOP)):
         shape = QUICK if session.settings.quick else SHAPES[phase]
         rates, answers = _trace(session, phase, shape)
@@ -42,15 +47,25 @@ def measure_profile(session: Session) -> dict[str, dict[str, Any]]:
     }
 
 
-def _trace(session: Session, phase: str, shape: dict[str, int]) -> tuple[list[float], list[dict[str, Any]]]:
+def _trace(
+    session: Session, phase: str, shape: dict[str, int]
+) -> tuple[list[float], list[dict[str, Any]]]:
     """The matmul rate and what the worker answered, round by round; the first round warms up."""
-    rates, answers = [], []
+    rates = []
+    answers = []
     for _ in range(session.settings.rounds + 1):
         rates.append(session.matmul_gflops())
         slots = shape["groups"] * shape["group"]
         budget = session.settings.microbatch_tokens
         answers.append(
-            session.ask("dapo_internals", "profile", phase=phase, **shape, slots=slots, microbatch_tokens=budget)
+            session.ask(
+                "dapo_internals",
+                "profile",
+                phase=phase,
+                **shape,
+                slots=slots,
+                microbatch_tokens=budget,
+            )
         )
         session.log(f"  {phase} {answers[-1]['seconds']:.2f} s")
     return rates[1:], answers[1:]

@@ -1,9 +1,10 @@
 """Episodes on ten chat templates: are the ids that train the sampled ones, in dapo and in TRL?
 
-Both systems play the same scripted episode with the same environment: two turns with a call, and one without. The ids
-of a turn are those of its single characters, so that encoding its text again gives different ids. The second call
-spells the token that ends a turn, and its answer repeats that text. Parsers are no part of the comparison: TRL's is
-replaced by one that knows the script, also where TRL has none for the template.
+Both systems play the same scripted episode with the same environment: two turns with a call, and
+one without. The ids of a turn are those of its single characters, so that encoding its text again
+gives different ids. The second call spells the token that ends a turn, and its answer repeats that
+text. Parsers are no part of the comparison: TRL's is replaced by one that knows the script, also
+where TRL has none for the template.
 
 Usage: `python -m benchmarks.turn_templates [--into docs/environments.md]`
 """
@@ -23,7 +24,14 @@ from benchmarks.machine import describe_machine
 from benchmarks.protocol import Worker
 from benchmarks.report import markdown_rows, replace_between_markers
 from benchmarks.scripted_engine import ScriptedEngine
-from benchmarks.worker_session import INSTALL, ROOT, Settings, is_installed, python_of, worker_environment
+from benchmarks.worker_session import (
+    INSTALL,
+    ROOT,
+    Settings,
+    is_installed,
+    python_of,
+    worker_environment,
+)
 from dapo.config import DataConfig, load_config
 from dapo.config.environment import EnvironmentConfig
 from dapo.core.errors import DataError
@@ -93,7 +101,10 @@ class Script:
         end = tokenizer.eos_token_id if end is None else end
         notes = ["use an apple", f"then use {tokenizer.convert_ids_to_tokens(end)}"]
         texts = [*(CALLS[form] % note for note in notes), "an apple, in use"]
-        spelled = [[i for c in text for i in tokenizer(c, add_special_tokens=False)["input_ids"]] for text in texts]
+        spelled = [
+            [i for c in text for i in tokenizer(c, add_special_tokens=False)["input_ids"]]
+            for text in texts
+        ]
         return cls(notes, [[*ids, end] for ids in spelled])
 
 
@@ -109,13 +120,21 @@ class Played:
     """The ids behind which each turn was sampled."""
 
     def outcome(self, turns: Sequence[Sequence[int]]) -> str:
-        """`equal` if exactly the sampled ids train, each behind the ids behind which it was sampled; else `drifted`."""
+        """`equal` if exactly the sampled ids train, each behind the ids behind which it was
+        sampled; else `drifted`.
+        """
         sampled = [[*context, *turn] for context, turn in zip(self.contexts, turns, strict=True)]
         behind = all(list(self.whole[: len(ids)]) == ids for ids in sampled)
-        return "equal" if behind and list(self.trained) == [i for turn in turns for i in turn] else "drifted"
+        return (
+            "equal"
+            if behind and list(self.trained) == [i for turn in turns for i in turn]
+            else "drifted"
+        )
 
     def forges(self, turns: Sequence[Sequence[int]]) -> bool:
-        """Whether the second observation, which spells the end of a turn, has more such tokens than the first."""
+        """Whether the second observation, which spells the end of a turn, has more such tokens than
+        the first.
+        """
         starts = [len(context) for context in self.contexts]
         gaps = [
             list(self.whole[start + len(turn) : following])
@@ -132,9 +151,14 @@ def written_families() -> Mapping[str, Any]:
     return WRITTEN
 
 
-def play_ours(tokenizer: "PreTrainedTokenizerBase", pool: EnvironmentPool, script: Script) -> tuple[str, Played | None]:
-    """The renderer's judgement (`exact`, `append` or the reason of its refusal), and the episode unless refused."""
-    judgement, data = "exact", DataConfig(train="builtin:sums")
+def play_ours(
+    tokenizer: "PreTrainedTokenizerBase", pool: EnvironmentPool, script: Script
+) -> tuple[str, Played | None]:
+    """The renderer's judgement (`exact`, `append` or the reason of its refusal), and the episode
+    unless refused.
+    """
+    judgement = "exact"
+    data = DataConfig(train="builtin:sums")
     try:
         renderer = TurnRenderer(tokenizer, data, tools=pool.tools, roles=["tool"])
     except DataError as refusal:
@@ -144,15 +168,29 @@ def play_ours(tokenizer: "PreTrainedTokenizerBase", pool: EnvironmentPool, scrip
         renderer = TurnRenderer(tokenizer, data, tools=pool.tools, roles=["tool"], history="append")
     assert renderer.calls is not None
     pool.call_form = renderer.calls.form
-    sampling = ScriptedEngine(lambda request: (script.turns[int(request.id.rpartition("/")[2])], "stop"))
+    sampling = ScriptedEngine(
+        lambda request: (script.turns[int(request.id.rpartition("/")[2])], "stop")
+    )
     checked = CheckedEngine(sampling, vocabulary=len(tokenizer))
     engine = EpisodeEngine(checked, pool, renderer, ENVIRONMENT, starts=EpisodeStarts(pool, seed=0))
-    prompt, stop_ids = renderer.prompts.encode(PROBLEM), (script.turns[0][-1],)
-    engine.submit([GenerationRequest(str(i), prompt, 4096, 1.0, 1.0, i, stop_ids, problem=PROBLEM) for i in range(2)])
+    prompt = renderer.prompts.encode(PROBLEM)
+    stop_ids = (script.turns[0][-1],)
+    engine.submit(
+        [
+            GenerationRequest(str(i), prompt, 4096, 1.0, 1.0, i, stop_ids, problem=PROBLEM)
+            for i in range(2)
+        ]
+    )
     ended: list[Generation] = []
     while len(ended) < 2:
         ended += engine.poll()
-    group = Group(PROBLEM, prompt, tuple(ended), (Verdict(True, 1.0), Verdict(False, -1.0)), rewards=(1.0, -1.0))
+    group = Group(
+        PROBLEM,
+        prompt,
+        tuple(ended),
+        (Verdict(True, 1.0), Verdict(False, -1.0)),
+        rewards=(1.0, -1.0),
+    )
     sample = with_advantages([group], load_config(ROOT / "configs" / "tiny.yaml"))[0]
     (microbatch,) = pack([sample], max_tokens=2**16)
     targets = microbatch.targets.tolist()
@@ -184,13 +222,19 @@ def _first_sentence(text: str) -> str:
     return text.partition(". ")[0].partition(" (")[0]
 
 
-def table_rows(folder: Path, pool: EnvironmentPool, trl: Worker | None) -> tuple[list[list[str]], str]:
+def table_rows(
+    folder: Path, pool: EnvironmentPool, trl: Worker | None
+) -> tuple[list[list[str]], str]:
     """A row for each template, and TRL's version."""
     all_written = written_families()
     from helpers.chat_templates import tokenizer as make_tokenizer
 
     names = {family.name: family.in_trl for family in FAMILIES if family.in_trl}
-    shipped = trl.ask("shipped_texts", timeout_s=TIMEOUT_S, names=names) if trl else {"texts": {}, "version": ""}
+    shipped = (
+        trl.ask("shipped_texts", timeout_s=TIMEOUT_S, names=names)
+        if trl
+        else {"texts": {}, "version": ""}
+    )
     rows = []
     for family in FAMILIES:
         written = all_written[family.name]
@@ -199,7 +243,10 @@ def table_rows(folder: Path, pool: EnvironmentPool, trl: Worker | None) -> tuple
         tokenizer.chat_template = shipped["texts"].get(family.name, written.template)
         script = Script.of(tokenizer, "llama" if written.calls == "llama" else "hermes")
         judgement, played = play_ours(tokenizer, pool, script)
-        cells = [result_of_ours(judgement, played, script), "" if played is None else _spelled(played, script)]
+        cells = [
+            result_of_ours(judgement, played, script),
+            "" if played is None else _spelled(played, script),
+        ]
         if trl is not None:
             directory = str(folder / family.name)
             tokenizer.save_pretrained(directory)
@@ -207,7 +254,9 @@ def table_rows(folder: Path, pool: EnvironmentPool, trl: Worker | None) -> tuple
             answer = trl.ask("play", timeout_s=TIMEOUT_S, directory=directory, **arguments)
             cells.append(result_of_trl(answer, script))
             cells.append(_spelled(_played(answer), script) if "trained" in answer else "")
-        rows.append([family.name + (" (public)" if family.name in shipped["texts"] else ""), *cells])
+        rows.append(
+            [family.name + (" (public)" if family.name in shipped["texts"] else ""), *cells]
+        )
     return rows, shipped["version"]
 
 
@@ -216,8 +265,12 @@ def _spelled(played: Played, script: Script) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--into", type=Path, help="a Markdown file whose table to replace; none: print")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--into", type=Path, help="a Markdown file whose table to replace; none: print"
+    )
     arguments = parser.parse_args()
     trl = None
     if is_installed("trl"):
@@ -226,7 +279,10 @@ def main() -> None:
         trl = Worker("trl", command, env=worker_environment(Settings(), "trl"), log=log, cwd=ROOT)
     else:
         print(f"TRL is not installed; `{INSTALL}` installs it", file=sys.stderr)
-    with tempfile.TemporaryDirectory() as folder, closing(EnvironmentPool(ENVIRONMENT, memory_gib=4)) as pool:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(EnvironmentPool(ENVIRONMENT, memory_gib=4)) as pool,
+    ):
         try:
             rows, version = table_rows(Path(folder), pool, trl)
         finally:
@@ -235,12 +291,16 @@ def main() -> None:
     header = ["chat template", "dapo", SPELLED]
     header += [f"TRL {version}", SPELLED] if trl is not None else []
     machine = describe_machine()
-    table = "\n".join([*markdown_rows(header, rows), "", f"{machine['cpu']}, {machine['cores']} cores."])
+    table = "\n".join(
+        [*markdown_rows(header, rows), "", f"{machine['cpu']}, {machine['cores']} cores."]
+    )
     if arguments.into is None:
         print_text(table)
     else:
         text = arguments.into.read_text(encoding="utf-8")
-        arguments.into.write_text(replace_between_markers(text, table, marker=MARKER), encoding="utf-8")
+        arguments.into.write_text(
+            replace_between_markers(text, table, marker=MARKER), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Mistakes of each verifier on tables of judged answers: `python -m benchmarks.verifier_report [--list NAME]`."""
+"""Mistakes of each verifier on tables of judged answers: `python -m benchmarks.verifier_report
+[--list NAME]`.
+"""
 
 import argparse
 import json
@@ -80,33 +82,53 @@ class Mistakes:
 
 def read_cases(table: str = "cases") -> list[Case]:
     """A committed table, by its name in `TABLES`."""
-    return [Case(**json.loads(line)) for line in (DATA / TABLES[table]).read_text(encoding="utf-8").splitlines()]
+    return [
+        Case(**json.loads(line))
+        for line in (DATA / TABLES[table]).read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def math_verify_as_documented(problem: Problem, response: str) -> bool:
     """Math-Verify as its README uses it: parse the reference and the response, and verify."""
     from math_verify import parse, verify
 
-    reference = problem.answer if "$" in problem.answer or "\\boxed" in problem.answer else f"${problem.answer}$"
+    reference = (
+        problem.answer
+        if "$" in problem.answer or "\\boxed" in problem.answer
+        else f"${problem.answer}$"
+    )
     return verify(parse(reference), parse(response))
 
 
-def judge(cases: Sequence[Case], name: str, options: Mapping[str, Any]) -> tuple[list[Verdict], float]:
+def judge(
+    cases: Sequence[Case], name: str, options: Mapping[str, Any]
+) -> tuple[list[Verdict], float]:
     """One verdict per case, from worker processes as in a run, and the seconds it took."""
-    with VerifierPool(RewardConfig(verifier=name, options=dict(options), timeout_s=TIMEOUT_S)) as pool:
+    with VerifierPool(
+        RewardConfig(verifier=name, options=dict(options), timeout_s=TIMEOUT_S)
+    ) as pool:
         began = time.perf_counter()
-        futures = [pool.submit(Problem(str(i), c.question, c.truth), [c.response], [()]) for i, c in enumerate(cases)]
+        futures = [
+            pool.submit(Problem(str(i), c.question, c.truth), [c.response], [()])
+            for i, c in enumerate(cases)
+        ]
         verdicts = [future.result()[0] for future in futures]
         return verdicts, time.perf_counter() - began
 
 
 def main() -> None:
-    """Print the mistakes by table and by kind, and with `--list` the cases that one verifier gets wrong."""
+    """Print the mistakes by table and by kind, and with `--list` the cases that one verifier gets
+    wrong.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--list", metavar="NAME", choices=VERIFIERS, help="show what this verifier gets wrong")
+    parser.add_argument(
+        "--list", metavar="NAME", choices=VERIFIERS, help="show what this verifier gets wrong"
+    )
     wanted = parser.parse_args().list
     cases = {name: read_cases(name) for name in TABLES}
-    totals = Table("verifier", title="false positives / false negatives / errors", title_justify="left")
+    totals = Table(
+        "verifier", title="false positives / false negatives / errors", title_justify="left"
+    )
     for name, table in cases.items():
         right = sum(case.expected for case in table)
         totals.add_column(f"{name}: {right} right, {len(table) - right} wrong", justify="right")
@@ -120,7 +142,9 @@ def main() -> None:
         mistakes = [Mistakes.of([next(parts) for _ in table]) for table in cases.values()]
         totals.add_row(title, *map(str, mistakes), f"{1000 * seconds / len(every):.1f}")
         kinds = sorted({case.kind for case in every if case.kind})
-        by_kind[title] = {kind: Mistakes.of([pair for pair in judged if pair[0].kind == kind]) for kind in kinds}
+        by_kind[title] = {
+            kind: Mistakes.of([pair for pair in judged if pair[0].kind == kind]) for kind in kinds
+        }
         if title == wanted:
             _print_mistakes(Mistakes.of(judged))
     console = Console()
@@ -129,7 +153,11 @@ def main() -> None:
 
 
 def _kinds_table(by_kind: Mapping[str, Mapping[str, Mistakes]]) -> Table:
-    table = Table("kind (families and unseen)", title="false positives / false negatives by kind", title_justify="left")
+    table = Table(
+        "kind (families and unseen)",
+        title="false positives / false negatives by kind",
+        title_justify="left",
+    )
     table.add_column("wrong / right", justify="right")
     for title in BY_KIND:
         table.add_column(title, justify="right")
@@ -141,7 +169,10 @@ def _kinds_table(by_kind: Mapping[str, Mapping[str, Mistakes]]) -> Table:
 
 
 def _print_mistakes(mistakes: Mistakes) -> None:
-    for kind, found in (("false positive", mistakes.false_positives), ("false negative", mistakes.false_negatives)):
+    for kind, found in (
+        ("false positive", mistakes.false_positives),
+        ("false negative", mistakes.false_negatives),
+    ):
         for case in found:
             print(f"{kind}: {case.truth!r} <- {case.response[:80]!r} ({case.kind or case.why})")
 

@@ -1,9 +1,11 @@
-"""How long `dapo view` takes on a long run: opening, filters and text search over generated responses.
+"""How long `dapo view` takes on a long run: opening, filters and text search over generated
+responses.
 
     python -m benchmarks.view [--steps 1000] [--groups 512] [--browser]
 
-makes a run of `steps` tables of `groups` x 16 responses in a temporary folder, serves it, and asks what the page asks.
-Each request is made five times, each for another page; the median and the largest count.
+makes a run of `steps` tables of `groups` x 16 responses in a temporary folder, serves it, and asks
+what the page asks. Each request is made five times, each for another page; the median and the
+largest count.
 """
 
 import argparse
@@ -32,7 +34,10 @@ from dapo.runs.metric_table import METRICS
 from dapo.runs.outcomes import OUTCOMES
 from dapo.runs.rollout_table import _DICTIONARIES, ROLLOUT_SCHEMA, ROWS_PER_CHUNK
 
-GROUP_SIZE, PROBLEMS, TEXTS, TOKENS = 16, 17_000, 4096, 4
+GROUP_SIZE = 16
+PROBLEMS = 17_000
+TEXTS = 4096
+TOKENS = 4
 REPEATS = 5
 WORDS = (
     "the",
@@ -53,7 +58,9 @@ WORDS = (
 
 
 def make_run(path: Path, *, steps: int, groups: int, seed: int = 0) -> None:
-    """A run directory with generated metrics, and tables of short texts: 4 tokens of ids a response."""
+    """A run directory with generated metrics, and tables of short texts: 4 tokens of ids a
+    response.
+    """
     rng = np.random.default_rng(seed)
     (path / "rollouts").mkdir(parents=True)
     texts = [" ".join(rng.choice(WORDS, rng.integers(4, 14))) + f" {i}" for i in range(TEXTS)]
@@ -63,20 +70,28 @@ def make_run(path: Path, *, steps: int, groups: int, seed: int = 0) -> None:
     for step in range(1, steps + 1):
         table = _table(rng, step, groups, texts)
         name = path / "rollouts" / f"step_{step:06d}.parquet"
-        with pq.ParquetWriter(name, ROLLOUT_SCHEMA, compression="zstd", use_dictionary=_DICTIONARIES) as writer:
+        with pq.ParquetWriter(
+            name, ROLLOUT_SCHEMA, compression="zstd", use_dictionary=_DICTIONARIES
+        ) as writer:
             for start in range(0, len(table), ROWS_PER_CHUNK):
                 writer.write_table(table.slice(start, ROWS_PER_CHUNK))
     atomic_write_json(path / "manifest.json", {"started": "2026-01-01T00:00:00+00:00"})
     atomic_write_json(path / "summary.json", {"exit_reason": "finished"})
     options = "model: {name: generated}\ndata: {train: generated.jsonl}\n"
-    (path / "config.yaml").write_text(f"{options}train: {{num_steps: {steps}}}\nlog: {{rollouts: all}}\n")
+    (path / "config.yaml").write_text(
+        f"{options}train: {{num_steps: {steps}}}\nlog: {{rollouts: all}}\n"
+    )
 
 
 def _metrics(rng: np.random.Generator, step: int, steps: int) -> dict[str, float]:
-    """A value for every metric of the table whose name has no placeholder, and the tokens by outcome."""
+    """A value for every metric of the table whose name has no placeholder, and the tokens by
+    outcome.
+    """
     names = [metric.name for metric in METRICS if "{" not in metric.name]
     values = {name: float(step / steps + 0.1 * rng.random()) for name in names}
-    return values | {f"rollout/tokens_{outcome}": int(rng.integers(1, 10_000)) for outcome in OUTCOMES}
+    return values | {
+        f"rollout/tokens_{outcome}": int(rng.integers(1, 10_000)) for outcome in OUTCOMES
+    }
 
 
 def _table(rng: np.random.Generator, step: int, groups: int, texts: list[str]) -> pa.Table:
@@ -85,16 +100,20 @@ def _table(rng: np.random.Generator, step: int, groups: int, texts: list[str]) -
     rate = rng.beta(0.6, 0.6, groups)
     correct = rng.random(rows) < rate[group]
     solved = correct.reshape(groups, GROUP_SIZE).mean(1)
-    outcome = np.where(solved == 1, "all_correct", np.where(solved == 0, "all_wrong", "trained"))[group]
+    outcome = np.where(solved == 1, "all_correct", np.where(solved == 0, "all_wrong", "trained"))[
+        group
+    ]
     problem = rng.integers(0, PROBLEMS, groups)[group]
     score = np.where(correct, 1.0, -1.0)
     trained = outcome == "trained"
     lengths = rng.integers(1, 20_000, rows)
     ids = pa.ListArray.from_arrays(
-        pa.array(np.arange(rows + 1, dtype=np.int32) * TOKENS), pa.array(np.zeros(rows * TOKENS, np.int32))
+        pa.array(np.arange(rows + 1, dtype=np.int32) * TOKENS),
+        pa.array(np.zeros(rows * TOKENS, np.int32)),
     )
     logprobs = pa.ListArray.from_arrays(
-        pa.array(np.arange(rows + 1, dtype=np.int32) * TOKENS), pa.array(np.full(rows * TOKENS, -0.1, np.float32))
+        pa.array(np.arange(rows + 1, dtype=np.int32) * TOKENS),
+        pa.array(np.full(rows * TOKENS, -0.1, np.float32)),
     )
     pool = pa.array(texts)
     columns = {
@@ -118,7 +137,10 @@ def _table(rng: np.random.Generator, step: int, groups: int, texts: list[str]) -
         "engine_logprobs": logprobs,
         "version": pa.array(np.full(rows, step - 1)),
     }
-    arrays = [columns.get(field.name, pa.nulls(rows, field.type)).cast(field.type) for field in ROLLOUT_SCHEMA]
+    arrays = [
+        columns.get(field.name, pa.nulls(rows, field.type)).cast(field.type)
+        for field in ROLLOUT_SCHEMA
+    ]
     return pa.Table.from_arrays(arrays, schema=ROLLOUT_SCHEMA)
 
 
@@ -138,7 +160,9 @@ def served(run: Path, cache: Path) -> Iterator[tuple[str, subprocess.Popen[str]]
 
 def ask(url: str, path: str, **parameters: object) -> Any:
     """One answer of the server."""
-    with urllib.request.urlopen(f"{url}api/{path}?{urlencode({'run': 'run', **parameters})}", timeout=120) as answer:
+    with urllib.request.urlopen(
+        f"{url}api/{path}?{urlencode({'run': 'run', **parameters})}", timeout=120
+    ) as answer:
         return json.load(answer)
 
 
@@ -150,13 +174,21 @@ def timed(url: str, label: str, path: str, **parameters: object) -> None:
         found = ask(url, path, **{"offset": 50 * repeat, **parameters})
         seconds.append(time.perf_counter() - began)
     total = found.get("total", "")
-    print_text(f"{label:58} {statistics.median(seconds):7.3f} s, largest {max(seconds):7.3f} s; found {total}")
+    print_text(
+        f"{label:58} {statistics.median(seconds):7.3f} s, largest {max(seconds):7.3f} s; found"
+        f" {total}"
+    )
 
 
 FILTERS: dict[str, dict[str, object]] = {
     "no filter, newest first": {},
     "outcome": {"outcomes": "all_wrong"},
-    "outcome, verdict and steps": {"outcomes": "trained", "verdicts": "wrong", "first_step": 200, "last_step": 700},
+    "outcome, verdict and steps": {
+        "outcomes": "trained",
+        "verdicts": "wrong",
+        "first_step": 200,
+        "last_step": 700,
+    },
     "length range, longest first": {"min_tokens": 5000, "max_tokens": 15_000, "sort": "longest"},
     "lowest reward": {"sort": "worst"},
     "one problem": {"problem": f"{77:016x}"},
@@ -183,12 +215,18 @@ def measure(run: Path, cache: Path, *, steps: int, browser: bool) -> None:
             while (state := found["index"])["indexed"] < state["steps"]:
                 time.sleep(0.5)
                 found = ask(url, "rollouts")
-            show(f"{label}: all {state['responses']:,} responses indexed", time.perf_counter() - began)
+            show(
+                f"{label}: all {state['responses']:,} responses indexed",
+                time.perf_counter() - began,
+            )
             if label == "with the index":
                 filters(url, steps)
             peak = Path(f"/proc/{process.pid}/status").read_text().split("VmHWM:")[1].split()[0]
             print_text(f"{label}: largest memory of the server {int(peak) / 2**20:.2f} GiB")
-    print_text(f"index on disk: {sum(f.stat().st_size for f in cache.rglob('*') if f.is_file()) / 2**20:.0f} MiB")
+    print_text(
+        "index on disk:"
+        f" {sum(f.stat().st_size for f in cache.rglob('*') if f.is_file()) / 2**20:.0f} MiB"
+    )
 
 
 def filters(url: str, steps: int) -> None:
@@ -197,7 +235,13 @@ def filters(url: str, steps: int) -> None:
         timed(url, name, "rollouts", **parameters)
     timed(url, "problems, most visits", "problems")
     timed(url, "problems, never solved", "problems", kind="never")
-    timed(url, "text that is nowhere, each answer", "rollouts", text="no model wrote this", verdicts="correct")
+    timed(
+        url,
+        "text that is nowhere, each answer",
+        "rollouts",
+        text="no model wrote this",
+        verdicts="correct",
+    )
     group = ask(url, "rollouts")["rows"][0]["group_id"]
     timed(url, "a group", "group", step=steps, group=group)
 
@@ -215,7 +259,9 @@ return cards.length > 0 && shown.every((card) => card.querySelector('.js-plotly-
 
 
 def in_browser(url: str, label: str) -> None:
-    """Seconds until Chromium has drawn the charts of the overview that fit its window, and the first responses."""
+    """Seconds until Chromium has drawn the charts of the overview that fit its window, and the
+    first responses.
+    """
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from helpers.browser import open_browser
 
@@ -232,21 +278,26 @@ def in_browser(url: str, label: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--groups", type=int, default=512)
     parser.add_argument(
-        "--browser", action="store_true", help="also measure in headless Chromium (tests on PYTHONPATH)"
+        "--browser",
+        action="store_true",
+        help="also measure in headless Chromium (tests on PYTHONPATH)",
     )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        run, began = Path(folder) / "run", time.perf_counter()
+        run = Path(folder) / "run"
+        began = time.perf_counter()
         make_run(run, steps=arguments.steps, groups=arguments.groups)
         size = sum(path.stat().st_size for path in run.rglob("*") if path.is_file()) / 2**20
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print_text(
-            f"{arguments.steps:,} steps x {arguments.groups * GROUP_SIZE:,} responses: {size:,.0f} MiB, made in "
-            f"{time.perf_counter() - began:.0f} s with {memory:.1f} GiB"
+            f"{arguments.steps:,} steps x {arguments.groups * GROUP_SIZE:,} responses: {size:,.0f}"
+            f" MiB, made in {time.perf_counter() - began:.0f} s with {memory:.1f} GiB"
         )
         measure(run, Path(folder) / "cache", steps=arguments.steps, browser=arguments.browser)
 

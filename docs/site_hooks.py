@@ -1,7 +1,9 @@
-"""Hooks of `make site`: links out of docs/ become text or pages of the site, and no page is left out of the navigation.
+"""Hooks of `make site`: links out of docs/ become text or pages of the site, and no page is left
+out of the navigation.
 
-Pages are written for the repository's own web view, in which `../src/dapo/types.py` is a link that works. The site has
-no source files: there such a link becomes its text, after it was checked that the file exists.
+Pages are written for the repository's own web view, in which `../src/dapo/types.py` is a link that
+works. The site has no source files: there such a link becomes its text, after it was checked that
+the file exists.
 """
 
 import re
@@ -27,7 +29,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page in named & FROM_ROOT.keys():
         text = (ROOT / FROM_ROOT[page]).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text.replace("](docs/", "](")))
-    others = sorted(file.src_uri for file in files.documentation_pages() if file.src_uri not in named)
+    others = sorted(
+        file.src_uri for file in files.documentation_pages() if file.src_uri not in named
+    )
     if others and config.nav:
         config.nav.append({"More": list(others)})
     return files
@@ -63,4 +67,8 @@ def named_in(nav: Any) -> list[str]:
     """The pages that a navigation names, at any depth."""
     if isinstance(nav, str):
         return [nav]
-    return [name for each in (nav.values() if isinstance(nav, dict) else nav or ()) for name in named_in(each)]
+    return [
+        name
+        for each in (nav.values() if isinstance(nav, dict) else nav or ())
+        for name in named_in(each)
+    ]

@@ -1,13 +1,15 @@
 """The base models of the experiments, trained from scratch: `python -m evidence.base_model`.
 
-A Llama of a million weights over single characters learns the written-out solutions of `evidence.corpus` to training
-problems of `evidence/base.yaml` by predicting the next character; held-out problems are never among them. The result
-resembles a pretrained model: it can work problems out, mostly right, and rarely does.
+A Llama of a million weights over single characters learns the written-out solutions of
+`evidence.corpus` to training problems of `evidence/base.yaml` by predicting the next character;
+held-out problems are never among them. The result resembles a pretrained model: it can work
+problems out, mostly right, and rarely does.
 
-`--seed` trains another base model on other texts, so that an experiment can cross several base models with its seeds.
-Each model is cached in a folder of its own, along with its recipe, and is trained again when the recipe has changed.
-On one kind of processor the code determines the model: every random number is keyed, and one thread adds in a fixed
-order. Another processor or another release of torch rounds differently and gives a different model.
+`--seed` trains another base model on other texts, so that an experiment can cross several base
+models with its seeds. Each model is cached in a folder of its own, along with its recipe, and is
+trained again when the recipe has changed. On one kind of processor the code determines the model:
+every random number is keyed, and one thread adds in a fixed order. Another processor or another
+release of torch rounds differently and gives a different model.
 """
 
 import argparse
@@ -61,12 +63,20 @@ class Recipe:
     warmup_updates: int = 50
     beta2: float = 0.98
     seed: int = 1000
-    """The seed of problems and texts, which differs from those of runs; the initial weights do not depend on it."""
+    """The seed of problems and texts, which differs from those of runs; the initial weights do not
+    depend on it.
+    """
 
     @property
     def name(self) -> str:
-        """The model's folder: `evidence-base`, then the seed and the number of updates if they are not the defaults."""
-        changed = [getattr(self, key) for key in ("seed", "updates") if getattr(self, key) != getattr(Recipe, key)]
+        """The model's folder: `evidence-base`, then the seed and the number of updates if they are
+        not the defaults.
+        """
+        changed = [
+            getattr(self, key)
+            for key in ("seed", "updates")
+            if getattr(self, key) != getattr(Recipe, key)
+        ]
         return "-".join([NAME, *map(str, changed)])
 
     @property
@@ -88,12 +98,17 @@ class Recipe:
 
     def facts(self) -> dict[str, Any]:
         """Everything that determines the texts and is no field of the recipe."""
-        rates = {name: getattr(corpus, name) for name in ("RIGHT_GUESSES", "SLIP_RATE", "ENDLESS", "GO_ON")}
+        rates = {
+            name: getattr(corpus, name)
+            for name in ("RIGHT_GUESSES", "SLIP_RATE", "ENDLESS", "GO_ON")
+        }
         return {"shares": dict(corpus.SHARES), **rates}
 
 
 def model_directory(recipe: Recipe | None = None) -> Path:
-    """The folder of a recipe's model, as experiments name it; by default that of `evidence/base.yaml`."""
+    """The folder of a recipe's model, as experiments name it; by default that of
+    `evidence/base.yaml`.
+    """
     return cache_folder() / "models" / (recipe.name if recipe else NAME)
 
 
@@ -129,7 +144,9 @@ def training_config(recipe: Recipe) -> Config:
 
 
 def corpus_problems(config: Config, recipe: Recipe) -> list[Problem]:
-    """The training problems of the texts, in order; a problem that is sampled twice is listed twice."""
+    """The training problems of the texts, in order; a problem that is sampled twice is listed
+    twice.
+    """
     source = config.data.train_source
     assert isinstance(source, TaskSource)
     size = recipe.updates * recipe.problems_per_update
@@ -139,17 +156,23 @@ def corpus_problems(config: Config, recipe: Recipe) -> list[Problem]:
 def minibatches(config: Config, recipe: Recipe, loaded: LoadedModel) -> Iterator[list[Sample]]:
     """The texts of each update.
 
-    Maximum likelihood is Eq. 8 with an advantage of 1 for every text and the ratio 1 of a first update: its gradient is
-    then that of the mean log-probability of the texts' tokens. A prompt is computed once for its texts.
+    Maximum likelihood is Eq. 8 with an advantage of 1 for every text and the ratio 1 of a first
+    update: its gradient is then that of the mean log-probability of the texts' tokens. A prompt is
+    computed once for its texts.
     """
     encoder, (end,) = PromptEncoder(loaded.tokenizer, config.data), loaded.stop_ids
     problems = corpus_problems(config, recipe)
     for first in range(0, len(problems), recipe.problems_per_update):
         samples = []
-        for index, problem in enumerate(problems[first : first + recipe.problems_per_update], first):
+        for index, problem in enumerate(
+            problems[first : first + recipe.problems_per_update], first
+        ):
             for number in range(recipe.texts_per_problem):
                 solution = recipe.solve(problem, recipe.seed, index, number)
-                ids = [*loaded.tokenizer(solution.text)["input_ids"], *([end] if solution.ends else [])]
+                ids = [
+                    *loaded.tokenizer(solution.text)["input_ids"],
+                    *([end] if solution.ends else []),
+                ]
                 samples.append(_sample(index, encoder.encode(problem), ids))
         yield samples
 
@@ -169,11 +192,15 @@ def _sample(group: int, prompt: tuple[int, ...], ids: list[int]) -> Sample:
 
 def train(recipe: Recipe, log: Callable[[str], None]) -> tuple[Policy, LoadedModel, dict[str, Any]]:
     """Train the model; return the policy, the model before training, and measurements."""
-    config, loaded = training_config(recipe), recipe.initial_model()
-    threads, started = torch.get_num_threads(), time.perf_counter()
+    config = training_config(recipe)
+    loaded = recipe.initial_model()
+    threads = torch.get_num_threads()
+    started = time.perf_counter()
     torch.set_num_threads(config.train.threads or 1)
     try:
-        policy, tokens, metrics = Policy(config, loaded), 0, {}
+        policy = Policy(config, loaded)
+        tokens = 0
+        metrics = {}
         for update, minibatch in enumerate(minibatches(config, recipe, loaded), 1):
             metrics = policy.update(minibatch, step=update)
             tokens += int(metrics["optim/update_tokens"])
@@ -199,9 +226,12 @@ def recipe_of(recipe: Recipe) -> dict[str, Any]:
 def base_model(
     log: Callable[[str], None], *, recipe: Recipe | None = None, again: bool = False
 ) -> tuple[Path, dict[str, Any]]:
-    """The folder of a recipe's model and the record of its training; trains it if it is missing, or with `again`."""
+    """The folder of a recipe's model and the record of its training; trains it if it is missing, or
+    with `again`.
+    """
     recipe = recipe or Recipe()
-    folder, wanted = model_directory(recipe), json.loads(json.dumps(recipe_of(recipe)))
+    folder = model_directory(recipe)
+    wanted = json.loads(json.dumps(recipe_of(recipe)))
     with suppress(OSError, ValueError, KeyError):  # missing or damaged: it is made again
         origin: dict[str, Any] = read_json(folder / ORIGIN)
         if not again and origin["recipe"] == wanted:
@@ -230,12 +260,20 @@ def base_model(
 def main() -> None:
     """Train the model if it is missing, and print its folder and its record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--again", action="store_true", help="train it again, with the code of this checkout")
-    parser.add_argument("--seed", type=int, default=Recipe.seed, help="the seed of its problems and texts")
-    parser.add_argument("--updates", type=int, default=Recipe.updates, help="the number of its updates")
+    parser.add_argument(
+        "--again", action="store_true", help="train it again, with the code of this checkout"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=Recipe.seed, help="the seed of its problems and texts"
+    )
+    parser.add_argument(
+        "--updates", type=int, default=Recipe.updates, help="the number of its updates"
+    )
     given = parser.parse_args()
     recipe = Recipe(seed=given.seed, updates=given.updates)
-    folder, origin = base_model(partial(print, file=sys.stderr, flush=True), recipe=recipe, again=given.again)
+    folder, origin = base_model(
+        partial(print, file=sys.stderr, flush=True), recipe=recipe, again=given.again
+    )
     print(folder)
     print(json.dumps(origin, indent=1))
 

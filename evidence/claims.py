@@ -1,6 +1,7 @@
 """The claims of the experiments: read from their files, measured in the stored results, and judged.
 
-A claim is an entry of `claims` in an experiment's file. Its verdict follows from the entry and the stored runs alone:
+A claim is an entry of `claims` in an experiment's file. Its verdict follows from the entry and the
+stored runs alone:
 
     not delivered       the metric of `delivered` misses its bound, or was not stored: it is not shown that the
                         technique acted, so nothing was tested
@@ -47,7 +48,9 @@ class Criterion:
 
     @property
     def bound(self) -> float:
-        """The bound of the measured number: 0 for a difference; with `within`, the largest distance from 0."""
+        """The bound of the measured number: 0 for a difference; with `within`, the largest distance
+        from 0.
+        """
         return float(self.expected.partition(" ")[2] or 0)
 
 
@@ -60,7 +63,9 @@ class Delivery:
     below: float | None
 
     def is_met(self, value: float) -> bool:
-        return (self.above is None or value > self.above) and (self.below is None or value < self.below)
+        return (self.above is None or value > self.above) and (
+            self.below is None or value < self.below
+        )
 
 
 @dataclass(frozen=True)
@@ -101,13 +106,22 @@ class Judged:
         significant = self.holm is not None and self.holm < LEVEL
         pairs = zip(self.claim.criteria, self.effects, strict=True)
         words = [decide(criterion, effect, significant) for criterion, effect in pairs]
-        order = ("refuted", "neither", "open", *(word for word in words if word.startswith("no effect")), "confirmed")
+        order = (
+            "refuted",
+            "neither",
+            "open",
+            *(word for word in words if word.startswith("no effect")),
+            "confirmed",
+        )
         return next(word for word in order if word in words)
 
 
 def decide(criterion: Criterion, effect: Effect, significant: bool) -> str:
-    """The verdict on one criterion; `significant` says whether the claim's p-value stands Holm's correction."""
-    p, bound = p_of(criterion, effect), criterion.bound
+    """The verdict on one criterion; `significant` says whether the claim's p-value stands Holm's
+    correction.
+    """
+    p = p_of(criterion, effect)
+    bound = criterion.bound
     if p is None:
         return "open"
     if criterion.kind == "within":
@@ -116,7 +130,13 @@ def decide(criterion: Criterion, effect: Effect, significant: bool) -> str:
         return "confirmed" if abs(effect.mean) < bound else "refuted"
     if p >= LEVEL:
         limit, (low, high) = criterion.no_effect, (effect.low, effect.high)
-        if limit is not None and low is not None and high is not None and -limit <= low and high <= limit:
+        if (
+            limit is not None
+            and low is not None
+            and high is not None
+            and -limit <= low
+            and high <= limit
+        ):
             return f"no effect beyond {limit:g}"
         return criterion.otherwise
     if not significant:
@@ -129,7 +149,9 @@ def decide(criterion: Criterion, effect: Effect, significant: bool) -> str:
 
 
 def p_of(criterion: Criterion, effect: Effect) -> float | None:
-    """The p-value of what the measurement suggests: a side of the bound; with `within`, inside or outside."""
+    """The p-value of what the measurement suggests: a side of the bound; with `within`, inside or
+    outside.
+    """
     bound = criterion.bound
     if criterion.kind != "within":
         return effect.p_value(bound)
@@ -139,7 +161,8 @@ def p_of(criterion: Criterion, effect: Effect) -> float | None:
 
 def adjust(p_values: Mapping[str, float]) -> dict[str, float]:
     """Holm's correction: the p-values of a family, each valid over all of them."""
-    found, largest = {}, 0.0
+    found = {}
+    largest = 0.0
     for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         largest = max(largest, min(1.0, p * (len(p_values) - rank)))
         found[name] = largest
@@ -163,18 +186,24 @@ def parse_claim(entry: Mapping[str, Any], experiment: str) -> Claim:
     """Read one entry of `claims`. Raises ValueError for an unknown key."""
     given = dict(entry)
     whole = {key: given.pop(key) for key in ("text", "made", "name", "replicates") if key in given}
-    family, acted, parts = given.pop("family", experiment), given.pop("delivered"), given.pop("all_of", [{}])
+    family = given.pop("family", experiment)
+    acted = given.pop("delivered")
+    parts = given.pop("all_of", [{}])
     criteria = tuple(_criterion({**given, **part}) for part in parts)
     first = criteria[0].measure
     shared = {"row": first.row, "condition": first.condition, "over": first.over, "steps": "all"}
     bounds = {key: acted[key] for key in ("above", "below") if key in acted}
     rest = {key: value for key, value in acted.items() if key not in bounds}
     delivery = Delivery(parse_measure({**shared, **rest}), bounds.get("above"), bounds.get("below"))
-    return Claim(experiment=experiment, criteria=criteria, delivered=delivery, family=family, **whole)
+    return Claim(
+        experiment=experiment, criteria=criteria, delivered=delivery, family=family, **whole
+    )
 
 
 def _criterion(given: dict[str, Any]) -> Criterion:
-    own = {key: given.pop(key) for key in [field.name for field in fields(Criterion)] if key in given}
+    own = {
+        key: given.pop(key) for key in [field.name for field in fields(Criterion)] if key in given
+    }
     found = Criterion(parse_measure(given), **own)
     return replace(found, measure=replace(found.measure, change=found.kind in ("grows", "falls")))
 
@@ -190,19 +219,31 @@ def judge_all() -> dict[Claim, Judged]:
 
 
 def judge(claims: Sequence[Claim], results: Mapping[str, Results]) -> dict[Claim, Judged]:
-    """Measure claims in the results of their experiments, correct the p-values of each family, and judge."""
+    """Measure claims in the results of their experiments, correct the p-values of each family, and
+    judge.
+    """
     measured: dict[Claim, tuple[tuple[Effect, ...], float | None, float | None]] = {}
     families: dict[str, dict[str, float]] = {}
     for number, claim in enumerate(claims):
         found = results[claim.experiment]
         effects = tuple(measure(criterion.measure, found) for criterion in claim.criteria)
-        p_values = [p_of(criterion, effect) for criterion, effect in zip(claim.criteria, effects, strict=True)]
+        p_values = [
+            p_of(criterion, effect)
+            for criterion, effect in zip(claim.criteria, effects, strict=True)
+        ]
         known = [p for p in p_values if p is not None]
         p = max(known) if len(known) == len(p_values) else None
         if p is not None:
             families.setdefault(claim.family, {})[str(number)] = p
         acted = claim.delivered.measure
-        is_stored = any(acted.metric in run["curve"] for run in found.facts["runs"] if run["variant"] == acted.row)
+        is_stored = any(
+            acted.metric in run["curve"]
+            for run in found.facts["runs"]
+            if run["variant"] == acted.row
+        )
         measured[claim] = (effects, measure(acted, found).mean if is_stored else None, p)
     holm = {name: p for family in families.values() for name, p in adjust(family).items()}
-    return {claim: Judged(claim, *measured[claim], holm.get(str(number))) for number, claim in enumerate(claims)}
+    return {
+        claim: Judged(claim, *measured[claim], holm.get(str(number)))
+        for number, claim in enumerate(claims)
+    }

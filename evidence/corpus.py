@@ -1,8 +1,9 @@
-"""The texts that the base model learns from: solutions of built-in problems, written in several ways at random.
+"""The texts that the base model learns from: solutions of built-in problems, written in several
+ways at random.
 
-A pretrained model has read many ways of answering, few of them good, and mixes them. So does this corpus. How a problem
-is answered is sampled by `SHARES`, independently of the problem; worked solutions have slips at a fixed rate. Nothing
-here depends on how the model will be trained later.
+A pretrained model has read many ways of answering, few of them good, and mixes them. So does this
+corpus. How a problem is answered is sampled by `SHARES`, independently of the problem; worked
+solutions have slips at a fixed rate. Nothing here depends on how the model will be trained later.
 """
 
 import random
@@ -14,14 +15,22 @@ from typing import NamedTuple
 from dapo.core.rng import keyed_seed
 from dapo.types import Problem
 
-SHARES: Mapping[str, float] = {"guessed": 0.38, "worked": 0.10, "checked": 0.10, "unmarked": 0.27, "rambling": 0.15}
+SHARES: Mapping[str, float] = {
+    "guessed": 0.38,
+    "worked": 0.10,
+    "checked": 0.10,
+    "unmarked": 0.27,
+    "rambling": 0.15,
+}
 """The fraction of each way of answering; see `WAYS`."""
 
 RIGHT_GUESSES = 0.3
 """The fraction of answers without working that are right."""
 
 SLIP_RATE = 0.03
-"""The probability that a step of the working has a wrong result, from which the next steps continue."""
+"""The probability that a step of the working has a wrong result, from which the next steps
+continue.
+"""
 
 ENDLESS = 0.4
 """The fraction of rambling texts that repeat a sentence and never reach an answer."""
@@ -29,13 +38,24 @@ ENDLESS = 0.4
 GO_ON = 0.5
 """The probability that another sentence follows in a rambling text that reaches an answer."""
 
-SENTENCES = ("Let me see. ", "Hmm. ", "Wait. ", "One moment. ", "I am not sure. ", "Let me think. ", "Again. ", "So. ")
+SENTENCES = (
+    "Let me see. ",
+    "Hmm. ",
+    "Wait. ",
+    "One moment. ",
+    "I am not sure. ",
+    "Let me think. ",
+    "Again. ",
+    "So. ",
+)
 
 MAX_CHARACTERS = 160
 """Longer texts are cut off here, and have no end."""
 
 MIN_ENDLESS = 30
-"""Endless texts are cut off between this number of characters and `MAX_CHARACTERS`: longer ones teach nothing new."""
+"""Endless texts are cut off between this number of characters and `MAX_CHARACTERS`: longer ones
+teach nothing new.
+"""
 
 
 @dataclass(frozen=True)
@@ -87,9 +107,12 @@ def add_up(problem: Problem, writer: Writer, *, backwards: bool = False) -> Work
 
 
 def divide(problem: Problem, writer: Writer, *, backwards: bool = False) -> Working:
-    """5837 by 7 in long division, `5=7*0+5, 58=7*8+2, 23=7*3+2, 27=7*3+6`; there is no other direction."""
+    """5837 by 7 in long division, `5=7*0+5, 58=7*8+2, 23=7*3+2, 27=7*3+6`; there is no other
+    direction.
+    """
     number, divisor = numbers_of(problem)
-    rest, steps = 0, []
+    rest = 0
+    steps = []
     for digit in str(number):
         part = 10 * rest + int(digit)
         rest = writer.write(part % divisor, range(divisor))
@@ -170,13 +193,18 @@ def work_out(problem: Problem, writer: Writer) -> str:
 
 
 def check(problem: Problem, writer: Writer) -> str:
-    """The steps twice, the second time in the other direction if there is one; where results differ, once more."""
+    """The steps twice, the second time in the other direction if there is one; where results
+    differ, once more.
+    """
     work = METHODS[problem.source].work
-    first, second = work(problem, writer), work(problem, writer, backwards=True)
-    text, result = f"{first.text}\nCheck: {second.text}", first.result
+    first = work(problem, writer)
+    second = work(problem, writer, backwards=True)
+    text = f"{first.text}\nCheck: {second.text}"
+    result = first.result
     if first.result != second.result:
         third = work(problem, writer)
-        text, result = f"{text}\nAgain: {third.text}", third.result
+        text = f"{text}\nAgain: {third.text}"
+        result = third.result
     return f"{text}\n{answered(result)}"
 
 

@@ -1,4 +1,6 @@
-"""Numbers of stored runs: a metric in a window, the step at which it passes a bound, differences, with intervals."""
+"""Numbers of stored runs: a metric in a window, the step at which it passes a bound, differences,
+with intervals.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -26,47 +28,67 @@ from sample_intervals import (
 FOLDER = Path(__file__).parent
 STORED = FOLDER / "results"
 POWER = 0.8
-_NORMAL, _NORMAL_FREEDOM = 1.959964, 1.0e6
+_NORMAL = 1.959964
+_NORMAL_FREEDOM = 1.0e6
 
 
 @dataclass(frozen=True)
 class Until:
     """The first step, or number of generated tokens, at which a metric passes a bound.
 
-    A run that never does counts with its last position, so differences between runs are never overstated.
+    A run that never does counts with its last position, so differences between runs are never
+    overstated.
     """
 
     above: float | None = None
     below: float | None = None
     mean_of: int = 1
-    """The number of steps whose mean has to pass the bound; with 1, tokens are interpolated between two values."""
+    """The number of steps whose mean has to pass the bound; with 1, tokens are interpolated between
+    two values.
+    """
     at: Literal["step", "tokens"] = "step"
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of each run: a metric of a row in a window, or its difference to another row or metric."""
+    """A number of each run: a metric of a row in a window, or its difference to another row or
+    metric.
+    """
 
     row: str
     metric: str = ACCURACY
     condition: str = ""
     over: Literal["", "conditions"] = ""
-    """`conditions`: the conditions are a sample, such as several base models, and are crossed with the seeds."""
+    """`conditions`: the conditions are a sample, such as several base models, and are crossed with
+    the seeds.
+    """
     than: str | None = None
     """The row to subtract, paired by seed."""
     than_metric: str | None = None
     """The metric to subtract, of the same run."""
     than_condition: str | None = None
-    """The condition of the row to subtract, if it is another one; `than` is then the same row by default."""
+    """The condition of the row to subtract, if it is another one; `than` is then the same row by
+    default.
+    """
     steps: Literal["last", "all"] | tuple[int, int] = "last"
-    """The first and last step of the window. `last`: the last tenth of the steps, or the last evaluation."""
+    """The first and last step of the window.
+
+    `last`: the last tenth of the steps, or the last evaluation.
+    """
     change: bool = False
-    """Whether the number is the change from the first tenth of the steps (the first evaluation) to the last."""
+    """Whether the number is the change from the first tenth of the steps (the first evaluation) to
+    the last.
+    """
     until: Until | None = None
 
     @property
     def is_final_accuracy(self) -> bool:
-        return self.metric == ACCURACY and self.steps == "last" and not self.change and self.until is None
+        return (
+            self.metric == ACCURACY
+            and self.steps == "last"
+            and not self.change
+            and self.until is None
+        )
 
 
 @dataclass(frozen=True)
@@ -81,7 +103,9 @@ class Effect:
     """The standard error; None if the numbers do not vary."""
     freedom: float = _NORMAL_FREEDOM
     trials: float | None = None
-    """For a proportion: the trials whose variance it has; the test against a bound then uses the bound's variance."""
+    """For a proportion: the trials whose variance it has; the test against a bound then uses the
+    bound's variance.
+    """
     each: tuple[float, ...] = ()
     """The numbers of the seeds."""
     conditions: int = 1
@@ -89,7 +113,9 @@ class Effect:
 
     @property
     def detectable(self) -> float | None:
-        """The effect that a single test at 5 % finds with a power of 80 %: 2.8 standard errors, more with few seeds."""
+        """The effect that a single test at 5 % finds with a power of 80 %: 2.8 standard errors,
+        more with few seeds.
+        """
         return None if self.error is None else _errors_to_find(self.freedom) * self.error
 
     def p_value(self, bound: float) -> float | None:
@@ -100,10 +126,13 @@ class Effect:
 @cache
 def _errors_to_find(freedom: float) -> float:
     """Student's quantiles of the level and of the power, added up."""
-    low, high = 0.0, 20.0
+    low = 0.0
+    high = 20.0
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if student_p_value(middle, freedom) > 2 * (1 - POWER) else (low, middle)
+        low, high = (
+            (middle, high) if student_p_value(middle, freedom) > 2 * (1 - POWER) else (low, middle)
+        )
     return student_quantile(freedom) + high
 
 
@@ -111,7 +140,8 @@ def parse_measure(given: Mapping[str, Any]) -> Measure:
     """Read a measure. Raises ValueError for an unknown key."""
     if unknown := given.keys() - {field.name for field in fields(Measure)}:
         raise ValueError(f"unknown key {sorted(unknown)[0]!r} in a claim")
-    steps, until = given.get("steps", "last"), given.get("until")
+    steps = given.get("steps", "last")
+    until = given.get("until")
     steps = tuple(steps) if isinstance(steps, list) else steps
     return Measure(**{**given, "steps": steps, "until": Until(**until) if until else None})
 
@@ -146,32 +176,57 @@ def _number_of_runs(wanted: Measure, results: Results, conditions: Sequence[str]
         found = asdict(two_way_mean(table, proportions=False))
     else:
         found = mean_over_seeds(each)
-        variance, freedom = float(np.var(each, ddof=1)) / len(each) if found["low"] is not None else 0.0, len(each) - 1
-    return Effect(found["mean"], found["low"], found["high"], len(seeds), sqrt(variance) or None, freedom, None, each)
+        variance = float(np.var(each, ddof=1)) / len(each) if found["low"] is not None else 0.0
+        freedom = len(each) - 1
+    return Effect(
+        found["mean"],
+        found["low"],
+        found["high"],
+        len(seeds),
+        sqrt(variance) or None,
+        freedom,
+        None,
+        each,
+    )
 
 
 def _final_accuracy(wanted: Measure, results: Results, conditions: Sequence[str]) -> Effect:
-    """An accuracy after the last step or a difference of two, over (base models,) seeds and problems."""
+    """An accuracy after the last step or a difference of two, over (base models,) seeds and
+    problems.
+    """
     table = np.array([_accuracies(wanted, results, condition) for condition in conditions])
     each = tuple(table.mean(axis=(0, 2)).tolist())
     variance, freedom = variance_of_mean(table if wanted.over else table[0])
     flat = table.mean(axis=0) if wanted.over else table[0]
     is_difference = wanted.than is not None or wanted.than_condition is not None
     found = two_way_difference(np.zeros_like(flat), flat) if is_difference else two_way_mean(flat)
-    mean, low, high = found.mean, found.low, found.high
+    mean = found.mean
+    low = found.low
+    high = found.high
     if wanted.over and variance > ROUNDING:
         half = student_quantile(freedom) * sqrt(variance)
-        low, high = mean - half, mean + half
+        low = mean - half
+        high = mean + half
     if variance > ROUNDING:
         trials = None if is_difference or wanted.over else mean * (1 - mean) / variance
         return Effect(mean, low, high, len(each), sqrt(variance), freedom, trials or None, each)
     error = None if low is None or high is None else (high - low) / 2 / _NORMAL
-    return Effect(mean, low, high, len(each), error, _NORMAL_FREEDOM, None if is_difference else flat.shape[1], each)
+    return Effect(
+        mean,
+        low,
+        high,
+        len(each),
+        error,
+        _NORMAL_FREEDOM,
+        None if is_difference else flat.shape[1],
+        each,
+    )
 
 
 def _accuracies(wanted: Measure, results: Results, condition: str) -> list[list[float]]:
     """The accuracy of each seed on each problem, or the differences to another row or condition."""
-    row, cells = wanted.row, [(condition, wanted.row)]
+    row = wanted.row
+    cells = [(condition, wanted.row)]
     if wanted.than or wanted.than_condition:
         cells.append((wanted.than_condition or condition, wanted.than or row))
     names = [each["name"] for each in results.variants]
@@ -183,7 +238,9 @@ def _accuracies(wanted: Measure, results: Results, condition: str) -> list[list[
     seeds = sorted(set(rows[0]).intersection(*rows[1:]))
     if not seeds or not judged:
         raise ValueError(f"no finished run of the row {row} in the condition {condition!r}")
-    first, *other = ([[found[seed]["accuracies"][i] for i in judged] for seed in seeds] for found in rows)
+    first, *other = (
+        [[found[seed]["accuracies"][i] for i in judged] for seed in seeds] for found in rows
+    )
     return (np.array(first) - np.array(other[0])).tolist() if other else first
 
 
@@ -192,7 +249,9 @@ def _by_seed(wanted: Measure, results: Results) -> dict[int, float]:
     found = _numbers(wanted, results)
     if wanted.than is None and wanted.than_metric is None:
         return found
-    other = replace(wanted, row=wanted.than or wanted.row, metric=wanted.than_metric or wanted.metric)
+    other = replace(
+        wanted, row=wanted.than or wanted.row, metric=wanted.than_metric or wanted.metric
+    )
     others = _numbers(other, results)
     return {seed: found[seed] - others[seed] for seed in found.keys() & others.keys()}
 
@@ -219,7 +278,9 @@ def _number(wanted: Measure, points: Sequence[tuple[int, int, float]]) -> float:
         first, last = wanted.steps
         values = [value for step, _, value in points if first <= step <= last]
         if not values:
-            raise ValueError(f"a run of {wanted.row} has no {wanted.metric} from step {first} to {last}")
+            raise ValueError(
+                f"a run of {wanted.row} has no {wanted.metric} from step {first} to {last}"
+            )
         return float(np.mean(values))
     if wanted.change:
         return float(np.mean(values[-count:]) - np.mean(values[:count]))

@@ -1,4 +1,5 @@
-"""Tables, pictures and verdicts of stored experiments in documents: `python -m evidence.report docs/lab/evidence.md`.
+"""Tables, pictures and verdicts of stored experiments in documents: `python -m evidence.report
+docs/lab/evidence.md`.
 
 A document has pairs of equal marker lines, and the text between them is generated:
 
@@ -8,9 +9,10 @@ A document has pairs of equal marker lines, and the text between them is generat
     <!-- grid: NAME -->           the conditions and rows of an experiment in one table
     <!-- picture: NAME -->        its curves (`differences NAME`: its differences to the baseline; `summary`)
 
-A number in the text is followed by its source: `86.4<!-- = {experiment: ladder, row: + token-level loss} -->` is a
-measure of evidence.measures, `{config: base.yaml, option: optim.lr}` an option, `{verdict: refuted}` a count of claims.
-Nothing is run: everything is made from the stored files. Pictures go to the folder `evidence` next to the document.
+A number in the text is followed by its source: `86.4<!-- = {experiment: ladder, row: + token-level
+loss} -->` is a measure of evidence.measures, `{config: base.yaml, option: optim.lr}` an option,
+`{verdict: refuted}` a count of claims. Nothing is run: everything is made from the stored files.
+Pictures go to the folder `evidence` next to the document.
 """
 
 import argparse
@@ -36,7 +38,8 @@ from evidence.claims import Criterion, Judged
 from evidence.measures import FOLDER, Effect, Measure, measure, parse_measure, stored
 
 _MARKERS = re.compile(
-    r"^<!-- (claims|table|grid|picture): (.+?) -->$\n(.*?)^<!-- \1: \2 -->$", re.MULTILINE | re.DOTALL
+    r"^<!-- (claims|table|grid|picture): (.+?) -->$\n(.*?)^<!-- \1: \2 -->$",
+    re.MULTILINE | re.DOTALL,
 )
 _SOURCED = re.compile(r"(?<!\S)([(\[]*)(\S+?)<!-- = (\{.+?\}) -->")
 _PERCENT = 100
@@ -53,7 +56,8 @@ def claims_table(names: Sequence[str]) -> str:
     for claim, judged in claims.judge_all().items():
         if claim.experiment in names:
             lines.append(
-                f"| {claim.text}{_made(judged)} | {_measured(judged)} | {_p_values(judged)} | {_verdict(judged)} |"
+                f"| {claim.text}{_made(judged)} | {_measured(judged)} | {_p_values(judged)} |"
+                f" {_verdict(judged)} |"
             )
     return "\n".join(lines)
 
@@ -65,7 +69,9 @@ def _made(judged: Judged) -> str:
 
 
 def replicated_table() -> str:
-    """The claims that were tested again on other seeds: the first measurement, the second, and its verdict."""
+    """The claims that were tested again on other seeds: the first measurement, the second, and its
+    verdict.
+    """
     found = claims.judge_all()
     first_of = {claim.name: judged for claim, judged in found.items() if claim.name}
     lines = ["| claim | first seeds | fresh seeds | p (Holm) | verdict |", "|---|---|---|---|---|"]
@@ -89,17 +95,27 @@ def _p_value(p: float) -> str:
 
 
 def _verdict(judged: Judged) -> str:
-    """The verdict, with the missed bound of delivery, or the effect that the seeds of an open claim could show."""
-    claim, word = judged.claim, judged.verdict
+    """The verdict, with the missed bound of delivery, or the effect that the seeds of an open claim
+    could show.
+    """
+    claim = judged.claim
+    word = judged.verdict
     if word == "not delivered":
         metric = claim.delivered.measure.metric
         if judged.acted is None:
             return f"**not delivered**: `{metric}` was not stored"
-        side, bound = ("above", claim.delivered.above) if claim.delivered.above is not None else ("below", None)
+        side, bound = (
+            ("above", claim.delivered.above)
+            if claim.delivered.above is not None
+            else ("below", None)
+        )
         bound = claim.delivered.below if bound is None else bound
         scale = metric_of(metric).scale
         unit = " %" if scale == _PERCENT else ""
-        return f"**not delivered**: `{metric}` {scale * judged.acted:.2g}{unit}, not {side} {scale * bound:g}{unit}"
+        return (
+            f"**not delivered**: `{metric}` {scale * judged.acted:.2g}{unit}, not {side}"
+            f" {scale * bound:g}{unit}"
+        )
     if word.startswith("no effect beyond"):
         return f"**no effect beyond {_unit_of(claim.criteria[0], float(word.rpartition(' ')[2]))}**"
     if word != "open":
@@ -129,7 +145,9 @@ def _measured(judged: Judged) -> str:
 
 
 def _describe(criterion: Criterion, effect: Effect) -> str:
-    """`accuracy +3.1 points (1.2 to 5.0), 5 seeds`; numbers that are no differences without a sign."""
+    """`accuracy +3.1 points (1.2 to 5.0), 5 seeds`; numbers that are no differences without a
+    sign.
+    """
     measure = criterion.measure
     is_difference = criterion.kind not in ("above", "below") or measure.than_metric is not None
     seeds = f"{effect.seeds} seed{'s' * (effect.seeds != 1)}"
@@ -144,7 +162,12 @@ def _describe(criterion: Criterion, effect: Effect) -> str:
     name = "accuracy" if measure.metric == ACCURACY else f"`{measure.metric}`"
     name += f" less `{measure.than_metric}`" if measure.than_metric else ""
     first, last = measure.steps if isinstance(measure.steps, tuple) else (None, None)
-    window = "" if first is None else f", step {first}" if first == last else f", steps {first} to {last}"
+    if first is None:
+        window = ""
+    elif first == last:
+        window = f", step {first}"
+    else:
+        window = f", steps {first} to {last}"
     conditions = f" on {effect.conditions} base models" if measure.over else ""
     return f"{name}{window} {shown}, {seeds}{conditions}"
 
@@ -166,21 +189,29 @@ def experiment_tables(name: str) -> str:
         title = condition["condition"]
         parts += [f"**{title}**", ""] if title else []
         parts += [*_markdown(condition, stored(name).facts["experiment"]["baseline"]), ""]
-        parts += [line for note in condition["notes"] for line in (f"{note[0].upper()}{note[1:]}.", "")]
+        parts += [
+            line for note in condition["notes"] for line in (f"{note[0].upper()}{note[1:]}.", "")
+        ]
     return "\n".join([*parts, _made_by(name)]).rstrip()
 
 
 def _made_by(name: str) -> str:
-    """The command that made the results, with the seeds if the file lists different ones, and its processor."""
-    made_with, seeds = stored(name).facts["made_with"], stored(name).facts["experiment"]["seeds"]
+    """The command that made the results, with the seeds if the file lists different ones, and its
+    processor.
+    """
+    made_with = stored(name).facts["made_with"]
+    seeds = stored(name).facts["experiment"]["seeds"]
     listed = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))["seeds"]
     chosen = "" if seeds == listed else f" --seeds {','.join(map(str, seeds))}"
     return f"`dapo ablate evidence/{name}.yaml{chosen}`; {made_with['processor']}."
 
 
 def grid_tables(name: str) -> str:
-    """A line for each condition of a stored experiment: accuracies and differences, then final metrics of the rows."""
-    tables, baseline = make_table(stored(name)), stored(name).facts["experiment"]["baseline"]
+    """A line for each condition of a stored experiment: accuracies and differences, then final
+    metrics of the rows.
+    """
+    tables = make_table(stored(name))
+    baseline = stored(name).facts["experiment"]["baseline"]
     variants = [row["variant"] for row in tables[0]["rows"]]
     others = [variant for variant in variants if variant != baseline]
     titles = ["", f"{baseline}, %", *(f"{variant} vs {baseline}" for variant in others)]
@@ -191,10 +222,15 @@ def grid_tables(name: str) -> str:
         cells += [_percent(rows[variant]["to_baseline"], signed=True) for variant in others]
         lines.append(f"| {table['condition']} | {' | '.join(cells)} |")
     costs = ("entropy", "length", "truncated", "steps", "seconds")
-    titles = [f"{' / '.join(variants)}", *(f"{cost}, %" if cost == "truncated" else cost for cost in costs)]
+    titles = [
+        f"{' / '.join(variants)}",
+        *(f"{cost}, %" if cost == "truncated" else cost for cost in costs),
+    ]
     lines += ["", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for table in tables:
-        cells = [" / ".join(_cost(cost, row[cost]["mean"]) for row in table["rows"]) for cost in costs]
+        cells = [
+            " / ".join(_cost(cost, row[cost]["mean"]) for row in table["rows"]) for cost in costs
+        ]
         lines.append(f"| {table['condition']} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", _made_by(name)])
 
@@ -219,7 +255,13 @@ def _markdown(condition: Mapping[str, Any], baseline: str) -> Iterator[str]:
         cells = [row["variant"], _percent(row["accuracy"], signed=False)]
         if shows_previous:
             difference = _percent(row["to_previous"], signed=True)
-            cells += [f"{difference} to {row['previous']}" if difference and row["previous"] != baseline else ""]
+            cells += [
+                (
+                    f"{difference} to {row['previous']}"
+                    if difference and row["previous"] != baseline
+                    else ""
+                )
+            ]
         cells += [_percent(row["to_baseline"], signed=True)] if len(rows) > 1 else []
         means = {cost: row[cost]["mean"] for cost in costs}
         cells += [_cost(cost, mean) for cost, mean in means.items()]
@@ -233,7 +275,10 @@ def _percent(found: Mapping[str, Any] | None, *, signed: bool) -> str:
     if found["low"] is None:
         return f"{100 * found['mean']:{sign}.1f}"
     star = " *" if signed and not found["low"] <= 0 <= found["high"] else ""
-    return f"{100 * found['mean']:{sign}.1f} ({100 * found['low']:{sign}.1f} to {100 * found['high']:{sign}.1f}){star}"
+    return (
+        f"{100 * found['mean']:{sign}.1f} ({100 * found['low']:{sign}.1f} to"
+        f" {100 * found['high']:{sign}.1f}){star}"
+    )
 
 
 def _cost(name: str, mean: float | None) -> str:
@@ -261,15 +306,23 @@ def picture(name: str, folder: Path, *, writes: bool) -> str:
 
 
 def _figure(name: str, *, differences: bool) -> Any:
-    """The curves of a stored experiment, with the panels that its file lists now, or its differences."""
+    """The curves of a stored experiment, with the panels that its file lists now, or its
+    differences.
+    """
     facts = stored(name).facts
     plots = [asdict(panel) for panel in load_experiment(FOLDER / f"{name}.yaml").panels]
     results = Results({**facts, "experiment": {**facts["experiment"], "plots": plots}})
-    return differences_figure(results) if differences else results_figure(results, results.conditions[0])
+    return (
+        differences_figure(results)
+        if differences
+        else results_figure(results, results.conditions[0])
+    )
 
 
 def summary_figure() -> Any:
-    """The picture at the top: the token-level loss acts early; dynamic sampling leads per step and not per token."""
+    """The picture at the top: the token-level loss acts early; dynamic sampling leads per step and
+    not per token.
+    """
     figure = new_figure(15.0, 4.4, "", layout="constrained")
     panels = figure.subplots(1, 3)
     early = (
@@ -293,7 +346,11 @@ def summary_figure() -> Any:
                 curves = [(x[x <= 40], y[x <= 40]) for x, y in curves]
             grid, mean, low, high = mean_curve(curves, is_by_step=at == "step")
             axes.fill_between(
-                grid, _PERCENT * np.clip(low, 0, 1), _PERCENT * np.clip(high, 0, 1), color=colour, alpha=0.15
+                grid,
+                _PERCENT * np.clip(low, 0, 1),
+                _PERCENT * np.clip(high, 0, 1),
+                color=colour,
+                alpha=0.15,
             )
             axes.plot(grid, _PERCENT * mean, color=colour, linewidth=1.8, label=label)
         axes.set_xlabel("training step" if at == "step" else "generated tokens", color=INK)
@@ -316,7 +373,9 @@ def number(source: Mapping[str, Any]) -> str:
     given = dict(source)
     style = given.pop("show", None)
     if "verdict" in given:
-        return str(sum(judged.verdict == given["verdict"] for judged in claims.judge_all().values()))
+        return str(
+            sum(judged.verdict == given["verdict"] for judged in claims.judge_all().values())
+        )
     if "config" in given:
         value = flat_options(load_config(FOLDER / given["config"]))[given["option"]]
         return format(value, style or "")
@@ -330,10 +389,13 @@ def number(source: Mapping[str, Any]) -> str:
 
 
 def fill(text: str, pictures: Path, *, with_pictures: bool = True) -> str:
-    """A document with new blocks between its markers and new numbers; pictures are written into a folder."""
+    """A document with new blocks between its markers and new numbers; pictures are written into a
+    folder.
+    """
 
     def block(match: re.Match[str]) -> str:
-        kind, names = match[1], match[2]
+        kind = match[1]
+        names = match[2]
         if kind == "picture":
             body = picture(names, pictures, writes=with_pictures)
         elif kind == "claims":
@@ -356,7 +418,10 @@ def main() -> None:
     for document in parser.parse_args().documents:
         before = document.read_text(encoding="utf-8")
         document.write_text(fill(before, document.parent / "evidence"), encoding="utf-8")
-        print(f"{document}: {len(_MARKERS.findall(before))} blocks, {len(_SOURCED.findall(before))} numbers")
+        print(
+            f"{document}: {len(_MARKERS.findall(before))} blocks, {len(_SOURCED.findall(before))}"
+            " numbers"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Verifiers that err by a known amount, for `when.yaml`: verdicts flipped at a rate, and a judge of noisy grades.
+"""Verifiers that err by a known amount, for `when.yaml`: verdicts flipped at a rate, and a judge of
+noisy grades.
 
-What they get wrong is a function of the seed, the problem and the response's text. So a run can be repeated, runs of
-one seed are paired, and the same response to the same problem is always judged the same, as by a rule that errs. Only
-training problems are misjudged: held-out questions get the true verdict, so that an evaluation measures accuracy.
+What they get wrong is a function of the seed, the problem and the response's text. So a run can be
+repeated, runs of one seed are paired, and the same response to the same problem is always judged
+the same, as by a rule that errs. Only training problems are misjudged: held-out questions get the
+true verdict, so that an evaluation measures accuracy.
 """
 
 from dataclasses import dataclass
@@ -42,7 +44,9 @@ class FlippedVerdicts:
 
 @dataclass(frozen=True)
 class NoisyGrades:
-    """A judge's grades without right or wrong: the quality of a response to a training problem, plus Gaussian noise."""
+    """A judge's grades without right or wrong: the quality of a response to a training problem,
+    plus Gaussian noise.
+    """
 
     noise: float
     """The standard deviation of the noise; quality goes from 0 to 1."""
@@ -58,25 +62,35 @@ class NoisyGrades:
         verdict, is_final = _true_verdict(problem, response)
         if is_final:
             return verdict
-        error = self.noise * NormalDist().inv_cdf(_uniform(self.seed, "grade", problem.id, response))
+        error = self.noise * NormalDist().inv_cdf(
+            _uniform(self.seed, "grade", problem.id, response)
+        )
         grade = 1.0 if verdict.correct else quality(verdict.answer or "", problem.answer)
         return Verdict(None, grade + error, answer=verdict.answer)
 
 
 def quality(answer: str, reference: str) -> float:
-    """The fraction of characters that agree, compared from the end as digits are: 42 for 142 has two of three.
+    """The fraction of characters that agree, compared from the end as digits are: 42 for 142 has
+    two of three.
 
     White space does not count: it agrees in all answers of several digits.
     """
     ours, right = ("".join(text.split()) for text in (answer, reference))
-    agreeing = sum(one == other for one, other in zip(reversed(ours), reversed(right), strict=False))
+    agreeing = sum(
+        one == other for one, other in zip(reversed(ours), reversed(right), strict=False)
+    )
     return agreeing / max(len(ours), len(right), 1)
 
 
 def _true_verdict(problem: Problem, response: str) -> tuple[Verdict, bool]:
-    """The true verdict, and whether it is final: an error, or on a question that is held out from training."""
+    """The true verdict, and whether it is final: an error, or on a question that is held out from
+    training.
+    """
     if problem.source not in TASKS or not isinstance(problem.prompt, str):
-        reason = f"problem {problem.id} is from {problem.source!r}, and only builtin: problems say which are held out"
+        reason = (
+            f"problem {problem.id} is from {problem.source!r}, and only builtin: problems say which"
+            " are held out"
+        )
         return error_verdict(reason), True
     verdict = TRUE_VERDICT(problem, response)
     is_evaluated = is_held_out(problem.source, problem.prompt.removesuffix(f" {REQUEST}"))

@@ -2,9 +2,9 @@
 
     python examples/graded_reward.py
 
-trains a small model on a processor to answer with about twelve words. Groups whose scores differ train, so a score
-should differ wherever responses do: this one is never flat. `reward.threshold` would say from which score on a response
-counts as correct.
+trains a small model on a processor to answer with about twelve words. Groups whose scores differ
+train, so a score should differ wherever responses do: this one is never flat. `reward.threshold`
+would say from which score on a response counts as correct.
 """
 
 from typing import Any
@@ -20,7 +20,9 @@ QUESTIONS = [
     "What would you tell a child about {}?",
 ]
 LENGTH = "Answer in one sentence of about twelve words."
-ROWS = [{"prompt": f"{question.format(topic)} {LENGTH}"} for question in QUESTIONS for topic in TOPICS]
+ROWS = [
+    {"prompt": f"{question.format(topic)} {LENGTH}"} for question in QUESTIONS for topic in TOPICS
+]
 
 
 def near_twelve_words(completions: list[str], **columns: Any) -> list[float]:
@@ -31,7 +33,13 @@ def near_twelve_words(completions: list[str], **columns: Any) -> list[float]:
 
 def train(model: str = "smollm2-135m-instruct", **options: Any) -> dapo.Run:
     """The run; `options` are laid over those here."""
-    sizes = {"steps": 12, "prompts_per_step": 8, "group_size": 8, "max_response_tokens": 64, "lr": 2e-5}
+    sizes = {
+        "steps": 12,
+        "prompts_per_step": 8,
+        "group_size": 8,
+        "max_response_tokens": 64,
+        "lr": 2e-5,
+    }
     return dapo.train(model, data=ROWS, reward=near_twelve_words, **(sizes | options))
 
 

@@ -2,8 +2,8 @@
 
     python examples/gsm8k.py
 
-downloads the model and the data set, and trains 200 steps: the options are those of configs/gsm8k_0.5b.yaml, and the
-verifier `gsm8k` reads the number after "####" or "Answer:".
+downloads the model and the data set, and trains 200 steps: the options are those of
+configs/gsm8k_0.5b.yaml, and the verifier `gsm8k` reads the number after "####" or "Answer:".
 """
 
 from typing import Any
@@ -12,7 +12,9 @@ import dapo
 
 
 def train(**options: Any) -> dapo.Run:
-    """The run; `options` are laid over the configuration: `train(model="Qwen/Qwen2.5-1.5B-Instruct", steps=100)`."""
+    """The run; `options` are laid over the configuration:
+    `train(model="Qwen/Qwen2.5-1.5B-Instruct", steps=100)`.
+    """
     return dapo.train(config="gsm8k_0.5b", **options)
 
 

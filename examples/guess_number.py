@@ -2,9 +2,10 @@
 
     python examples/guess_number.py
 
-trains a small model on a processor. All members of a group look for the same number, because the game is a function of
-its seed. The reward grows with each guess that the hints allow, so groups differ long before a game is won. No answer
-says `correct`, so Eq. 11 compares the scores of a group.
+trains a small model on a processor. All members of a group look for the same number, because the
+game is a function of its seed. The reward grows with each guess that the hints allow, so groups
+differ long before a game is won. No answer says `correct`, so Eq. 11 compares the scores of a
+group.
 """
 
 import json
@@ -22,7 +23,9 @@ class GuessNumber:
 
     def reset(self, problem: Any, seed: int) -> str:
         """Choose the number by the seed; return the prompt."""
-        self.number, self.low, self.high = seed % LARGEST + 1, 1, LARGEST
+        self.number = seed % LARGEST + 1
+        self.low = 1
+        self.high = LARGEST
         return f"Guess my number from 1 to {LARGEST}. Reply with one number only."
 
     def step(self, action: str) -> StepResult:
@@ -35,24 +38,40 @@ class GuessNumber:
             return StepResult(reward=1.0, done=True)
         follows_hints = self.low <= guess <= self.high
         if guess < self.number:
-            self.low, hint = max(self.low, guess + 1), f"My number is higher than {guess}."
+            self.low = max(self.low, guess + 1)
+            hint = f"My number is higher than {guess}."
         else:
-            self.high, hint = min(self.high, guess - 1), f"My number is lower than {guess}."
+            self.high = min(self.high, guess - 1)
+            hint = f"My number is lower than {guess}."
         return StepResult(hint, reward=0.2 if follows_hints else -0.2)
 
 
 def train(model: str = "smollm2-135m-instruct", **options: Any) -> dapo.Run:
     """The run; `options` are laid over those here."""
-    sizes = {"steps": 20, "prompts_per_step": 8, "group_size": 8, "max_response_tokens": 48, "lr": 2e-5}
-    limits = {"environment.max_turns": 6, "environment.max_observation_tokens": 48, "overlong.mode": "off"}
-    return dapo.train(model, data="environment", environment=GuessNumber, **(sizes | limits | options))
+    sizes = {
+        "steps": 20,
+        "prompts_per_step": 8,
+        "group_size": 8,
+        "max_response_tokens": 48,
+        "lr": 2e-5,
+    }
+    limits = {
+        "environment.max_turns": 6,
+        "environment.max_observation_tokens": 48,
+        "overlong.mode": "off",
+    }
+    return dapo.train(
+        model, data="environment", environment=GuessNumber, **(sizes | limits | options)
+    )
 
 
 def conversation(run: dapo.Run) -> list[dict[str, str]]:
     """The messages of the best episode of a run's last step."""
     rows = run.rollouts
     last = rows[(rows["step"] == rows["step"].max()) & rows["score"].notna()]
-    messages: list[dict[str, str]] = json.loads(last.loc[last["score"].idxmax(), "episode"])["messages"]
+    messages: list[dict[str, str]] = json.loads(last.loc[last["score"].idxmax(), "episode"])[
+        "messages"
+    ]
     return messages
 
 

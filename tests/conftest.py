@@ -10,11 +10,14 @@ import pytest
 from helpers.fork_server import ForkServer
 from helpers.launchers import SHARED_WORKERS
 
-with suppress(ImportError):  # vLLM's environment has none; after `gc.freeze`, which a run calls, it cannot be imported
+# vLLM's environment has none; after `gc.freeze`, which a run calls, it cannot be imported
+with suppress(ImportError):
     from hypothesis import HealthCheck, settings
 
     # the same examples on every machine, however busy it is
-    settings.register_profile("dapo", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "dapo", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    )
     settings.load_profile("dapo")
 
 SLOW_FILES = (
@@ -43,7 +46,10 @@ SLOW_FILES = (
     "cli/test_start.py",
     "system/test_fake_cuda.py",
 )
-"""The files that take longest. `make test` starts with them, so that none is left to run alone at the end."""
+"""The files that take longest.
+
+`make test` starts with them, so that none is left to run alone at the end.
+"""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -60,7 +66,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     from cpu_kernels import is_compiled  # imports torch
 
     if not is_compiled():
-        pytest.skip("this installation has no compiled cpu_kernels for this processor (no C++ compiler?)")
+        pytest.skip(
+            "this installation has no compiled cpu_kernels for this processor (no C++ compiler?)"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -80,8 +88,12 @@ def _close_shared_workers() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _forget_modules_of_the_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Forget modules of a test's temporary folder: the next test may write another one of the same name."""
-    temporary, path, modules = str(tmp_path_factory.getbasetemp()), list(sys.path), set(sys.modules)
+    """Forget modules of a test's temporary folder: the next test may write another one of the same
+    name.
+    """
+    temporary = str(tmp_path_factory.getbasetemp())
+    path = list(sys.path)
+    modules = set(sys.modules)
     yield
     for name in set(sys.modules) - modules:
         if (getattr(sys.modules[name], "__file__", None) or "").startswith(temporary):
@@ -91,7 +103,8 @@ def _forget_modules_of_the_test(tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope="session")
 def float64_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Starcoder2: its LayerNorm computes in float64, where every RMSNorm of transformers rounds to float32.
+    """A tiny Starcoder2: its LayerNorm computes in float64, where every RMSNorm of transformers
+    rounds to float32.
 
     Its head is tied to its embedding.
     """

@@ -1,1 +1,3 @@
-"""The checks of `make gpu-acceptance`, by what they look at; `benchmarks.gpu_acceptance` runs them."""
+"""The checks of `make gpu-acceptance`, by what they look at; `benchmarks.gpu_acceptance` runs
+them.
+"""

@@ -27,7 +27,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A number and its bound: `at_least` or `at_most`, or neither where the number is only stated."""
+    """A number and its bound: `at_least` or `at_most`, or neither where the number is only
+    stated.
+    """
 
     what: str
     value: float
@@ -63,7 +65,9 @@ class Check:
     """The comparison in one sentence."""
     measure: Measure
     limit_s: float
-    """Seconds after which it is ended and counts as failed; those of all checks are at most 15 minutes."""
+    """Seconds after which it is ended and counts as failed; those of all checks are at most 15
+    minutes.
+    """
 
 
 def require_gpu(setting: Setting, reason: str) -> None:
@@ -78,7 +82,15 @@ def compute_exactly() -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
-def mean_and_largest_gap(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Over all tokens of all responses: the mean and the largest absolute difference of two log-probabilities."""
-    gaps = [abs(a - b) for row, other in zip(found, expected, strict=True) for a, b in zip(row, other, strict=True)]
+def mean_and_largest_gap(
+    found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]
+) -> tuple[float, float]:
+    """Over all tokens of all responses: the mean and the largest absolute difference of two
+    log-probabilities.
+    """
+    gaps = [
+        abs(a - b)
+        for row, other in zip(found, expected, strict=True)
+        for a, b in zip(row, other, strict=True)
+    ]
     return sum(gaps) / len(gaps), max(gaps)

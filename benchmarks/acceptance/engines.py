@@ -26,20 +26,29 @@ from dapo.types import Generation, GenerationRequest, Sample
 
 PROMPTS = (3, 40, 90)
 """Lengths in tokens."""
-GROUP_SIZE, RESPONSE_TOKENS = 4, 60
+GROUP_SIZE = 4
+RESPONSE_TOKENS = 60
 EQUAL_RESPONSES = 0.9
-"""Smallest share of equal float32 responses: rounding by 1e-6 changes one sampled token in thousands."""
+"""Smallest share of equal float32 responses: rounding by 1e-6 changes one sampled token in
+thousands.
+"""
 FLOAT32_GAP_NATS = 1e-3
 
 
 def check_engine_gap(setting: Setting) -> list[Measurement]:
-    """In bfloat16, the engine's log-probabilities of what it sampled against the policy's of the same tokens."""
+    """In bfloat16, the engine's log-probabilities of what it sampled against the policy's of the
+    same tokens.
+    """
     found = []
     for name, geometry in compared_geometries(on_gpu=setting.on_gpu).items():
         model = random_model(geometry, device=setting.device, dtype=torch.bfloat16)
-        requests = sampling_requests(geometry.vocabulary, tokens=RESPONSE_TOKENS if setting.on_gpu else 20)
+        requests = sampling_requests(
+            geometry.vocabulary, tokens=RESPONSE_TOKENS if setting.on_gpu else 20
+        )
         done = answers(NativeEngine(copy.deepcopy(model), NativeConfig(slots=8)), requests)
-        config = policy_config(setting.device, microbatch_tokens=512, max_response_tokens=RESPONSE_TOKENS)
+        config = policy_config(
+            setting.device, microbatch_tokens=512, max_response_tokens=RESPONSE_TOKENS
+        )
         mean, largest = engine_gap(Policy(config, as_loaded(model, name)), requests, done)
         found += [
             Measurement(f"{name}: mean gap", mean, "nats", at_most=MEAN_GAP_NATS),
@@ -49,17 +58,25 @@ def check_engine_gap(setting: Setting) -> list[Measurement]:
 
 
 def check_equal_tokens(setting: Setting) -> list[Measurement]:
-    """In float32 the engine samples on the device what it samples on the CPU, with another number of slots."""
+    """In float32 the engine samples on the device what it samples on the CPU, with another number
+    of slots.
+    """
     compute_exactly()
     found = []
     for name, geometry in compared_geometries(on_gpu=setting.on_gpu).items():
         requests = sampling_requests(geometry.vocabulary)
         here = answers(_float32_engine(geometry, setting.device, slots=8), requests)
         there = answers(_float32_engine(geometry, "cpu", slots=12), requests)
-        equal = [(a.logprobs, b.logprobs) for a, b in zip(here, there, strict=True) if _same_tokens(a, b)]
+        equal = [
+            (a.logprobs, b.logprobs) for a, b in zip(here, there, strict=True) if _same_tokens(a, b)
+        ]
         found += [
             Measurement(f"{name}: equal responses", equal_share(here, there)),
-            Measurement(f"{name}: equal but for rounding", rounded_share(here, there), at_least=EQUAL_RESPONSES),
+            Measurement(
+                f"{name}: equal but for rounding",
+                rounded_share(here, there),
+                at_least=EQUAL_RESPONSES,
+            ),
             Measurement(
                 f"{name}: largest gap in equal responses",
                 mean_and_largest_gap(*zip(*equal, strict=True))[1] if equal else math.inf,
@@ -127,7 +144,9 @@ def engine_gap(
             for request, generation in zip(requests, done, strict=True)
         ]
     )
-    return mean_and_largest_gap([sample.old_logprobs or () for sample in scored], [g.logprobs for g in done])
+    return mean_and_largest_gap(
+        [sample.old_logprobs or () for sample in scored], [g.logprobs for g in done]
+    )
 
 
 def equal_share(found: Sequence[Generation], expected: Sequence[Generation]) -> float:
@@ -137,11 +156,13 @@ def equal_share(found: Sequence[Generation], expected: Sequence[Generation]) -> 
 
 
 def rounded_share(found: Sequence[Generation], expected: Sequence[Generation]) -> float:
-    """The fraction of responses that are equal, or equal up to a token whose neighbour in the vocabulary was sampled.
+    """The fraction of responses that are equal, or equal up to a token whose neighbour in the
+    vocabulary was sampled.
 
-    Sampling inverts the cumulative distribution: a rounding of it can only move a uniform number that lies at the bound
-    of two tokens from one to the other. How often that happens grows with the number of probable tokens: an H100 gave
-    7 of 12 equal responses of 60 tokens over a flat distribution of 262,144 tokens, 35 of 36 over smaller vocabularies.
+    Sampling inverts the cumulative distribution: a rounding of it can only move a uniform number
+    that lies at the bound of two tokens from one to the other. How often that happens grows with
+    the number of probable tokens: an H100 gave 7 of 12 equal responses of 60 tokens over a flat
+    distribution of 262,144 tokens, 35 of 36 over smaller vocabularies.
     """
     alike = 0
     for a, b in zip(found, expected, strict=True):

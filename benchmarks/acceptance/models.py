@@ -49,7 +49,9 @@ class Geometry:
 
     def config(self) -> Any:
         """For transformers. Nothing ends a response, and head and embedding are one weight."""
-        make = {"qwen2": Qwen2Config, "mistral": MistralConfig, "gemma3": Gemma3TextConfig}[self.family]
+        make = {"qwen2": Qwen2Config, "mistral": MistralConfig, "gemma3": Gemma3TextConfig}[
+            self.family
+        ]
         return make(
             vocab_size=self.vocabulary,
             hidden_size=self.width,
@@ -68,12 +70,16 @@ class Geometry:
         )
 
 
-def _qwen2(width: int, layers: int, heads: int, kv_heads: int, inner: int, vocabulary: int) -> Geometry:
+def _qwen2(
+    width: int, layers: int, heads: int, kv_heads: int, inner: int, vocabulary: int
+) -> Geometry:
     return Geometry("qwen2", width, layers, heads, kv_heads, width // heads, inner, vocabulary)
 
 
-HALF, ONE_AND_A_HALF = RANDOM_MODELS["qwen2-0.5b"], RANDOM_MODELS["qwen2-1.5b"]
-QWEN_HALF, QWEN_ONE_AND_A_HALF = _qwen2(**HALF), _qwen2(**ONE_AND_A_HALF)
+HALF = RANDOM_MODELS["qwen2-0.5b"]
+ONE_AND_A_HALF = RANDOM_MODELS["qwen2-1.5b"]
+QWEN_HALF = _qwen2(**HALF)
+QWEN_ONE_AND_A_HALF = _qwen2(**ONE_AND_A_HALF)
 """Heads of width 64 and of width 128."""
 
 COMPARED = {
@@ -82,7 +88,9 @@ COMPARED = {
     "windows in every layer": Geometry("mistral", 1024, 4, 8, 2, 128, 3584, 32000, WINDOW),
     "windows in most layers": Geometry("gemma3", 1152, 6, 4, 1, 256, 6912, 262144, WINDOW),
 }
-"""Models compared with float32 on the CPU: real widths and vocabularies, and few layers to keep the CPU fast."""
+"""Models compared with float32 on the CPU: real widths and vocabularies, and few layers to keep the
+CPU fast.
+"""
 
 COMPARED_TINY = {
     "heads of 64": _qwen2(256, 2, 4, 2, 192, 307),
@@ -98,12 +106,16 @@ def compared_geometries(*, on_gpu: bool) -> dict[str, Geometry]:
     return COMPARED if on_gpu else COMPARED_TINY
 
 
-def random_model(geometry: Geometry, *, device: str, dtype: torch.dtype, seed: int = 0) -> PreTrainedModel:
+def random_model(
+    geometry: Geometry, *, device: str, dtype: torch.dtype, seed: int = 0
+) -> PreTrainedModel:
     """A model with weights of the variance that keeps a layer's outputs as large as its inputs.
 
     Distributions over tokens are then far from uniform, and a wrong mask far from harmless.
     """
-    make = {"qwen2": Qwen2ForCausalLM, "mistral": MistralForCausalLM, "gemma3": Gemma3ForCausalLM}[geometry.family]
+    make = {"qwen2": Qwen2ForCausalLM, "mistral": MistralForCausalLM, "gemma3": Gemma3ForCausalLM}[
+        geometry.family
+    ]
     with torch.device(device):
         previous = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
@@ -126,15 +138,23 @@ def as_loaded(model: PreTrainedModel, name: str) -> LoadedModel:
 
 def token_ids(count: int, *key: int | str, vocabulary: int) -> tuple[int, ...]:
     """Keyed random tokens; the first two of the vocabulary, padding and end, are not among them."""
-    return tuple(2 + int(u * (vocabulary - 2)) for u in keyed_uniforms(keyed_seed("acceptance", *key), count))
+    return tuple(
+        2 + int(u * (vocabulary - 2)) for u in keyed_uniforms(keyed_seed("acceptance", *key), count)
+    )
 
 
 LENGTHS = ((1, (3, 70, 20)), (37, (1, 64, 130)), (90, (9, 100, 33)))
-"""Prompt length and response lengths of each group: some of one token, some far longer than `WINDOW`."""
+"""Prompt length and response lengths of each group: some of one token, some far longer than
+`WINDOW`.
+"""
 
 
-def ragged_samples(vocabulary: int, lengths: Sequence[tuple[int, Sequence[int]]] = LENGTHS) -> list[Sample]:
-    """Groups that share a prompt, with advantages of both signs; every third token from the second on is masked."""
+def ragged_samples(
+    vocabulary: int, lengths: Sequence[tuple[int, Sequence[int]]] = LENGTHS
+) -> list[Sample]:
+    """Groups that share a prompt, with advantages of both signs; every third token from the second
+    on is masked.
+    """
     return [
         Sample(
             group_id=group,

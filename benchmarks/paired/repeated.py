@@ -1,4 +1,6 @@
-"""The parts of one kind of work, repeated in a process of each side: long prompts, nothing shared, four updates."""
+"""The parts of one kind of work, repeated in a process of each side: long prompts, nothing shared,
+four updates.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +19,9 @@ NO_MORE_MEMORY = Target(1.02, at_most=True)
 
 @dataclass(frozen=True)
 class Work:
-    """One repetition: a command of `benchmarks.workers.dapo_internals`, on random prompts and with forced lengths."""
+    """One repetition: a command of `benchmarks.workers.dapo_internals`, on random prompts and with
+    forced lengths.
+    """
 
     name: str
     do: str
@@ -47,7 +51,9 @@ NOTHING_SHARED = (
         UNSHARED | {"slots": 64, "temperature": 1000.0},
         NO_SLOWER,
     ),
-    Work("update, responses of random tokens", "update", UNSHARED, NO_SLOWER, microbatch_tokens=True),
+    Work(
+        "update, responses of random tokens", "update", UNSHARED, NO_SLOWER, microbatch_tokens=True
+    ),
 )
 
 
@@ -68,17 +74,25 @@ def _measure(session: Session, sides: Sequence[Side], works: Sequence[Work]) -> 
     for side in sides:
         session.log(f"loading {side.name} ({side.commit})")
         session.start(side.name, "dapo_internals", environment=side.environment)
-        resolved = session.ask(side.name, "resolve_dtype", dtype=settings.dtype, device=settings.device)
+        resolved = session.ask(
+            side.name, "resolve_dtype", dtype=settings.dtype, device=settings.device
+        )
         asked = {"model": settings.model, "device": settings.device, "threads": settings.threads}
         session.answers[side.name] = session.ask(side.name, "open", **asked, **resolved)
-    found: dict[str, dict[str, list[float]]] = {work.name: {side.name: [] for side in sides} for work in works}
+    found: dict[str, dict[str, list[float]]] = {
+        work.name: {side.name: [] for side in sides} for work in works
+    }
     for index in range(-1, settings.rounds):
         for work in works:
-            more = {"microbatch_tokens": settings.microbatch_tokens} if work.microbatch_tokens else {}
+            more = (
+                {"microbatch_tokens": settings.microbatch_tokens} if work.microbatch_tokens else {}
+            )
             for side in in_turn(sides, index):
                 seconds = session.ask(side.name, work.do, **work.shape, **more)["seconds"]
                 rate = work.tokens() / seconds
-                session.log(f"  {_round_name(index)}: {work.name}: {side.name}: {rate:.0f} tokens/s")
+                session.log(
+                    f"  {_round_name(index)}: {work.name}: {side.name}: {rate:.0f} tokens/s"
+                )
                 if index >= 0:
                     found[work.name][side.name].append(rate)
     rows = [row(work.name, "tokens/s", found[work.name], work.target) for work in works]
@@ -90,8 +104,8 @@ def _measure(session: Session, sides: Sequence[Side], works: Sequence[Work]) -> 
 def measure_four_updates(session: Session, sides: Sequence[Side]) -> dict[str, Any]:
     """Steps of four updates: our default, and with the engine's log-probabilities as the old ones.
 
-    Lengths are not forced: where no response may end, the engine's log-probabilities are those of words that do not end
-    one. The sides sample with the same seeds, and a figure is a rate.
+    Lengths are not forced: where no response may end, the engine's log-probabilities are those of
+    words that do not end one. The sides sample with the same seeds, and a figure is a rate.
     """
     settings = session.settings
     base = next(side for side in sides if side.name == BASE)
@@ -110,24 +124,35 @@ def measure_four_updates(session: Session, sides: Sequence[Side]) -> dict[str, A
         session.log(f"loading {name} ({side.commit})")
         session.start(name, "ours", environment=side.environment)
         try:
-            session.answers[name] = session.ask(name, "open", config=CONFIG, overrides=[*overrides, *more])
+            session.answers[name] = session.ask(
+                name, "open", config=CONFIG, overrides=[*overrides, *more]
+            )
         except WorkerFailed as error:
             if name in (BASE, OURS):
                 raise
             session.log(f"  {error}")
             session.workers.pop(name)
             skipped.append(f"{name}: {error}")
-    rates: dict[str, dict[str, list[float]]] = {name: {"update": [], "step": []} for name in session.workers}
+    rates: dict[str, dict[str, list[float]]] = {
+        name: {"update": [], "step": []} for name in session.workers
+    }
     for index in range(-1, settings.rounds):
         running = [name for name in names if name in session.workers]
         for name in running if index % 2 == 0 else reversed(running):
             answer = session.ask(name, "step")
-            found = {phase: answer["trained_tokens"] / answer[f"{phase}_s"] for phase in ("update", "step")}
+            found = {
+                phase: answer["trained_tokens"] / answer[f"{phase}_s"]
+                for phase in ("update", "step")
+            }
             session.log(f"  {_round_name(index)}: {name}: update {found['update']:.0f} tokens/s")
             for phase, rate in found.items():
                 if index >= 0:
                     rates[name][phase].append(rate)
-    return {"rows": _rows_of_updates(rates), "skipped": skipped, "dtype": session.answers[OURS]["dtype"]}
+    return {
+        "rows": _rows_of_updates(rates),
+        "skipped": skipped,
+        "dtype": session.answers[OURS]["dtype"],
+    }
 
 
 def _rows_of_updates(rates: dict[str, dict[str, list[float]]]) -> list[dict[str, Any]]:
@@ -143,7 +168,9 @@ def _rows_of_updates(rates: dict[str, dict[str, list[float]]]) -> list[dict[str,
 
 def _small(work: Work) -> Work:
     shape = work.shape | {"groups": 2, "group": 4, "tokens": 8}
-    return Work(f"{work.name} (quick: 2 x 4 x 8)", work.do, shape, work.target, work.microbatch_tokens)
+    return Work(
+        f"{work.name} (quick: 2 x 4 x 8)", work.do, shape, work.target, work.microbatch_tokens
+    )
 
 
 def _round_name(index: int) -> str:

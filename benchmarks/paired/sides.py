@@ -1,4 +1,6 @@
-"""The two commits of a comparison: where their sources lie, and rows of figures that hold them against each other."""
+"""The two commits of a comparison: where their sources lie, and rows of figures that hold them
+against each other.
+"""
 
 import io
 import math
@@ -15,7 +17,8 @@ from benchmarks.machine import describe_commit
 from benchmarks.worker_session import ROOT
 from sample_intervals import mean_interval
 
-BASE, OURS = "base", "ours"
+BASE = "base"
+OURS = "ours"
 COPIED = ("src", "configs")
 
 
@@ -29,7 +32,9 @@ class Side:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Under which a process imports this commit's package, and the benchmarks of this checkout."""
+        """Under which a process imports this commit's package, and the benchmarks of this
+        checkout.
+        """
         return {"PYTHONPATH": os.pathsep.join((str(ROOT), str(self.root / "src")))}
 
 
@@ -50,14 +55,18 @@ class Target:
 
 @dataclass(frozen=True)
 class Ratio:
-    """ours / base over the rounds: the geometric mean, and its 95 % interval (None of fewer than two rounds)."""
+    """ours / base over the rounds: the geometric mean, and its 95 % interval (None of fewer than
+    two rounds).
+    """
 
     mean: float
     interval: tuple[float, float] | None
 
     @classmethod
     def of(cls, ours: Sequence[float], base: Sequence[float]) -> "Ratio":
-        """Round by round, so that a drift of the machine cancels; Student's interval of the logarithms."""
+        """Round by round, so that a drift of the machine cancels; Student's interval of the
+        logarithms.
+        """
         logs = [math.log(a / b) for a, b in zip(ours, base, strict=True)]
         found = mean_interval(logs, proportions=False) if len(logs) > 1 else None
         interval = (math.exp(found[0]), math.exp(found[1])) if found is not None else None
@@ -65,7 +74,8 @@ class Ratio:
 
 
 def open_sides(commit: str, folder: Path, *, root: Path = ROOT) -> tuple[Side, Side]:
-    """The base commit and the checkout at `root` as it is now: their sources, each copied to a part of `folder`.
+    """The base commit and the checkout at `root` as it is now: their sources, each copied to a part
+    of `folder`.
 
     Changes of the checkout in the hours that a comparison takes change neither.
 
@@ -75,15 +85,21 @@ def open_sides(commit: str, folder: Path, *, root: Path = ROOT) -> tuple[Side, S
         full = _git(root, "rev-parse", "--verify", f"{commit}^{{commit}}").decode().strip()
         archive = _git(root, "archive", "--format=tar", full, *COPIED)
     except subprocess.CalledProcessError as error:
-        raise ValueError(f"git does not know the commit {commit!r}: {error.stderr.decode().strip()}") from error
+        raise ValueError(
+            f"git does not know the commit {commit!r}: {error.stderr.decode().strip()}"
+        ) from error
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(folder / BASE, filter="data")
     for name in COPIED:
-        shutil.copytree(root / name, folder / OURS / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            root / name, folder / OURS / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     return Side(BASE, folder / BASE, full[:12]), Side(OURS, folder / OURS, describe_commit(root))
 
 
-def row(name: str, unit: str, values: dict[str, list[float]], target: Target | None = None) -> dict[str, Any]:
+def row(
+    name: str, unit: str, values: dict[str, list[float]], target: Target | None = None
+) -> dict[str, Any]:
     """A row of the results: a value for each round and side, and what their ratio is to be."""
     found: dict[str, Any] = {"name": name, "unit": unit, **values}
     if target is not None:

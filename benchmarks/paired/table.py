@@ -17,33 +17,46 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 
 def cells_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """A row's cells: medians with smallest and largest, the ratio, and whether the target is met."""
+    """A row's cells: medians with smallest and largest, the ratio, and whether the target is
+    met.
+    """
     better = " (less is better)" if row["unit"] in ("s", "GiB") else ""
     name = f"{row['name']}, {row['unit']}{better}" if row["unit"] else row["name"]
     found = Ratio.of(row[OURS], row[BASE]) if all(row[BASE]) and all(row[OURS]) else None
     if found is None:
         return name, format_spread(row[BASE]), format_spread(row[OURS]), "", ""
-    interval = f" ({found.interval[0]:.2f} to {found.interval[1]:.2f})" if found.interval is not None else ""
+    interval = (
+        f" ({found.interval[0]:.2f} to {found.interval[1]:.2f})"
+        if found.interval is not None
+        else ""
+    )
     target = ""
     if "target" in row:
         wanted = Target(**row["target"])
         target = f"{wanted}: {'met' if wanted.is_met(found.mean) else 'missed'}"
-    return name, format_spread(row[BASE]), format_spread(row[OURS]), f"{found.mean:.2f}{interval}", target
+    return (
+        name,
+        format_spread(row[BASE]),
+        format_spread(row[OURS]),
+        f"{found.mean:.2f}{interval}",
+        target,
+    )
 
 
 def footnotes(results: Mapping[str, Any]) -> list[str]:
     """The machine, the commits, and how busy others kept it."""
     machine = results["machine"]
     notes = [
-        f"{machine['cpu']}, {machine['cores']} cores. Medians; in brackets the smallest and the largest of the rounds. "
-        "The ratio is the geometric mean over the rounds, and its interval Student's over their logarithms."
+        f"{machine['cpu']}, {machine['cores']} cores. Medians; in brackets the smallest and the"
+        " largest of the rounds. The ratio is the geometric mean over the rounds, and its interval"
+        " Student's over their logarithms."
     ]
     for name, part in results["parts"].items():
         busy = max(part["others_share"], default=0.0)
         mark = "" if part["is_quiet"] else " **Not a quiet machine: these are no figures to keep.**"
         notes.append(
-            f"`{name}`: {part['date']}, base {part['base']}, ours {part['commit']}, {part['rounds']} rounds; others "
-            f"used up to {busy:.0%} of the processor.{mark}"
+            f"`{name}`: {part['date']}, base {part['base']}, ours {part['commit']},"
+            f" {part['rounds']} rounds; others used up to {busy:.0%} of the processor.{mark}"
         )
         notes += [f"`{name}`: skipped: {reason}" for reason in part.get("skipped", [])]
     return notes

@@ -13,7 +13,10 @@ def within(setting: Setting) -> list[Measurement]:
 
 def beyond(setting: Setting) -> list[Measurement]:
     """One of two numbers is below its bound."""
-    return [Measurement("gap", 0.5, at_most=1.0), Measurement("rise", 0.09, at_least=0.1, detail="of 3 steps")]
+    return [
+        Measurement("gap", 0.5, at_most=1.0),
+        Measurement("rise", 0.09, at_least=0.1, detail="of 3 steps"),
+    ]
 
 
 def not_finite(setting: Setting) -> list[Measurement]:
@@ -25,7 +28,8 @@ def raises(setting: Setting) -> list[Measurement]:
     """An error whose text has a folder and a secret in it."""
     print("what a library prints")
     raise ValueError(
-        f"no file {os.path.expanduser('~')}/models/x.safetensors, asked with token=hf_abcdefghij0123456789"
+        f"no file {os.path.expanduser('~')}/models/x.safetensors, asked with"
+        " token=hf_abcdefghij0123456789"
     )
 
 

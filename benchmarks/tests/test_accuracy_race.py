@@ -1,4 +1,6 @@
-"""The race to an accuracy: what is measured and kept, where a curve crosses its target, and how sure that is."""
+"""The race to an accuracy: what is measured and kept, where a curve crosses its target, and how
+sure that is.
+"""
 
 import json
 import math
@@ -10,7 +12,14 @@ import pytest
 import torch
 
 from benchmarks import accuracy, accuracy_report, bench
-from benchmarks.accuracy import Design, Leg, Legs, held_out_problems, measure_accuracy, require_same_rates
+from benchmarks.accuracy import (
+    Design,
+    Leg,
+    Legs,
+    held_out_problems,
+    measure_accuracy,
+    require_same_rates,
+)
 from benchmarks.crossing import HeldOut, find_crossing, first_above, smoothed, smoothing
 from benchmarks.protocol import WorkerFailed
 from benchmarks.worker_session import Settings
@@ -42,11 +51,15 @@ def true_accuracy(tokens: Any) -> Any:
 
 
 def simulated_rates(rng: np.random.Generator, difficulties: np.ndarray | None = None) -> np.ndarray:
-    """`[marks, problems]` shares of right responses of one race; an easy problem is easy at every mark."""
+    """`[marks, problems]` shares of right responses of one race; an easy problem is easy at every
+    mark.
+    """
     if difficulties is None:
         difficulties = ABILITY_SPREAD * rng.standard_normal(sum(HELD_OUT.problems.values()))
     chances = 1 / (1 + np.exp(-(ability(MARKS)[:, None] + difficulties)))
-    asked = np.repeat([HELD_OUT.samples[task] for task in HELD_OUT.problems], list(HELD_OUT.problems.values()))
+    asked = np.repeat(
+        [HELD_OUT.samples[task] for task in HELD_OUT.problems], list(HELD_OUT.problems.values())
+    )
     return rng.binomial(asked, chances) / asked
 
 
@@ -66,21 +79,32 @@ def test_an_accuracy_weighs_tasks_by_their_share_and_its_interval_adds_their_var
 
 def test_smoothing_is_weighted_least_squares_and_gives_a_parabola_back_exactly():
     rng = np.random.default_rng(0)
-    x, y, at = np.sort(rng.uniform(0, 10, 12)), rng.normal(size=12), np.array([0.0, 3.3, 9.7])
+    x = np.sort(rng.uniform(0, 10, 12))
+    y = rng.normal(size=12)
+    at = np.array([0.0, 3.3, 9.7])
     for position, value in zip(at, smoothed(x, y, at, 4.0), strict=True):
         weights = np.clip(1 - (np.abs(x - position) / 4.0) ** 3, 0, None) ** 3
         assert value == pytest.approx(np.polyfit(x - position, y, 2, w=np.sqrt(weights))[-1])
     assert smoothed(x, x**2 - 3 * x + 1, at, 4.0) == pytest.approx(at**2 - 3 * at + 1)
     # few evaluations, or none nearby: the nearest ones, and a lower degree
-    assert smoothed([0.0, 1.0, 2.0], np.array([0.0, 1.0, 4.0]), np.array([3.0]), 0.1) == pytest.approx(9.0)
+    assert smoothed(
+        [0.0, 1.0, 2.0], np.array([0.0, 1.0, 4.0]), np.array([3.0]), 0.1
+    ) == pytest.approx(9.0)
     assert smoothed([0.0, 1.0], np.array([1.0, 3.0]), np.array([0.5]), 0.1) == pytest.approx(2.0)
-    assert smoothing(np.array([0.0, 1.0, 2.0, 9.0]), np.array([5.0]), 0.1).sum() == pytest.approx(1.0)
+    assert smoothing(np.array([0.0, 1.0, 2.0, 9.0]), np.array([5.0]), 0.1).sum() == pytest.approx(
+        1.0
+    )
 
 
 def test_a_crossing_is_between_two_positions_and_infinite_where_there_is_none():
     at = np.array([0.0, 10.0, 20.0])
     curves = [[0.0, 0.5, 1.0], [0.9, 0.2, 0.9], [0.0, 0.1, 0.2], [0.0, 0.8, 0.1]]
-    assert [first_above(at, np.array(curve), 0.75) for curve in curves] == [15.0, 0.0, math.inf, 9.375]
+    assert [first_above(at, np.array(curve), 0.75) for curve in curves] == [
+        15.0,
+        0.0,
+        math.inf,
+        9.375,
+    ]
 
 
 def test_simulated_crossings_are_found_within_a_step_without_bias_and_intervals_hold_them():
@@ -88,12 +112,16 @@ def test_simulated_crossings_are_found_within_a_step_without_bias_and_intervals_
     truth = float(grid[np.argmax(true_accuracy(grid) >= 0.75)])
     assert 6_000 < truth < 12_000
     rng = np.random.default_rng(1)
-    found = [find_crossing(MARKS, simulated_rates(rng), HELD_OUT, target=0.75, bandwidth=BANDWIDTH) for _ in range(300)]
+    found = [
+        find_crossing(MARKS, simulated_rates(rng), HELD_OUT, target=0.75, bandwidth=BANDWIDTH)
+        for _ in range(300)
+    ]
     errors = np.array([crossing.at - truth for crossing in found])
     covered = np.mean([crossing.low <= truth <= crossing.high for crossing in found])
     print(
-        f"true {truth:.0f}, bias {errors.mean():.0f}, root mean square {np.sqrt((errors**2).mean()):.0f}, "
-        f"covered {covered:.2f}, width {np.mean([c.high - c.low for c in found]):.0f}"
+        f"true {truth:.0f}, bias {errors.mean():.0f}, root mean square"
+        f" {np.sqrt((errors**2).mean()):.0f}, covered {covered:.2f}, width"
+        f" {np.mean([c.high - c.low for c in found]):.0f}"
     )
     assert abs(errors.mean()) < 400
     assert np.sqrt((errors**2).mean()) < 1250
@@ -106,7 +134,10 @@ def test_on_the_same_problems_a_simulated_crossing_repeats_within_half_a_step():
     for _ in range(25):
         difficulties = ABILITY_SPREAD * rng.standard_normal(sum(HELD_OUT.problems.values()))
         races = [simulated_rates(rng, difficulties) for _ in range(4)]
-        found = [find_crossing(MARKS, rates, HELD_OUT, target=0.75, bandwidth=BANDWIDTH).at for rates in races]
+        found = [
+            find_crossing(MARKS, rates, HELD_OUT, target=0.75, bandwidth=BANDWIDTH).at
+            for rates in races
+        ]
         variances.append(np.var(found, ddof=1))
     deviation = float(np.sqrt(np.mean(variances)))
     print(f"standard deviation {deviation:.0f} tokens")
@@ -118,11 +149,16 @@ STEP = {"ours": (1250, 8.5), "all_groups": (850, 6.0), "trl": (850, 42.0)}
 
 
 class FakeSession:
-    """Systems that learn as `ability` says, and an evaluator that draws responses; `fails_at`: a step that ends it."""
+    """Systems that learn as `ability` says, and an evaluator that draws responses; `fails_at`: a
+    step that ends it.
+    """
 
-    def __init__(self, folder: Path, *, fails_at: tuple[str, int] | None = None, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *, fails_at: tuple[str, int] | None = None, **settings: Any
+    ) -> None:
         self.settings = Settings(results=folder / "results.json", trl_microbatches=(8,), **settings)
-        self.folder, self.fails_at = folder, fails_at
+        self.folder = folder
+        self.fails_at = fails_at
         self.answers: dict[str, Any] = {}
         self.workers: dict[str, dict[str, Any]] = {}
         self.lines: list[str] = []
@@ -145,11 +181,18 @@ class FakeSession:
     def do_open(self, name: str, **given: Any) -> dict[str, Any]:
         if name == "evaluator":
             self.workers[name]["problems"] = given["problems"]
-        config = load_config(ROOT / accuracy.CONFIG, given.get("overrides", ())).model_dump(mode="json")
+        config = load_config(ROOT / accuracy.CONFIG, given.get("overrides", ())).model_dump(
+            mode="json"
+        )
         base = self.folder / "base"
         base.mkdir(exist_ok=True)
         (base / "tokens").write_text("0")
-        return {"config": config, "directory": str(base), "dtype": "float32", "versions": {name: "1"}}
+        return {
+            "config": config,
+            "directory": str(base),
+            "dtype": "float32",
+            "versions": {name: "1"},
+        }
 
     def do_rows(self, name: str, count: int) -> dict[str, Any]:
         return {"rows": [{"prompt": "?", "answer": "!"}] * count}
@@ -161,7 +204,12 @@ class FakeSession:
         worker["steps"] += 1
         tokens, seconds = STEP[name]
         rate = 2e-5 * min(1.0, worker["steps"] / 3)
-        return {"step_s": seconds, "generated_tokens": tokens, "trained_tokens": tokens // 2, "lr": rate}
+        return {
+            "step_s": seconds,
+            "generated_tokens": tokens,
+            "trained_tokens": tokens // 2,
+            "lr": rate,
+        }
 
     def do_export(self, name: str, directory: str) -> dict[str, Any]:
         Path(directory).mkdir()
@@ -197,12 +245,15 @@ def test_a_race_takes_every_system_to_the_budget_and_evaluates_at_each_mark(race
         steps = -(-Design().token_budget // tokens)
         assert len(leg["steps"]) == steps
         assert [found["step"] for found in leg["evaluations"]] == [
-            -(-mark // tokens) for mark in range(0, Design().token_budget + 1, Design().evaluate_every)
+            -(-mark // tokens)
+            for mark in range(0, Design().token_budget + 1, Design().evaluate_every)
         ]
         assert leg["evaluations"][-1]["tokens"] == steps * tokens
         assert leg["evaluations"][-1]["seconds"] == steps * seconds
     assert session.workers == {}
-    assert not [path for path in session.folder.iterdir() if path.name.startswith(("ours-", "trl-"))]
+    assert not [
+        path for path in session.folder.iterdir() if path.name.startswith(("ours-", "trl-"))
+    ]
     assert part["figures"][0]["values"] == [accuracy_report.curves_of(part)[0].at_crossing("s")]
     # responses that discarded groups would have cost nobody: the tokens are all generated ones
     assert part["legs"][1]["steps"][0]["tokens"] == 1250
@@ -212,7 +263,12 @@ def test_an_interrupted_race_is_run_again_and_those_before_it_are_kept(raced, tm
     with pytest.raises(WorkerFailed):
         raced(seeds=1, fails_at=("trl", 7))
     part, session = raced(seeds=2)
-    assert [(leg["seed"], leg["system"]) for leg in part["legs"]] == [(0, "ours"), (0, "trl"), (1, "ours"), (1, "trl")]
+    assert [(leg["seed"], leg["system"]) for leg in part["legs"]] == [
+        (0, "ours"),
+        (0, "trl"),
+        (1, "ours"),
+        (1, "trl"),
+    ]
     with pytest.raises(WorkerFailed):
         raced(seeds=3, fails_at=("ours", 3))
     again, session = raced(seeds=3)
@@ -244,7 +300,8 @@ def test_another_design_never_joins_and_time_that_is_over_begins_no_race(raced):
     part, _ = raced(seeds=1)
     assert len(Legs(Path("nowhere"), part, Design()).by_key) == 2
     with pytest.raises(
-        ValueError, match=r"other curves \(dtype auto, here bfloat16\): give another --name, or --again"
+        ValueError,
+        match=r"other curves \(dtype auto, here bfloat16\): give another --name, or --again",
     ):
         raced(seeds=1, dtype="bfloat16")
     same, session = raced(seeds=2, minutes=0.0)
@@ -255,7 +312,10 @@ def test_another_design_never_joins_and_time_that_is_over_begins_no_race(raced):
 
 
 def test_a_step_at_another_learning_rate_makes_curves_incomparable():
-    legs = [Leg(0, name, steps=[{"lr": 1e-5}, {"lr": rate}]) for name, rate in (("ours", 2e-5), ("trl", 1e-5))]
+    legs = [
+        Leg(0, name, steps=[{"lr": 1e-5}, {"lr": rate}])
+        for name, rate in (("ours", 2e-5), ("trl", 1e-5))
+    ]
     with pytest.raises(ValueError, match="step 2: ours trained at rate 2e-05 and trl at 1e-05"):
         require_same_rates(legs)
 
@@ -263,7 +323,9 @@ def test_a_step_at_another_learning_rate_makes_curves_incomparable():
 def test_the_evaluated_problems_are_held_out_three_hundred_and_weighted_as_in_the_quickstart():
     held_out, rows = held_out_problems(Design())
     assert sum(held_out.problems.values()) == len(rows) >= 300
-    assert [row["source"] for row in rows] == [task for task, count in held_out.problems.items() for _ in range(count)]
+    assert [row["source"] for row in rows] == [
+        task for task, count in held_out.problems.items() for _ in range(count)
+    ]
     assert list(held_out.problems) == list(accuracy.SAMPLES)
     assert sum(held_out.shares.values()) == pytest.approx(1)
     # the quickstart's own held-out set has no more sums and products than these
@@ -275,16 +337,24 @@ def test_the_evaluated_problems_are_held_out_three_hundred_and_weighted_as_in_th
 
 def test_tables_compare_race_by_race_and_a_target_out_of_reach_is_a_bound(raced):
     part, session = raced(seeds=3)
-    (head, *rows), results = accuracy_report.comparison_rows(part), json.loads(session.settings.results.read_text())
+    (head, *rows), results = (
+        accuracy_report.comparison_rows(part),
+        json.loads(session.settings.results.read_text()),
+    )
     assert head[1:] == ("ours", "TRL", "ours against TRL (95 % interval)")
     labels = [row[0] for row in rows]
-    assert labels[:3] == ["generated tokens until 75%", "seconds of training until 75%", "steps until 75%"]
+    assert labels[:3] == [
+        "generated tokens until 75%",
+        "seconds of training until 75%",
+        "steps until 75%",
+    ]
     tokens, seconds, steps = (float(row[3].split(" x")[0]) for row in rows[:3])
     # the same curve against tokens: seconds differ as those of a token do
     assert tokens == pytest.approx(1, abs=0.15)
     assert seconds == pytest.approx(tokens * (8.5 / 1250) / (42.0 / 850), rel=0.05)
     assert steps == pytest.approx(tokens * 850 / 1250, rel=0.1)
-    assert rows[labels.index("seconds a step")][1:] == ("8.5", "42", "0.20 x")  # without a spread no interval
+    # without a spread no interval
+    assert rows[labels.index("seconds a step")][1:] == ("8.5", "42", "0.20 x")
     text = accuracy_report.document(results)
     assert f"{sum(part['held_out']['problems'].values())} held-out problems" in text
     assert len(accuracy_report.race_rows(part)) == 7
@@ -297,7 +367,9 @@ def test_tables_compare_race_by_race_and_a_target_out_of_reach_is_a_bound(raced)
 
 @pytest.mark.parametrize("document", ["docs/lab/performance.md"])
 def test_documents_state_the_tokens_and_seconds_of_the_stored_races(document: str):
-    results = json.loads((ROOT / "benchmarks" / "results" / "against.json").read_text(encoding="utf-8"))
+    results = json.loads(
+        (ROOT / "benchmarks" / "results" / "against.json").read_text(encoding="utf-8")
+    )
     text = " ".join((ROOT / document).read_text(encoding="utf-8").split())
     _, tokens, seconds, *_ = accuracy_report.comparison_rows(results["parts"]["accuracy"])
     assert all(ratio in text for ratio in (*tokens[4:], *seconds[4:]))
@@ -320,7 +392,11 @@ def test_the_evaluator_gives_what_plain_generate_gives_for_each_prompt_alone():
     for ids, response in zip(prompts, found, strict=True):
         asked = torch.tensor([ids])
         alone = model.generate(
-            asked, attention_mask=torch.ones_like(asked), do_sample=False, max_new_tokens=12, pad_token_id=0
+            asked,
+            attention_mask=torch.ones_like(asked),
+            do_sample=False,
+            max_new_tokens=12,
+            pad_token_id=0,
         )[0, len(ids) :].tolist()
         assert response == alone
     assert common_prefix([[1, 2], [1, 2]]) == 1
@@ -332,17 +408,23 @@ def test_the_evaluator_gives_what_plain_generate_gives_for_each_prompt_alone():
 
 
 def test_a_race_at_another_rate_is_another_design():
-    settings = bench.settings_of(bench.parse_arguments(["accuracy", "--rate", "4e-5", "--budget", "8000"]))
+    settings = bench.settings_of(
+        bench.parse_arguments(["accuracy", "--rate", "4e-5", "--budget", "8000"])
+    )
     design = Design.of(settings)
     assert design.overrides == ("optim.lr=4e-05",)
     assert (design.token_budget, design.held_out_size) == (8000, Design.held_out_size)
     assert design.name != Design.of(Settings()).name
-    assert load_config(ROOT / "configs" / "quickstart.yaml", list(design.overrides)).optim.lr == 4e-5
+    assert (
+        load_config(ROOT / "configs" / "quickstart.yaml", list(design.overrides)).optim.lr == 4e-5
+    )
     assert Design.of(Settings()) == Design()
 
 
 def test_races_at_several_rates_are_one_table_and_pilots_are_in_no_ratio():
-    results = json.loads((ROOT / "benchmarks" / "results" / "against.json").read_text(encoding="utf-8"))
+    results = json.loads(
+        (ROOT / "benchmarks" / "results" / "against.json").read_text(encoding="utf-8")
+    )
     part = results["parts"]["accuracy"]
     pilots = [
         leg | {"seed": 100 + leg["seed"], "steps": [step | {"lr": 4e-5} for step in leg["steps"]]}
@@ -361,6 +443,7 @@ def test_races_at_several_rates_are_one_table_and_pilots_are_in_no_ratio():
     assert [bool(cell) for cell in rows[3][2:]] == [True, False]
     assert rows[2][3] == rows[3][2]
     assert (
-        accuracy_report.rates_ratios([part, other])[1] == "ours at 2e-05 / TRL at 2e-05: 1.44 x (1.25 to 1.67), 5 races"
+        accuracy_report.rates_ratios([part, other])[1]
+        == "ours at 2e-05 / TRL at 2e-05: 1.44 x (1.25 to 1.67), 5 races"
     )
     assert len(accuracy_report.rates_ratios([part, other])) == 2

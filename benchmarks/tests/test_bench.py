@@ -9,7 +9,16 @@ import pytest
 import torch
 
 # the benchmarks are not part of the package: they are run from the repository's root
-from benchmarks import bench, compare, compilers, natural, op_categories, report, reward_noise, wheel_requirements
+from benchmarks import (
+    bench,
+    compare,
+    compilers,
+    natural,
+    op_categories,
+    report,
+    reward_noise,
+    wheel_requirements,
+)
 from benchmarks.compute_limits import (
     heavy_tail_lengths,
     limit_tokens_per_s,
@@ -69,11 +78,15 @@ def test_a_static_batch_runs_until_its_longest_response_ends():
 
 def test_a_heavy_tail_starts_at_the_shortest_and_reaches_the_limit_with_its_share():
     # survival 1, 0.1 and 0.01: Pareto through (16, 1) and (1600, 0.01) has alpha = 1
-    lengths = heavy_tail_lengths([0.0, 0.9, 0.99, 0.999], shortest=16, limit=1600, share_at_limit=0.01)
+    lengths = heavy_tail_lengths(
+        [0.0, 0.9, 0.99, 0.999], shortest=16, limit=1600, share_at_limit=0.01
+    )
     assert lengths[0] == 16
     assert lengths[1] in (159, 160)
     assert lengths[3] == 1600
-    many = heavy_tail_lengths([i / 1000 for i in range(1000)], shortest=16, limit=1600, share_at_limit=0.01)
+    many = heavy_tail_lengths(
+        [i / 1000 for i in range(1000)], shortest=16, limit=1600, share_at_limit=0.01
+    )
     assert 9 <= sum(length == 1600 for length in many) <= 11
 
 
@@ -85,15 +98,32 @@ def test_a_ratio_is_taken_round_by_round_so_that_a_drift_of_the_machine_cancels(
 
 
 def test_another_system_begins_in_every_round():
-    assert [rotated(["a", "b", "c"], i) for i in range(3)] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
+    assert [rotated(["a", "b", "c"], i) for i in range(3)] == [
+        ["a", "b", "c"],
+        ["b", "c", "a"],
+        ["c", "a", "b"],
+    ]
 
 
 def figure(name, system, values, **more):
-    return {"name": name, "system": system, "values": values, "unit": "tokens/s", "better": "higher", **more}
+    return {
+        "name": name,
+        "system": system,
+        "values": values,
+        "unit": "tokens/s",
+        "better": "higher",
+        **more,
+    }
 
 
 def results(figures, skipped=(), **part):
-    measured = {"figures": figures, "skipped": list(skipped), "dtype": "float32", "date": "2026-01-02", "commit": "abc"}
+    measured = {
+        "figures": figures,
+        "skipped": list(skipped),
+        "dtype": "float32",
+        "date": "2026-01-02",
+        "commit": "abc",
+    }
     machine = {"cpu": "A Processor", "flags": ["avx2"], "cores": 2}
     return {"machine": machine, "parts": {"update": measured | part}}
 
@@ -101,20 +131,30 @@ def results(figures, skipped=(), **part):
 def test_the_table_shows_medians_ratio_range_and_shares():
     ours = figure("update", "ours", [120.0, 100.0, 140.0], flop_per_parameter=6)
     trl = figure("update", "trl", [60.0, 40.0, 56.0], flop_per_parameter=6)
-    rows = report.table_rows(results([ours, trl], gflops=[360.0, 300.0, 420.0], parameters=100_000_000))
+    rows = report.table_rows(
+        results([ours, trl], gflops=[360.0, 300.0, 420.0], parameters=100_000_000)
+    )
     assert rows == [
-        ("update, tokens/s", "120 (100 to 140)", "56 (40 to 60)", "trl", "2.50 (2.00 to 2.50)", "20 %", "8 %"),
+        (
+            "update, tokens/s",
+            "120 (100 to 140)",
+            "56 (40 to 60)",
+            "trl",
+            "2.50 (2.00 to 2.50)",
+            "20 %",
+            "8 %",
+        ),
     ]
 
 
 def test_several_processors_are_columns_and_what_one_lacks_is_not_measured():
-    ours, trl = (
-        figure("update", "ours", [120.0], flop_per_parameter=6),
-        figure("update", "trl", [60.0], flop_per_parameter=6),
-    )
+    ours = figure("update", "ours", [120.0], flop_per_parameter=6)
+    trl = figure("update", "trl", [60.0], flop_per_parameter=6)
     vllm = figure("update", "vllm", [100.0])
     one = results([ours, trl], gflops=[360.0], parameters=100_000_000)
-    header, _, *rows = report.processors_table([one, results([figure("update", "ours", [50.0]), vllm])]).split("\n")
+    header, _, *rows = report.processors_table(
+        [one, results([figure("update", "ours", [50.0]), vllm])]
+    ).split("\n")
     assert header.endswith("| opponent | A Processor: avx2, float32 | A Processor: avx2, float32 |")
     assert rows[0] == "| update, tokens/s | trl | 2.00; 20 %, 10 % | not measured |"
     assert rows[1] == "| update, tokens/s | vllm | not measured | 0.50 |"
@@ -122,7 +162,9 @@ def test_several_processors_are_columns_and_what_one_lacks_is_not_measured():
 
 def test_an_opponent_that_is_not_installed_is_a_row_with_its_reason():
     ours = figure("generation", "ours", [100.0])
-    rows = report.table_rows(results([ours], [{"system": "vllm", "reason": "not installed; `make bench-peers`"}]))
+    rows = report.table_rows(
+        results([ours], [{"system": "vllm", "reason": "not installed; `make bench-peers`"}])
+    )
     assert rows[1][3:5] == ("vllm", "skipped: not installed; `make bench-peers`")
 
 
@@ -137,7 +179,8 @@ def test_an_opponent_that_gave_up_is_a_bound_and_not_a_figure():
 
 
 def test_the_table_replaces_the_text_between_the_markers_and_nothing_else():
-    after = f'after\npython -m benchmarks.report --marker "{report.MARKER}"\n'  # a line that only names it is none
+    # a line that only names it is none
+    after = f'after\npython -m benchmarks.report --marker "{report.MARKER}"\n'
     text = f"before\n{report.MARKER}\nold\n{report.MARKER}\n{after}"
     replaced = report.replace_between_markers(text, "new")
     assert replaced == f"before\n{report.MARKER}\nnew\n{report.MARKER}\n{after}"
@@ -164,8 +207,13 @@ def test_figures_of_another_machine_do_not_join_these(tmp_path):
     bench.write_results(path, {}, Settings())
     bench.require_same_machine(path)
     results = json.loads(path.read_text())
-    path.write_text(json.dumps(results | {"machine": results["machine"] | {"cpu": "Another Processor"}}))
-    with pytest.raises(ValueError, match=r"cpu\.json holds figures of another machine \(Another Processor, .*--name"):
+    path.write_text(
+        json.dumps(results | {"machine": results["machine"] | {"cpu": "Another Processor"}})
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"cpu\.json holds figures of another machine \(Another Processor, .*--name",
+    ):
         bench.require_same_machine(path)
 
 
@@ -180,7 +228,14 @@ def test_parts_that_share_workers_are_measured_in_the_same_rounds():
         (["aten::addmm", "aten::linear"], op_categories.MATMULS),
         (["mkldnn::_linear_pointwise"], op_categories.MATMULS),
         (["mkl::_mkl_linear"], op_categories.MATMULS),
-        (["aten::bmm", "aten::_scaled_dot_product_attention_math", "aten::scaled_dot_product_attention"], "attention"),
+        (
+            [
+                "aten::bmm",
+                "aten::_scaled_dot_product_attention_math",
+                "aten::scaled_dot_product_attention",
+            ],
+            "attention",
+        ),
         (["aten::mm", "_ScoreBackward"], op_categories.MATMULS),
         (["aten::mul_", "_ScoreBackward"], "log-softmax and entropy"),
         (["aten::add_", "torch::autograd::AccumulateGrad"], "gradients and optimiser"),
@@ -258,11 +313,16 @@ def test_our_worker_takes_a_step_and_says_what_it_cost():
     ours.close()
 
 
-@pytest.mark.parametrize("work", [compare.Work(2, 4, 8), compare.Work(2, 4, 8, updates=2, forced=False)])
+@pytest.mark.parametrize(
+    "work", [compare.Work(2, 4, 8), compare.Work(2, 4, 8, updates=2, forced=False)]
+)
 def test_the_options_of_the_compared_steps_are_options(work, tmp_path):
     problem = {"id": "1", "prompt": "1 + 1 = ?", "answer": "2"}
     session = SimpleNamespace(
-        settings=Settings(), folder=tmp_path, start=lambda *_: None, ask=lambda *_, **__: {"rows": [problem, problem]}
+        settings=Settings(),
+        folder=tmp_path,
+        start=lambda *_: None,
+        ask=lambda *_, **__: {"rows": [problem, problem]},
     )
     minibatch = f"train.minibatch_groups={work.prompts // work.updates}"
     config = load_config(ROOT / compare.CONFIG, [*compare.step_options(session, work), minibatch])
@@ -275,10 +335,24 @@ def natural_round(seconds, tokens, responses=4):
 
 
 def test_natural_lengths_are_compared_by_tokens_and_by_responses_per_second():
-    ours = {"generation": natural_round(2.0, 40), "update": natural_round(4.0, 40), "step": natural_round(8.0, 40)}
-    trl = {"generation": natural_round(4.0, 60), "update": natural_round(8.0, 60), "step": natural_round(16.0, 60)}
+    ours = {
+        "generation": natural_round(2.0, 40),
+        "update": natural_round(4.0, 40),
+        "step": natural_round(8.0, 40),
+    }
+    trl = {
+        "generation": natural_round(4.0, 60),
+        "update": natural_round(8.0, 60),
+        "step": natural_round(16.0, 60),
+    }
     figures = natural.figures([{"ours": ours, "trl": trl}])
-    part = {"figures": figures, "skipped": [], "dtype": "float32", "date": "2026-01-02", "commit": "abc"}
+    part = {
+        "figures": figures,
+        "skipped": [],
+        "dtype": "float32",
+        "date": "2026-01-02",
+        "commit": "abc",
+    }
     rows = report.table_rows({"machine": {}, "parts": {"natural": part}})
     assert [row[:5] for row in rows] == [
         ("generation, natural lengths, tokens/s", "20", "15", "trl", "1.33"),
@@ -300,7 +374,12 @@ def test_a_system_that_trains_less_than_it_sampled_is_refused():
 
 
 def test_requirements_leave_out_extras_and_what_is_named():
-    declared = ["torch==2.13.0", "numpy", "Torch_Vision; python_version > '3.8'", "ray>=2; extra == 'ray'"]
+    declared = [
+        "torch==2.13.0",
+        "numpy",
+        "Torch_Vision; python_version > '3.8'",
+        "ray>=2; extra == 'ray'",
+    ]
     assert wheel_requirements.requirements(declared, {"torch", "torch-vision"}) == ["numpy"]
 
 
@@ -314,7 +393,8 @@ def test_noise_weighs_as_much_as_signal_under_std_and_by_its_own_size_under_none
 
 def test_a_spread_of_six_standard_deviations_of_the_judge_keeps_groups_by_signal():
     judged = reward_noise.groups(400, 16, 0.25, seed=1)
-    assert len(reward_noise.kept(judged, 0.0)) == 400  # Eq. 11 alone tells nothing: all scores differ
+    # Eq. 11 alone tells nothing: all scores differ
+    assert len(reward_noise.kept(judged, 0.0)) == 400
     kept = reward_noise.kept(judged, 6 * 0.25)
     assert sum(group.has_signal for group in kept) >= 198
     assert sum(not group.has_signal for group in kept) <= 2

@@ -13,10 +13,15 @@ from helpers.paths import ROOT
 WORK = Work(**distillation.SHAPE)
 
 
-@pytest.mark.parametrize(("chosen", "coef"), [(distillation.TEACHER, 0), (distillation.NO_TEACHER, 1)])
-def test_each_prompt_has_one_response_and_one_update_trains_all(chosen: tuple[str, ...], coef: float, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("chosen", "coef"), [(distillation.TEACHER, 0), (distillation.NO_TEACHER, 1)]
+)
+def test_each_prompt_has_one_response_and_one_update_trains_all(
+    chosen: tuple[str, ...], coef: float, tmp_path
+) -> None:
     class Session:
-        settings, folder = bench.Settings(), tmp_path
+        settings = bench.Settings()
+        folder = tmp_path
 
         def start(self, *_: Any) -> None: ...
 
@@ -24,7 +29,11 @@ def test_each_prompt_has_one_response_and_one_update_trains_all(chosen: tuple[st
             return {"rows": [{"id": "1", "prompt": "1 + 1 = ?", "answer": "2"}] * WORK.prompts}
 
     config = load_config(ROOT / CONFIG, [*distillation.shared_options(Session(), WORK), *chosen])
-    assert (config.rollout.prompts_per_step, config.rollout.group_size, config.train.minibatch_groups) == (32, 1, 32)
+    assert (
+        config.rollout.prompts_per_step,
+        config.rollout.group_size,
+        config.train.minibatch_groups,
+    ) == (32, 1, 32)
     assert config.reward.coef == coef
     assert (config.loss.kl_coef > 0) == (coef == 0)
     assert not config.dynamic_sampling.enabled

@@ -45,29 +45,53 @@ def test_every_turn_has_the_most_tokens_and_ends():
     assert scripted.submitted[0].min_new_tokens == 3
 
 
-def test_our_worker_plays_as_many_turns_of_as_many_tokens_as_are_forced(ours: Ours, steps: list[dict[str, Any]]):
-    model = ["train.threads=1", "model.dtype=float32", "overlong.mode=off", "rollout.max_response_tokens=16"]
-    shape = ["rollout.prompts_per_step=2", "rollout.group_size=4", "train.minibatch_groups=2", "data.eval=null"]
-    ours.open(str(ROOT / "configs" / "tiny.yaml"), [*model, *shape, *episodes.episode_options(WORK)], forced_turns=True)
+def test_our_worker_plays_as_many_turns_of_as_many_tokens_as_are_forced(
+    ours: Ours, steps: list[dict[str, Any]]
+):
+    model = [
+        "train.threads=1",
+        "model.dtype=float32",
+        "overlong.mode=off",
+        "rollout.max_response_tokens=16",
+    ]
+    shape = [
+        "rollout.prompts_per_step=2",
+        "rollout.group_size=4",
+        "train.minibatch_groups=2",
+        "data.eval=null",
+    ]
+    ours.open(
+        str(ROOT / "configs" / "tiny.yaml"),
+        [*model, *shape, *episodes.episode_options(WORK)],
+        forced_turns=True,
+    )
     with pytest.raises(SystemExit):
         ours.train()
     (step,) = steps
     assert step["generated_tokens"] == step["trained_tokens"] == WORK.responses * WORK.tokens
-    assert step["observed_tokens"] % (WORK.responses * (episodes.TURNS - 1)) == 0 < step["observed_tokens"]
+    assert (
+        step["observed_tokens"] % (WORK.responses * (episodes.TURNS - 1))
+        == 0
+        < step["observed_tokens"]
+    )
 
 
 def test_the_options_of_the_episodes_are_options(tmp_path):
     class Session:
-        settings, folder = bench.Settings(), tmp_path
+        settings = bench.Settings()
+        folder = tmp_path
 
         def start(self, *_: Any) -> None: ...
 
         def ask(self, *_: Any, **__: Any) -> dict[str, Any]:
             return {"rows": [{"id": "1", "prompt": "1 + 1 = ?", "answer": "2"}] * WORK.prompts}
 
-    config = load_config(ROOT / CONFIG, [*step_options(Session(), WORK), *episodes.episode_options(WORK)])
+    config = load_config(
+        ROOT / CONFIG, [*step_options(Session(), WORK), *episodes.episode_options(WORK)]
+    )
     assert (
-        config.environment.max_turns * (config.environment.max_turn_tokens or 0) == config.rollout.max_response_tokens
+        config.environment.max_turns * (config.environment.max_turn_tokens or 0)
+        == config.rollout.max_response_tokens
     )
     assert config.reward.verifier == "environment"
 
@@ -77,8 +101,14 @@ def test_the_options_of_the_episodes_are_options(tmp_path):
     [
         ({"trained_tokens": 127}, "trl: trained_tokens is 127 where 128 were forced"),
         ({"generated_tokens": 130}, "trl: generated_tokens is 130 where 128 were forced"),
-        ({"observed_tokens": 61}, "observed_tokens differ, so the figures cannot be compared: ours 60, trl 61"),
-        ({"prompt_tokens": 91}, "prompt_tokens differ, so the figures cannot be compared: ours 90, trl 91"),
+        (
+            {"observed_tokens": 61},
+            "observed_tokens differ, so the figures cannot be compared: ours 60, trl 61",
+        ),
+        (
+            {"prompt_tokens": 91},
+            "prompt_tokens differ, so the figures cannot be compared: ours 90, trl 91",
+        ),
     ],
 )
 def test_systems_that_do_other_work_are_not_compared(counts: dict[str, int], message: str):
@@ -89,11 +119,22 @@ def test_systems_that_do_other_work_are_not_compared(counts: dict[str, int], mes
 
 def test_episodes_per_second_are_compared_round_by_round():
     rounds = [{"ours": {"play_s": 2.0, "step_s": 4.0}, "trl": {"play_s": 8.0, "step_s": 20.0}}]
-    part = {"figures": episodes.figures(rounds, WORK), "dtype": "float32", "date": "2026-01-02", "commit": "abc"}
+    part = {
+        "figures": episodes.figures(rounds, WORK),
+        "dtype": "float32",
+        "date": "2026-01-02",
+        "commit": "abc",
+    }
     rows = report.table_rows({"machine": {}, "parts": {"episodes": part}})
     assert [row[:5] for row in rows] == [
         ("8 episodes of 4 turns of 4, played, episodes/s", "4", "1", "trl", "4.00"),
-        ("8 episodes of 4 turns of 4, trained in a whole step, episodes/s", "2", "0.4", "trl", "5.00"),
+        (
+            "8 episodes of 4 turns of 4, trained in a whole step, episodes/s",
+            "2",
+            "0.4",
+            "trl",
+            "5.00",
+        ),
     ]
 
 

@@ -37,25 +37,38 @@ def test_all_that_a_cpu_can_check_passes_and_the_report_names_no_folder(tmp_path
         "--out",
         str(tmp_path / "report.md"),
     ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+    }
     environment.pop("VLLM_PYTHON", None)
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=590)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=590
+    )
     report = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + report
     found = json_of(report)
     statuses = {check["name"]: check["status"] for check in found["checks"]}
     assert statuses == {c.name: "skipped" if c.name in ONLY_ON_GPUS else "pass" for c in CHECKS}
     for check in found["checks"]:
-        assert check["reason"] if check["status"] == "skipped" else check["measurements"], check["name"]
+        assert check["reason"] if check["status"] == "skipped" else check["measurements"], check[
+            "name"
+        ]
         # at the end of every comparison there is a bound that a wrong computation would break
-        bounds = [m for m in check["measurements"] if m["at_most"] is not None or m["at_least"] is not None]
+        bounds = [
+            m
+            for m in check["measurements"]
+            if m["at_most"] is not None or m["at_least"] is not None
+        ]
         assert bounds or check["name"] in ONLY_ON_GPUS | {"speed"}, check["name"]
     assert found["environment"]["torch"]
     for private in (str(ROOT), str(tmp_path), str(Path.home()) + "/", gethostname()):
         assert private not in report
 
 
-def test_a_check_that_fails_in_any_way_does_not_end_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_check_that_fails_in_any_way_does_not_end_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     out = tmp_path / "report.md"
     assert run_checks(acceptance_checks.ALL, "cpu", {"torch": "2"}, out=out) == 1
     report = out.read_text(encoding="utf-8")
@@ -102,19 +115,26 @@ def test_folders_in_a_report_lose_what_is_before_their_last_name():
         ("/mnt/home/x/ci/b, /home/x/ci.old/b", ".../b, .../b"),
     ],
 )
-def test_the_repository_is_recognized_as_a_folder_not_as_text(monkeypatch: pytest.MonkeyPatch, text: str, shown: str):
+def test_the_repository_is_recognized_as_a_folder_not_as_text(
+    monkeypatch: pytest.MonkeyPatch, text: str, shown: str
+):
     monkeypatch.setattr("benchmarks.acceptance.report.ROOT", Path("/home/x/ci"))
     assert without_names(text) == shown
 
 
 def test_memory_limits_decoding_by_the_weights_once_and_each_rows_cache():
     # 3 TB/s, 3 GB of weights, 100 rows of 30 MB: 6 GB a step, 500 steps a second
-    assert memory_limit_tokens_per_s(3000, rows=100, weight_bytes=3 * 10**9, cache_bytes_per_row=3e7) == 50_000
+    assert (
+        memory_limit_tokens_per_s(3000, rows=100, weight_bytes=3 * 10**9, cache_bytes_per_row=3e7)
+        == 50_000
+    )
 
 
 def test_the_list_names_every_check_and_runs_none(capsys: pytest.CaptureFixture[str]):
     assert main(["--list"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [check.name for check in CHECKS]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        check.name for check in CHECKS
+    ]
 
 
 def test_a_response_that_leaves_for_a_neighbour_in_the_vocabulary_is_equal_but_for_rounding():

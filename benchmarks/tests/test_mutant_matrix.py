@@ -39,12 +39,18 @@ def test_each_operator_constant_and_call_is_changed_once_and_texts_and_messages_
 
 
 def test_a_function_is_needed_where_a_mistake_is_caught_by_no_other():
-    first = {"seconds": dict.fromkeys("abcd", 1.0) | {"slow": 9.0}, "calls": {n: ["f"] for n in "abc"} | {"d": []}}
+    first = {
+        "seconds": dict.fromkeys("abcd", 1.0) | {"slow": 9.0},
+        "calls": {n: ["f"] for n in "abc"} | {"d": []},
+    }
     first["calls"]["slow"] = ["f"]
     caught = [["a"], ["a", "b"], ["b", "c"], [], ["no end"], ["tests/x.py"]]
-    found = judge([first, *({"mistake": str(i), "failed": each} for i, each in enumerate(caught))], slow_s=5.0)
+    found = judge(
+        [first, *({"mistake": str(i), "failed": each} for i, each in enumerate(caught))], slow_s=5.0
+    )
     assert (found.mistakes, found.caught, found.survive) == (6, 3, ["3"])
-    assert found.judged == {"a", "b", "c"}  # d calls nothing of the folder, and the slow one is left out
+    # d calls nothing of the folder, and the slow one is left out
+    assert found.judged == {"a", "b", "c"}
     assert (found.needed, found.shared, found.none) == ({"a"}, {"b", "c"}, set())
     assert found.cover in ({"a", "b"}, {"a", "c"})
 

@@ -1,4 +1,6 @@
-"""The comparison of two commits: what is counted, which ratio is taken, and when a machine is quiet."""
+"""The comparison of two commits: what is counted, which ratio is taken, and when a machine is
+quiet.
+"""
 
 import math
 import shutil
@@ -36,7 +38,8 @@ def test_distinct_prefixes_are_those_of_a_set_of_all_prefixes(sequences):
 def test_a_step_counts_prompts_once_a_group_and_every_fed_token():
     rows = [
         response(0, [9, 9, 1], [4, 5, 6], advantage=1.0),
-        response(0, [9, 9, 1], [4, 5, 7], advantage=-1.0),  # parts with its last token, which is not fed
+        # parts with its last token, which is not fed
+        response(0, [9, 9, 1], [4, 5, 7], advantage=-1.0),
         response(1, [9, 9, 2], [4, 4], advantage=None),
         response(1, [9, 9, 2], [5], advantage=None),
     ]
@@ -49,9 +52,12 @@ def test_a_step_counts_prompts_once_a_group_and_every_fed_token():
 def test_a_ratio_is_the_geometric_mean_with_an_interval_over_the_rounds():
     found = Ratio.of([2.0, 1.0, 2.0], [4.0, 1.0, 4.0])
     assert found.mean == pytest.approx(0.25 ** (1 / 3))
-    # logarithms -ln 2, 0, -ln 2: mean -2/3 ln 2, standard error ln 2 / 3, Student's quantile of 2 degrees 4.303
+    # logarithms -ln 2, 0, -ln 2: mean -2/3 ln 2, standard error ln 2 / 3, Student's quantile of 2
+    # degrees 4.303
     half = 4.303 * math.log(2) / 3
-    assert found.interval == pytest.approx((found.mean * math.exp(-half), found.mean * math.exp(half)), rel=1e-3)
+    assert found.interval == pytest.approx(
+        (found.mean * math.exp(-half), found.mean * math.exp(half)), rel=1e-3
+    )
 
 
 def test_one_round_has_no_interval():
@@ -81,7 +87,11 @@ def test_training_is_the_step_without_its_evaluation_and_late_steps_begin_with_t
 def test_a_run_of_nine_steps_has_no_row_of_late_ones():
     run = dict.fromkeys(("training", "generation", "update"), 1.0) | {"late": 0, "evaluation": 2.0}
     run |= {"generated_tokens": 5, "accuracy": 0.5}
-    run |= {f"{kind}_{which}": 1 for kind in ("update", "decode", "prefill") for which in ("all", "distinct")}
+    run |= {
+        f"{kind}_{which}": 1
+        for kind in ("update", "decode", "prefill")
+        for which in ("all", "distinct")
+    }
     names = [found["name"] for found in rows_of({"base": [run], "ours": [run]}, 9)]
     assert not any(name.startswith("steps 10") for name in names)
     assert names[:2] == ["training, 9 steps without evaluations", "evaluations after steps"]
@@ -121,7 +131,8 @@ def test_others_have_what_is_neither_idle_nor_ones_own():
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_the_base_is_what_git_holds_and_ours_the_checkout_as_it_was_at_the_start(tmp_path):
-    root, folder = tmp_path / "checkout", tmp_path / "sides"
+    root = tmp_path / "checkout"
+    folder = tmp_path / "sides"
     (root / "src").mkdir(parents=True)
     (root / "configs").mkdir()
     (root / "configs" / "a.yaml").write_text("a: 1\n")

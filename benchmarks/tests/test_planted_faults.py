@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.planted_faults import FAULTS, HEALTHY, HEALTHY_LOSSES, Case, fitted_model, judged_right, train_case
+from benchmarks.planted_faults import (
+    FAULTS,
+    HEALTHY,
+    HEALTHY_LOSSES,
+    Case,
+    fitted_model,
+    judged_right,
+    train_case,
+)
 from dapo.algo.surrogate_table import SURROGATES
 from dapo.config import build_config
 
@@ -25,7 +33,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def misjudged(cases: tuple[Case, ...], model: Path, folder: Path) -> dict[str, list[str]]:
     """The findings of the doctor for each run that it misjudges."""
-    found = {case.name: (case, train_case(case, model, folder / str(i))) for i, case in enumerate(cases)}
+    found = {
+        case.name: (case, train_case(case, model, folder / str(i))) for i, case in enumerate(cases)
+    }
     return {
         name: [each.finding.name for each in diagnosis.cases]
         for name, (case, diagnosis) in found.items()
@@ -46,7 +56,9 @@ def test_twenty_healthy_runs_raise_no_alarm(tmp_path: Path, model: Path):
 
 
 @pytest.mark.parametrize("case", HEALTHY_LOSSES, ids=lambda case: case.name)
-def test_a_healthy_run_of_every_preset_and_loss_raises_no_alarm(case: Case, tmp_path: Path, model: Path):
+def test_a_healthy_run_of_every_preset_and_loss_raises_no_alarm(
+    case: Case, tmp_path: Path, model: Path
+):
     assert misjudged((case,), model, tmp_path) == {}
 
 

@@ -1,4 +1,6 @@
-"""The controller's simulation: token counts, bytes and lengths are exact, and what is fitted is linear."""
+"""The controller's simulation: token counts, bytes and lengths are exact, and what is fitted is
+linear.
+"""
 
 import json
 import pickle
@@ -13,7 +15,14 @@ from benchmarks.simulate import Size
 from benchmarks.simulation_fakes import Clock, LengthDistribution, Texts
 
 SMALL = Size(
-    prompts=8, steps=2, median_tokens=60.0, limit=200, group_size=4, minibatch_groups=2, tokenizer="bytes", ranks=2
+    prompts=8,
+    steps=2,
+    median_tokens=60.0,
+    limit=200,
+    group_size=4,
+    minibatch_groups=2,
+    tokenizer="bytes",
+    ranks=2,
 )
 
 
@@ -37,14 +46,21 @@ def test_every_token_crosses_once_at_eight_bytes_and_little_more(found):
     for step in found["steps"]:
         payload = 8 * step["tokens"]  # a token id and a log-probability, four bytes each
         responses = step["groups"] * 4
-        assert payload < step["moved_bytes"]["engines to controller"] < payload + 500 * (responses + 64)
+        assert (
+            payload
+            < step["moved_bytes"]["engines to controller"]
+            < payload + 500 * (responses + 64)
+        )
 
 
 def test_every_trained_token_goes_to_the_ranks_once_at_eight_bytes(found):
     for step in found["steps"]:
-        payload = (4 + 4) * step["tokens_trained"]  # id, log-probability; masks of ones are but their lengths
+        # id, log-probability; masks of ones are but their lengths
+        payload = (4 + 4) * step["tokens_trained"]
         prompts_and_headers = 8 * 4 * (8 * 120 + 600)
-        assert payload < step["moved_bytes"]["controller to trainer"] < payload + prompts_and_headers
+        assert (
+            payload < step["moved_bytes"]["controller to trainer"] < payload + prompts_and_headers
+        )
 
 
 def test_a_second_simulation_makes_and_moves_the_same_also_with_shared_rows(found):
@@ -52,7 +68,8 @@ def test_a_second_simulation_makes_and_moves_the_same_also_with_shared_rows(foun
     for one, other in zip(found["steps"], shared["steps"], strict=True):
         for name in ("groups", "tokens", "tokens_trained", "keep_rate"):
             assert one[name] == other[name]
-        # rows that are shared begin alike, so the ranks' passes differ, and with them the columns of what travels
+        # rows that are shared begin alike, so the ranks' passes differ, and with them the columns
+        # of what travels
         for name in ("engines to controller", "controller to trainer"):
             assert one["moved_bytes"][name] == pytest.approx(other["moved_bytes"][name], rel=0.05)
 
@@ -95,9 +112,19 @@ def test_a_clock_books_what_runs_inside_for_itself_alone():
 
 
 def run_of(prompts: int, seconds: float, grown: float) -> dict:
-    step = {"tokens": prompts * 1000, "controller_s": seconds, "groups": 3 * prompts, "until_first_logprob_s": seconds}
+    step = {
+        "tokens": prompts * 1000,
+        "controller_s": seconds,
+        "groups": 3 * prompts,
+        "until_first_logprob_s": seconds,
+    }
     size = {"prompts": prompts, "group_size": 16, "shared_rows": False, "ranks": 8}
-    memory = {"start_bytes": 10**9, "peak_bytes": 10**9 + grown, "ranks_start_bytes": 2e9, "ranks_peak_bytes": 2.5e9}
+    memory = {
+        "start_bytes": 10**9,
+        "peak_bytes": 10**9 + grown,
+        "ranks_start_bytes": 2e9,
+        "ranks_peak_bytes": 2.5e9,
+    }
     return {"size": size, "steps": [step] * 3} | memory
 
 
@@ -105,16 +132,22 @@ def test_growth_is_linear_where_ten_times_the_tokens_take_ten_times_as_much():
     runs = [run_of(64, 0.2, 1e9), run_of(640, 2.0, 1e10)]
     assert simulate.exponent(runs, "controller_s") == pytest.approx(1.0)
     assert simulate.exponent(runs, "memory") == pytest.approx(1.0)
-    assert simulate.exponent([runs[0], run_of(640, 20.0, 1e10)], "controller_s") == pytest.approx(2.0)
+    assert simulate.exponent([runs[0], run_of(640, 20.0, 1e10)], "controller_s") == pytest.approx(
+        2.0
+    )
 
 
 def test_peak_memory_is_expected_from_what_the_largest_run_took_above_its_start():
     assert simulate.predicted_bytes([], Size(512)) is None
-    assert simulate.predicted_bytes([run_of(64, 0.2, 1e9)], Size(640)) == pytest.approx(1e9 + 2e9 + 10 * 1.5e9)
-    assert simulate.predicted_bytes([run_of(64, 0.2, 1e9)], Size(64, ranks=4)) == pytest.approx(1e9 + 1e9 + 1.5e9)
-    assert simulate.predicted_bytes([run_of(64, 0.2, 1e9), run_of(128, 0.4, 1.4e9)], Size(640)) == pytest.approx(
-        1e9 + 2e9 + 1.5e9 + 9 * 0.4e9
+    assert simulate.predicted_bytes([run_of(64, 0.2, 1e9)], Size(640)) == pytest.approx(
+        1e9 + 2e9 + 10 * 1.5e9
     )
+    assert simulate.predicted_bytes([run_of(64, 0.2, 1e9)], Size(64, ranks=4)) == pytest.approx(
+        1e9 + 1e9 + 1.5e9
+    )
+    assert simulate.predicted_bytes(
+        [run_of(64, 0.2, 1e9), run_of(128, 0.4, 1.4e9)], Size(640)
+    ) == pytest.approx(1e9 + 2e9 + 1.5e9 + 9 * 0.4e9)
     shared = simulate.predicted_bytes([run_of(64, 0.2, 1e9)], Size(5120, shared_rows=True))
     assert 10e9 < shared < 20e9  # of which the ranks hold 549 million tokens, at most twice
     assert "5,120 prompts" in simulate.expectation(Size(5120), None)
@@ -122,10 +155,15 @@ def test_peak_memory_is_expected_from_what_the_largest_run_took_above_its_start(
 
 
 def test_a_run_replaces_the_one_of_its_size_and_no_other():
-    small, large = run_of(64, 0.2, 1e9), run_of(512, 1.0, 1e9)
+    small = run_of(64, 0.2, 1e9)
+    large = run_of(512, 1.0, 1e9)
     shared = run_of(64, 0.1, 0) | {"size": small["size"] | {"shared_rows": True}}
     again = run_of(64, 0.3, 1e9)
-    assert simulate.with_run(simulate.with_run([small, shared], large), again) == [again, large, shared]
+    assert simulate.with_run(simulate.with_run([small, shared], large), again) == [
+        again,
+        large,
+        shared,
+    ]
 
 
 def test_the_tables_of_the_document_are_those_of_the_committed_results():
@@ -134,6 +172,8 @@ def test_the_tables_of_the_document_are_those_of_the_committed_results():
     assert tables.strip() == simulate.markdown(runs)
 
 
-@pytest.mark.parametrize(("seconds", "grown", "meets"), [(0.4, 6e9, True), (0.6, 6e9, False), (0.4, 7.5e9, False)])
+@pytest.mark.parametrize(
+    ("seconds", "grown", "meets"), [(0.4, 6e9, True), (0.6, 6e9, False), (0.4, 7.5e9, False)]
+)
 def test_targets_are_those_of_the_papers_size_alone(seconds: float, grown: float, meets: bool):
     assert simulate.meets_targets([run_of(64, 9.0, 1e9), run_of(512, seconds, grown)]) is meets

@@ -1,4 +1,6 @@
-"""A short soak: handles do not pile up, and the files of a run are readable while it writes them."""
+"""A short soak: handles do not pile up, and the files of a run are readable while it writes
+them.
+"""
 
 import sys
 from pathlib import Path
@@ -20,7 +22,8 @@ def test_sixty_steps_leave_as_many_handles_open_as_twenty(tmp_path: Path):
 
 def test_growth_compares_the_last_snapshots_with_the_first_that_count():
     snapshots = [
-        Snapshot(step, rss_bytes=(100 + (step >= 300)) << 20, handles=9 + step // 300, rows=8) for step in range(400)
+        Snapshot(step, rss_bytes=(100 + (step >= 300)) << 20, handles=9 + step // 300, rows=8)
+        for step in range(400)
     ]
     assert growth(snapshots, from_step=200) == {
         "steps": [[200, 219], [380, 399]],

@@ -5,7 +5,11 @@ import pytest
 from benchmarks.stored_runs import EVIDENCE, stored_runs
 
 EXPERIMENTS = sorted(path.parent.name for path in EVIDENCE.glob("results/*/results.json"))
-NEVER_RIGHT = ("curriculum: hard alone", "hard alone, every group trains", "starvation: every group trains")
+NEVER_RIGHT = (
+    "curriculum: hard alone",
+    "hard alone, every group trains",
+    "starvation: every group trains",
+)
 """Rows of problems that the model never solves: the error is right."""
 
 

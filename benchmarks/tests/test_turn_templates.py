@@ -1,4 +1,6 @@
-"""The table of chat templates: what counts as equal, and that our column comes from played episodes."""
+"""The table of chat templates: what counts as equal, and that our column comes from played
+episodes.
+"""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -51,7 +53,9 @@ def test_the_ids_of_scripted_turns_are_not_those_of_their_text():
         ("counter", "refused"),
     ],
 )
-def test_our_column_is_from_episodes_whose_observations_forge_no_turn(name: str, result: str, pool: EnvironmentPool):
+def test_our_column_is_from_episodes_whose_observations_forge_no_turn(
+    name: str, result: str, pool: EnvironmentPool
+):
     script = Script.of(tokenizer(name), "llama" if FAMILIES[name].calls == "llama" else "hermes")
     judgement, played = turn_templates.play_ours(tokenizer(name), pool, script)
     assert turn_templates.result_of_ours(judgement, played, script) == result
@@ -62,11 +66,20 @@ def test_our_column_is_from_episodes_whose_observations_forge_no_turn(name: str,
 
 def test_a_refusal_has_the_words_of_the_system_and_a_parser_set_by_hand_is_named():
     script = Script([], TURNS)
-    refused = {"refused": "Unknown. Set it.", "refused_by_hand": "ValueError: No tools (in it). Sorry."}
+    refused = {
+        "refused": "Unknown. Set it.",
+        "refused_by_hand": "ValueError: No tools (in it). Sorry.",
+    }
     assert turn_templates.result_of_trl(refused, script) == "refused: No tools"
-    played = {"trained": PLAYED.trained, "whole": WHOLE, "contexts": CONTEXTS, "refused_by_hand": None}
-    assert turn_templates.result_of_trl({**played, "refused": "Unknown."}, script) == (
-        "equal (parser of calls set by hand)"
+    played = {
+        "trained": PLAYED.trained,
+        "whole": WHOLE,
+        "contexts": CONTEXTS,
+        "refused_by_hand": None,
+    }
+    assert (
+        turn_templates.result_of_trl({**played, "refused": "Unknown."}, script)
+        == "equal (parser of calls set by hand)"
     )
     assert turn_templates.result_of_trl({**played, "refused": None}, script) == "equal"
 

@@ -1,4 +1,6 @@
-"""Measures dapo alone: how cost grows, what shared prompts save, how full slots are, where the time of a step goes."""
+"""Measures dapo alone: how cost grows, what shared prompts save, how full slots are, where the time
+of a step goes.
+"""
 
 import copy
 import time
@@ -34,24 +36,37 @@ def resolve_dtype(dtype: str, device: str) -> dict[str, Any]:
     """The value of `auto` on this machine."""
     if dtype != "auto":
         return {"dtype": dtype}
-    return {"dtype": "bfloat16" if ComputeDevice.of_this_process(device).multiplies_bfloat16 else "float32"}
+    return {
+        "dtype": (
+            "bfloat16" if ComputeDevice.of_this_process(device).multiplies_bfloat16 else "float32"
+        )
+    }
 
 
 class Studies:
     """One model; engine and policy are made anew from it where a measurement needs that."""
 
-    def open(self, model: dict[str, Any] | str, dtype: str, device: str, threads: int) -> dict[str, Any]:
+    def open(
+        self, model: dict[str, Any] | str, dtype: str, device: str, threads: int
+    ) -> dict[str, Any]:
         """Load a named model, or make a small random one of a given geometry."""
         torch.set_num_threads(threads)
         tiny = load_model(
-            "tiny-random" if isinstance(model, dict) else model, dtype=getattr(torch, dtype), device=device
+            "tiny-random" if isinstance(model, dict) else model,
+            dtype=getattr(torch, dtype),
+            device=device,
         )
         self.loaded = (
-            replace(tiny, model=random_llama(**model, dtype=dtype).to(device)) if isinstance(model, dict) else tiny
+            replace(tiny, model=random_llama(**model, dtype=dtype).to(device))
+            if isinstance(model, dict)
+            else tiny
         )
         self.policies: dict[str, Policy] = {}
         self.engine: NativeEngine | None = None
-        return {"parameters": sum(p.numel() for p in self.loaded.model.parameters()), "dtype": dtype}
+        return {
+            "parameters": sum(p.numel() for p in self.loaded.model.parameters()),
+            "dtype": dtype,
+        }
 
     def generate(
         self,
@@ -65,7 +80,9 @@ class Studies:
         trace: Trace = UNTRACED,
     ) -> dict[str, Any]:
         """Seconds to answer `groups` x `group` requests of `tokens` forced tokens."""
-        requests = self._requests([prompt] * groups, group, [tokens] * (groups * group), temperature)
+        requests = self._requests(
+            [prompt] * groups, group, [tokens] * (groups * group), temperature
+        )
         engine = self._new_engine(slots)
         with trace:
             started = time.perf_counter()
@@ -98,17 +115,34 @@ class Studies:
         return {"seconds": seconds, "tokens": metrics["optim/update_tokens"]}
 
     def profile(
-        self, phase: str, groups: int, group: int, prompt: int, tokens: int, slots: int, microbatch_tokens: int
+        self,
+        phase: str,
+        groups: int,
+        group: int,
+        prompt: int,
+        tokens: int,
+        slots: int,
+        microbatch_tokens: int,
     ) -> dict[str, Any]:
-        """Seconds of a traced generation or update by kind of work, and the tokens that it computed."""
+        """Seconds of a traced generation or update by kind of work, and the tokens that it
+        computed.
+        """
         profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
         with compiled_functions_named():
             if phase == "generation":
-                seconds = self.generate(groups, group, prompt, tokens, slots, trace=profiler)["seconds"]
+                seconds = self.generate(groups, group, prompt, tokens, slots, trace=profiler)[
+                    "seconds"
+                ]
             else:
-                seconds = self.update(groups, group, prompt, tokens, microbatch_tokens, trace=profiler)["seconds"]
+                seconds = self.update(
+                    groups, group, prompt, tokens, microbatch_tokens, trace=profiler
+                )["seconds"]
         computed = groups * (group * tokens + (prompt if phase == "update" else 0))
-        return {"seconds": seconds, "kinds": seconds_by_kind(profiler.events(), seconds), "tokens": computed}
+        return {
+            "seconds": seconds,
+            "kinds": seconds_by_kind(profiler.events(), seconds),
+            "tokens": computed,
+        }
 
     def step(
         self,
@@ -120,7 +154,9 @@ class Studies:
         microbatch_tokens: int,
         folder: str | None,
     ) -> dict[str, Any]:
-        """Seconds of a step as in training; with a `folder`, while the state before it is written to a run there."""
+        """Seconds of a step as in training; with a `folder`, while the state before it is written
+        to a run there.
+        """
         requests = self._requests([prompt] * groups, group, [tokens] * (groups * group))
         samples = self._samples(groups, group, prompt, tokens, shared=True)
         policy = self._policy("kept", microbatch_tokens)
@@ -139,21 +175,32 @@ class Studies:
         seconds = time.perf_counter() - started
         return {"seconds": seconds, "checkpoint": save.end() if save is not None else None}
 
-    def gradient_gap(self, groups: int, group: int, prompt: int, tokens: int, microbatch_tokens: int) -> dict[str, Any]:
-        """Relative L2 distance of the gradients with and without shared prompts, each from the same fresh policy."""
+    def gradient_gap(
+        self, groups: int, group: int, prompt: int, tokens: int, microbatch_tokens: int
+    ) -> dict[str, Any]:
+        """Relative L2 distance of the gradients with and without shared prompts, each from the same
+        fresh policy.
+        """
         shared = self._first_gradient(groups, group, prompt, tokens, microbatch_tokens, shared=True)
-        unshared = self._first_gradient(groups, group, prompt, tokens, microbatch_tokens, shared=False)
-        squares = sum(float((shared[name] - unshared[name]).double().square().sum()) for name in shared)
+        unshared = self._first_gradient(
+            groups, group, prompt, tokens, microbatch_tokens, shared=False
+        )
+        squares = sum(
+            float((shared[name] - unshared[name]).double().square().sum()) for name in shared
+        )
         norm = sum(float(gradient.double().square().sum()) for gradient in shared.values())
         return {"relative_gap": (squares / norm) ** 0.5}
 
     def update_memory(
         self, groups: int, group: int, prompt: int, tokens: int, microbatch_tokens: int
     ) -> dict[str, Any]:
-        """How far the second update of a process raises its peak resident memory above what it holds before it."""
+        """How far the second update of a process raises its peak resident memory above what it
+        holds before it.
+        """
         samples = self._samples(groups, group, prompt, tokens, shared=True)
         policy = self._policy("kept", microbatch_tokens)
-        policy.update(self._samples(1, 2, 8, 8, shared=True), step=1)  # the optimiser's state is there from now on
+        # the optimiser's state is there from now on
+        policy.update(self._samples(1, 2, 8, 8, shared=True), step=1)
         held = current_rss_bytes()
         policy.update(samples, step=1)
         return {"extra_bytes": max(0, peak_rss_bytes() - held)}
@@ -165,22 +212,28 @@ class Studies:
     def _new_engine(self, slots: int) -> NativeEngine:
         """An engine with the kernels that a run chooses."""
         model = self.loaded.model
-        options = resolve_kernels(NativeConfig(slots=slots), model, dtype=model.dtype, device=model.device.type)
+        options = resolve_kernels(
+            NativeConfig(slots=slots), model, dtype=model.dtype, device=model.device.type
+        )
         return NativeEngine(copy.deepcopy(model), options)
 
     def long_tail(self, lengths: list[int], group: int, prompt: int, slots: int) -> dict[str, Any]:
-        """The engine's own count of computed slot-steps: until its queue was empty, and to the end."""
+        """The engine's own count of computed slot-steps: until its queue was empty, and to the
+        end.
+        """
         requests = self._requests([prompt] * (len(lengths) // group), group, lengths)
         engine = self._new_engine(slots)
         started = time.perf_counter()
         engine.submit(requests)
-        finished, queue_empty = 0, EngineStats()
+        finished = 0
+        queue_empty = EngineStats()
         while finished < len(requests):
             waiting = len(requests) - finished > slots
             finished += len(engine.poll())
             if waiting:
                 queue_empty = engine.stats
-        seconds, stats = time.perf_counter() - started, engine.stats
+        seconds = time.perf_counter() - started
+        stats = engine.stats
         engine.close()
         return {
             "seconds": seconds,
@@ -201,11 +254,20 @@ class Studies:
                     "train": {"microbatch_tokens": microbatch_tokens},
                 }
             )
-            self.policies[name] = Policy(config, replace(self.loaded, model=copy.deepcopy(self.loaded.model)))
+            self.policies[name] = Policy(
+                config, replace(self.loaded, model=copy.deepcopy(self.loaded.model))
+            )
         return self.policies[name]
 
     def _first_gradient(
-        self, groups: int, group: int, prompt: int, tokens: int, microbatch_tokens: int, *, shared: bool
+        self,
+        groups: int,
+        group: int,
+        prompt: int,
+        tokens: int,
+        microbatch_tokens: int,
+        *,
+        shared: bool,
     ) -> dict[str, torch.Tensor]:
         """AdamW's first moment after its first update is the clipped gradient times (1 - beta1)."""
         policy = self._policy("gradient", microbatch_tokens if shared else 1)
@@ -213,7 +275,9 @@ class Studies:
         del self.policies["gradient"]
         return policy._optimizer.moments()["exp_avg"]
 
-    def _samples(self, groups: int, group: int, prompt: int, tokens: int, *, shared: bool) -> list[Sample]:
+    def _samples(
+        self, groups: int, group: int, prompt: int, tokens: int, *, shared: bool
+    ) -> list[Sample]:
         """Random tokens with advantages +1 and -1."""
         return [
             Sample(
@@ -286,7 +350,9 @@ class Save:
 
 
 def random_llama(width: int, layers: int, vocabulary: int, dtype: str) -> PreTrainedModel:
-    """A Llama of this geometry with random weights: two query heads to each key-value head, tied embeddings."""
+    """A Llama of this geometry with random weights: two query heads to each key-value head, tied
+    embeddings.
+    """
     config = LlamaConfig(
         hidden_size=width,
         intermediate_size=width * 8 // 3 // 8 * 8,

@@ -1,9 +1,11 @@
-"""The third process of the accuracy part: plain `transformers.generate` on weights that another system exported.
+"""The third process of the accuracy part: plain `transformers.generate` on weights that another
+system exported.
 
-It shares nothing with the systems that train but the verifier: the tokenizer's own chat template, transformers' model,
-its `generate` and its sampling. Two things save time and change no distribution. What all prompts begin with (the
-template's system message) is computed once an evaluation, as a cache that each batch continues. And a batch holds
-prompts of one length, so that nothing is padded.
+It shares nothing with the systems that train but the verifier: the tokenizer's own chat template,
+transformers' model, its `generate` and its sampling. Two things save time and change no
+distribution. What all prompts begin with (the template's system message) is computed once an
+evaluation, as a cache that each batch continues. And a batch holds prompts of one length, so that
+nothing is padded.
 """
 
 import copy
@@ -37,30 +39,52 @@ class Evaluator:
         device: str,
         threads: int,
     ) -> dict[str, Any]:
-        """Take the problems, each with `id`, `prompt`, `answer` and `source`; `samples`: responses by source.
+        """Take the problems, each with `id`, `prompt`, `answer` and `source`; `samples`: responses
+        by source.
 
         `sampling`: `temperature`, `top_p` and `max_new_tokens`.
         """
         torch.set_num_threads(threads)
-        self.problems, self.samples, self.sampling = problems, samples, sampling
+        self.problems = problems
+        self.samples = samples
+        self.sampling = sampling
         self.judge = get_verifier(verifier, **options)
-        self.dtype, self.device = getattr(torch, dtype), device
+        self.dtype = getattr(torch, dtype)
+        self.device = device
         return {"versions": {"transformers": transformers.__version__, "torch": torch.__version__}}
 
     def evaluate(self, model: str, seed: int) -> dict[str, Any]:
-        """Sample and judge. `right`: the number of right responses to each problem, one digit each, in their order."""
+        """Sample and judge.
+
+        `right`: the number of right responses to each problem, one digit each, in their order.
+        """
         started = time.perf_counter()
         tokenizer = AutoTokenizer.from_pretrained(model)
-        policy = AutoModelForCausalLM.from_pretrained(model, dtype=self.dtype).to(self.device).eval()
-        asked = [i for i, problem in enumerate(self.problems) for _ in range(self.samples[problem["source"]])]
+        policy = (
+            AutoModelForCausalLM.from_pretrained(model, dtype=self.dtype).to(self.device).eval()
+        )
+        asked = [
+            i
+            for i, problem in enumerate(self.problems)
+            for _ in range(self.samples[problem["source"]])
+        ]
         prompts = [prompt_ids(tokenizer, problem["prompt"]) for problem in self.problems]
         torch.manual_seed(seed)
-        responses = sample(policy, [prompts[i] for i in asked], tokenizer.pad_token_id, **self.sampling)
+        responses = sample(
+            policy, [prompts[i] for i in asked], tokenizer.pad_token_id, **self.sampling
+        )
         right = [0] * len(self.problems)
         for i, response in zip(asked, responses, strict=True):
-            text = tokenizer.decode(response, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            text = tokenizer.decode(
+                response, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
             problem = self.problems[i]
-            right[i] += self.judge(Problem(problem["id"], problem["prompt"], problem["answer"]), text).correct is True
+            right[i] += (
+                self.judge(
+                    Problem(problem["id"], problem["prompt"], problem["answer"]), text
+                ).correct
+                is True
+            )
         return {
             "right": "".join(map(str, right)),
             "responses": len(asked),
@@ -102,7 +126,10 @@ def sample(model: Any, prompts: list[list[int]], pad_id: int, **sampling: Any) -
             continued = copy.deepcopy(cache)
             continued.batch_repeat_interleave(len(batch))
             output = model.generate(
-                ids, attention_mask=torch.ones_like(ids), past_key_values=continued if shared else None, **settings
+                ids,
+                attention_mask=torch.ones_like(ids),
+                past_key_values=continued if shared else None,
+                **settings,
             )
             for i, row in zip(batch, output[:, length:].tolist(), strict=True):
                 end = next((k + 1 for k, token in enumerate(row) if token in stops), len(row))
@@ -114,7 +141,9 @@ def common_prefix(prompts: list[list[int]]) -> int:
     """How many tokens all prompts begin with, at most all but the last of the shortest."""
     shortest = min(map(len, prompts))
     first = prompts[0]
-    return next((k for k in range(shortest - 1) if any(ids[k] != first[k] for ids in prompts)), shortest - 1)
+    return next(
+        (k for k in range(shortest - 1) if any(ids[k] != first[k] for ids in prompts)), shortest - 1
+    )
 
 
 if __name__ == "__main__":

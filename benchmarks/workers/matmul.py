@@ -14,7 +14,8 @@ from cpu_kernels.prepacked import KERNELS, multiplies
 def multiply(dtype: str, device: str, size: int, repeats: int, threads: int) -> dict[str, Any]:
     """The fastest of `repeats` products of two `[size, size]` matrices by each way, in GFLOP/s.
 
-    On a CPU these are torch's own and the engine's kernels, because no library is the fastest on every processor.
+    On a CPU these are torch's own and the engine's kernels, because no library is the fastest on
+    every processor.
     """
     torch.set_num_threads(threads)
     a, b = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
@@ -36,7 +37,9 @@ def multiply(dtype: str, device: str, size: int, repeats: int, threads: int) -> 
 
 @torch.inference_mode()
 def copy_rate(device: str, size: int, repeats: int = 5) -> dict[str, Any]:
-    """The fastest of `repeats` copies of a float32 `[size, size]` matrix, in 1e9 bytes per second, read and written."""
+    """The fastest of `repeats` copies of a float32 `[size, size]` matrix, in 1e9 bytes per second,
+    read and written.
+    """
     source = torch.ones(size, size, device=device)
     target = torch.empty_like(source)
     seconds = []

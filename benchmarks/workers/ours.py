@@ -1,4 +1,6 @@
-"""dapo as a user runs it: the shipped loop, engine and policy, put together by `dapo.training.assemble`."""
+"""dapo as a user runs it: the shipped loop, engine and policy, put together by
+`dapo.training.assemble`.
+"""
 
 import io
 import tempfile
@@ -40,7 +42,12 @@ from dapo.types import Generation, GenerationRequest
 def problems(config: str, count: int) -> dict[str, Any]:
     """The first training problems of a configuration, as rows of a data file."""
     found = load_problems(load_config(config).data.train, split="train")[:count]
-    return {"rows": [{"id": problem.id, "prompt": problem.prompt, "answer": problem.answer} for problem in found]}
+    return {
+        "rows": [
+            {"id": problem.id, "prompt": problem.prompt, "answer": problem.answer}
+            for problem in found
+        ]
+    }
 
 
 def with_template(directory: str, template: str) -> dict[str, Any]:
@@ -87,19 +94,25 @@ class StepSink:
 
 
 class ForcedTurns:
-    """Wraps the engine of an episode's turns: each has the most tokens, and the last one is the token that ends it."""
+    """Wraps the engine of an episode's turns: each has the most tokens, and the last one is the
+    token that ends it.
+    """
 
     def __init__(self, engine: RolloutEngine, end_id: int) -> None:
-        self._engine, self._end_id = engine, end_id
+        self._engine = engine
+        self._end_id = end_id
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Submit them with as many tokens as they may have."""
-        self._engine.submit([replace(request, min_new_tokens=request.max_new_tokens) for request in requests])
+        self._engine.submit(
+            [replace(request, min_new_tokens=request.max_new_tokens) for request in requests]
+        )
 
     def poll(self) -> list[Generation]:
         """The finished turns, with their end."""
         return [
-            replace(turn, token_ids=(*turn.token_ids[:-1], self._end_id), finish="stop") for turn in self._engine.poll()
+            replace(turn, token_ids=(*turn.token_ids[:-1], self._end_id), finish="stop")
+            for turn in self._engine.poll()
         ]
 
     def __getattr__(self, name: str) -> Any:
@@ -109,21 +122,30 @@ class ForcedTurns:
 class Ours:
     """One run, whose loop hands over after each step.
 
-    The loop, like every other command, runs in the main thread, as the loop of a user's run does: the threads of
-    libgomp sleep sooner between operations when two threads of a process have called them.
+    The loop, like every other command, runs in the main thread, as the loop of a user's run does:
+    the threads of libgomp sleep sooner between operations when two threads of a process have called
+    them.
     """
 
     def __init__(self, on_step: Callable[[dict[str, Any]], None]) -> None:
         """`on_step` gets the seconds of each step, and returns when the loop shall go on."""
-        self._stack, self._on_step = ExitStack(), on_step
+        self._stack = ExitStack()
+        self._on_step = on_step
 
     def open(
-        self, config: str, overrides: list[str], forced_lengths: bool = False, forced_turns: bool = False
+        self,
+        config: str,
+        overrides: list[str],
+        forced_lengths: bool = False,
+        forced_turns: bool = False,
     ) -> dict[str, Any]:
-        """Load what a run of this configuration would; with forced lengths, responses or turns have the most tokens."""
+        """Load what a run of this configuration would; with forced lengths, responses or turns have
+        the most tokens.
+        """
         self.config = resolve_auto(load_config(config, overrides))
         self.inputs = read_inputs(self.config)
-        self.config = resolve_engine(self.config, self.inputs.loaded.model)  # the kernels that a run of a user has
+        # the kernels that a run of a user has
+        self.config = resolve_engine(self.config, self.inputs.loaded.model)
         parameters = sum(p.numel() for p in self.inputs.loaded.model.parameters())
         self.judge = self._stack.enter_context(VerifierPool(self.config.reward))
         folder = self._stack.enter_context(tempfile.TemporaryDirectory())
@@ -138,9 +160,16 @@ class Ours:
             self.run.sampling.plan = replace(plan, min_response_tokens=plan.max_response_tokens)
         if forced_turns:
             episodes = self.run.engine
-            episodes._engine = ForcedTurns(episodes._engine, self.inputs.loaded.tokenizer.eos_token_id)  # type: ignore[attr-defined]
-        # the run's own loop takes the steps, one at a time: nothing is evaluated or saved, and it never ends
-        endless = {"train": self.config.train.model_copy(update={"num_steps": 10**6, "save_every": 0, "eval_every": 0})}
+            episodes._engine = ForcedTurns(
+                episodes._engine, self.inputs.loaded.tokenizer.eos_token_id
+            )  # type: ignore[attr-defined]
+        # the run's own loop takes the steps, one at a time: nothing is evaluated or saved, and it
+        # never ends
+        endless = {
+            "train": self.config.train.model_copy(
+                update={"num_steps": 10**6, "save_every": 0, "eval_every": 0}
+            )
+        }
         self.run.config = self.config.model_copy(update=endless)
         self.run.state.pending_metrics = None
         self.run.tracker.close()
@@ -167,11 +196,16 @@ class Ours:
 
     def demonstrations(self, count: int) -> dict[str, Any]:
         """The token ids of the stream's first `count` demonstrations."""
-        stream, encode = self.run.sampling.stream, self.run.sampling.encoder.encode
+        stream = self.run.sampling.stream
+        encode = self.run.sampling.encoder.encode
         found = [stream.problem_at(i) for i in range(count)]
         answers = [self.run.answers[each.id].token_ids for each in found]
         pairs = zip(found, answers, strict=True)
-        return {"samples": [{"prompt_ids": list(encode(p)), "response_ids": list(ids)} for p, ids in pairs]}
+        return {
+            "samples": [
+                {"prompt_ids": list(encode(p)), "response_ids": list(ids)} for p, ids in pairs
+            ]
+        }
 
     def held_out(self) -> dict[str, Any]:
         """The evaluation problems, and how they are sampled."""
@@ -187,7 +221,9 @@ class Ours:
         }
 
     def generate(self, prompts: list[list[int]], group: int, tokens: int) -> dict[str, Any]:
-        """Exactly `tokens` tokens for `group` responses to each prompt, from submission to the last one."""
+        """Exactly `tokens` tokens for `group` responses to each prompt, from submission to the last
+        one.
+        """
         requests = [
             GenerationRequest(
                 id=f"{p}/{i}",
@@ -208,7 +244,9 @@ class Ours:
         return {"seconds": time.perf_counter() - started, "tokens": sum(lengths)}
 
     def evaluate(self) -> dict[str, Any]:
-        """The evaluation of a training, verdicts included, from handing in the problems to the last score."""
+        """The evaluation of a training, verdicts included, from handing in the problems to the last
+        score.
+        """
         assert self.run.eval_plan is not None
         self.run.sync_engine()
         sampler = EngineSampler(self.run.engine, self.run.sampling.encoder, self.run.eval_plan)
@@ -247,7 +285,9 @@ class Ours:
 
     def export(self, directory: str) -> dict[str, Any]:
         """Write the policy as a Hugging Face directory."""
-        export_model(self.run.policy.weights(version=0).named_tensors(), self.inputs.loaded, directory)
+        export_model(
+            self.run.policy.weights(version=0).named_tensors(), self.inputs.loaded, directory
+        )
         return {}
 
     def close(self) -> None:
@@ -256,7 +296,11 @@ class Ours:
 
     def _row(self, problem: Any) -> dict[str, Any]:
         prompt = problem.prompt
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        messages = (
+            [{"role": "user", "content": prompt}]
+            if isinstance(prompt, str)
+            else [dict(m) for m in prompt]
+        )
         return {
             "id": problem.id,
             "prompt": messages,
@@ -290,7 +334,16 @@ def main() -> None:
             raise SystemExit
 
     ours = Ours(on_step)
-    commands = "open", "rows", "held_out", "demonstrations", "generate", "evaluate", "memory", "export"
+    commands = (
+        "open",
+        "rows",
+        "held_out",
+        "demonstrations",
+        "generate",
+        "evaluate",
+        "memory",
+        "export",
+    )
     handlers |= {"problems": problems, "random_model": random_model, "with_template": with_template}
     handlers |= {name: getattr(ours, name) for name in commands} | {"step": ours.train}
     try:

@@ -18,7 +18,11 @@ class Generate:
         torch.set_num_threads(threads)
         self.device = device
         self.tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).to(device).eval()
+        self.model = (
+            AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+            .to(device)
+            .eval()
+        )
         return {"versions": {"transformers": transformers.__version__, "torch": torch.__version__}}
 
     def generate(
@@ -30,11 +34,15 @@ class Generate:
         temperature: float = 1.0,
         top_p: float = 1.0,
     ) -> dict[str, Any]:
-        """`group` responses to each prompt, all rows at once: of exactly `tokens` tokens, or up to a stop."""
+        """`group` responses to each prompt, all rows at once: of exactly `tokens` tokens, or up to
+        a stop.
+        """
         rows = [ids for ids in prompts for _ in range(group)]
         length = {"min_new_tokens": tokens} if stop_ids is None else {"eos_token_id": stop_ids}
         started = time.perf_counter()
-        responses = self._sample(rows, max_new_tokens=tokens, temperature=temperature, top_p=top_p, **length)
+        responses = self._sample(
+            rows, max_new_tokens=tokens, temperature=temperature, top_p=top_p, **length
+        )
         seconds = time.perf_counter() - started
         ended = responses.tolist()
         return {

@@ -1,8 +1,8 @@
 """TRL's GRPOTrainer in its DAPO configuration, one rollout step a command.
 
-The trainer's own loop runs; a callback waits for the next command where a step begins. Phases are measured around the
-trainer's own methods, so nothing is computed twice. The reward functions come from this repository's sources: they
-need neither torch nor an installed package.
+The trainer's own loop runs; a callback waits for the next command where a step begins. Phases are
+measured around the trainer's own methods, so nothing is computed twice. The reward functions come
+from this repository's sources: they need neither torch nor an installed package.
 """
 
 import tempfile
@@ -62,7 +62,9 @@ class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
     updates: int = 1
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LambdaLR:
-        """Our rate at every step; that of transformers trains the first step of a warm-up with a rate of 0."""
+        """Our rate at every step; that of transformers trains the first step of a warm-up with a
+        rate of 0.
+        """
         if self.lr_scheduler is None:
             self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self._rate)
             self._created_lr_scheduler = True
@@ -117,7 +119,11 @@ class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
         found: dict[int, float] = {}
         for size in (min(self.probe_sizes), *self.probe_sizes):  # the first one warms up
             part = {
-                name: value[:size] if torch.is_tensor(value) and value.ndim and len(value) == rows else value
+                name: (
+                    value[:size]
+                    if torch.is_tensor(value) and value.ndim and len(value) == rows
+                    else value
+                )
                 for name, value in batch.items()
             }
             started = time.perf_counter()
@@ -140,7 +146,8 @@ class Commands(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Time the backward and the optimiser too."""
-        clock, backward = self.trainer.clock, self.trainer.accelerator.backward
+        clock = self.trainer.clock
+        backward = self.trainer.accelerator.backward
 
         def timed(*rest: Any, **named: Any) -> Any:
             with clock.phase("update"):
@@ -199,7 +206,10 @@ class Commands(TrainerCallback):  # type: ignore[misc]
         rows = [ids for ids in prompts for _ in range(group)]
         started = time.perf_counter()
         responses, _ = self.trainer._generate_single_turn(rows, None, {}, group)
-        return {"seconds": time.perf_counter() - started, "tokens": sum(len(ids) for ids in responses)}
+        return {
+            "seconds": time.perf_counter() - started,
+            "tokens": sum(len(ids) for ids in responses),
+        }
 
     def do_memory(self) -> dict[str, Any]:
         """Peak bytes: resident, and on the GPU."""
@@ -226,7 +236,9 @@ def quickstart_reward(verifier: str, options: dict[str, Any], max_length: int, b
     """The quickstart's reward: right or wrong, plus the soft overlong penalty of Eq. 13."""
     judge = get_verifier(verifier, **options)
 
-    def reward(completions: list[Any], completion_ids: list[Any], answer: list[str], **_: Any) -> list[float]:
+    def reward(
+        completions: list[Any], completion_ids: list[Any], answer: list[str], **_: Any
+    ) -> list[float]:
         texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
         return [
             judge(Problem("", "", reference), text).score
@@ -246,8 +258,11 @@ def parse_as_call(tokenizer: Any, ids: list[int], **_: Any) -> dict[str, Any]:
 
 
 def notes_of(tokenizer: Any) -> dict[str, Any]:
-    """The trainer's arguments for an environment that pays for its episodes, and of which every turn is a call."""
-    tokenizer.response_template = {"defaults": {"role": "assistant"}, "fields": {}}  # not read: the parser is replaced
+    """The trainer's arguments for an environment that pays for its episodes, and of which every
+    turn is a call.
+    """
+    # not read: the parser is replaced
+    tokenizer.response_template = {"defaults": {"role": "assistant"}, "fields": {}}
     grpo_trainer.parse_response = parse_as_call
     return {"environment_factory": Notes}
 
@@ -257,7 +272,9 @@ WEIGHTS = {"dtype": "float32", "attn_implementation": "sdpa"}
 
 
 def common_arguments(settings: dict[str, Any], folder: str) -> dict[str, Any]:
-    """The arguments of every TRL trainer: our optimiser's, and nothing saved, reported or computed again."""
+    """The arguments of every TRL trainer: our optimiser's, and nothing saved, reported or computed
+    again.
+    """
     return {
         "output_dir": folder,
         "learning_rate": settings["lr"],
@@ -279,10 +296,15 @@ def common_arguments(settings: dict[str, Any], folder: str) -> dict[str, Any]:
 def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> TimedTrainer:
     """The trainer of the coordinator's settings."""
     torch.set_num_threads(settings["threads"])
-    tokens, rollout = settings["max_new_tokens"], settings["prompts"] * settings["group"]
-    microbatch, updates = settings["microbatch"], settings["updates"]
+    tokens = settings["max_new_tokens"]
+    rollout = settings["prompts"] * settings["group"]
+    microbatch = settings["microbatch"]
+    updates = settings["updates"]
     if rollout % (microbatch * updates):
-        raise ValueError(f"{rollout} responses cannot be cut into {updates} updates of microbatches of {microbatch}")
+        raise ValueError(
+            f"{rollout} responses cannot be cut into {updates} updates of microbatches of"
+            f" {microbatch}"
+        )
     tokenizer = AutoTokenizer.from_pretrained(settings["model"], padding_side="left")
     turns = settings.get("turns")
     generation = {"min_new_tokens": tokens} if settings["forced"] else None
@@ -295,7 +317,8 @@ def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> Tim
         epsilon_high=0.28,
         beta=0.0,
         scale_rewards="group",
-        # as in our preset: overlong responses train, with the penalty of Eq. 13 that the reward adds
+        # as in our preset: overlong responses train, with the penalty of Eq. 13 that the reward
+        # adds
         mask_truncated_completions=False,
         num_iterations=1,
         num_generations=settings["group"],
@@ -315,7 +338,9 @@ def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> Tim
     )
     reward = every_second
     if "verifier" in settings:
-        reward = quickstart_reward(settings["verifier"], settings["options"], tokens, settings["buffer_tokens"])
+        reward = quickstart_reward(
+            settings["verifier"], settings["options"], tokens, settings["buffer_tokens"]
+        )
     rows = [{"prompt": row["prompt"], "answer": row["answer"]} for row in settings["rows"]]
     commands = Commands(channel, updates)
     trainer = TimedTrainer(
@@ -326,14 +351,20 @@ def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> Tim
         callbacks=[commands],
         **({"reward_funcs": [reward]} if turns is None else notes_of(tokenizer)),
     )
-    trainer.clock, trainer.channel = Clock(), channel
-    trainer.warmup_steps, trainer.updates = settings["warmup_steps"], updates
+    trainer.clock = Clock()
+    trainer.channel = channel
+    trainer.warmup_steps = settings["warmup_steps"]
+    trainer.updates = updates
     commands.trainer = trainer
     return trainer
 
 
-def train_by_command(make: Callable[[dict[str, Any], Channel, str], Any], answer: Callable[[], dict[str, Any]]) -> None:
-    """Open with the first command, then train by command; behind the last step every command gets `answer`."""
+def train_by_command(
+    make: Callable[[dict[str, Any], Channel, str], Any], answer: Callable[[], dict[str, Any]]
+) -> None:
+    """Open with the first command, then train by command; behind the last step every command gets
+    `answer`.
+    """
     warnings.filterwarnings("ignore", category=FutureWarning)
     channel = Channel()
     opening = channel.receive()
@@ -342,7 +373,11 @@ def train_by_command(make: Callable[[dict[str, Any], Channel, str], Any], answer
     try:
         with tempfile.TemporaryDirectory() as folder:
             trainer = make(opening["settings"], channel, folder)
-            versions = {"trl": trl.__version__, "transformers": transformers.__version__, "torch": torch.__version__}
+            versions = {
+                "trl": trl.__version__,
+                "transformers": transformers.__version__,
+                "torch": torch.__version__,
+            }
             channel.answer({"versions": versions, "threads": torch.get_num_threads()})
             trainer.train()
             while channel.receive() is not None:

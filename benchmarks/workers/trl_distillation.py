@@ -9,7 +9,14 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import DistillationConfig, DistillationTrainer
 
 from benchmarks.protocol import Channel
-from benchmarks.workers.trl import MAX_STEPS, WEIGHTS, EndOfCommands, common_arguments, peak_memory, train_by_command
+from benchmarks.workers.trl import (
+    MAX_STEPS,
+    WEIGHTS,
+    EndOfCommands,
+    common_arguments,
+    peak_memory,
+    train_by_command,
+)
 
 
 class TimedDistillation(DistillationTrainer):  # type: ignore[misc]
@@ -41,15 +48,19 @@ class Commands(TrainerCallback):  # type: ignore[misc]
         """Serve commands until one asks for a step."""
         while (command := self._channel.receive()) is not None:
             if command["do"] == "step":
-                self.trainer.generation_s, self.trainer.trained_tokens = 0.0, 0
+                self.trainer.generation_s = 0.0
+                self.trainer.trained_tokens = 0
                 self._started = time.perf_counter()
                 return
             self._channel.answer(peak_memory())
         raise EndOfCommands
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Answer with the seconds; what is not sampling is the update, the teacher's forward included."""
-        step_s, generation_s = time.perf_counter() - self._started, self.trainer.generation_s
+        """Answer with the seconds; what is not sampling is the update, the teacher's forward
+        included.
+        """
+        step_s = time.perf_counter() - self._started
+        generation_s = self.trainer.generation_s
         answer = {"step_s": step_s, "generation_s": generation_s, "update_s": step_s - generation_s}
         self._channel.answer(answer | {"trained_tokens": self.trainer.trained_tokens})
 

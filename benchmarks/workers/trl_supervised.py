@@ -24,7 +24,8 @@ class Commands(TrainerCallback):  # type: ignore[misc]
     """Waits for a command where an update begins, and answers with its seconds and its loss."""
 
     def __init__(self, channel: Channel, tokens: list[int]) -> None:
-        self._channel, self._tokens = channel, tokens
+        self._channel = channel
+        self._tokens = tokens
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Serve commands until one asks for an update."""
@@ -43,13 +44,16 @@ class Commands(TrainerCallback):  # type: ignore[misc]
         """Answer with the loss of the update."""
         if logs is not None and "loss" in logs:
             tokens = self._tokens[state.global_step - 1]
-            self._channel.answer({"step_s": self._seconds, "loss": float(logs["loss"]), "trained_tokens": tokens})
+            self._channel.answer(
+                {"step_s": self._seconds, "loss": float(logs["loss"]), "trained_tokens": tokens}
+            )
 
 
 def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> InOrder:
     """The trainer of the coordinator's settings."""
     torch.set_num_threads(settings["threads"])
-    samples, per_update = settings["samples"], settings["per_update"]
+    samples = settings["samples"]
+    per_update = settings["per_update"]
     rows = [
         {
             "input_ids": [*each["prompt_ids"], *each["response_ids"]],

@@ -31,7 +31,9 @@ class ScriptedTrainer(GRPOTrainer):  # type: ignore[misc]
         return [list(turn) for _ in prompt_ids], None
 
     def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        shown, trains = (inputs["completion_mask"] * mask for mask in (1, inputs.get("tool_mask", 1)))
+        shown, trains = (
+            inputs["completion_mask"] * mask for mask in (1, inputs.get("tool_mask", 1))
+        )
         ids = inputs["completion_ids"][0]
         self.trained = ids[trains[0].bool()].tolist()
         prompt = inputs["prompt_ids"][0][inputs["prompt_mask"][0].bool()]
@@ -42,16 +44,20 @@ class ScriptedTrainer(GRPOTrainer):  # type: ignore[misc]
 def shipped_texts(names: dict[str, str]) -> dict[str, Any]:
     """TRL's copies of public chat templates by the given keys, and its version."""
     folder = files("trl") / "chat_templates"
-    texts = {key: (folder / f"{name}.jinja").read_text(encoding="utf-8") for key, name in names.items()}
+    texts = {
+        key: (folder / f"{name}.jinja").read_text(encoding="utf-8") for key, name in names.items()
+    }
     return {"texts": texts, "version": trl.__version__}
 
 
 def play(directory: str, prompt: str, turns: list[list[int]], calls: list[str]) -> dict[str, Any]:
-    """Train one step on an episode of these turns; `calls` are the texts that all turns but the last one note.
+    """Train one step on an episode of these turns; `calls` are the texts that all turns but the
+    last one note.
 
     Returns:
-        `refused`, the reason for which the trainer as installed refuses the template, or None; `refused_by_hand`, the
-        same with a parser of calls set by hand; and `trained`, `whole` and `contexts` if the episode was played.
+        `refused`, the reason for which the trainer as installed refuses the template, or None;
+        `refused_by_hand`, the same with a parser of calls set by hand; and `trained`, `whole` and
+        `contexts` if the episode was played.
     """
     tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left")
     found: dict[str, Any] = {"refused": None, "refused_by_hand": None}
@@ -64,12 +70,17 @@ def play(directory: str, prompt: str, turns: list[list[int]], calls: list[str]) 
             tokenizer.response_template = {"defaults": {"role": "assistant"}, "fields": {}}
         try:
             trainer = make_trainer(tokenizer, prompt, folder) if found["refused"] else trainer
-            trainer.turns, trainer.contexts = turns, []
+            trainer.turns = turns
+            trainer.contexts = []
             grpo_trainer.parse_response = scripted_parser(turns, calls)
             trainer.train()
         except Exception as error:
             return found | {"refused_by_hand": f"{type(error).__name__}: {error}"}
-    return found | {"trained": trainer.trained, "whole": trainer.whole, "contexts": trainer.contexts}
+    return found | {
+        "trained": trainer.trained,
+        "whole": trainer.whole,
+        "contexts": trainer.contexts,
+    }
 
 
 def make_trainer(tokenizer: PreTrainedTokenizerBase, prompt: str, folder: str) -> ScriptedTrainer:
@@ -107,7 +118,9 @@ def make_trainer(tokenizer: PreTrainedTokenizerBase, prompt: str, folder: str) -
 
 
 def scripted_parser(turns: list[list[int]], calls: list[str]) -> Callable[..., dict[str, Any]]:
-    """A parser in the form of TRL's that reads all turns but the last one as calls of the environment's tool."""
+    """A parser in the form of TRL's that reads all turns but the last one as calls of the
+    environment's tool.
+    """
 
     def parse_response(tokenizer: Any, ids: list[int], **_: Any) -> dict[str, Any]:
         message = {"role": "assistant", "content": tokenizer.decode(ids, skip_special_tokens=True)}

@@ -1,4 +1,6 @@
-"""vLLM in process, eager, with prefix caching, without logprobs and per-request seeds: its fastest way to sample."""
+"""vLLM in process, eager, with prefix caching, without logprobs and per-request seeds: its fastest
+way to sample.
+"""
 
 import time
 from typing import Any
@@ -12,7 +14,10 @@ from benchmarks.protocol import serve
 MAX_MODEL_LEN = 1024
 MAX_SEQUENCES = 128
 BLOCK_SIZE = 32
-"""Positions. The cache of common beginnings holds whole blocks; on a CPU smaller ones are not offered."""
+"""Positions.
+
+The cache of common beginnings holds whole blocks; on a CPU smaller ones are not offered.
+"""
 
 
 class Vllm:
@@ -20,7 +25,8 @@ class Vllm:
 
     def open(self, model: str, dtype: str, device: str, threads: int) -> dict[str, Any]:
         """Load a Hugging Face directory."""
-        del device, threads  # the installed wheel is for one device; threads come from the environment
+        # the installed wheel is for one device; threads come from the environment
+        del device, threads
         self.llm = LLM(
             model=model,
             dtype=dtype,
@@ -49,13 +55,17 @@ class Vllm:
         temperature: float = 1.0,
         top_p: float = 1.0,
     ) -> dict[str, Any]:
-        """`group` responses to each prompt, the group's requests adjacent: of exactly `tokens` tokens, or up to a stop.
+        """`group` responses to each prompt, the group's requests adjacent: of exactly `tokens`
+        tokens, or up to a stop.
 
-        The cache of common beginnings starts empty, as it does in training, where the weights are new in every step.
+        The cache of common beginnings starts empty, as it does in training, where the weights are
+        new in every step.
         """
         requests = [{"prompt_token_ids": ids} for ids in prompts for _ in range(group)]
         length = {"ignore_eos": True} if stop_ids is None else {"stop_token_ids": stop_ids}
-        settings = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=tokens, detokenize=False, **length)
+        settings = SamplingParams(
+            temperature=temperature, top_p=top_p, max_tokens=tokens, detokenize=False, **length
+        )
         self.llm.reset_prefix_cache()
         started = time.perf_counter()
         outputs = self.llm.generate(requests, settings, use_tqdm=False)

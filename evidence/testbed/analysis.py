@@ -1,4 +1,5 @@
-"""Effects of the testbed, a contrast for each curve, and verdicts: `python -m evidence.testbed.analysis`.
+"""Effects of the testbed, a contrast for each curve, and verdicts: `python -m
+evidence.testbed.analysis`.
 
 An arm of an experiment states before its runs:
 
@@ -14,8 +15,9 @@ An arm of an experiment states before its runs:
     primary: true                      Holm's correction covers the primary arms of all experiments
     analyses: 2                        how often the contrast was tested while runs were added: p-values are times that
 
-Effects are paired by seed and base model, which are crossed. The contrast weighs levels by their predicted values:
-it is 1 for the predicted curve, and 0 if the technique does nothing. Ratios are averaged as logarithms.
+Effects are paired by seed and base model, which are crossed. The contrast weighs levels by their
+predicted values: it is 1 for the predicted curve, and 0 if the technique does nothing. Ratios are
+averaged as logarithms.
 
     not delivered          the metric of `delivered` misses its bound
     as predicted within a factor of F
@@ -27,7 +29,8 @@ it is 1 for the predicted curve, and 0 if the technique does nothing. Ratios are
     open                   none of these, or runs are missing, or more than a tenth of a cell's runs did not reach the
                            bound of `until` (they count with their last step)
 
-"but smaller" is added where the interval of the contrast is below 1, "but larger" where it is above.
+"but smaller" is added where the interval of the contrast is below 1, "but larger" where it is
+above.
 """
 
 import argparse
@@ -70,14 +73,23 @@ class Interval:
 
     @classmethod
     def of(cls, table: Table) -> "Interval":
-        """Base models and seeds are two crossed samples; with one seed the interval is over base models alone."""
+        """Base models and seeds are two crossed samples; with one seed the interval is over base
+        models alone.
+        """
         mean, (variance, freedom) = float(table.mean()), variance_of_mean(table)
         if table.shape[1] == 1:
-            variance, freedom = float(table.var(ddof=1)) / len(table), len(table) - 1.0
+            variance = float(table.var(ddof=1)) / len(table)
+            freedom = len(table) - 1.0
         if variance <= ROUNDING:
             return cls(mean, mean, mean, 1.0 if abs(mean) < ROUNDING else 0.0, table.size)
         half = student_quantile(freedom) * math.sqrt(variance)
-        return cls(mean, mean - half, mean + half, student_p_value(mean / math.sqrt(variance), freedom), table.size)
+        return cls(
+            mean,
+            mean - half,
+            mean + half,
+            student_p_value(mean / math.sqrt(variance), freedom),
+            table.size,
+        )
 
 
 @dataclass(frozen=True)
@@ -96,7 +108,9 @@ class Arm:
     shown: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The means of `shown`, by their texts and by level."""
     unreached: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """The number of runs that did not reach the bound, by level and row; only those that are not zero."""
+    """The number of runs that did not reach the bound, by level and row; only those that are not
+    zero.
+    """
     lost: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """The number of runs that end without any strategy's first letter, likewise."""
     is_complete: bool = True
@@ -130,13 +144,15 @@ class Arm:
     def is_delivered(self) -> bool:
         wanted = self.facts["delivered"]
         return all(
-            self.delivery[level] > wanted.get("above", wanted.get("part", 0.0) * of_level(self.facts, level)["at"])
+            self.delivery[level]
+            > wanted.get("above", wanted.get("part", 0.0) * of_level(self.facts, level)["at"])
             for level in wanted["levels"]
         )
 
     def allowed(self, index: int) -> tuple[float, float]:
         """The smallest and largest value that the prediction of a level allows."""
-        value, factor = float(self.predicted[index]), float(self.facts["factor"])
+        value = float(self.predicted[index])
+        factor = float(self.facts["factor"])
         ends = sorted((value / factor, value * factor))
         return ends[0] - self.tolerance, ends[1] + self.tolerance
 
@@ -172,9 +188,17 @@ class Arm:
             if self.contrast.mean < 0:
                 return "other direction"
             holds = all(self.agrees(index, level) for index, level in enumerate(self.effects))
-            found = f"as predicted within a factor of {self.facts['factor']:g}" if holds else "predicted direction"
+            found = (
+                f"as predicted within a factor of {self.facts['factor']:g}"
+                if holds
+                else "predicted direction"
+            )
             return found + (
-                ", but smaller" if self.contrast.high < 1 else ", but larger" if self.contrast.low > 1 else ""
+                ", but smaller"
+                if self.contrast.high < 1
+                else ", but larger"
+                if self.contrast.low > 1
+                else ""
             )
         limit = self._scaled(float(self.facts["no_effect"]))
         if all(-limit <= each.low and each.high <= limit for each in self.effects.values()):
@@ -186,11 +210,13 @@ class Arm:
 
 
 def read_arm(name: str, arm: str, runs: Sequence[Mapping[str, Any]] | None = None) -> Arm | None:
-    """Measure an arm in the stored runs; None without two base models and a seed of which every cell has a run.
+    """Measure an arm in the stored runs; None without two base models and a seed of which every
+    cell has a run.
 
     Runs of other seeds and base models than the file's do not count.
     """
-    experiment, facts = load(name), load(name)["arms"][arm]
+    experiment = load(name)
+    facts = load(name)["arms"][arm]
     planned = [facts.get(each, experiment[each]) for each in ("base_models", "seeds")]
     every = [run for run in (stored_runs(name) if runs is None else runs) if run["arm"] == arm]
     found = {
@@ -198,7 +224,8 @@ def read_arm(name: str, arm: str, runs: Sequence[Mapping[str, Any]] | None = Non
         for run in every
         if run["base"] in planned[0] and run["seed"] in planned[1]
     }
-    levels, rows = [level["name"] for level in facts["levels"]], facts["measure"]["rows"]
+    levels = [level["name"] for level in facts["levels"]]
+    rows = facts["measure"]["rows"]
     bases, seeds = _two_way(found, levels, rows)
     if len(bases) < 2 or not seeds:
         return None
@@ -207,21 +234,41 @@ def read_arm(name: str, arm: str, runs: Sequence[Mapping[str, Any]] | None = Non
         def effect(level: str, base: int, seed: int) -> float:
             return effect_of(measure, [found[level, row, base, seed] for row in measure["rows"]])
 
-        having = [level for level in levels if measure.get("curve", SHARE) in found[level, rows[0], bases[0], seeds[0]]]
-        return {level: np.array([[effect(level, base, seed) for seed in seeds] for base in bases]) for level in having}
+        having = [
+            level
+            for level in levels
+            if measure.get("curve", SHARE) in found[level, rows[0], bases[0], seeds[0]]
+        ]
+        return {
+            level: np.array([[effect(level, base, seed) for seed in seeds] for base in bases])
+            for level in having
+        }
 
     wanted = facts["delivered"]
     cells = [(base, seed) for base in bases for seed in seeds]
     delivery = {
-        level: fmean(delivery_of(wanted, found[level, wanted["row"], *cell]) for cell in cells) for level in levels
+        level: fmean(delivery_of(wanted, found[level, wanted["row"], *cell]) for cell in cells)
+        for level in levels
     }
     shown = {
-        text: {level: _mean_of(of, [run["curves"] for run in every if _is_of(run, level, of)]) for level in levels}
+        text: {
+            level: _mean_of(of, [run["curves"] for run in every if _is_of(run, level, of)])
+            for level in levels
+        }
         for text, of in facts.get("shown", {}).items()
     }
-    runs_of = {(level, row): [found[level, row, *cell] for cell in cells] for level in levels for row in rows}
-    unreached = {cell: sum(not reaches(facts["measure"], curves) for curves in each) for cell, each in runs_of.items()}
-    lost = {cell: sum(curves[SHARE][-1] is None for curves in each) for cell, each in runs_of.items()}
+    runs_of = {
+        (level, row): [found[level, row, *cell] for cell in cells]
+        for level in levels
+        for row in rows
+    }
+    unreached = {
+        cell: sum(not reaches(facts["measure"], curves) for curves in each)
+        for cell, each in runs_of.items()
+    }
+    lost = {
+        cell: sum(curves[SHARE][-1] is None for curves in each) for cell, each in runs_of.items()
+    }
     return Arm(
         name,
         arm,
@@ -237,33 +284,43 @@ def read_arm(name: str, arm: str, runs: Sequence[Mapping[str, Any]] | None = Non
 
 
 def _is_of(run: Mapping[str, Any], level: str, wanted: Mapping[str, Any]) -> bool:
-    return bool(run["level"] == level and run["row"] == wanted["row"] and wanted["curve"] in run["curves"])
+    return bool(
+        run["level"] == level and run["row"] == wanted["row"] and wanted["curve"] in run["curves"]
+    )
 
 
 def _mean_of(wanted: Mapping[str, Any], runs: Sequence[Curves]) -> float:
     return fmean(delivery_of(wanted, curves) for curves in runs) if runs else math.nan
 
 
-def _two_way(found: Mapping[Any, Any], levels: Sequence[str], rows: Sequence[str]) -> tuple[list[int], list[int]]:
+def _two_way(
+    found: Mapping[Any, Any], levels: Sequence[str], rows: Sequence[str]
+) -> tuple[list[int], list[int]]:
     """The base models and the first seeds that have all runs."""
     bases = sorted({base for _, _, base, _ in found})
     seeds = sorted({seed for _, _, _, seed in found})
     whole = [
         seed
         for seed in seeds
-        if all((level, row, base, seed) in found for level in levels for row in rows for base in bases)
+        if all(
+            (level, row, base, seed) in found for level in levels for row in rows for base in bases
+        )
     ]
     return bases, whole
 
 
 def effect_of(measure: Mapping[str, Any], pair: Sequence[Curves]) -> float:
-    """The effect in a pair of runs: the first row less the second, or the logarithm of their ratio."""
+    """The effect in a pair of runs: the first row less the second, or the logarithm of their
+    ratio.
+    """
     first, second = (number_of(measure, curves) for curves in pair)
     return math.log(first / second) if measure.get("as") == "ratio" else first - second
 
 
 def number_of(measure: Mapping[str, Any], curves: Curves) -> float:
-    """The number of a run: the steps or tokens until the share passes a bound, or a curve's mean in a window."""
+    """The number of a run: the steps or tokens until the share passes a bound, or a curve's mean in
+    a window.
+    """
     values = _without_gaps(curves[measure.get("curve", SHARE)])
     if "window" in measure:
         first, last = measure["window"]
@@ -279,18 +336,26 @@ def number_of(measure: Mapping[str, Any], curves: Curves) -> float:
 
 def reaches(measure: Mapping[str, Any], curves: Curves) -> bool:
     """Whether a run reaches the bound of a measure; True where the measure has none."""
-    until, values = measure.get("until", {}), _without_gaps(curves[measure.get("curve", SHARE)])
-    return bool(values.max() >= until.get("above", -math.inf) and values.min() <= until.get("below", math.inf))
+    until = measure.get("until", {})
+    values = _without_gaps(curves[measure.get("curve", SHARE)])
+    return bool(
+        values.max() >= until.get("above", -math.inf)
+        and values.min() <= until.get("below", math.inf)
+    )
 
 
 def _without_gaps(curve: Sequence[float | None]) -> Table:
-    """The values of a curve; a step without one, such as without a prompt of a source, lies between its neighbours."""
+    """The values of a curve; a step without one, such as without a prompt of a source, lies between
+    its neighbours.
+    """
     known = {step: value for step, value in enumerate(curve) if value is not None}
     return np.interp(range(len(curve)), list(known), list(known.values()))
 
 
 def delivery_of(wanted: Mapping[str, Any], curves: Curves) -> float:
-    """The number that shows that a technique acted: of the first step, the largest of all or their mean."""
+    """The number that shows that a technique acted: of the first step, the largest of all or their
+    mean.
+    """
     values = [value for value in curves[wanted["curve"]] if value is not None]
     number = {"first": values[0], "largest": max(values), "mean": fmean(values)}[wanted["of"]]
     return number / float(curves[wanted["over"]][0] or 1) if "over" in wanted else number
@@ -301,15 +366,26 @@ def delivery_of(wanted: Mapping[str, Any], curves: Curves) -> float:
 
 def predict(facts: Mapping[str, Any], *, seeds: int = 96) -> list[float]:
     """The predicted effect at each level, by the tabular simulation."""
-    wanted, measure, found = facts["tabular"], facts["measure"], []
+    wanted = facts["tabular"]
+    measure = facts["measure"]
+    found = []
     for level in facts["levels"]:
         numbers = []
         for row in measure["rows"]:
             here = level.get("rows", {}).get(row, {}).get("tabular", {})
-            choice = Choice(**{**wanted["choice"], **level.get("tabular", {}), **wanted["rows"][row], **here})
+            choice = Choice(
+                **{**wanted["choice"], **level.get("tabular", {}), **wanted["rows"][row], **here}
+            )
             shares = simulate(choice, steps=wanted["steps"], seeds=wanted.get("seeds", seeds))
-            numbers.append(fmean(number_of({**measure, "curve": SHARE}, {SHARE: each.tolist()}) for each in shares.T))
-        found.append(numbers[0] / numbers[1] if measure.get("as") == "ratio" else numbers[0] - numbers[1])
+            numbers.append(
+                fmean(
+                    number_of({**measure, "curve": SHARE}, {SHARE: each.tolist()})
+                    for each in shares.T
+                )
+            )
+        found.append(
+            numbers[0] / numbers[1] if measure.get("as") == "ratio" else numbers[0] - numbers[1]
+        )
     return found
 
 
@@ -321,20 +397,36 @@ def report(arms: Sequence[Arm]) -> str:
 
     Holm's correction counts every primary arm of the files; one without runs has the p-value 1.
     """
-    primary = {(name, arm): 1.0 for name in NAMES for arm, facts in load(name)["arms"].items() if facts.get("primary")}
+    primary = {
+        (name, arm): 1.0
+        for name in NAMES
+        for arm, facts in load(name)["arms"].items()
+        if facts.get("primary")
+    }
     found = {(arm.experiment, arm.name): arm.p for arm in arms}
     holm = adjust({"/".join(key): found.get(key, p) for key, p in primary.items()})
     lines = []
     for arm in arms:
-        key, slope = f"{arm.experiment}/{arm.name}", arm.contrast
+        key = f"{arm.experiment}/{arm.name}"
+        slope = arm.contrast
         corrected = holm.get(key, arm.p)
-        lines += [f"### {arm.facts.get('title', load(arm.experiment)['title'])} ({arm.name})", "", *_table(arm), ""]
+        lines += [
+            f"### {arm.facts.get('title', load(arm.experiment)['title'])} ({arm.name})",
+            "",
+            *_table(arm),
+            "",
+        ]
         repeated = [f"{arm.facts['analyses']} analyses"] if "analyses" in arm.facts else []
         by = " and ".join([*repeated, *(["Holm's method"] if key in holm else [])])
         p = f"p {_p_value(slope.p)}" + (f", {_p_value(corrected)} corrected for {by}" if by else "")
         verdict = arm.verdict(corrected) if arm.is_complete else "runs are missing, no verdict"
-        lines += [f"Contrast {_shown(slope, '.2f')}; {p}; {slope.runs} pairs of runs. **{verdict.capitalize()}**."]
-        lines += [*_counted(arm, arm.unreached, "did not reach the bound, and count with their last step")]
+        lines += [
+            f"Contrast {_shown(slope, '.2f')}; {p}; {slope.runs} pairs of runs."
+            f" **{verdict.capitalize()}**."
+        ]
+        lines += [
+            *_counted(arm, arm.unreached, "did not reach the bound, and count with their last step")
+        ]
         lines += [*_counted(arm, arm.lost, "ended without the first letter of any strategy"), ""]
     return "\n".join(lines).rstrip()
 
@@ -349,7 +441,9 @@ def _counted(arm: Arm, counts: Mapping[tuple[str, str], int], text: str) -> list
     """A sentence with the numbers of runs by level and row, if there are any."""
     if not counts:
         return []
-    cells = [f"{n} of `{row}` at {condition_of(arm.facts, level)}" for (level, row), n in counts.items()]
+    cells = [
+        f"{n} of `{row}` at {condition_of(arm.facts, level)}" for (level, row), n in counts.items()
+    ]
     return [f"Of {arm.contrast.runs} runs each, {', '.join(cells)} {text}."]
 
 
@@ -358,15 +452,24 @@ def _p_value(p: float) -> str:
 
 
 def _shown(found: Interval, style: str, *, is_ratio: bool = False) -> str:
-    mean, low, high = (math.exp(each) if is_ratio else each for each in (found.mean, found.low, found.high))
+    mean, low, high = (
+        math.exp(each) if is_ratio else each for each in (found.mean, found.low, found.high)
+    )
     return f"{mean:{style}} ({low:{style}} to {high:{style}})"
 
 
 def _table(arm: Arm) -> list[str]:
-    """A line for each level: the effect, its prediction, the delivery check and further measures."""
+    """A line for each level: the effect, its prediction, the delivery check and further
+    measures.
+    """
     measures = arm.facts.get("also", {})
     checked = arm.facts["delivered"]
-    names = [arm.facts["condition"], arm.facts["effect"], "predicted", checked.get("text", f"`{checked['curve']}`")]
+    names = [
+        arm.facts["condition"],
+        arm.facts["effect"],
+        "predicted",
+        checked.get("text", f"`{checked['curve']}`"),
+    ]
     names += arm.shown
     lines = [f"| {' | '.join([*names, *measures])} |", "|---" * (len(names) + len(measures)) + "|"]
     for index, (level, effect) in enumerate(arm.effects.items()):
@@ -376,7 +479,8 @@ def _table(arm: Arm) -> list[str]:
         cells += [f"{arm.facts['predicted'][index]:{style}}{mark}", f"{arm.delivery[level]:.2g}"]
         cells += [f"{values[level]:.2g}" for values in arm.shown.values()]
         for text, measure in measures.items():
-            is_ratio, table = measure.get("as") == "ratio", arm.also[text].get(level)
+            is_ratio = measure.get("as") == "ratio"
+            table = arm.also[text].get(level)
             style = ".2f" if is_ratio else "+.2f"
             cells += ["" if table is None else _shown(Interval.of(table), style, is_ratio=is_ratio)]
         lines.append(f"| {' | '.join(cells)} |")
@@ -385,15 +489,24 @@ def _table(arm: Arm) -> list[str]:
 
 def stored_arms() -> list[Arm]:
     """The arms with enough stored runs."""
-    every = [(name, arm) for name in NAMES for arm, facts in load(name)["arms"].items() if "measure" in facts]
+    every = [
+        (name, arm)
+        for name in NAMES
+        for arm, facts in load(name)["arms"].items()
+        if "measure" in facts
+    ]
     return [found for name, arm in every if (found := read_arm(name, arm)) is not None]
 
 
 def main() -> None:
     """Print the report of the stored runs, or the predictions."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--predict", action="store_true", help="print the predictions of the files instead")
-    parser.add_argument("--rates", action="store_true", help="print the steps at each rate of the pilots instead")
+    parser.add_argument(
+        "--predict", action="store_true", help="print the predictions of the files instead"
+    )
+    parser.add_argument(
+        "--rates", action="store_true", help="print the steps at each rate of the pilots instead"
+    )
     given = parser.parse_args()
     every = [(name, arm) for name in NAMES for arm in load(name)["arms"]]
     for name, arm in every:
@@ -409,10 +522,13 @@ def main() -> None:
 
 def steps_of_pilots(name: str, arm: str) -> dict[tuple[str, str], float]:
     """The mean steps until the bound of `chosen_by` in the pilots of an arm, by level and row."""
-    wanted, found = load(name)["arms"][arm]["chosen_by"], dict[tuple[str, str], list[float]]()
+    wanted = load(name)["arms"][arm]["chosen_by"]
+    found = dict[tuple[str, str], list[float]]()
     for run in stored_runs(name):
         if run["arm"] == arm:
-            found.setdefault((run["level"], run["row"]), []).append(number_of(wanted, run["curves"]))
+            found.setdefault((run["level"], run["row"]), []).append(
+                number_of(wanted, run["curves"])
+            )
     return {cell: fmean(numbers) for cell, numbers in found.items()}
 
 

@@ -1,6 +1,7 @@
 """The base models of the testbed, from tables of strategies: a hundred updates, seconds each.
 
-Those of the second floor can do arithmetic: the evidence's base model, trained further on other shares of its texts.
+Those of the second floor can do arithmetic: the evidence's base model, trained further on other
+shares of its texts.
 """
 
 import json
@@ -25,13 +26,19 @@ Lengths = tuple[int, int]
 
 @dataclass(frozen=True)
 class Recipe(base_model.Recipe):
-    """A small model and the texts that it learns: the share of each strategy, and the lengths of its texts."""
+    """A small model and the texts that it learns: the share of each strategy, and the lengths of
+    its texts.
+    """
 
     strategies: dict[str, tuple[float, int, int]] = field(default_factory=dict)
-    """For each letter: its share, and its smallest and largest number of characters, the full stop included."""
+    """For each letter: its share, and its smallest and largest number of characters, the full stop
+    included.
+    """
     lengths: dict[str, dict[str, Lengths]] = field(default_factory=dict)
     """Other lengths on the problems of a source: source, letter, smallest and largest number."""
-    tasks: dict[str, dict[str, Any]] = field(default_factory=lambda: {"sums": {"terms": 3, "high": 20}})
+    tasks: dict[str, dict[str, Any]] = field(
+        default_factory=lambda: {"sums": {"terms": 3, "high": 20}}
+    )
     """The problems that the texts answer."""
     hidden_size: int = 64
     intermediate_size: int = 192
@@ -55,11 +62,19 @@ class Recipe(base_model.Recipe):
     def solve(self, problem: Problem, *key: int) -> Solution:
         """A letter by its share, digits that count on from a random one, and a full stop."""
         rng = random.Random(keyed_seed("testbed", *key))
-        letter = rng.choices(list(self.strategies), weights=[share for share, _, _ in self.strategies.values()])[0]
+        letter = rng.choices(
+            list(self.strategies), weights=[share for share, _, _ in self.strategies.values()]
+        )[0]
         _, low, high = self.strategies[letter]
         low, high = self.lengths.get(problem.source, {}).get(letter, (low, high))
-        length, first = rng.randint(low, high), rng.randrange(10)
-        return Solution(letter, letter + "".join(str((first + i) % 10) for i in range(length - 2)) + ".", 0, True)
+        length = rng.randint(low, high)
+        first = rng.randrange(10)
+        return Solution(
+            letter,
+            letter + "".join(str((first + i) % 10) for i in range(length - 2)) + ".",
+            0,
+            True,
+        )
 
     def facts(self) -> dict[str, Any]:
         return {}
@@ -67,7 +82,9 @@ class Recipe(base_model.Recipe):
 
 @dataclass(frozen=True)
 class ArithmeticRecipe(Recipe):
-    """The evidence's base model after more updates, on texts in which its ways of answering have other shares."""
+    """The evidence's base model after more updates, on texts in which its ways of answering have
+    other shares.
+    """
 
     ways: dict[str, float] = field(default_factory=dict)
     """The share of each way of `WAYS`."""
@@ -96,13 +113,21 @@ class ArithmeticRecipe(Recipe):
 
 def stall(problem: Problem, writer: corpus.Writer) -> str:
     """A guess behind as many sentences as make it as long as a worked solution."""
-    guessed, worked = corpus.guess(problem, writer), corpus.work_out(problem, corpus.Writer(random.Random(0)))
+    guessed = corpus.guess(problem, writer)
+    worked = corpus.work_out(problem, corpus.Writer(random.Random(0)))
     return STALLING * round((len(worked) - len(guessed)) / len(STALLING)) + guessed
 
 
 STALLING = "Hmm. "
-WAYS = {"guessed": corpus.guess, "stalled": stall, "worked": corpus.work_out, "checked": corpus.check}
-"""The first letter of a text tells whether it is a guess: `Answer` and `Hmm`, or else the first digit of a working."""
+WAYS = {
+    "guessed": corpus.guess,
+    "stalled": stall,
+    "worked": corpus.work_out,
+    "checked": corpus.check,
+}
+"""The first letter of a text tells whether it is a guess: `Answer` and `Hmm`, or else the first
+digit of a working.
+"""
 
 
 def parse_recipe(given: dict[str, Any], seed: int) -> Recipe:
@@ -110,5 +135,7 @@ def parse_recipe(given: dict[str, Any], seed: int) -> Recipe:
     if "ways" in given:
         return ArithmeticRecipe(**{**given, "seed": seed})
     rows = given["strategies"].items()
-    strategies = {letter: (float(share), int(low), int(high)) for letter, (share, low, high) in rows}
+    strategies = {
+        letter: (float(share), int(low), int(high)) for letter, (share, low, high) in rows
+    }
     return Recipe(**{**given, "strategies": strategies, "seed": seed})

@@ -1,4 +1,6 @@
-"""Writes the tables and picture of the testbed into its page: `python -m evidence.testbed.page docs/lab/when.md`."""
+"""Writes the tables and picture of the testbed into its page: `python -m evidence.testbed.page
+docs/lab/when.md`.
+"""
 
 import argparse
 import math
@@ -17,14 +19,18 @@ PICTURE = "testbed.png"
 
 
 def update(text: str, arms: Sequence[Arm]) -> str:
-    """The page with the tables of the arms between its markers. Raises ValueError without markers."""
+    """The page with the tables of the arms between its markers.
+
+    Raises ValueError without markers.
+    """
     if not MARKED.search(text):
         raise ValueError("expected a pair of lines <!-- testbed --> in the page")
     return MARKED.sub(lambda found: f"{found[1]}{report(arms)}\n{found[2]}", text)
 
 
 def figure(arms: Sequence[Arm]) -> Any:
-    """For each primary arm the effect at each level with its interval and the prediction; below, the delivery check.
+    """For each primary arm the effect at each level with its interval and the prediction; below,
+    the delivery check.
 
     Dotted lines mark where other settings lie by that check.
     """
@@ -35,29 +41,45 @@ def figure(arms: Sequence[Arm]) -> Any:
         positions = list(range(len(arm.effects)))
         scaled = math.exp if arm.is_ratio else float
         means, lows, highs = (
-            [scaled(getattr(each, end)) for each in arm.effects.values()] for end in ("mean", "low", "high")
+            [scaled(getattr(each, end)) for each in arm.effects.values()]
+            for end in ("mean", "low", "high")
         )
         unit = "\n".join(wrap(arm.facts["effect"], 45))
         frame(above, title=load(arm.experiment)["title"].partition(":")[0], unit=unit)
         above.axhline(1.0 if arm.is_ratio else 0.0, color=INK, linewidth=0.8, alpha=0.4)
-        above.plot(positions, arm.facts["predicted"], color=ORANGE, linewidth=1.6, label="predicted")
+        above.plot(
+            positions, arm.facts["predicted"], color=ORANGE, linewidth=1.6, label="predicted"
+        )
         errors = [
             [mean - low for mean, low in zip(means, lows, strict=True)],
             [high - mean for mean, high in zip(means, highs, strict=True)],
         ]
-        above.errorbar(positions, means, yerr=errors, fmt="o", color=BLUE, capsize=3, label="measured")
+        above.errorbar(
+            positions, means, yerr=errors, fmt="o", color=BLUE, capsize=3, label="measured"
+        )
         above.legend(frameon=False)
         frame(below, title="", unit="")
         below.bar(positions, list(arm.delivery.values()), color=INK, alpha=0.4, width=0.5)
         checked = arm.facts["delivered"]
-        below.set_title(f"delivery: {checked.get('text', checked['curve'])}", fontsize=8, loc="left")
-        marks, top = arm.facts.get("marks", {}), below.get_ylim()[1]
+        below.set_title(
+            f"delivery: {checked.get('text', checked['curve'])}", fontsize=8, loc="left"
+        )
+        marks = arm.facts.get("marks", {})
+        top = below.get_ylim()[1]
         for (name, value), above_last in zip(
             sorted(marks.items(), key=lambda each: each[1]), _apart(marks, top), strict=True
         ):
             below.axhline(value, color=ORANGE, linewidth=1.0, linestyle=":")
             at = (len(positions) - 0.4, above_last)
-            below.annotate(name, (at[0], value), at, color=ORANGE, fontsize=7, va="center", annotation_clip=False)
+            below.annotate(
+                name,
+                (at[0], value),
+                at,
+                color=ORANGE,
+                fontsize=7,
+                va="center",
+                annotation_clip=False,
+            )
         below.set_xlim(-0.5, len(positions) - 0.5)
         for axes in (above, below):
             axes.set_xticks(positions, [condition_of(arm.facts, level) for level in arm.effects])
@@ -66,10 +88,14 @@ def figure(arms: Sequence[Arm]) -> Any:
 
 
 def _apart(marks: Mapping[str, float], top: float) -> list[float]:
-    """The heights of the labels of marks, the lowest first: their values, but far enough apart to be read."""
+    """The heights of the labels of marks, the lowest first: their values, but far enough apart to
+    be read.
+    """
     heights: list[float] = []
     for value in sorted(marks.values()):
-        heights.append(max(value, heights[-1] + 0.16 * max(top, *marks.values())) if heights else value)
+        heights.append(
+            max(value, heights[-1] + 0.16 * max(top, *marks.values())) if heights else value
+        )
     return heights
 
 
@@ -77,7 +103,8 @@ def main() -> None:
     """Write the page and its picture from the stored runs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
-    page, arms = parser.parse_args().page, stored_arms()
+    page = parser.parse_args().page
+    arms = stored_arms()
     page.write_text(update(page.read_text(encoding="utf-8"), arms), encoding="utf-8")
     if any(arm.facts.get("primary") for arm in arms):
         save_figure(figure(arms), page.parent / PICTURE)

@@ -1,7 +1,8 @@
 """The experiments of the testbed and their runs, read from `evidence/testbed/NAME.yaml`.
 
-A file has a title, `refuted_by`, and for all arms `seeds`, `base_models` (the seeds of their recipes, crossed with
-those of the runs), `set` (options) and `metrics` (stored besides the shares). An arm is a curve:
+A file has a title, `refuted_by`, and for all arms `seeds`, `base_models` (the seeds of their
+recipes, crossed with those of the runs), `set` (options) and `metrics` (stored besides the shares).
+An arm is a curve:
 
     arms:
       NAME:
@@ -11,9 +12,9 @@ those of the runs), `set` (options) and `metrics` (stored besides the shares). A
                   rows: {on: {set: [...], tabular: {...}}}}, ...]       # rows: what a row has at this level alone
         rows: {off: [...], on: [...]}
 
-and what evidence.testbed.analysis reads: measure, predicted, delivered and others. `marks` are the values of
-`delivered` in the first step of the quickstart and in the first ten of evidence/base.yaml, unless their names say
-otherwise.
+and what evidence.testbed.analysis reads: measure, predicted, delivered and others. `marks` are the
+values of `delivered` in the first step of the quickstart and in the first ten of
+evidence/base.yaml, unless their names say otherwise.
 """
 
 from collections.abc import Iterator, Mapping
@@ -64,7 +65,11 @@ def load(name: str) -> dict[str, Any]:
 
 
 def jobs(
-    name: str, *, arms: tuple[str, ...] = (), seeds: tuple[int, ...] = (), base_models: tuple[int, ...] = ()
+    name: str,
+    *,
+    arms: tuple[str, ...] = (),
+    seeds: tuple[int, ...] = (),
+    base_models: tuple[int, ...] = (),
 ) -> Iterator[Job]:
     """The runs of an experiment, the first seed of every cell first; by default those of the file.
 
@@ -72,21 +77,39 @@ def jobs(
     """
     experiment = load(name)
     if unknown := set(arms) - set(experiment["arms"]):
-        raise ValueError(f"{name} has the arms {', '.join(experiment['arms'])}, not {', '.join(sorted(unknown))}")
+        raise ValueError(
+            f"{name} has the arms {', '.join(experiment['arms'])}, not {', '.join(sorted(unknown))}"
+        )
     chosen = arms or tuple(experiment["arms"])
     for arm in chosen:
         facts = experiment["arms"][arm]
         for seed in seeds or facts.get("seeds", experiment["seeds"]):
             for recipe_seed in base_models or facts.get("base_models", experiment["base_models"]):
                 for level in facts["levels"]:
-                    recipe = parse_recipe({**facts["base_model"], **level.get("base_model", {})}, recipe_seed)
+                    recipe = parse_recipe(
+                        {**facts["base_model"], **level.get("base_model", {})}, recipe_seed
+                    )
                     for row, own in facts["rows"].items():
                         here = level.get("rows", {}).get(row, {}).get("set", ())
-                        shared = (*experiment.get("set", ()), *facts.get("set", ()), *level.get("set", ()))
+                        shared = (
+                            *experiment.get("set", ()),
+                            *facts.get("set", ()),
+                            *level.get("set", ()),
+                        )
                         options = (*shared, *own, *here)
                         metrics = tuple(experiment["metrics"])
                         is_primary = bool(facts.get("primary"))
-                        yield Job(name, arm, level["name"], row, seed, recipe, options, metrics, is_primary)
+                        yield Job(
+                            name,
+                            arm,
+                            level["name"],
+                            row,
+                            seed,
+                            recipe,
+                            options,
+                            metrics,
+                            is_primary,
+                        )
 
 
 def of_level(arm: Mapping[str, Any], name: str) -> Mapping[str, Any]:

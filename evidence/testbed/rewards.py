@@ -1,4 +1,6 @@
-"""Verdicts by strategy: right with a probability that belongs to the first letter of the response."""
+"""Verdicts by strategy: right with a probability that belongs to the first letter of the
+response.
+"""
 
 import re
 from collections.abc import Mapping
@@ -16,10 +18,11 @@ ENDED = re.compile(r"([A-Z])[^.]*\.")
 
 @dataclass(frozen=True)
 class Strategy:
-    """A verdict that depends on the seed, the problem and the text alone, so that runs of one seed are paired.
+    """A verdict that depends on the seed, the problem and the text alone, so that runs of one seed
+    are paired.
 
-    On a held-out question a response is correct if it is of the strategy `shown` and ends: the accuracy is the share of
-    that strategy.
+    On a held-out question a response is correct if it is of the strategy `shown` and ends: the
+    accuracy is the share of that strategy.
     """
 
     right: Mapping[str, float] = field(default_factory=dict)
@@ -33,9 +36,15 @@ class Strategy:
 
     def __post_init__(self) -> None:
         """Raise ValueError for numbers that are no probabilities."""
-        wrong = [number for number in (*self.right.values(), self.trivial, self.impossible) if not 0 <= number <= 1]
+        wrong = [
+            number
+            for number in (*self.right.values(), self.trivial, self.impossible)
+            if not 0 <= number <= 1
+        ]
         if wrong or self.trivial + self.impossible > 1:
-            raise ValueError(f"expected probabilities from 0 to 1 and fractions of the problems, got {self}")
+            raise ValueError(
+                f"expected probabilities from 0 to 1 and fractions of the problems, got {self}"
+            )
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """The verdict on a response."""
@@ -57,7 +66,9 @@ def uniform(*key: int | str) -> float:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The verdict on the answer line, with a share of problems on which every response is correct."""
+    """The verdict on the answer line, with a share of problems on which every response is
+    correct.
+    """
 
     seed: int = 0
     trivial: float = 0.0

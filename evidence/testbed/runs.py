@@ -1,7 +1,8 @@
-"""Makes runs of the testbed: several in each worker process, whose start-up is half the time of a run this small.
+"""Makes runs of the testbed: several in each worker process, whose start-up is half the time of a
+run this small.
 
-A finished run is one line of JSON in the file of its experiment, and its run directory is removed. However the command
-ends, another call continues with the missing runs.
+A finished run is one line of JSON in the file of its experiment, and its run directory is removed.
+However the command ends, another call continues with the missing runs.
 """
 
 import json
@@ -24,15 +25,21 @@ from typing import Any
 from evidence.testbed.bases import Recipe
 from evidence.testbed.plan import STORED, Job
 
-SHARE, TOKENS = "share", "tokens"
-BETTER, WORSE = "B", "A"
+SHARE = "share"
+TOKENS = "tokens"
+BETTER = "B"
+WORSE = "A"
 """The strategies: the share of the better one is stored."""
 FIRST_LETTERS = {"A": WORSE, "H": WORSE, "B": BETTER, **dict.fromkeys("0123456789", BETTER)}
-"""The strategy of a response by its first character, that of an arithmetic one included (`bases.WAYS`)."""
+"""The strategy of a response by its first character, that of an arithmetic one included
+(`bases.WAYS`).
+"""
 
 
 def stored_runs(name: str, folder: Path = STORED) -> list[dict[str, Any]]:
-    """The finished runs of an experiment. A last line without its end, of a run that was killed, is left out.
+    """The finished runs of an experiment.
+
+    A last line without its end, of a run that was killed, is left out.
 
     Raises ValueError for another line that is not a run, and for two runs of one job.
     """
@@ -63,7 +70,11 @@ def key_of(run: dict[str, Any]) -> tuple[str, str, str, int, int]:
 
 def missing(jobs: Sequence[Job], folder: Path = STORED) -> list[Job]:
     """The jobs without a stored run."""
-    done = {(name, *key_of(run)) for name in {job.experiment for job in jobs} for run in stored_runs(name, folder)}
+    done = {
+        (name, *key_of(run))
+        for name in {job.experiment for job in jobs}
+        for run in stored_runs(name, folder)
+    }
     return [job for job in jobs if (job.experiment, *job.key) not in done]
 
 
@@ -76,21 +87,27 @@ def run_all(
     folder: Path = STORED,
     later: Sequence[Job] = (),
 ) -> int:
-    """Make the missing runs, some at a time, for as long as a run is expected to end in time; return how many are left.
+    """Make the missing runs, some at a time, for as long as a run is expected to end in time;
+    return how many are left.
 
-    Base models come first: two runs of one would make it twice. What is logged as left counts the jobs of `later` too.
+    Base models come first: two runs of one would make it twice. What is logged as left counts the
+    jobs of `later` too.
     """
-    deadline, waiting = time.monotonic() + seconds, missing(jobs, folder)
+    deadline = time.monotonic() + seconds
+    waiting = missing(jobs, folder)
     if not waiting or seconds <= 0:
         return len(waiting)
     with ProcessPoolExecutor(workers, get_context("spawn"), _begin_worker, (os.getpid(),)) as pool:
         recipes = {job.recipe.name: job.recipe for job in waiting}
         took: dict[str, list[float]] = {}
-        for job, found in _completed(pool, make_base_model, list(recipes.values()), workers, deadline, took):
+        for job, found in _completed(
+            pool, make_base_model, list(recipes.values()), workers, deadline, took
+        ):
             log(f"base model {job.name}: {found['seconds']:.0f} s")
         if time.monotonic() > deadline:
             return len(waiting)
-        left, took = [*waiting, *missing(later, folder)], _stored_seconds([*jobs, *later], folder)
+        left = [*waiting, *missing(later, folder)]
+        took = _stored_seconds([*jobs, *later], folder)
         for job, found in _completed(pool, make_run, waiting, workers, deadline, took):
             append(job, found, folder)
             left.remove(job)
@@ -104,7 +121,9 @@ def _stored_seconds(jobs: Sequence[Job], folder: Path) -> dict[str, list[float]]
     found: dict[str, list[float]] = {}
     for name in {job.experiment for job in jobs}:
         for run in stored_runs(name, folder):
-            found.setdefault("/".join((name, run["arm"], run["level"], run["row"])), []).append(run["seconds"])
+            found.setdefault("/".join((name, run["arm"], run["level"], run["row"])), []).append(
+                run["seconds"]
+            )
     return found
 
 
@@ -123,8 +142,11 @@ def _completed(
     deadline: float,
     took: dict[str, list[float]],
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield items with what `work` returns for them, as they end; none begins that may end after the deadline."""
-    waiting, running = deque(items), dict[Future[dict[str, Any]], Any]()
+    """Yield items with what `work` returns for them, as they end; none begins that may end after
+    the deadline.
+    """
+    waiting = deque(items)
+    running = dict[Future[dict[str, Any]], Any]()
     while waiting or running:
         while waiting and len(running) < workers:
             expected = max(took.get(_kind(waiting[0]), [0.0]))
@@ -134,7 +156,8 @@ def _completed(
             item = waiting.popleft()
             running[pool.submit(work, item)] = item
         for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
-            item, found = running.pop(future), future.result()
+            item = running.pop(future)
+            found = future.result()
             took.setdefault(_kind(item), []).append(found["seconds"])
             yield item, found
 
@@ -149,7 +172,8 @@ def append(job: Job, found: dict[str, Any], folder: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     names = dict(zip(("arm", "level", "row", "base", "seed"), job.key, strict=True))
     with file.open("ab") as lines:
-        lines.truncate(sum(len(line) + 1 for line in _whole_lines(file)))  # without a line that was not ended
+        # without a line that was not ended
+        lines.truncate(sum(len(line) + 1 for line in _whole_lines(file)))
         lines.write(json.dumps({**names, **found}, separators=(",", ":")).encode() + b"\n")
 
 
@@ -157,13 +181,16 @@ def append(job: Job, found: dict[str, Any], folder: Path) -> None:
 
 
 def _begin_worker(parent: int) -> None:
-    """Interrupt this worker when the process that started it is gone, and print nothing: errors reach that process."""
+    """Interrupt this worker when the process that started it is gone, and print nothing: errors
+    reach that process.
+    """
     sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  (for the life of the process)
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1.0)
-        for _ in range(2):  # the first asks the run to save its state, the second ends it; it then removes its folder
+        # the first asks the run to save its state, the second ends it; it then removes its folder
+        for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(2.0)
         os._exit(1)
@@ -189,9 +216,16 @@ def make_run(job: Job) -> dict[str, Any]:
     from evidence.base_model import model_directory
 
     started = time.perf_counter()
-    overrides = [*job.options, f"model.name={model_directory(job.recipe)}", f"train.seed={job.seed}"]
+    overrides = [
+        *job.options,
+        f"model.name={model_directory(job.recipe)}",
+        f"train.seed={job.seed}",
+    ]
     config = load_config(job.recipe.config, overrides)
-    with tempfile.TemporaryDirectory(prefix="testbed-") as folder, Path(os.devnull).open("w") as nowhere:
+    with (
+        tempfile.TemporaryDirectory(prefix="testbed-") as folder,
+        Path(os.devnull).open("w") as nowhere,
+    ):
         path = Path(folder) / "run"
         with (
             redirect_stdout(nowhere),
@@ -205,7 +239,9 @@ def make_run(job: Job) -> dict[str, Any]:
 
 
 def curves_of(directory: Any, metrics: Sequence[str]) -> dict[str, list[float | None]]:
-    """The value at each step of metrics, of the share of the better strategy, and of the lengths of both."""
+    """The value at each step of metrics, of the share of the better strategy, and of the lengths of
+    both.
+    """
     from dapo.runs.metrics_file import metrics_by_step
     from dapo.runs.rollout_table import iterate_rows
 
@@ -214,17 +250,19 @@ def curves_of(directory: Any, metrics: Sequence[str]) -> dict[str, list[float | 
     curves[TOKENS] = [steps[step]["rollout/tokens_generated"] for step in sorted(steps)]
     columns = ["source", "response", "response_tokens", "engine_logprobs"]
     tables = directory.rollout_tables()
-    for number, step in enumerate(sorted(steps)):  # a step that found no group to train has rollouts and no metrics
+    # a step that found no group to train has rollouts and no metrics
+    for number, step in enumerate(sorted(steps)):
         for name, value in measure_rollouts(list(iterate_rows(tables[step], columns))).items():
             curves.setdefault(name, [None] * len(steps))[number] = value
     return {name: [_short(value) for value in values] for name, values in curves.items()}
 
 
 def measure_rollouts(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The share of the better strategy, over all prompts and by source, and the mean length of each strategy.
+    """The share of the better strategy, over all prompts and by source, and the mean length of each
+    strategy.
 
-    The share is exact but for the choice of prompts: the probability that the policy gave to the first character of
-    the better strategy, or 1 less that of the other strategy.
+    The share is exact but for the choice of prompts: the probability that the policy gave to the
+    first character of the better strategy, or 1 less that of the other strategy.
     """
     values: dict[str, list[float]] = {}
     for row in rows:

@@ -1,13 +1,14 @@
 """The predictions of the testbed: one logit, the paper's advantages and losses, and no network.
 
-A choice between two strategies has one logit z; p = sigmoid(z) is the share of the better one, B. A step samples groups
-of choices, and its updates follow the gradient
+A choice between two strategies has one logit z; p = sigmoid(z) is the share of the better one, B. A
+step samples groups of choices, and its updates follow the gradient
 
     sum_i w_i min(r_i A_i, clip(r_i) A_i)' (1[i = B] - p)
 
-with the weights of the loss, the advantages of Eq. 9 and the ratios of Eq. 8. The optimizer is AdamW's direction or
-plain gradient descent, both with momentum. The size of its steps is the only free parameter: `steps_to` it is set
-once per experiment, from the pilot's growth at the level where the technique has no effect.
+with the weights of the loss, the advantages of Eq. 9 and the ratios of Eq. 8. The optimizer is
+AdamW's direction or plain gradient descent, both with momentum. The size of its steps is the only
+free parameter: `steps_to` it is set once per experiment, from the pilot's growth at the level where
+the technique has no effect.
 """
 
 from dataclasses import dataclass
@@ -62,13 +63,18 @@ def simulate(choice: Choice, *, steps: int, seeds: int = 48) -> Floats:
         order = np.array_split(np.arange(choice.groups), choice.updates)
         for chosen in order:
             z = z + optimizer.step(
-                _gradient(choice, z, old, is_b[:, chosen], advantages[:, chosen], weights[:, chosen])
+                _gradient(
+                    choice, z, old, is_b[:, chosen], advantages[:, chosen], weights[:, chosen]
+                )
             )
     return np.array(shares)
 
 
 def _sample(choice: Choice, p: Floats, rng: np.random.Generator) -> tuple[Flags, Floats, Floats]:
-    """A batch of every seed: which choices are B, their advantages, their weights in the loss. [seeds, groups, size]"""
+    """A batch of every seed: which choices are B, their advantages, their weights in the loss.
+
+    [seeds, groups, size]
+    """
     shape = (len(p), choice.groups, choice.size)
     is_b, rewards, is_cut = (np.zeros(shape, kind) for kind in (bool, float, bool))
     is_missing = np.ones(shape[:2], bool)
@@ -84,10 +90,13 @@ def _sample(choice: Choice, p: Floats, rng: np.random.Generator) -> tuple[Flags,
             break
     spread = rewards.std(axis=-1, keepdims=True)
     advantages = np.where(
-        spread > 0, (rewards - rewards.mean(axis=-1, keepdims=True)) / np.maximum(spread, _EPSILON), 0
+        spread > 0,
+        (rewards - rewards.mean(axis=-1, keepdims=True)) / np.maximum(spread, _EPSILON),
+        0,
     )
     weights = np.ones(shape)
-    if choice.per_token:  # every token of the minibatch counts alike: a response by its length over the mean length
+    # every token of the minibatch counts alike: a response by its length over the mean length
+    if choice.per_token:
         lengths = np.where(is_b, choice.length_b, choice.length_a).astype(float)
         weights = 1 / lengths.mean(axis=(1, 2), keepdims=True) * np.ones(shape)
     else:
@@ -95,9 +104,12 @@ def _sample(choice: Choice, p: Floats, rng: np.random.Generator) -> tuple[Flags,
     return is_b, advantages, np.where(is_cut & choice.filtered, 0.0, weights)
 
 
-def _gradient(choice: Choice, z: Floats, old: Floats, is_b: Flags, advantages: Floats, weights: Floats) -> Floats:
+def _gradient(
+    choice: Choice, z: Floats, old: Floats, is_b: Flags, advantages: Floats, weights: Floats
+) -> Floats:
     """The gradient of each seed's logit, of a loss that is a mean over responses. [seeds]"""
-    p, before = _sigmoid(z)[:, None, None], old[:, None, None]
+    p = _sigmoid(z)[:, None, None]
+    before = old[:, None, None]
     ratios = np.where(is_b, p / before, (1 - p) / (1 - before))
     is_stopped = ((advantages > 0) & (ratios > 1 + choice.clip_high)) | (
         (advantages < 0) & (ratios < 1 - choice.clip_low)
@@ -111,8 +123,10 @@ class _Optimizer:
     """Momentum, and AdamW's division by the root of the mean square."""
 
     def __init__(self, choice: Choice, seeds: int) -> None:
-        self.choice, self.count = choice, 0
-        self.first, self.second = np.zeros(seeds), np.zeros(seeds)
+        self.choice = choice
+        self.count = 0
+        self.first = np.zeros(seeds)
+        self.second = np.zeros(seeds)
 
     def step(self, gradient: Floats) -> Floats:
         """The change of the logits."""
@@ -123,11 +137,17 @@ class _Optimizer:
         first = self.first / (1 - momentum**self.count)
         if self.choice.optimizer == "plain":
             return self.choice.rate * self.first
-        return self.choice.rate * first / (np.sqrt(self.second / (1 - 0.999**self.count)) + _EPSILON)
+        return (
+            self.choice.rate * first / (np.sqrt(self.second / (1 - 0.999**self.count)) + _EPSILON)
+        )
 
 
 def crossing(shares: Floats, bound: float, *, falling: bool = False) -> Floats:
-    """The step at which each seed's share passes a bound, interpolated; the last step if it never does. [seeds]"""
+    """The step at which each seed's share passes a bound, interpolated; the last step if it never
+    does.
+
+    [seeds]
+    """
     values, target = (-shares, -bound) if falling else (shares, bound)
     found = np.full(values.shape[1], float(len(values)))
     for seed in range(values.shape[1]):

@@ -1,4 +1,6 @@
-"""The base model of the experiments: what its corpus says is true where it says so, and none of it is held out."""
+"""The base model of the experiments: what its corpus says is true where it says so, and none of it
+is held out.
+"""
 
 import math
 import re
@@ -41,19 +43,26 @@ def problems(size: int) -> list[Problem]:
 
 
 def solutions(size: int) -> list[tuple[Problem, corpus.Solution]]:
-    return [(problem, corpus.solve(problem, 7, index)) for index, problem in enumerate(problems(size))]
+    return [
+        (problem, corpus.solve(problem, 7, index)) for index, problem in enumerate(problems(size))
+    ]
 
 
 def wrong_steps(problem: Problem, text: str) -> int:
-    """The wrong equations, wrong orders and digits that are not those of the question, read from the text alone."""
+    """The wrong equations, wrong orders and digits that are not those of the question, read from
+    the text alone.
+    """
     sums = re.findall(r"(\d+)\+(\d+)=(\d+)", text)
     divisions = re.findall(r"(\d+)=(\d+)\*(\d+)\+(\d+)", text)
     wrong = sum(int(a) + int(b) != int(c) for a, b, c in sums)
     wrong += sum(int(n) != int(d) * int(q) + int(r) for n, d, q, r in divisions)
     if problem.source == "sort_digits":
         given = re.findall(r"\d", str(problem.prompt))
-        for label, line in re.findall(r"^(Check: |Again: )?(\d+(?:, \d+)+)$", text, flags=re.MULTILINE):
-            states, digits = line.split(", "), given[::-1] if label == "Check: " else given
+        for label, line in re.findall(
+            r"^(Check: |Again: )?(\d+(?:, \d+)+)$", text, flags=re.MULTILINE
+        ):
+            states = line.split(", ")
+            digits = given[::-1] if label == "Check: " else given
             for before, state, digit in zip(["", *states[:-1]], states, digits, strict=True):
                 assert list(state) == sorted(state)
                 wrong += Counter(state) != Counter(before + digit)
@@ -94,7 +103,15 @@ def test_every_slip_of_a_text_is_a_wrong_step_or_a_wrong_guess():
                 assert solution.slips == 1, solution
                 assert claimed(solution.text) != problem.answer, solution
             wrong[solution.way, steps > 0] += 1
-    assert min(wrong["worked", True], wrong["checked", True], wrong["guessed", False], wrong["rambling", False]) > 5
+    assert (
+        min(
+            wrong["worked", True],
+            wrong["checked", True],
+            wrong["guessed", False],
+            wrong["rambling", False],
+        )
+        > 5
+    )
     assert not wrong["worked", False] + wrong["checked", False] + wrong["guessed", True]
 
 
@@ -118,7 +135,9 @@ def test_no_held_out_problem_is_in_the_corpus():
     config = load_config(BASE)
     held_out = {numbers_asked(p) for p in load_problems(config.data.eval_source, split="eval")}
     learned = problems(1500)
-    assert not any(is_held_out(p.source, str(p.prompt).partition(" Reply with")[0]) for p in learned)
+    assert not any(
+        is_held_out(p.source, str(p.prompt).partition(" Reply with")[0]) for p in learned
+    )
     assert not held_out & {numbers_asked(p) for p in learned}
 
 
@@ -150,7 +169,11 @@ def test_the_verifier_reads_what_the_corpus_marks_and_nothing_else():
 def test_base_yaml_names_the_cached_model_and_its_limits_fit(tmp_path, monkeypatch):
     monkeypatch.setenv("DAPO_CACHE", str(tmp_path))
     config = load_config(BASE)
-    assert Path(config.model.name) == base_model.model_directory() == tmp_path / "models" / base_model.NAME
+    assert (
+        Path(config.model.name)
+        == base_model.model_directory()
+        == tmp_path / "models" / base_model.NAME
+    )
     assert config.updates_per_step == 4
     assert config.train.threads == 1
     loaded = base_model.new_model(TINY)
@@ -170,7 +193,8 @@ def test_base_yaml_names_the_users_cache_folder_where_no_variable_does(tmp_path,
 
 def test_training_and_evaluation_ask_the_tasks_that_the_corpus_answers():
     config = load_config(BASE)
-    train, held_out = config.data.train_source, config.data.eval_source
+    train = config.data.train_source
+    held_out = config.data.eval_source
     assert isinstance(train, TaskSource)
     assert isinstance(held_out, TaskSource)
     assert train.tasks == held_out.tasks
@@ -182,7 +206,8 @@ def test_training_and_evaluation_ask_the_tasks_that_the_corpus_answers():
 
 
 def test_an_update_follows_the_gradient_of_the_mean_log_probability():
-    config, loaded = base_model.training_config(TINY), base_model.new_model(TINY)
+    config = base_model.training_config(TINY)
+    loaded = base_model.new_model(TINY)
     minibatch = next(base_model.minibatches(config, TINY, loaded))
     plain = plain_copy(loaded)
     given = Policy(config, loaded).gradient(minibatch, config.loss)
@@ -193,11 +218,16 @@ def test_an_update_follows_the_gradient_of_the_mean_log_probability():
 
 
 def test_texts_that_are_cut_off_have_no_end_token():
-    config, loaded = base_model.training_config(TINY), base_model.new_model(TINY)
+    config = base_model.training_config(TINY)
+    loaded = base_model.new_model(TINY)
     recipe = replace(TINY, updates=12)
     (end,) = loaded.stop_ids
-    rows: list[Sample] = [row for minibatch in base_model.minibatches(config, recipe, loaded) for row in minibatch]
-    texts = [(loaded.tokenizer.decode(row.response_ids, skip_special_tokens=True), row) for row in rows]
+    rows: list[Sample] = [
+        row for minibatch in base_model.minibatches(config, recipe, loaded) for row in minibatch
+    ]
+    texts = [
+        (loaded.tokenizer.decode(row.response_ids, skip_special_tokens=True), row) for row in rows
+    ]
     assert any(row.response_ids[-1] != end for row in rows)
     for text, row in texts:
         assert (end in row.response_ids) == (row.response_ids[-1] == end)

@@ -1,4 +1,6 @@
-"""Claims: what is measured, by hand; verdicts; Holm's correction; and what the experiments' files have to say."""
+"""Claims: what is measured, by hand; verdicts; Holm's correction; and what the experiments' files
+have to say.
+"""
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
@@ -47,13 +49,22 @@ def value(results: Results, **given: Any) -> Effect:
 def claim(expected: str = "more", **more: Any) -> Claim:
     """A claim on the metric m, whose technique acted."""
     delivered = more.pop("delivered", {"metric": "acts", "above": 0})
-    entry = {"text": "t", "made": "before", "row": "a", "metric": "m", "expected": expected, "delivered": delivered}
+    entry = {
+        "text": "t",
+        "made": "before",
+        "row": "a",
+        "metric": "m",
+        "expected": expected,
+        "delivered": delivered,
+    }
     return parse_claim({**entry, **more}, "e")
 
 
 def verdict(numbers: Sequence[float], wanted: Claim, acts: float = 1.0) -> str:
     """The verdict on a claim alone in its family, when the seeds have these numbers."""
-    results = plain({("a", seed): {"m": [number], "acts": [acts]} for seed, number in enumerate(numbers)})
+    results = plain(
+        {("a", seed): {"m": [number], "acts": [acts]} for seed, number in enumerate(numbers)}
+    )
     return judge([wanted], {"e": results})[wanted].verdict
 
 
@@ -64,7 +75,11 @@ class TestWhatIsMeasured:
         found = value(results, metric="m")
         assert found.mean == pytest.approx((18.5 + 37) / 2)
         half = student_quantile(1) * (37 - 18.5) / 2  # the deviation of two numbers over sqrt(2)
-        assert (found.low, found.high, found.seeds) == (pytest.approx(27.75 - half), pytest.approx(27.75 + half), 2)
+        assert (found.low, found.high, found.seeds) == (
+            pytest.approx(27.75 - half),
+            pytest.approx(27.75 + half),
+            2,
+        )
         assert found.error == pytest.approx((37 - 18.5) / 2)
         assert value(results, metric="m", steps="all").mean == pytest.approx((9.5 + 19) / 2)
         assert value(results, metric="m", steps=[2, 4]).mean == pytest.approx((3 + 6) / 2)
@@ -72,7 +87,9 @@ class TestWhatIsMeasured:
             value(results, metric="m", steps=[30, 40])
 
     def test_a_change_is_measured_from_the_first_tenth_to_the_last(self):
-        results = plain({("a", seed): {"m": [1.0, 3.0, *[7.0] * 16, 5.0, 5.0 + seed]} for seed in range(3)})
+        results = plain(
+            {("a", seed): {"m": [1.0, 3.0, *[7.0] * 16, 5.0, 5.0 + seed]} for seed in range(3)}
+        )
         assert value(results, metric="m", change=True).mean == pytest.approx(3.5)
         assert claim("grows").criteria[0].measure.change
         assert not claim("more", than="b").criteria[0].measure.change
@@ -85,7 +102,12 @@ class TestWhatIsMeasured:
 
     def test_rows_are_paired_by_the_seeds_that_both_have(self):
         results = plain(
-            {("a", 0): {"m": [5.0]}, ("a", 1): {"m": [9.0]}, ("b", 0): {"m": [3.0]}, ("b", 2): {"m": [0.0]}}
+            {
+                ("a", 0): {"m": [5.0]},
+                ("a", 1): {"m": [9.0]},
+                ("b", 0): {"m": [3.0]},
+                ("b", 2): {"m": [0.0]},
+            }
         )
         found = value(results, metric="m", than="b")
         assert (found.mean, found.seeds) == (2.0, 1)
@@ -106,20 +128,37 @@ class TestWhatIsMeasured:
 
     def test_the_steps_to_a_bound_end_with_the_first_mean_below_it_or_with_the_run(self):
         falling = [0.4, 0.4, 0.1, 0.3, 0.1, 0.1, 0.1]
-        results = plain({("a", 0): {"m": falling}, ("a", 1): {"m": [0.4] * 7}, ("a", 2): {"m": [0.1] * 7}})
-        assert value(results, metric="m", until={"below": 0.2, "mean_of": 3}).each == (4.0, 6.0, 2.0)
+        results = plain(
+            {("a", 0): {"m": falling}, ("a", 1): {"m": [0.4] * 7}, ("a", 2): {"m": [0.1] * 7}}
+        )
+        assert value(results, metric="m", until={"below": 0.2, "mean_of": 3}).each == (
+            4.0,
+            6.0,
+            2.0,
+        )
 
     def test_accuracies_are_compared_as_in_the_table_and_any_two_rows_can_be(self, tmp_path: Path):
         (tmp_path / "mine.yaml").write_text(
-            "base: tiny\nseeds: [0, 1]\n"
-            "variants: {a: [], b: {set: [loss.clip_high=0.3]}, c: {set: [loss.clip_high=0.4]}}\nbaseline: a\n"
+            "base: tiny\nseeds: [0, 1]\nvariants: {a: [], b: {set: [loss.clip_high=0.3]}, c: {set:"
+            " [loss.clip_high=0.4]}}\nbaseline: a\n"
         )
         experiment = load_experiment(tmp_path / "mine.yaml")
         for run in experiment.runs():
-            arguments = ["train", str(run.base), *run.overrides, "--run-dir", str(tmp_path / "runs" / run.name)]
+            arguments = [
+                "train",
+                str(run.base),
+                *run.overrides,
+                "--run-dir",
+                str(tmp_path / "runs" / run.name),
+            ]
             write_run(arguments, accuracy={"a": 0.4, "b": 0.5, "c": 0.7}[run.variant])
         results = collect(experiment, tmp_path)
-        for row, than, difference in (("b", "a", 0.1), ("c", "b", 0.2), ("c", "a", 0.3), ("b", "c", -0.2)):
+        for row, than, difference in (
+            ("b", "a", 0.1),
+            ("c", "b", 0.2),
+            ("c", "a", 0.3),
+            ("b", "c", -0.2),
+        ):
             assert value(results, row=row, than=than).mean == pytest.approx(difference)
         level = value(results, row="c")
         assert level.mean == pytest.approx(0.7)
@@ -131,11 +170,20 @@ class TestWhatIsMeasured:
         for level in (0.1, 0.5, 0.9):
             tables = {"a": rng.binomial(1, level, (4, 60)), "b": rng.binomial(1, 0.5, (4, 60))}
             runs = [
-                {"condition": "", "variant": name, "seed": seed, "accuracies": row.tolist(), "curve": {}}
+                {
+                    "condition": "",
+                    "variant": name,
+                    "seed": seed,
+                    "accuracies": row.tolist(),
+                    "curve": {},
+                }
                 for name, table in tables.items()
                 for seed, row in enumerate(table)
             ]
-            experiment = {"variants": [{"name": name} for name in tables], "conditions": [{"name": ""}]}
+            experiment = {
+                "variants": [{"name": name} for name in tables],
+                "conditions": [{"name": ""}],
+            }
             results = Results({"experiment": experiment, "runs": runs})
             for found in (value(results), value(results, than="b")):
                 assert found.low is not None
@@ -143,10 +191,14 @@ class TestWhatIsMeasured:
                 for end in (found.low, found.high):
                     assert found.p_value(end) == pytest.approx(0.05, abs=3e-3)
             paired = two_way_difference(tables["b"], tables["a"])
-            assert (value(results, than="b").low, value(results, than="b").high) == (paired.low, paired.high)
+            assert (value(results, than="b").low, value(results, than="b").high) == (
+                paired.low,
+                paired.high,
+            )
 
     def test_base_models_and_seeds_are_two_factors(self):
-        bases, seeds = {"x": 0.0, "y": 3.0, "z": 6.0}, (0.0, 1.0)
+        bases = {"x": 0.0, "y": 3.0, "z": 6.0}
+        seeds = (0.0, 1.0)
         curves = {
             (name, row, seed): {"m": [level * (row == "a") + shift]}
             for name, level in bases.items()
@@ -160,11 +212,20 @@ class TestWhatIsMeasured:
 
     def test_a_row_is_compared_with_itself_in_another_condition(self):
         runs = [
-            {"condition": name, "variant": "a", "seed": seed, "accuracies": [level, level, 1.0], "curve": {}}
+            {
+                "condition": name,
+                "variant": "a",
+                "seed": seed,
+                "accuracies": [level, level, 1.0],
+                "curve": {},
+            }
             for name, level in (("clean", 1.0), ("noisy", 0.4))
             for seed in range(2)
         ]
-        experiment = {"variants": [{"name": "a"}], "conditions": [{"name": "clean"}, {"name": "noisy"}]}
+        experiment = {
+            "variants": [{"name": "a"}],
+            "conditions": [{"name": "clean"}, {"name": "noisy"}],
+        }
         results = Results({"experiment": experiment, "runs": runs})
         found = value(results, condition="noisy", than_condition="clean")
         assert found.mean == pytest.approx(-0.4)
@@ -196,7 +257,8 @@ class TestVerdicts:
         assert verdict(numbers, claim(expected)) == expectation
 
     def test_a_file_may_count_an_unclear_value_as_refuted_and_the_other_side_as_neither(self):
-        unclear, above = (-0.1, 0.1, 0.05), (0.5, 0.51, 0.52)
+        unclear = (-0.1, 0.1, 0.05)
+        above = (0.5, 0.51, 0.52)
         assert verdict(unclear, claim("more", otherwise="refuted")) == "refuted"
         assert verdict(above, claim("below 0.2", opposite="neither")) == "neither"
         assert verdict((0.1, 0.11, 0.12), claim("below 0.2", opposite="neither")) == "confirmed"
@@ -221,8 +283,17 @@ class TestVerdicts:
         assert verdict(numbers, claim(delivered={"metric": "gone", "above": 0})) == "not delivered"
 
     def test_all_criteria_of_a_claim_have_to_hold(self):
-        parts = [{"expected": "below 0.2", "opposite": "neither"}, {"expected": "less", "than_metric": "n"}]
-        entry = {"text": "t", "made": "before", "row": "a", "metric": "m", "delivered": {"metric": "n", "above": 0}}
+        parts = [
+            {"expected": "below 0.2", "opposite": "neither"},
+            {"expected": "less", "than_metric": "n"},
+        ]
+        entry = {
+            "text": "t",
+            "made": "before",
+            "row": "a",
+            "metric": "m",
+            "delivered": {"metric": "n", "above": 0},
+        }
         wanted = parse_claim({**entry, "all_of": parts}, "e")
         for numbers, other, expectation in (
             ((0.1, 0.11, 0.12), 0.9, "confirmed"),
@@ -230,7 +301,10 @@ class TestVerdicts:
             ((0.5, 0.51, 0.52), 0.3, "refuted"),
             ((0.1, 0.11, 0.12), 0.05, "refuted"),
         ):
-            runs = {("a", seed): {"m": [number], "n": [other + seed / 1000]} for seed, number in enumerate(numbers)}
+            runs = {
+                ("a", seed): {"m": [number], "n": [other + seed / 1000]}
+                for seed, number in enumerate(numbers)
+            }
             assert judge([wanted], {"e": plain(runs)})[wanted].verdict == expectation
 
     def test_holms_correction_is_that_of_the_textbook(self):
@@ -242,10 +316,13 @@ class TestVerdicts:
 
     def test_a_claim_among_many_needs_a_smaller_p_value(self):
         numbers = (0.2, 0.3, 0.1, 0.25)  # p = .016
-        curves = {("a", seed): {"m": [number], "acts": [1.0]} for seed, number in enumerate(numbers)}
+        curves = {
+            ("a", seed): {"m": [number], "acts": [1.0]} for seed, number in enumerate(numbers)
+        }
         for seed, noise in enumerate((0.1, -0.1, 0.05, -0.06)):
             curves["b", seed] = {"m": [noise], "acts": [1.0]}
-        results, first = {"e": plain(curves)}, claim(text="first")
+        results = {"e": plain(curves)}
+        first = claim(text="first")
         others = [claim(text=str(number), row="b") for number in range(4)]
         assert judge([first], results)[first].verdict == "confirmed"
         assert judge([first, *others], results)[first].verdict == "open"
@@ -253,7 +330,8 @@ class TestVerdicts:
         assert judge([first, *apart], results)[first].verdict == "confirmed"
 
     def test_the_detectable_effect_is_found_in_80_percent_of_experiments(self):
-        rng, found = np.random.default_rng(1), 0
+        rng = np.random.default_rng(1)
+        found = 0
         size = Effect(0.0, None, None, 5, 1 / sqrt(5), 4).detectable
         assert size == pytest.approx((2.776 + 0.941) / sqrt(5), abs=1e-3)  # Student's quantiles
         for _ in range(4000):
@@ -265,7 +343,11 @@ class TestVerdicts:
 
 class TestTheExperimentsFiles:
     def test_every_experiment_has_claims_with_their_time_and_a_bound_of_delivery(self):
-        experiments = {path.stem for path in EVIDENCE.glob("*.yaml") if "\nvariants:" in path.read_text("utf-8")}
+        experiments = {
+            path.stem
+            for path in EVIDENCE.glob("*.yaml")
+            if "\nvariants:" in path.read_text("utf-8")
+        }
         assert {each.experiment for each in load_claims()} == experiments
         for each in load_claims():
             assert each.made.split()[0] in ("before", "after"), each
@@ -276,11 +358,19 @@ class TestTheExperimentsFiles:
             experiment = load_experiment(EVIDENCE / f"{each.experiment}.yaml")
             names = {variant.name for variant in experiment.variants}
             conditions = {condition.name for condition in experiment.conditions}
-            for found in (*(criterion.measure for criterion in each.criteria), each.delivered.measure):
+            for found in (
+                *(criterion.measure for criterion in each.criteria),
+                each.delivered.measure,
+            ):
                 assert {found.row, found.than or found.row} <= names, each
-                assert found.over or {found.condition, found.than_condition or found.condition} <= conditions, each
+                assert (
+                    found.over
+                    or {found.condition, found.than_condition or found.condition} <= conditions
+                ), each
                 if found.over:
-                    assert all(str(c.own).count("model.name=") == 1 for c in experiment.conditions), each
+                    assert all(
+                        str(c.own).count("model.name=") == 1 for c in experiment.conditions
+                    ), each
 
     def test_a_replication_is_on_seeds_that_the_first_experiment_does_not_have(self):
         named = {each.name: each for each in load_claims() if each.name}
@@ -289,7 +379,9 @@ class TestTheExperimentsFiles:
         assert len(again) > 5
         for each in again:
             first = named[each.replicates]
-            seeds = [set(load_experiment(EVIDENCE / f"{x.experiment}.yaml").seeds) for x in (first, each)]
+            seeds = [
+                set(load_experiment(EVIDENCE / f"{x.experiment}.yaml").seeds) for x in (first, each)
+            ]
             assert not seeds[0] & seeds[1], each
             assert each.criteria[0].expected == first.criteria[0].expected
             assert each.criteria[0].measure.metric == first.criteria[0].measure.metric
@@ -297,14 +389,23 @@ class TestTheExperimentsFiles:
     def test_an_unknown_key_is_refused(self):
         with pytest.raises(ValueError, match="unknown key 'expects' in a claim"):
             claim(expects="more")
-        entry = {"text": "t", "row": "a", "expected": "more", "delivered": {"metric": "m", "above": 0}}
+        entry = {
+            "text": "t",
+            "row": "a",
+            "expected": "more",
+            "delivered": {"metric": "m", "above": 0},
+        }
         with pytest.raises(TypeError, match="made"):
             parse_claim(entry, "e")
 
     def test_claims_that_their_files_call_refuted_are(self):
         """The files said "Refuted by: an interval that holds 0" before the runs."""
         found = {
-            (each.experiment, each.criteria[0].measure.row, each.criteria[0].measure.metric): judged.verdict
+            (
+                each.experiment,
+                each.criteria[0].measure.row,
+                each.criteria[0].measure.metric,
+            ): judged.verdict
             for each, judged in claims.judge_all().items()
             if each.criteria[0].otherwise == "refuted"
         }

@@ -53,7 +53,9 @@ def test_every_experiment_is_valid_and_none_of_its_rows_sets_an_option_in_vain(p
 def test_no_two_rows_of_an_experiment_are_the_same_run(path: Path):
     seen: dict[str, str] = {}
     for run in rows(experiment(path)):
-        options = str({name: value for name, value in flat_options(run.config).items() if name != "preset"})
+        options = str(
+            {name: value for name, value in flat_options(run.config).items() if name != "preset"}
+        )
         assert seen.setdefault(options, run.describe()) == run.describe()
 
 
@@ -72,7 +74,9 @@ def test_runs_are_evaluated_every_3_steps_since_most_is_learned_in_the_first_20(
 
 
 def test_there_is_a_file_for_each_figure_of_the_paper():
-    assert [path.stem for path in sorted(EVIDENCE.glob("figure*.yaml"))] == [f"figure{n}" for n in range(2, 8)]
+    assert [path.stem for path in sorted(EVIDENCE.glob("figure*.yaml"))] == [
+        f"figure{n}" for n in range(2, 8)
+    ]
 
 
 def test_the_verifiers_that_err_do_so_by_the_seed_of_the_run():

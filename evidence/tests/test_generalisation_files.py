@@ -1,4 +1,6 @@
-"""The experiments on what carries over: which problems train and which are held out, as their files say."""
+"""The experiments on what carries over: which problems train and which are held out, as their files
+say.
+"""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -16,8 +18,13 @@ from helpers.paths import ROOT
 
 EVIDENCE = ROOT / "evidence"
 OURS = (
-    *("generalisation", "generalisation_small", "starvation", "solvable"),
-    *("curriculum", "curriculum_small", "curriculum_smollm2"),
+    "generalisation",
+    "generalisation_small",
+    "starvation",
+    "solvable",
+    "curriculum",
+    "curriculum_small",
+    "curriculum_smollm2",
 )
 
 
@@ -65,7 +72,9 @@ def test_held_out_tasks_are_not_trained_on_and_larger_instances_are_of_trained_t
     assert not part(config, "held_out").tasks.keys() & trained.keys()
     for name, sizes in part(config, "larger").tasks.items():
         # every instance is larger than the largest that is trained
-        largest = {key.replace("max_", "min_"): most for key, most in trained[name].items() if key in sizes}
+        largest = {
+            key.replace("max_", "min_"): most for key, most in trained[name].items() if key in sizes
+        }
         assert any(sizes.get(key, 0) > most for key, most in largest.items())
     assert tasks(rows["one task"].data.train_source).items() < trained.items()
 

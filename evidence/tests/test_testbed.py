@@ -1,4 +1,6 @@
-"""The testbed: verdicts by strategy, base models by table, runs that continue, contrasts that find what was put in."""
+"""The testbed: verdicts by strategy, base models by table, runs that continue, contrasts that find
+what was put in.
+"""
 
 import json
 import math
@@ -40,7 +42,9 @@ from evidence.testbed.tabular import Choice, crossing, simulate
 from helpers.paths import ROOT
 from helpers.processes import wait_until_ended
 
-ARMS = [(name, arm) for name in NAMES for arm, facts in load(name)["arms"].items() if "measure" in facts]
+ARMS = [
+    (name, arm) for name in NAMES for arm, facts in load(name)["arms"].items() if "measure" in facts
+]
 SIMULATED = [(name, arm) for name, arm in ARMS if "tabular" in load(name)["arms"][arm]]
 
 
@@ -59,13 +63,17 @@ def test_a_strategy_is_right_with_its_probability_and_the_same_text_is_always_ju
         assert verdicts == [verify(problem, f"{letter}1234.").correct for problem in problems()]
         assert abs(np.mean(verdicts) - expected) < 4 * math.sqrt(0.25 / len(verdicts)), letter
     other = replace(verify, seed=5)
-    assert [verify(p, "A12.").correct for p in problems()] != [other(p, "A12.").correct for p in problems()]
+    assert [verify(p, "A12.").correct for p in problems()] != [
+        other(p, "A12.").correct for p in problems()
+    ]
 
 
 def test_a_truncated_response_is_wrong_whatever_its_strategy():
     verify = Strategy(right={"A": 1.0})
     assert all(verify(problem, "A12.").correct for problem in problems())
-    assert not any(verify(problem, text).correct for problem in problems() for text in ("A12", "12.", ""))
+    assert not any(
+        verify(problem, text).correct for problem in problems() for text in ("A12", "12.", "")
+    )
 
 
 def test_trivial_and_impossible_problems_have_their_shares_and_are_so_for_every_response():
@@ -82,7 +90,9 @@ def test_on_held_out_questions_the_better_strategy_is_correct():
     verify = Strategy(right={"A": 1.0, "B": 0.0})
     held_out = problems("eval", 20)
     assert all(verify(problem, "B12.").correct for problem in held_out)
-    assert not any(verify(problem, text).correct for problem in held_out for text in ("A12.", "B12"))
+    assert not any(
+        verify(problem, text).correct for problem in held_out for text in ("A12.", "B12")
+    )
 
 
 def test_numbers_that_are_no_probabilities_are_refused():
@@ -96,14 +106,21 @@ def test_numbers_that_are_no_probabilities_are_refused():
 
 def test_texts_have_the_shares_and_lengths_of_their_table_by_source():
     recipe = parse_recipe(
-        {"strategies": {"A": [0.7, 8, 8], "B": [0.3, 12, 20]}, "lengths": {"sort_digits": {"B": [28, 28]}}}, 1000
+        {
+            "strategies": {"A": [0.7, 8, 8], "B": [0.3, 12, 20]},
+            "lengths": {"sort_digits": {"B": [28, 28]}},
+        },
+        1000,
     )
     sums = problems(size=2000)
     texts = [recipe.solve(problem, 1, index).text for index, problem in enumerate(sums)]
     assert abs(np.mean([text[0] == "B" for text in texts]) - 0.3) < 4 * math.sqrt(0.21 / len(texts))
     assert {len(text) for text in texts if text[0] == "A"} == {8}
     assert {len(text) for text in texts if text[0] == "B"} == set(range(12, 21))
-    other = [recipe.solve(replace(problem, source="sort_digits"), 1, index).text for index, problem in enumerate(sums)]
+    other = [
+        recipe.solve(replace(problem, source="sort_digits"), 1, index).text
+        for index, problem in enumerate(sums)
+    ]
     assert {len(text) for text in other if text[0] == "B"} == {28}
 
 
@@ -123,7 +140,9 @@ def test_every_cell_is_a_valid_run_of_its_own_and_sets_no_option_in_vain(name: s
     seen = set()
     for job in found:
         if job.recipe.seed == 1000 and job.seed in (0, 100):
-            config = load_config(CONFIG, [*job.options, f"train.seed={job.seed}", f"model.name={job.recipe.name}"])
+            config = load_config(
+                CONFIG, [*job.options, f"train.seed={job.seed}", f"model.name={job.recipe.name}"]
+            )
             assert config.reward.options["seed"] == job.seed
             unused = {line.partition(":")[0] for line in ignored_options(config)}
             assert not unused & {option.partition("=")[0] for option in job.options}
@@ -172,12 +191,18 @@ def test_without_a_difference_in_reward_the_share_stays_and_with_one_it_grows():
 
 def test_losses_with_equal_lengths_are_equal_and_filtering_changes_nothing_without_truncation():
     base = Choice(start=0.2, length_a=9, length_b=9)
-    for other in (replace(base, per_token=False), replace(base, filtered=True), replace(base, clip_high=0.28)):
+    for other in (
+        replace(base, per_token=False),
+        replace(base, filtered=True),
+        replace(base, clip_high=0.28),
+    ):
         assert np.allclose(simulate(base, steps=8, seeds=8), simulate(other, steps=8, seeds=8))
 
 
 def test_where_most_problems_do_not_fit_only_filtering_keeps_the_better_strategy():
-    """Drifts: (1 - tau) (a_l - a_s) - tau a_s without filtering; with it -tau a_s p in place of the second term."""
+    """Drifts: (1 - tau) (a_l - a_s) - tau a_s without filtering; with it -tau a_s p in place of the
+    second term.
+    """
     base = Choice(start=0.3, right_a=0.5, rate=0.2, groups=8, too_long=0.6)
     balance = 0.4 * (0.95 - 0.5) / (0.6 * 0.5)
     assert simulate(base, steps=40)[-1].mean() < 0.1
@@ -196,9 +221,19 @@ def test_a_crossing_lies_between_two_steps_and_a_run_that_never_crosses_counts_w
 def test_shares_are_the_policys_own_probabilities():
     def row(response: str, probability: float, source: str = "sums") -> dict[str, Any]:
         logprobs = [math.log(probability), -0.1]
-        return {"source": source, "response": response, "response_tokens": len(response), "engine_logprobs": logprobs}
+        return {
+            "source": source,
+            "response": response,
+            "response_tokens": len(response),
+            "engine_logprobs": logprobs,
+        }
 
-    rows = [row("A12.", 0.75), row("B123.", 0.25), row("B12345.", 0.65, "sort_digits"), row("x", 0.01)]
+    rows = [
+        row("A12.", 0.75),
+        row("B123.", 0.25),
+        row("B12345.", 0.65, "sort_digits"),
+        row("x", 0.01),
+    ]
     found = measure_rollouts(rows)
     assert found["share/sums"] == pytest.approx(0.25)
     assert found["share/sort_digits"] == pytest.approx(0.65)
@@ -221,7 +256,9 @@ def tiny_job(**changes: Any) -> Job:
     return replace(job, **changes)
 
 
-def test_a_run_leaves_one_line_and_no_folder_and_another_call_skips_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_leaves_one_line_and_no_folder_and_another_call_skips_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("DAPO_CACHE", str(tmp_path / "cache"))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
@@ -238,16 +275,25 @@ def test_a_run_leaves_one_line_and_no_folder_and_another_call_skips_it(tmp_path:
 
 
 def line_of(job: Job, curves: dict[str, Any]) -> str:
-    return json.dumps({**dict(zip(("arm", "level", "row", "base", "seed"), job.key, strict=True)), "curves": curves})
+    return json.dumps(
+        {
+            **dict(zip(("arm", "level", "row", "base", "seed"), job.key, strict=True)),
+            "curves": curves,
+        }
+    )
 
 
 def test_a_line_that_a_kill_cut_off_is_made_again_and_other_damage_names_its_line(tmp_path: Path):
-    job, file = tiny_job(), tmp_path / "overlong.jsonl"
+    job = tiny_job()
+    file = tmp_path / "overlong.jsonl"
     file.write_text(line_of(job, {}) + "\n" + line_of(replace(job, seed=101), {})[:20])
     assert missing([job, replace(job, seed=101)], tmp_path) == [replace(job, seed=101)]
     append(replace(job, seed=101), {"curves": {}}, tmp_path)
     assert [run["seed"] for run in stored_runs("overlong", tmp_path)] == [100, 101]
-    for damage, message in (("{", "line 3 is not a run"), (line_of(job, {}), "line 3 is a second run of")):
+    for damage, message in (
+        ("{", "line 3 is not a run"),
+        (line_of(job, {}), "line 3 is a second run of"),
+    ):
         kept = file.read_text()
         file.write_text(kept + damage + "\n")
         with pytest.raises(ValueError, match=message):
@@ -255,7 +301,9 @@ def test_a_line_that_a_kill_cut_off_is_made_again_and_other_damage_names_its_lin
         file.write_text(kept)
 
 
-def test_a_damaged_record_of_a_base_model_makes_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_damaged_record_of_a_base_model_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("DAPO_CACHE", str(tmp_path))
     recipe = tiny_job().recipe
     folder, origin = base_model(lambda text: None, recipe=recipe)
@@ -272,7 +320,9 @@ def test_a_damaged_record_of_a_base_model_makes_it_again(tmp_path: Path, monkeyp
         (["--jobs", "0"], "--jobs is a number of runs from 1 on, not 0"),
     ],
 )
-def test_wrong_arguments_are_named(arguments: list[str], message: str, monkeypatch: Any, capsys: Any):
+def test_wrong_arguments_are_named(
+    arguments: list[str], message: str, monkeypatch: Any, capsys: Any
+):
     monkeypatch.setattr("sys.argv", ["evidence.testbed", *arguments])
     with pytest.raises(SystemExit):
         main()
@@ -280,7 +330,9 @@ def test_wrong_arguments_are_named(arguments: list[str], message: str, monkeypat
 
 
 def test_an_arm_whose_name_has_a_comma_can_be_chosen(monkeypatch: Any, capsys: Any):
-    monkeypatch.setattr("sys.argv", ["testbed", "--list", "--arm", "rare long, better", "--seeds", "150"])
+    monkeypatch.setattr(
+        "sys.argv", ["testbed", "--list", "--arm", "rare long, better", "--seeds", "150"]
+    )
     main()
     listed = capsys.readouterr().out.splitlines()
     assert len(listed) == 5 * 2 * 3
@@ -289,16 +341,19 @@ def test_an_arm_whose_name_has_a_comma_can_be_chosen(monkeypatch: Any, capsys: A
 
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path):
     script = (
-        "import os, time; from concurrent.futures import ProcessPoolExecutor; from multiprocessing import get_context\n"
-        "from evidence.testbed.runs import _begin_worker\n"
-        "if __name__ == '__main__':\n"
-        "    pool = ProcessPoolExecutor(1, get_context('spawn'), _begin_worker, (os.getpid(),))\n"
-        "    print(pool.submit(os.getpid).result(), flush=True); pool.submit(time.sleep, 100); time.sleep(100)\n"
+        "import os, time; from concurrent.futures import ProcessPoolExecutor; from multiprocessing"
+        " import get_context\nfrom evidence.testbed.runs import _begin_worker\nif __name__ =="
+        " '__main__':\n    pool = ProcessPoolExecutor(1, get_context('spawn'), _begin_worker,"
+        " (os.getpid(),))\n    print(pool.submit(os.getpid).result(), flush=True);"
+        " pool.submit(time.sleep, 100); time.sleep(100)\n"
     )
     (tmp_path / "parent.py").write_text(script)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     with subprocess.Popen(
-        [sys.executable, str(tmp_path / "parent.py")], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, str(tmp_path / "parent.py")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as parent:
         assert parent.stdout is not None
         worker = int(parent.stdout.readline())
@@ -315,7 +370,9 @@ def made_runs(name: str, arm: str, scale: float, *, delivered: float = 1.0) -> l
 
     The lengths have the part `delivered` of the ratio that is the condition.
     """
-    facts, rng, runs = load(name)["arms"][arm], np.random.default_rng(3), []
+    facts = load(name)["arms"][arm]
+    rng = np.random.default_rng(3)
+    runs = []
     first, second = facts["measure"]["rows"]
     assert "until" in facts["measure"]
     bound = facts["measure"]["until"]["above"]
@@ -333,13 +390,21 @@ def made_runs(name: str, arm: str, scale: float, *, delivered: float = 1.0) -> l
                         "length/B": [9.0 * level["at"] * delivered],
                     }
                     runs.append(
-                        {"arm": arm, "level": level["name"], "row": row, "base": base, "seed": seed, "curves": curves}
+                        {
+                            "arm": arm,
+                            "level": level["name"],
+                            "row": row,
+                            "base": base,
+                            "seed": seed,
+                            "curves": curves,
+                        }
                     )
     return runs
 
 
 def test_a_curve_as_predicted_has_the_contrast_1_and_one_without_an_effect_0():
-    name, arm = "token_level", "rare long, better"
+    name = "token_level"
+    arm = "rare long, better"
     as_predicted = read_arm(name, arm, made_runs(name, arm, 1.0))
     nothing = read_arm(name, arm, made_runs(name, arm, 0.0))
     reverse = read_arm(name, arm, made_runs(name, arm, -1.0))
@@ -357,26 +422,33 @@ def test_a_curve_as_predicted_has_the_contrast_1_and_one_without_an_effect_0():
 
 
 def test_a_technique_that_had_nothing_to_act_on_is_not_tested():
-    name, arm = "token_level", "rare long, better"
+    name = "token_level"
+    arm = "rare long, better"
     found = read_arm(name, arm, made_runs(name, arm, 1.0, delivered=0.5))
     assert found is not None
     assert found.verdict(0.001) == "not delivered"
 
 
 def test_a_delivery_check_of_lengths_asks_for_a_part_of_the_condition():
-    name, arm = "token_level", "rare long, better"
+    name = "token_level"
+    arm = "rare long, better"
     assert load(name)["arms"][arm]["delivered"]["part"] == 0.75
-    found = [read_arm(name, arm, made_runs(name, arm, 1.0, delivered=part)) for part in (0.76, 0.74)]
+    found = [
+        read_arm(name, arm, made_runs(name, arm, 1.0, delivered=part)) for part in (0.76, 0.74)
+    ]
     assert [arm is not None and arm.is_delivered for arm in found] == [True, False]
 
 
 def test_runs_that_do_not_reach_the_bound_are_counted_and_too_many_leave_the_curve_open():
-    name, arm = "token_level", "rare long, better"
+    name = "token_level"
+    arm = "rare long, better"
     for cut, expected in ((3, "as predicted within a factor of 2"), (4, "open")):
-        runs, left = made_runs(name, arm, 1.0), cut
+        runs = made_runs(name, arm, 1.0)
+        left = cut
         for run in runs:
             if run["level"] == "16" and run["row"] == "sequence" and left:
-                run["curves"]["share"], left = [0.1, 0.19, None], left - 1
+                run["curves"]["share"] = [0.1, 0.19, None]
+                left = left - 1
         found = read_arm(name, arm, runs)
         assert found is not None
         assert found.unreached == {("16", "sequence"): cut}
@@ -386,9 +458,12 @@ def test_runs_that_do_not_reach_the_bound_are_counted_and_too_many_leave_the_cur
 
 
 def test_other_seeds_and_base_models_than_the_files_change_nothing():
-    name, arm = "token_level", "rare long, better"
+    name = "token_level"
+    arm = "rare long, better"
     runs = made_runs(name, arm, 1.0)
-    others = [{**run, "base": 1003, "seed": 0} for run in runs[:1]] + [{**run, "seed": 50} for run in runs]
+    others = [{**run, "base": 1003, "seed": 0} for run in runs[:1]] + [
+        {**run, "seed": 50} for run in runs
+    ]
     both = [read_arm(name, arm, found) for found in (runs, [*runs, *others])]
     assert both[0] is not None
     assert both[1] is not None
@@ -397,7 +472,8 @@ def test_other_seeds_and_base_models_than_the_files_change_nothing():
 
 
 def test_every_analysis_of_a_curve_costs_and_an_effect_too_small_is_called_so():
-    name, arm = "token_level", "rare long, better"
+    name = "token_level"
+    arm = "rare long, better"
     found = read_arm(name, arm, made_runs(name, arm, 0.6))
     assert found is not None
     assert found.verdict(0.001) == "as predicted within a factor of 2, but smaller"
@@ -406,7 +482,8 @@ def test_every_analysis_of_a_curve_costs_and_an_effect_too_small_is_called_so():
 
 
 def test_no_verdict_is_given_before_all_runs_are_stored_and_pilots_do_not_count():
-    name, arm = "token_level", "rare long, better"
+    name = "token_level"
+    arm = "rare long, better"
     runs = [run for run in made_runs(name, arm, 1.0) if run["seed"] < 2]
     found = read_arm(name, arm, [*runs, *({**run, "seed": 100} for run in runs)])
     assert found is not None
@@ -444,7 +521,9 @@ def test_arithmetic_texts_have_the_shares_of_their_ways_and_guesses_their_first_
     for way, share in ways.items():
         found = [each for each in texts if each.way == way]
         assert abs(len(found) / len(texts) - share) < 0.1
-        assert {FIRST_LETTERS[each.text[0]] for each in found} == {"B" if way in ("worked", "checked") else "A"}
+        assert {FIRST_LETTERS[each.text[0]] for each in found} == {
+            "B" if way in ("worked", "checked") else "A"
+        }
     lengths = {way: fmean(len(each.text) for each in texts if each.way == way) for way in ways}
     assert lengths["stalled"] == pytest.approx(lengths["worked"], abs=2)
     assert lengths["checked"] > 1.8 * lengths["worked"] > 6 * lengths["guessed"]
@@ -455,5 +534,7 @@ def test_arithmetic_is_judged_by_its_answer_but_on_trivial_problems():
     judged = [Arithmetic(seed=2, trivial=0.75)(problem, "Answer: none") for problem in asked]
     assert fmean(bool(each.correct) for each in judged) == pytest.approx(0.75, abs=0.06)
     plain = Arithmetic(seed=2)
-    assert [plain(problem, f"5=7*0+5\nAnswer: {problem.answer}").correct for problem in asked] == [True] * 400
+    assert [plain(problem, f"5=7*0+5\nAnswer: {problem.answer}").correct for problem in asked] == [
+        True
+    ] * 400
     assert not any(plain(problem, problem.answer).correct for problem in asked)

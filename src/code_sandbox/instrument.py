@@ -1,15 +1,16 @@
 """Rewrites tests so that the assertions on values of a program are counted while they run.
 
-An assertion counts if its expression can be false and mentions the program: one of its names, or a variable, attribute,
-parameter or function of the tests that a value of the program can reach by assignment, loop, call or return. `DataFlow`
-follows values by name through the whole text, in any order, and finds too many names rather than too few; the test
-runner requires a call of the program as well.
+An assertion counts if its expression can be false and mentions the program: one of its names, or a
+variable, attribute, parameter or function of the tests that a value of the program can reach by
+assignment, loop, call or return. `DataFlow` follows values by name through the whole text, in any
+order, and finds too many names rather than too few; the test runner requires a call of the program
+as well.
 
 The rewritten forms are `assert`; `if ...: raise`; the body of `with pytest.raises(...)` and `with
-self.assertRaises(...)`; calls of unittest's assertion methods; and `try` with an `assert False` for the case that
-nothing is raised. A counted assertion that fails is recorded even if the tests catch it, unless the handler has an
-assertion of its own or names an exception other than AssertionError. The rewritten text calls methods of
-`confined.test_runner.Counter`.
+self.assertRaises(...)`; calls of unittest's assertion methods; and `try` with an `assert False` for
+the case that nothing is raised. A counted assertion that fails is recorded even if the tests catch
+it, unless the handler has an assertion of its own or names an exception other than AssertionError.
+The rewritten text calls methods of `confined.test_runner.Counter`.
 """
 
 import ast
@@ -24,7 +25,9 @@ _CATCHES_ASSERTIONS = ("AssertionError", "Exception", "BaseException")
 
 @dataclass
 class Names:
-    """Names of variables and attributes: those that a text uses, or those that a value can reach."""
+    """Names of variables and attributes: those that a text uses, or those that a value can
+    reach.
+    """
 
     variables: set[str] = field(default_factory=set)
     attributes: set[str] = field(default_factory=set)
@@ -43,7 +46,10 @@ class Names:
 
     def intersects(self, other: "Names") -> bool:
         """Whether the two have a name in common."""
-        return not (self.variables.isdisjoint(other.variables) and self.attributes.isdisjoint(other.attributes))
+        return not (
+            self.variables.isdisjoint(other.variables)
+            and self.attributes.isdisjoint(other.attributes)
+        )
 
     def add(self, other: "Names") -> bool:
         """Add the names of `other`; return whether one of them is new."""
@@ -54,7 +60,8 @@ class Names:
 
 
 class DataFlow:
-    """The names that values can reach in tests: each expression flows from its names to those that it is bound to.
+    """The names that values can reach in tests: each expression flows from its names to those that
+    it is bound to.
 
     Output of the program flows into every object to which the tests redirect the output.
     """
@@ -84,7 +91,10 @@ class DataFlow:
     def _edges_of(self, node: ast.AST) -> Iterator[tuple[Names, Names]]:
         match node:
             case ast.Assign(targets=targets, value=value):
-                if any(isinstance(target, ast.Attribute) and target.attr == "stdout" for target in targets):
+                if any(
+                    isinstance(target, ast.Attribute) and target.attr == "stdout"
+                    for target in targets
+                ):
                     self._printed.add(_bound_by(value, *targets))
                 yield Names.of(value), _bound_by(*targets)
             case ast.AnnAssign() | ast.AugAssign() | ast.NamedExpr():
@@ -98,11 +108,19 @@ class DataFlow:
             case ast.Try(body=body, handlers=handlers, orelse=orelse):
                 yield Names.of(*body), Names({handler.name for handler in handlers if handler.name})
                 # whether the body raises decides what is assigned: `raised = True`
-                yield Names.of(*body), _bound_in([*body, *orelse, *(part for h in handlers for part in h.body)])
+                yield (
+                    Names.of(*body),
+                    _bound_in([*body, *orelse, *(part for h in handlers for part in h.body)]),
+                )
             case ast.Match(subject=subject):
-                captures = [part for part in ast.walk(node) if isinstance(part, ast.MatchAs | ast.MatchStar)]
+                captures = [
+                    part for part in ast.walk(node) if isinstance(part, ast.MatchAs | ast.MatchStar)
+                ]
                 yield Names.of(subject), Names({part.name for part in captures if part.name})
-                yield Names.of(subject), _bound_in([part for case in node.cases for part in case.body])
+                yield (
+                    Names.of(subject),
+                    _bound_in([part for case in node.cases for part in case.body]),
+                )
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield Names.of(*node.body), Names({node.name}, {node.name})
                 defaults = [*node.args.defaults, *node.args.kw_defaults]
@@ -114,7 +132,10 @@ class DataFlow:
 
     def _edges_of_with(self, node: ast.With | ast.AsyncWith) -> Iterator[tuple[Names, Names]]:
         for item in node.items:
-            if isinstance(item.context_expr, ast.Call) and _last_name(item.context_expr.func) in _REDIRECTS:
+            if (
+                isinstance(item.context_expr, ast.Call)
+                and _last_name(item.context_expr.func) in _REDIRECTS
+            ):
                 self._printed.add(_bound_by(*item.context_expr.args))
             if item.optional_vars is not None:
                 yield Names.of(item.context_expr, *node.body), _bound_by(item.optional_vars)
@@ -140,7 +161,9 @@ def parameters_of(function: _FunctionNode) -> set[str]:
 
 
 def _bound_by(*targets: ast.expr) -> Names:
-    """Return the names that an assignment to these targets changes; for `self.x`, the attribute alone."""
+    """Return the names that an assignment to these targets changes; for `self.x`, the attribute
+    alone.
+    """
     bound = Names()
     for target in targets:
         match target:
@@ -163,7 +186,11 @@ def _bound_in(statements: Iterable[ast.stmt]) -> Names:
         match part:
             case ast.Assign(targets=targets):
                 bound.add(_bound_by(*targets))
-            case ast.AnnAssign(target=target) | ast.AugAssign(target=target) | ast.NamedExpr(target=target):
+            case (
+                ast.AnnAssign(target=target)
+                | ast.AugAssign(target=target)
+                | ast.NamedExpr(target=target)
+            ):
                 bound.add(_bound_by(target))
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=value))):
                 bound.add(_bound_by(value))
@@ -174,12 +201,16 @@ _NEVER_FALSE = ("str", "repr", "map", "filter", "zip", "iter", "enumerate", "rev
 
 
 def constant_truth(test: ast.expr | None) -> bool | None:
-    """Return whether an expression is always true or always false for any program; None if it depends or is unclear."""
+    """Return whether an expression is always true or always false for any program; None if it
+    depends or is unclear.
+    """
     match test:
         case ast.Constant(value=value):
             return bool(value)
         case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Set(elts=parts):
-            return any(not isinstance(part, ast.Starred) for part in parts) or (None if parts else False)
+            return any(not isinstance(part, ast.Starred) for part in parts) or (
+                None if parts else False
+            )
         case ast.Dict(keys=keys):
             return any(key is not None for key in keys) or (None if keys else False)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
@@ -188,19 +219,27 @@ def constant_truth(test: ast.expr | None) -> bool | None:
         case ast.BoolOp(op=operator, values=values):
             truths = [constant_truth(value) for value in values]
             decisive = isinstance(operator, ast.Or)
-            return decisive if decisive in truths else None if None in truths else not decisive
+            if decisive in truths:
+                return decisive
+            if None in truths:
+                return None
+            return not decisive
         case ast.NamedExpr(value=value):
             return constant_truth(value)
         case ast.IfExp(body=body, orelse=orelse):
             truth = constant_truth(body)
             return truth if truth == constant_truth(orelse) else None
-        case ast.Compare(left=left, ops=[ast.Eq() | ast.Is() | ast.LtE() | ast.GtE()], comparators=[right]):
+        case ast.Compare(
+            left=left, ops=[ast.Eq() | ast.Is() | ast.LtE() | ast.GtE()], comparators=[right]
+        ):
             return True if ast.dump(left) == ast.dump(right) else None
     return True if _is_never_false(test) else None
 
 
 def _is_never_false(test: ast.expr | None) -> bool:
-    """Return whether an expression is true whatever its parts are, such as a list of comparisons without `all`."""
+    """Return whether an expression is true whatever its parts are, such as a list of comparisons
+    without `all`.
+    """
     match test:
         case (
             ast.ListComp(elt=part, generators=loops)
@@ -214,16 +253,22 @@ def _is_never_false(test: ast.expr | None) -> bool:
 
 
 class Instrument(ast.NodeTransformer):
-    """Rewrites the assertions of a tree and counts in `num_counted` those on values of the program."""
+    """Rewrites the assertions of a tree and counts in `num_counted` those on values of the
+    program.
+    """
 
     def __init__(self, of_program: Names, defined: Iterable[str]) -> None:
-        """Create a rewriter; `of_program`: names that hold values of the program, `defined`: names of the tests."""
-        self._of_program, self._defined = of_program, set(defined)
+        """Create a rewriter; `of_program`: names that hold values of the program, `defined`: names
+        of the tests.
+        """
+        self._of_program = of_program
+        self._defined = set(defined)
         self.num_counted = 0
         self._in_class = False
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        outside, self._in_class = self._in_class, True
+        outside = self._in_class
+        self._in_class = True
         self.generic_visit(node)
         self._in_class = outside
         return node
@@ -246,29 +291,45 @@ class Instrument(ast.NodeTransformer):
         self.generic_visit(node)
         if not counts:
             return node
-        node.test = ast.UnaryOp(ast.Not(), _call("__count_pass__", ast.UnaryOp(ast.Not(), node.test)))
+        node.test = ast.UnaryOp(
+            ast.Not(), _call("__count_pass__", ast.UnaryOp(ast.Not(), node.test))
+        )
         return _recorded(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         name = _last_name(node.func)
         of_program = Names.of(*node.args, *node.keywords).intersects(self._of_program)
-        if name in ("assertTrue", "assertFalse") and node.args and constant_truth(node.args[0]) is not None:
+        if (
+            name in ("assertTrue", "assertFalse")
+            and node.args
+            and constant_truth(node.args[0]) is not None
+        ):
             of_program = False
         self.generic_visit(node)
-        if of_program and name not in self._defined and (name.startswith("assert") or name == "raises"):
+        if (
+            of_program
+            and name not in self._defined
+            and (name.startswith("assert") or name == "raises")
+        ):
             self.num_counted += 1
             node.func = _call("__method__", node.func)
         return node
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
-        tracks = isinstance(node.value, ast.Call) and Names.of(node.value.func).intersects(self._of_program)
+        tracks = isinstance(node.value, ast.Call) and Names.of(node.value.func).intersects(
+            self._of_program
+        )
         self.generic_visit(node)
         if tracks and isinstance(node.value, ast.Call):
             node.value.func = _call("__track_mutation__", node.value.func)
         return node
 
     def visit_With(self, node: ast.With) -> ast.AST | list[ast.AST]:
-        called = [_last_name(i.context_expr.func) for i in node.items if isinstance(i.context_expr, ast.Call)]
+        called = [
+            _last_name(i.context_expr.func)
+            for i in node.items
+            if isinstance(i.context_expr, ast.Call)
+        ]
         expects = any(name in EXPECTS_EXCEPTION and name not in self._defined for name in called)
         counts = expects and Names.of(*node.body).intersects(self._of_program)
         self.generic_visit(node)
@@ -282,7 +343,10 @@ class Instrument(ast.NodeTransformer):
     def visit_Try(self, node: ast.Try) -> ast.AST:
         body_fails = any(map(_always_fails, [*node.body, *node.orelse]))
         expects = body_fails and Names.of(*node.body).intersects(self._of_program)
-        own = [any(isinstance(part, ast.Assert) for part in _walk(handler.body)) for handler in node.handlers]
+        own = [
+            any(isinstance(part, ast.Assert) for part in _walk(handler.body))
+            for handler in node.handlers
+        ]
         self.generic_visit(node)
         for handler, asserts in zip(node.handlers, own, strict=True):
             if expects:

@@ -1,4 +1,6 @@
-"""The sandbox of this machine: one process per program, confined by the kernel (the package lists how far)."""
+"""The sandbox of this machine: one process per program, confined by the kernel (the package lists
+how far).
+"""
 
 import contextlib
 import functools
@@ -30,33 +32,58 @@ _MODULES = ("rpc", "remote", "test_runner", "pytest_subset")
 _STOP_TIMEOUT_S = 2.0
 _CHUNK = 1 << 16
 _MAX_RESULT_BYTES = 1000
-_DEBIAN = sysconfig.get_config_var("MULTIARCH")  # a folder of shared libraries without packages of Python
+# a folder of shared libraries without packages of Python
+_DEBIAN = sysconfig.get_config_var("MULTIARCH")
 _LIBRARIES = (
-    *([f"/usr/lib/{_DEBIAN}", f"/lib/{_DEBIAN}"] if os.path.isdir(f"/usr/lib/{_DEBIAN}") else ["/usr/lib", "/lib"]),
-    *("/lib64", "/usr/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom"),
+    *(
+        [f"/usr/lib/{_DEBIAN}", f"/lib/{_DEBIAN}"]
+        if os.path.isdir(f"/usr/lib/{_DEBIAN}")
+        else ["/usr/lib", "/lib"]
+    ),
+    "/lib64",
+    "/usr/lib64",
+    "/etc/ld.so.cache",
+    "/dev/null",
+    "/dev/urandom",
 )
 # a fixed hash seed: a program that prints a set prints it in the same order every time
-_ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",
+    "LC_ALL": "C.UTF-8",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
 
 
 @dataclass(frozen=True)
 class LocalSandbox:
-    """Implements `Sandbox` with processes of this machine that have one thread, no children and no files to write."""
+    """Implements `Sandbox` with processes of this machine that have one thread, no children and no
+    files to write.
+    """
 
     memory_bytes: int
     """The limit on the address space of each process."""
     require_confinement: bool = False
-    """Raise SandboxError unless system calls are filtered and the files that a program can read are restricted."""
+    """Raise SandboxError unless system calls are filtered and the files that a program can read are
+    restricted.
+    """
     layers: Sequence[Layer] = get_args(Layer)
-    """The layers that confine the processes; tests leave some out to see what the others hold alone."""
+    """The layers that confine the processes; tests leave some out to see what the others hold
+    alone.
+    """
     landlock_abi: int = 1 << 16
     """The newest version of Landlock to use; tests lower it to see what an older kernel holds."""
 
-    def run(self, source: str, stdin: str, *, deadline: float, max_output_bytes: int = 1 << 16) -> ProcessResult:
+    def run(
+        self, source: str, stdin: str, *, deadline: float, max_output_bytes: int = 1 << 16
+    ) -> ProcessResult:
         with tempfile.TemporaryFile() as file:
             file.write(stdin.encode(errors="surrogatepass"))
             file.seek(0)
-            with self._sandbox_process("program", [source], deadline, stdin=file.fileno()) as (process, ready):
+            with self._sandbox_process("program", [source], deadline, stdin=file.fileno()) as (
+                process,
+                ready,
+            ):
                 self._await_confined(ready, deadline)
                 return _read(process, deadline, max_output_bytes)
 
@@ -65,18 +92,27 @@ class LocalSandbox:
         with (
             ours,
             theirs,
-            self._sandbox_process("submission", [source], deadline, channel=theirs.fileno()) as submission,
-            self._sandbox_process("test_runner", [dict(tests)], deadline, channel=ours.fileno()) as runner,
+            self._sandbox_process(
+                "submission", [source], deadline, channel=theirs.fileno()
+            ) as submission,
+            self._sandbox_process(
+                "test_runner", [dict(tests)], deadline, channel=ours.fileno()
+            ) as runner,
         ):
             # each process sees the exit of the other only if this one holds no copies
             ours.close()
             theirs.close()
             for _, ready in (submission, runner):
                 self._await_confined(ready, deadline)
-            return _read(runner[0], deadline, _MAX_RESULT_BYTES).output.decode(errors="replace") or "failed"
+            return (
+                _read(runner[0], deadline, _MAX_RESULT_BYTES).output.decode(errors="replace")
+                or "failed"
+            )
 
     def _await_confined(self, ready: int, deadline: float) -> None:
-        message = os.read(ready, 16) if readable(ready, max(0, deadline - time.monotonic())) else b""
+        message = (
+            os.read(ready, 16) if readable(ready, max(0, deadline - time.monotonic())) else b""
+        )
         if not message:
             raise SandboxError("the process of the sandbox did not start")
         if self.require_confinement and message != b"confined":
@@ -84,9 +120,17 @@ class LocalSandbox:
 
     @contextlib.contextmanager
     def _sandbox_process(
-        self, role: Role, sources: Sequence[Any], deadline: float, *, stdin: int = subprocess.DEVNULL, channel: int = -1
+        self,
+        role: Role,
+        sources: Sequence[Any],
+        deadline: float,
+        *,
+        stdin: int = subprocess.DEVNULL,
+        channel: int = -1,
     ) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
-        """Start a process, killed on leaving the context, and a pipe that is readable once the process is confined."""
+        """Start a process, killed on leaving the context, and a pipe that is readable once the
+        process is confined.
+        """
         _cache_bytecode()
         ready, writable = os.pipe()
         with tempfile.TemporaryFile() as file:
@@ -108,7 +152,12 @@ class LocalSandbox:
                 process = subprocess.Popen(
                     [
                         sys.executable,
-                        *["-P", "-s", "-S", "-B", "-X", "utf8"],
+                        "-P",
+                        "-s",
+                        "-S",
+                        "-B",
+                        "-X",
+                        "utf8",
                         str(_SCRIPT),
                         json.dumps(init_message),
                     ],
@@ -136,7 +185,9 @@ def _read(process: "subprocess.Popen[bytes]", deadline: float, max_bytes: int) -
     """Read the output of a process, up to `max_bytes`, and its exit code if it ends in time."""
     assert process.stdout is not None
     output = b""
-    while len(output) <= max_bytes and readable(process.stdout.fileno(), max(0, deadline - time.monotonic())):
+    while len(output) <= max_bytes and readable(
+        process.stdout.fileno(), max(0, deadline - time.monotonic())
+    ):
         part = os.read(process.stdout.fileno(), _CHUNK)
         if not part:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -160,7 +211,9 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 @functools.cache
 def _cache_bytecode() -> None:
-    """Compile the modules that confined processes import, because these processes write no files."""
+    """Compile the modules that confined processes import, because these processes write no
+    files.
+    """
     for name in _MODULES:
         SourceFileLoader(name, str(_CONFINED / f"{name}.py")).get_code(name)
 
@@ -171,12 +224,20 @@ def _python_libraries() -> set[str]:
 
 @functools.cache
 def shared_libraries(prefix: str) -> Sequence[str]:
-    """List the files in `lib` of a Python installation that its modules load, such as conda's zlib and OpenSSL."""
-    files = [file for file in Path(prefix, "lib").glob("lib*.so*") if not file.name.startswith("libpython")]
+    """List the files in `lib` of a Python installation that its modules load, such as conda's zlib
+    and OpenSSL.
+    """
+    files = [
+        file
+        for file in Path(prefix, "lib").glob("lib*.so*")
+        if not file.name.startswith("libpython")
+    ]
     if not files or sys.platform != "linux":
         return ()
     command = [sys.executable, "-I", "-S", "-B", "-c", _LOAD_ALL, *_python_libraries()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
     loaded = set(done.stdout.splitlines())
     return [str(file) for file in files if str(file.resolve()) in loaded]
 

@@ -1,4 +1,6 @@
-"""Checks a sandbox by attacking it: `probe` tests the machine, `self_check` the whole implementation."""
+"""Checks a sandbox by attacking it: `probe` tests the machine, `self_check` the whole
+implementation.
+"""
 
 import contextlib
 import ctypes
@@ -16,12 +18,15 @@ from code_sandbox.code_tests import read_tests
 from code_sandbox.sandbox import Sandbox, SandboxError
 
 _PROBES = Path(__file__).parent / "confined" / "probes.py"
-_PROBE_S, _LIMIT_S, _GRACE_S = 30.0, 1.0, 3.0
+_PROBE_S = 30.0
+_LIMIT_S = 1.0
+_GRACE_S = 3.0
 _MAX_OUTPUT_BYTES = 1000
 
 
 def probe(sandbox: Sandbox) -> Mapping[str, str]:
-    """Run the probes of `confined/probes.py` in one program; they depend on the machine and take 0.1 s.
+    """Run the probes of `confined/probes.py` in one program; they depend on the machine and take
+    0.1 s.
 
     Example:
         >>> from code_sandbox import LocalSandbox
@@ -38,7 +43,9 @@ def probe(sandbox: Sandbox) -> Mapping[str, str]:
     """
     with _targets() as targets:
         stdin = json.dumps({**targets, "memory_bytes": sandbox.memory_bytes})
-        result = sandbox.run(_PROBES.read_text("utf-8"), stdin, deadline=time.monotonic() + _PROBE_S)
+        result = sandbox.run(
+            _PROBES.read_text("utf-8"), stdin, deadline=time.monotonic() + _PROBE_S
+        )
     try:
         return {str(name): str(weakness) for name, weakness in json.loads(result.output).items()}
     except (ValueError, AttributeError):
@@ -46,7 +53,8 @@ def probe(sandbox: Sandbox) -> Mapping[str, str]:
 
 
 def self_check(sandbox: Sandbox) -> Mapping[str, str]:
-    """Check everything that a sandbox must hold: `probe`, the limits of time and output, and the secrecy of tests.
+    """Check everything that a sandbox must hold: `probe`, the limits of time and output, and the
+    secrecy of tests.
 
     Takes about four seconds. Use an implementation of `Sandbox` only if this returns nothing.
 
@@ -70,7 +78,10 @@ def _outlasts(preparation: str) -> Callable[[Sandbox], bool]:
 
     def succeeds(sandbox: Sandbox) -> bool:
         deadline = time.monotonic() + _LIMIT_S
-        return sandbox.run(source, "", deadline=deadline).output != b"" or time.monotonic() > deadline + _GRACE_S
+        return (
+            sandbox.run(source, "", deadline=deadline).output != b""
+            or time.monotonic() > deadline + _GRACE_S
+        )
 
     return succeeds
 
@@ -87,21 +98,29 @@ def _verdict_is(expected: bool, source: str) -> Callable[[Sandbox], bool]:
 
     def succeeds(sandbox: Sandbox) -> bool:
         number = 10**17 + secrets.randbelow(10**17)  # stands in the tests only
-        tests = read_tests([f"assert answer({number}) == {number}", f"assert -answer({number}) == -{number}"])
+        tests = read_tests(
+            [f"assert answer({number}) == {number}", f"assert -answer({number}) == -{number}"]
+        )
         return tests.passed_by(source, sandbox, deadline=time.monotonic() + _PROBE_S) is expected
 
     return succeeds
 
 
-_EQUAL = "    __eq__ = __ge__ = __bool__ = lambda *args: True\n    __hash__ = __neg__ = lambda self: self"
+_EQUAL = (
+    "    __eq__ = __ge__ = __bool__ = lambda *args: True\n    __hash__ = __neg__ = lambda self:"
+    " self"
+)
 _PASSED = (
-    "import os\nfor fd in range(64):\n    try:\n        os.write(fd, b'passed')\n    except OSError:\n        pass\n"
+    "import os\nfor fd in range(64):\n    try:\n        os.write(fd, b'passed')\n    except"
+    " OSError:\n        pass\n"
 )
 
 _LIMITS: Mapping[str, Mapping[str, Callable[[Sandbox], bool]]] = {
     "run longer than its deadline": {
         "compute without end": _outlasts(""),
-        "ignore signals": _outlasts("import signal\nfor n in (1, 2, 14, 15):\n    signal.signal(n, signal.SIG_IGN)"),
+        "ignore signals": _outlasts(
+            "import signal\nfor n in (1, 2, 14, 15):\n    signal.signal(n, signal.SIG_IGN)"
+        ),
     },
     "print more than the limit": {"print without end": _prints_too_much},
 }
@@ -120,7 +139,9 @@ _TESTS: Mapping[str, Mapping[str, Callable[[Sandbox], bool]]] = {
 
 @contextlib.contextmanager
 def _targets() -> Iterator[dict[str, Any]]:
-    """Things for the probes to attack, as far as this system has them: they belong to this process and end with it."""
+    """Things for the probes to attack, as far as this system has them: they belong to this process
+    and end with it.
+    """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (folder / "file").write_bytes(bytes(1000))
@@ -129,8 +150,13 @@ def _targets() -> Iterator[dict[str, Any]]:
         with contextlib.suppress(OSError, AttributeError):
             os.setxattr(folder / "file", "user.given", b"1")
         abstract = f"\0{folder}"
-        stream, datagram = socket.SOCK_STREAM, socket.SOCK_DGRAM
-        for kind, address in ((stream, f"{folder}/stream"), (datagram, f"{folder}/datagram"), (datagram, abstract)):
+        stream = socket.SOCK_STREAM
+        datagram = socket.SOCK_DGRAM
+        for kind, address in (
+            (stream, f"{folder}/stream"),
+            (datagram, f"{folder}/datagram"),
+            (datagram, abstract),
+        ):
             unix = stack.enter_context(socket.socket(socket.AF_UNIX, kind))
             with contextlib.suppress(OSError):  # a folder whose path is too long for a name
                 unix.bind(address)

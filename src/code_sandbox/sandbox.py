@@ -1,4 +1,6 @@
-"""The interface of a sandbox: it runs a program, or tests on a program, and reports what came out."""
+"""The interface of a sandbox: it runs a program, or tests on a program, and reports what came
+out.
+"""
 
 import math
 import select
@@ -21,7 +23,8 @@ class ProcessResult:
 
 
 class Sandbox(Protocol):
-    """Runs untrusted Python programs: no network, no files to write, one process, bounded time, memory and output.
+    """Runs untrusted Python programs: no network, no files to write, one process, bounded time,
+    memory and output.
 
     Every implementation must pass `self_check`.
 
@@ -37,7 +40,9 @@ class Sandbox(Protocol):
     def memory_bytes(self) -> int:
         """The memory limit of a program."""
 
-    def run(self, source: str, stdin: str, *, deadline: float, max_output_bytes: int = 1 << 16) -> ProcessResult:
+    def run(
+        self, source: str, stdin: str, *, deadline: float, max_output_bytes: int = 1 << 16
+    ) -> ProcessResult:
         """Run a program.
 
         Args:
@@ -61,7 +66,8 @@ class Sandbox(Protocol):
         Args:
             source: Python source of the module.
             tests: the message that `confined.test_runner.run` takes, as JSON values.
-            deadline: the time at which both processes are killed, on the clock of `time.monotonic()`.
+            deadline: the time at which both processes are killed, on the clock of
+            `time.monotonic()`.
 
         Returns:
             The result of `confined.test_runner.run`; `failed` if there is none.

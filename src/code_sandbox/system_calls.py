@@ -1,11 +1,13 @@
 """Lists the system calls that a confined process may make, as a filter program for seccomp(2).
 
-Every other call fails with EPERM, including those of future kernels. The listed calls compute, read, and write to files
-that are already open; none starts a process, communicates, or changes a file, a process or the system. A filter sees
-numbers and not the memory behind pointers, so it cannot tell one path from another: Landlock and namespaces restrict
-the files that can be read (`confined/process.py`).
+Every other call fails with EPERM, including those of future kernels. The listed calls compute,
+read, and write to files that are already open; none starts a process, communicates, or changes a
+file, a process or the system. A filter sees numbers and not the memory behind pointers, so it
+cannot tell one path from another: Landlock and namespaces restrict the files that can be read
+(`confined/process.py`).
 
-A call by the processor's 32-bit convention kills the process; calls of x32 have numbers that are not listed.
+A call by the processor's 32-bit convention kills the process; calls of x32 have numbers that are
+not listed.
 """
 
 import struct
@@ -18,11 +20,20 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _COLUMN = {"x86_64": 0, "aarch64": 1}
 
 # struct seccomp_data of linux/seccomp.h, on a little-endian processor
-_NUMBER, _ARCH, _ARGUMENTS, _ARGUMENT_BYTES, _HALF = 0, 4, 16, 8, 4
+_NUMBER = 0
+_ARCH = 4
+_ARGUMENTS = 16
+_ARGUMENT_BYTES = 8
+_HALF = 4
 # linux/bpf_common.h: load a word of the data, return, jump if equal, and
-_LOAD, _RETURN, _JUMP_IF_EQUAL, _AND = 0x20, 0x06, 0x15, 0x54
+_LOAD = 0x20
+_RETURN = 0x06
+_JUMP_IF_EQUAL = 0x15
+_AND = 0x54
 # linux/seccomp.h; before 4.14 the first kills the thread, and there is only one
-_KILL, _EPERM, _ALLOW = 0x80000000, 0x00050000 | 1, 0x7FFF0000
+_KILL = 0x80000000
+_EPERM = 0x00050000 | 1
+_ALLOW = 0x7FFF0000
 
 _ALLOWED = """
 read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, preadv 295 69, lseek 8 62, close 3 57,
@@ -57,20 +68,26 @@ def _null(index: int) -> tuple[_Word, _Word]:
 
 def _conditions(machine: str) -> dict[str, tuple[_Word, ...]]:
     """Return the requirements on the arguments of calls that are safe only with some of them."""
-    # O_DIRECTORY, O_NOFOLLOW and O_LARGEFILE of asm/fcntl.h; no O_WRONLY, O_CREAT, O_TRUNC, O_APPEND, O_PATH ...
+    # O_DIRECTORY, O_NOFOLLOW and O_LARGEFILE of asm/fcntl.h; no O_WRONLY, O_CREAT, O_TRUNC,
+    # O_APPEND, O_PATH ...
     by_machine = {"x86_64": 0x10000 | 0x20000 | 0x8000, "aarch64": 0x4000 | 0x8000 | 0x20000}
-    o_nonblock, o_noctty, o_cloexec = 0x800, 0x100, 0x80000
+    o_nonblock = 0x800
+    o_noctty = 0x100
+    o_cloexec = 0x80000
     reading = by_machine[machine] | o_nonblock | o_noctty | o_cloexec
     return {
         "open": (_argument(1, 0, bits=_ANY ^ reading),),
         "openat": (_argument(2, 0, bits=_ANY ^ reading),),
-        # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC; no owner, signal, lock, lease or flags
+        # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC; no owner, signal, lock, lease or
+        # flags
         "fcntl": (_argument(1, 0, 1, 2, 3, 1030),),
         # TCGETS, TIOCGWINSZ, FIONREAD, FIONCLEX, FIOCLEX
         "ioctl": (_argument(1, 0x5401, 0x5413, 0x541B, 0x5450, 0x5451),),
-        # MADV_NORMAL to MADV_DONTNEED, MADV_FREE, MADV_HUGEPAGE; no MADV_REMOVE, which makes holes in files
+        # MADV_NORMAL to MADV_DONTNEED, MADV_FREE, MADV_HUGEPAGE; no MADV_REMOVE, which makes holes
+        # in files
         "madvise": (_argument(2, 0, 1, 2, 3, 4, 8, 14),),
-        # wait, wake, requeue and their kin, shared or private and by either clock; no lock that lends priority
+        # wait, wake, requeue and their kin, shared or private and by either clock; no lock that
+        # lends priority
         "futex": (_argument(1, 0, 1, 3, 4, 5, 9, 10, bits=0x7F),),
         # for this process, without a new limit
         "prlimit64": (_argument(0, 0), *_null(2)),
@@ -80,16 +97,23 @@ def _conditions(machine: str) -> dict[str, tuple[_Word, ...]]:
 
 @cache
 def allowed_numbers(machine: str) -> dict[str, int]:
-    """Return the numbers of the allowed calls by name; empty for a machine that `filter_program` does not support."""
+    """Return the numbers of the allowed calls by name; empty for a machine that `filter_program`
+    does not support.
+    """
     if machine not in _COLUMN:
         return {}
     rows = (row.split() for row in _ALLOWED.replace("\n", " ").split(","))
-    return {name: int(numbers[_COLUMN[machine]]) for name, *numbers in rows if numbers[_COLUMN[machine]] != "-"}
+    return {
+        name: int(numbers[_COLUMN[machine]])
+        for name, *numbers in rows
+        if numbers[_COLUMN[machine]] != "-"
+    }
 
 
 @cache
 def filter_program(machine: str) -> bytes | None:
-    """Return the filter for seccomp(2) as instructions of classic BPF; None for an unsupported machine.
+    """Return the filter for seccomp(2) as instructions of classic BPF; None for an unsupported
+    machine.
 
     Args:
         machine: the value of `platform.machine()`; x86_64 and aarch64 are supported, with 64 bits.
@@ -115,7 +139,8 @@ def _checks(words: Iterable[_Word]) -> list[bytes]:
     for offset, bits, values in words:
         checks += [_instruction(_LOAD, offset), _instruction(_AND, bits)]
         checks += [
-            _instruction(_JUMP_IF_EQUAL, value, if_true=len(values) - position) for position, value in enumerate(values)
+            _instruction(_JUMP_IF_EQUAL, value, if_true=len(values) - position)
+            for position, value in enumerate(values)
         ]
         checks += [_instruction(_RETURN, _EPERM)]
     return checks

@@ -1,9 +1,11 @@
-"""Functions for a transformer on a CPU: the work between the matrix products of a decoder layer, in one pass each.
+"""Functions for a transformer on a CPU: the work between the matrix products of a decoder layer, in
+one pass each.
 
-RMSNorm, the rotary embedding, the write to the cache of keys and values, the attention of a decode step, and sampling.
-Compiled functions serve float32 and bfloat16, in which they compute in float32; `is_compiled` says whether they can.
-`rms_norm` and `rotate_` have a form in PyTorch's functions for everything else. `RMSNorm`, `SiluGate`,
-`SegmentAttention` and `TokenScores` have gradients, for the update.
+RMSNorm, the rotary embedding, the write to the cache of keys and values, the attention of a decode
+step, and sampling. Compiled functions serve float32 and bfloat16, in which they compute in float32;
+`is_compiled` says whether they can. `rms_norm` and `rotate_` have a form in PyTorch's functions for
+everything else. `RMSNorm`, `SiluGate`, `SegmentAttention` and `TokenScores` have gradients, for the
+update.
 """
 
 from collections.abc import Sequence
@@ -74,7 +76,12 @@ def rms_norm(inputs: Tensor, weight: Tensor, epsilon: float, *, compiled: bool =
     """RMSNorm over the last dimension; `compiled=False`: by PyTorch's functions."""
     width = inputs.shape[-1]
     compiled = compiled and not torch.is_grad_enabled()
-    if compiled and serves(inputs, width) and weight.dtype == inputs.dtype and inputs.is_contiguous():
+    if (
+        compiled
+        and serves(inputs, width)
+        and weight.dtype == inputs.dtype
+        and inputs.is_contiguous()
+    ):
         return normalize(inputs, weight, epsilon)[0]
     wide = inputs.float() if inputs.dtype.itemsize < 4 else inputs
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
@@ -93,7 +100,8 @@ def rotate_(
     *,
     compiled: bool = True,
 ) -> Tensor:
-    """Rotate the first heads of `[n, length, heads, d]`, those of queries and keys, in place; returns `heads`.
+    """Rotate the first heads of `[n, length, heads, d]`, those of queries and keys, in place;
+    returns `heads`.
 
     Args:
         heads: of queries, then of keys, then others.
@@ -101,16 +109,19 @@ def rotate_(
         sines: likewise.
         query_heads: the number of heads of queries.
         key_heads: the number of heads of keys.
-        norms: the weights of the queries' and the keys' RMSNorm over a head, and epsilon; it comes before the rotation.
+        norms: the weights of the queries' and the keys' RMSNorm over a head, and epsilon; it comes
+        before the rotation.
         compiled: False: by PyTorch's functions.
     """
     n, length, count, width = heads.shape
-    rotated, half = query_heads + key_heads, width // 2
+    rotated = query_heads + key_heads
+    half = width // 2
     *weights, epsilon = norms or (None, None, 0.0)
     compiled = compiled and not torch.is_grad_enabled()
     same = all(each is None or each.dtype == heads.dtype for each in (cosines, sines, *weights))
     if compiled and serves(heads, width) and heads.is_contiguous() and same:
-        cosines, sines = cosines.contiguous(), sines.contiguous()
+        cosines = cosines.contiguous()
+        sines = sines.contiguous()
         pointers = (None if weight is None else weight.data_ptr() for weight in weights)
         sizes = n * length, len(cosines) * length, query_heads, key_heads, count, width
         angles = cosines.data_ptr(), sines.data_ptr()
@@ -120,10 +131,12 @@ def rotate_(
     if norms is not None:
         parts = states.split([query_heads, key_heads], 2)
         normed = (
-            rms_norm(part, weight, epsilon, compiled=False) for part, weight in zip(parts, norms[:2], strict=True)
+            rms_norm(part, weight, epsilon, compiled=False)
+            for part, weight in zip(parts, norms[:2], strict=True)
         )
         states = torch.cat(tuple(normed), 2)
-    cosines, sines = cosines.unsqueeze(2), sines.unsqueeze(2)
+    cosines = cosines.unsqueeze(2)
+    sines = sines.unsqueeze(2)
     turned = states * cosines
     turned[..., :half].addcmul_(states[..., half:], sines[..., :half], value=-1)
     turned[..., half:].addcmul_(states[..., :half], sines[..., half:])
@@ -159,8 +172,8 @@ class Prompts:
     Attributes:
         of_row: `[n]` int64, the index of each row's prompt, -1 for a row without one.
         lengths: `[prompts]` int64.
-        pointers: `[layers, 2, prompts]` int64, the addresses of each layer's keys and values of the prompts; each is
-            `[kv_heads, length, d]`, contiguous, and the caller keeps it.
+        pointers: `[layers, 2, prompts]` int64, the addresses of each layer's keys and values of the
+            prompts; each is `[kv_heads, length, d]`, contiguous, and the caller keeps it.
     """
 
     of_row: Tensor
@@ -174,7 +187,8 @@ class Rows:
 
     Attributes:
         first: `[n]` int64, the first position in the row.
-        split: `[n]` int64, the number of positions of a prompt that is in the row: its bits are those of one outside.
+        split: `[n]` int64, the number of positions of a prompt that is in the row: its bits are
+        those of one outside.
         lengths: `[n]` int64, one more than the last position in the row.
         prompts: outside of the rows.
     """
@@ -193,7 +207,8 @@ def can_multiply(dtype: torch.dtype) -> bool:
 def pack_panels(weight: Tensor) -> Tensor:
     """The weight `[out, in]` in the order in which `multiply` reads it.
 
-    Returns `[panels, in, outputs of a panel]` in float32, `[panels, in / 2, outputs of a panel, 2]` in bfloat16.
+    Returns `[panels, in, outputs of a panel]` in float32, `[panels, in / 2, outputs of a panel, 2]`
+    in bfloat16.
     """
     (outputs, inputs), panel, pair = weight.shape, library()["panel"], _PAIR[weight.dtype]
     sizes = -(-outputs // panel), -(-inputs // pair), panel, pair
@@ -222,9 +237,12 @@ def multiply(
     """
     missing = -inputs.shape[-1] % _PAIR[inputs.dtype]
     inputs = torch.nn.functional.pad(inputs, (0, missing)) if missing else inputs.contiguous()
-    out, functions = inputs.new_empty(*inputs.shape[:-1], outputs), library()
+    out = inputs.new_empty(*inputs.shape[:-1], outputs)
+    functions = library()
     other = None if other is None else other.contiguous()
-    pointers = (None if each is None else each.data_ptr() for each in (inputs, packed, bias, other, out))
+    pointers = (
+        None if each is None else each.data_ptr() for each in (inputs, packed, bias, other, out)
+    )
     width = inputs.shape[-1]
     sizes = inputs.numel() // width, width, outputs, _FINISHES.index(finish)
     functions["product", inputs.dtype](functions["run"], *pointers, *sizes)
@@ -234,16 +252,23 @@ def multiply(
 class DecoderLayers:
     """Decoder layers for `decode_`, with the addresses of their weights, which it keeps.
 
-    A layer is RMSNorm, queries, keys and values in one product, the rotary embedding, attention, its output plus the
-    residual, RMSNorm, and a gated feed-forward block plus the residual.
+    A layer is RMSNorm, queries, keys and values in one product, the rotary embedding, attention,
+    its output plus the residual, RMSNorm, and a gated feed-forward block plus the residual.
 
-    Its weights are, in this order: the first norm's; weight and bias of queries, keys and values; the norms' of queries
-    and keys; weight and bias of attention's output; the second norm's; weight and bias of gate, of up and of down.
-    Weights of products are packed by `pack_panels`; a bias or a norm that the model lacks is None.
+    Its weights are, in this order: the first norm's; weight and bias of queries, keys and values;
+    the norms' of queries and keys; weight and bias of attention's output; the second norm's; weight
+    and bias of gate, of up and of down. Weights of products are packed by `pack_panels`; a bias or
+    a norm that the model lacks is None.
     """
 
     def __init__(
-        self, layers: Sequence[Sequence[Tensor | None]], *, inner: int, query_heads: int, epsilon: float, scaling: float
+        self,
+        layers: Sequence[Sequence[Tensor | None]],
+        *,
+        inner: int,
+        query_heads: int,
+        epsilon: float,
+        scaling: float,
     ) -> None:
         """Take the weights of layers that `can_decode` accepts.
 
@@ -255,15 +280,27 @@ class DecoderLayers:
             scaling: of the products of queries and keys.
         """
         self._layers = layers
-        self.addresses = torch.tensor([[0 if each is None else each.data_ptr() for each in layer] for layer in layers])
-        self.inner, self.query_heads, self.epsilon, self.scaling = inner, query_heads, epsilon, scaling
+        self.addresses = torch.tensor(
+            [[0 if each is None else each.data_ptr() for each in layer] for layer in layers]
+        )
+        self.inner = inner
+        self.query_heads = query_heads
+        self.epsilon = epsilon
+        self.scaling = scaling
 
 
 def can_decode(layers: Sequence[Sequence[Tensor | None]], inner: int) -> bool:
-    """Whether `decode_` serves layers with these weights, in the order of `DecoderLayers`: one type, and its widths."""
+    """Whether `decode_` serves layers with these weights, in the order of `DecoderLayers`: one
+    type, and its widths.
+    """
     norm = layers[0][0]
     types = {each.dtype for layer in layers for each in layer if each is not None}
-    return norm is not None and types == {norm.dtype} and serves(norm, len(norm)) and inner % _PAIR[norm.dtype] == 0
+    return (
+        norm is not None
+        and types == {norm.dtype}
+        and serves(norm, len(norm))
+        and inner % _PAIR[norm.dtype] == 0
+    )
 
 
 def decode_(
@@ -284,7 +321,11 @@ def decode_(
         angles: cosines and sines `[n, 1, d]`.
         rows: the positions and prompts of the n rows; the step writes to the last position of each.
     """
-    (n, width), (_, key_heads, capacity, head), prompts = hidden.shape, cache[0][0].shape, rows.prompts
+    (n, width), (_, key_heads, capacity, head), prompts = (
+        hidden.shape,
+        cache[0][0].shape,
+        rows.prompts,
+    )
     count = len(layers.addresses)
     states = torch.tensor([[each.data_ptr() for each in of_kind] for of_kind in cache])
     shared = torch.zeros(2, count, dtype=torch.int64)
@@ -294,20 +335,30 @@ def decode_(
         at = torch.arange(count) * (by_layer * stride) + first
         shared = torch.stack((at, at + by_kind * stride))
     table = torch.cat((layers.addresses, states.T, shared.T), 1).contiguous()
-    buffer = hidden.new_empty(n * (width + 2 * (layers.query_heads + key_heads) * head + layers.inner))
-    scales, angles = torch.empty(n, dtype=torch.float32), (angles[0].contiguous(), angles[1].contiguous())
+    buffer = hidden.new_empty(
+        n * (width + 2 * (layers.query_heads + key_heads) * head + layers.inner)
+    )
+    scales = torch.empty(n, dtype=torch.float32)
+    angles = (angles[0].contiguous(), angles[1].contiguous())
     of_rows = rows.lengths - 1, rows.first, rows.split, rows.lengths
     of_prompts = (None, None) if prompts is None else (prompts.of_row, prompts.lengths)
     tensors = hidden, table, buffer, *angles, scales, *of_rows, *of_prompts
     sizes = count, n, width, layers.inner, layers.query_heads, key_heads, head, capacity
     functions = library()
     pointers = (None if each is None else each.data_ptr() for each in tensors)
-    functions["decode", hidden.dtype](functions["run"], *pointers, *sizes, layers.epsilon, layers.scaling)
+    functions["decode", hidden.dtype](
+        functions["run"], *pointers, *sizes, layers.epsilon, layers.scaling
+    )
     return hidden
 
 
 def attend(
-    query: Tensor, keys: Tensor, values: Tensor, rows: Rows, scaling: float | None = None, layer: int = 0
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rows: Rows,
+    scaling: float | None = None,
+    layer: int = 0,
 ) -> Tensor:
     """The attention of one query per row and head; returns `[n, heads, d]`.
 
@@ -322,7 +373,8 @@ def attend(
     n, heads, width = query.shape
     query = query if query.stride()[1:] == (width, 1) else query.contiguous()
     _, key_heads, capacity, _ = keys.shape
-    out, functions = query.new_empty(n, heads, width), library()
+    out = query.new_empty(n, heads, width)
+    functions = library()
     tensors: list[Tensor | None] = [query, keys, values, out, rows.first, rows.split, rows.lengths]
     if rows.prompts is None:
         tensors += [None] * 4
@@ -336,19 +388,26 @@ def attend(
 
 
 def sample(
-    logits: Tensor, temperatures: Tensor, uniforms: Tensor, ends: Tensor, top_ps: Tensor | None = None
+    logits: Tensor,
+    temperatures: Tensor,
+    uniforms: Tensor,
+    ends: Tensor,
+    top_ps: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Draw tokens from softmax(logits / temperature) by inverting each row's cumulative distribution.
+    """Draw tokens from softmax(logits / temperature) by inverting each row's cumulative
+    distribution.
 
-    A token of probability zero is never drawn. If the logits of a row are not finite, its log-probabilities are nan.
+    A token of probability zero is never drawn. If the logits of a row are not finite, its
+    log-probabilities are nan.
 
     Args:
         logits: `[n, vocabulary]`, contiguous.
         temperatures: `[n]` float64, positive.
         uniforms: `[m]` float64 in [0, 1), in the order of the rows.
         ends: `[n]` int64, the number of draws of the rows up to each, itself included.
-        top_ps: `[n]` float64; the distribution is cut to the fewest most probable tokens with that mass, lower ids
-            first among equal ones, and renormalised. None: the whole distribution, in the order of the ids.
+        top_ps: `[n]` float64; the distribution is cut to the fewest most probable tokens with that
+            mass, lower ids first among equal ones, and renormalised. None: the whole distribution,
+            in the order of the ids.
 
     Returns:
         `[m]` token ids, and `[m]` float32 log-probabilities.

@@ -1,4 +1,5 @@
-"""Compiles `kernels.cpp` for the instruction sets of this kind of processor: `python -m cpu_kernels`.
+"""Compiles `kernels.cpp` for the instruction sets of this kind of processor: `python -m
+cpu_kernels`.
 
 setup.py also runs it, where torch need not be installed.
 """
@@ -19,7 +20,9 @@ _OPTIONS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wn
 
 
 def library_path(folder: Path, capability: str) -> Path:
-    """The library compiled from this source for a processor of that capability, which may not exist."""
+    """The library compiled from this source for a processor of that capability, which may not
+    exist.
+    """
     level = LEVELS[capability] if _is_x86() and capability in LEVELS else platform.machine()
     return folder / f"kernels-{level}-{zlib.crc32(SOURCE.read_bytes()):08x}.so"
 
@@ -32,7 +35,9 @@ def find_compiler() -> str | None:
 
 
 def compile_kernels(folder: Path) -> list[Path]:
-    """Compile the libraries into a folder, where they replace older ones; returns them, none without a compiler."""
+    """Compile the libraries into a folder, where they replace older ones; returns them, none
+    without a compiler.
+    """
     compiler = find_compiler()
     if compiler is None:
         return []

@@ -1,10 +1,10 @@
 """Linear layers whose weights are stored in the order in which the processor's matmul reads them.
 
-A decode step multiplies few rows by every weight of the model. An ordinary matmul first reorders each weight into
-blocks, which at 64 rows takes about as long as the arithmetic. Weights change once per training step but are read for
-every token, so they are reordered when they are loaded. By default float32 uses MKL's
-blocks (oneDNN's if there is no MKL) and bfloat16 oneDNN's. Blocks work for any number of rows, and best for the given
-one.
+A decode step multiplies few rows by every weight of the model. An ordinary matmul first reorders
+each weight into blocks, which at 64 rows takes about as long as the arithmetic. Weights change once
+per training step but are read for every token, so they are reordered when they are loaded. By
+default float32 uses MKL's blocks (oneDNN's if there is no MKL) and bfloat16 oneDNN's. Blocks work
+for any number of rows, and best for the given one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,16 @@ from torch.nn.functional import silu
 import cpu_kernels
 
 PROBE = (5, 24, 40)
-"""Rows, inputs and outputs of the product that tests whether this processor and this torch support the operators."""
+"""Rows, inputs and outputs of the product that tests whether this processor and this torch support
+the operators.
+"""
 DEFAULT_KERNELS: Mapping[str, str] = {}
 """The empty choice of kernels, with which each weight uses the default kernel for its type."""
-LAYERS, COMPILED = "layers", "compiled"
-"""The entry of a choice of kernels by which `cpu_kernels` computes what lies between a layer's products."""
+LAYERS = "layers"
+COMPILED = "compiled"
+"""The entry of a choice of kernels by which `cpu_kernels` computes what lies between a layer's
+products.
+"""
 
 
 class PrepackedWeight:
@@ -55,12 +60,15 @@ class MklPrepackedWeight(PrepackedWeight):
         self._shape = weight.new_zeros(()).expand(weight.shape)  # only its sizes are read
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        rows = inputs.numel() // inputs.shape[-1]  # with a different number torch would multiply by `_shape`
+        # with a different number torch would multiply by `_shape`
+        rows = inputs.numel() // inputs.shape[-1]
         return torch.ops.mkl._mkl_linear(inputs, self._prepacked, self._shape, bias, rows)
 
 
 class OneDnnPrepackedWeight(PrepackedWeight):
-    """A float32 or bfloat16 weight in oneDNN's blocks; activation, sum or gate are fused into the product."""
+    """A float32 or bfloat16 weight in oneDNN's blocks; activation, sum or gate are fused into the
+    product.
+    """
 
     def __init__(self, weight: Tensor, rows: int) -> None:
         self._prepacked = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
@@ -72,23 +80,28 @@ class OneDnnPrepackedWeight(PrepackedWeight):
         return torch.ops.mkldnn._linear_pointwise(inputs, self._prepacked, bias, "swish", [], "")
 
     def plus(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self._prepacked, bias, "add")
+        return torch.ops.mkldnn._linear_pointwise.binary(
+            inputs, other, self._prepacked, bias, "add"
+        )
 
     def times(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self._prepacked, bias, "mul")
+        return torch.ops.mkldnn._linear_pointwise.binary(
+            inputs, other, self._prepacked, bias, "mul"
+        )
 
 
 class CompiledWeight(PrepackedWeight):
     """A weight in panels, for the compiled product; activation, sum or gate are fused into it.
 
-    It serves float32, and bfloat16 on processors that multiply pairs of it (`avx512_bf16`). A row's products do not
-    depend on the number of rows.
+    It serves float32, and bfloat16 on processors that multiply pairs of it (`avx512_bf16`). A row's
+    products do not depend on the number of rows.
     """
 
     def __init__(self, weight: Tensor, rows: int) -> None:
         if not cpu_kernels.can_multiply(weight.dtype):
             raise NotImplementedError
-        self.packed, self._outputs = cpu_kernels.pack_panels(weight), len(weight)
+        self.packed = cpu_kernels.pack_panels(weight)
+        self._outputs = len(weight)
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         return cpu_kernels.multiply(inputs, self.packed, self._outputs, bias)
@@ -123,7 +136,9 @@ KERNELS: Mapping[str, type[PrepackedWeight]] = {
 
 
 class PrepackedLinear(nn.Module):
-    """Replaces an `nn.Linear` for inference on a CPU. The plain weight is kept only if it is tied to another.
+    """Replaces an `nn.Linear` for inference on a CPU.
+
+    The plain weight is kept only if it is tied to another.
 
     `weight` has the shape, type and device of the weight but no memory; `load` sets values.
     """
@@ -137,13 +152,23 @@ class PrepackedLinear(nn.Module):
         fused_qkv: "FusedQKVLinear | None" = None,
         kernels: Mapping[str, str] = DEFAULT_KERNELS,
     ) -> None:
-        """`fused_qkv`: the product of several layers that includes this one, which then cannot be called."""
+        """`fused_qkv`: the product of several layers that includes this one, which then cannot be
+        called.
+        """
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
         self.bias = linear.bias
-        self._rows, self._tied, self._fused_qkv, self._kernels = rows, tied, fused_qkv, kernels
+        self._rows = rows
+        self._tied = tied
+        self._fused_qkv = fused_qkv
+        self._kernels = kernels
         plain = linear.weight
-        self.weight = plain if tied else nn.Parameter(plain.new_zeros(()).expand(plain.shape), requires_grad=False)
+        self.weight = (
+            plain
+            if tied
+            else nn.Parameter(plain.new_zeros(()).expand(plain.shape), requires_grad=False)
+        )
         self._take(plain)
 
     def load(self, weight: Tensor) -> None:
@@ -183,16 +208,24 @@ class PrepackedLinear(nn.Module):
 class FusedQKVLinear:
     """Layers with the same inputs as one product, whose last dimension concatenates theirs.
 
-    `layers` replace the given layers in the model, so that new values are loaded through them by their names.
+    `layers` replace the given layers in the model, so that new values are loaded through them by
+    their names.
     """
 
     def __init__(
-        self, linears: Sequence[nn.Linear], *, rows: int, kernels: Mapping[str, str] = DEFAULT_KERNELS
+        self,
+        linears: Sequence[nn.Linear],
+        *,
+        rows: int,
+        kernels: Mapping[str, str] = DEFAULT_KERNELS,
     ) -> None:
-        self._rows, self._kernels = rows, kernels
+        self._rows = rows
+        self._kernels = kernels
         self._pending_weights: dict[PrepackedLinear, Tensor] = {}
         self.layers: list[PrepackedLinear] = []  # empty until all have taken their first values
-        self.layers = [PrepackedLinear(linear, rows=rows, tied=False, fused_qkv=self) for linear in linears]
+        self.layers = [
+            PrepackedLinear(linear, rows=rows, tied=False, fused_qkv=self) for linear in linears
+        ]
         self._prepack()
 
     def take(self, layer: PrepackedLinear, weight: Tensor) -> None:
@@ -216,35 +249,54 @@ class FusedQKVLinear:
         return self.prepacked.multiply(inputs, self.bias)
 
 
-def prepack_linears(model: nn.Module, *, rows: int, kernels: Mapping[str, str] = DEFAULT_KERNELS) -> int:
-    """Replace every plain linear layer, for products of about `rows` rows; returns the number of replaced layers.
+def prepack_linears(
+    model: nn.Module, *, rows: int, kernels: Mapping[str, str] = DEFAULT_KERNELS
+) -> int:
+    """Replace every plain linear layer, for products of about `rows` rows; returns the number of
+    replaced layers.
 
-    Layers in float64, on another device than the CPU, or of a subclass do not change. `kernels` names the `KERNELS` to
-    use by the shape of a weight (`shape_name`).
+    Layers in float64, on another device than the CPU, or of a subclass do not change. `kernels`
+    names the `KERNELS` to use by the shape of a weight (`shape_name`).
     """
     parameters = [p for module in model.modules() for p in module.parameters(recurse=False)]
-    suited: dict[str, Any] = {name: module for name, module in model.named_modules() if can_prepack(module)}
+    suited: dict[str, Any] = {
+        name: module for name, module in model.named_modules() if can_prepack(module)
+    }
     for name, linear in suited.items():
         parent, _, attribute = name.rpartition(".")
         tied = sum(linear.weight is other for other in parameters) > 1
-        setattr(model.get_submodule(parent), attribute, PrepackedLinear(linear, rows=rows, tied=tied, kernels=kernels))
+        setattr(
+            model.get_submodule(parent),
+            attribute,
+            PrepackedLinear(linear, rows=rows, tied=tied, kernels=kernels),
+        )
     return len(suited)
 
 
 def prepacked_weights(model: nn.Module) -> dict[int, PrepackedLinear]:
     """The layers that hold a parameter's values in its place, by the identity of that parameter."""
-    return {id(module.weight): module for module in model.modules() if isinstance(module, PrepackedLinear)}
+    return {
+        id(module.weight): module
+        for module in model.modules()
+        if isinstance(module, PrepackedLinear)
+    }
 
 
 def can_prepack(layer: nn.Module) -> bool:
-    """Whether it is a plain linear layer on the CPU, and working operators exist for its weights."""
+    """Whether it is a plain linear layer on the CPU, and working operators exist for its
+    weights.
+    """
     if type(layer) is not nn.Linear or layer.weight.device.type != "cpu":
         return False
     return default_kernel(layer.weight.dtype) is not None
 
 
-def prepack(weight: Tensor, rows: int, kernels: Mapping[str, str] = DEFAULT_KERNELS) -> PrepackedWeight:
-    """Reorder a weight of a supported type, by the kernel chosen for its shape if this processor supports it."""
+def prepack(
+    weight: Tensor, rows: int, kernels: Mapping[str, str] = DEFAULT_KERNELS
+) -> PrepackedWeight:
+    """Reorder a weight of a supported type, by the kernel chosen for its shape if this processor
+    supports it.
+    """
     name = kernels.get(shape_name(*weight.shape))
     if name is None or not multiplies(name, weight.dtype):
         name = default_kernel(weight.dtype)
@@ -265,7 +317,9 @@ def default_kernel(dtype: torch.dtype) -> str | None:
 
 @cache
 def multiplies(name: str, dtype: torch.dtype) -> bool:
-    """Whether a weight prepacked for one number of rows gives correct products for any number of rows."""
+    """Whether a weight prepacked for one number of rows gives correct products for any number of
+    rows.
+    """
     libraries: dict[str, Any] = {"mkl": torch.backends.mkl, "onednn": torch.backends.mkldnn}
     if name not in KERNELS or (name in libraries and not libraries[name].is_available()):
         return False
@@ -280,6 +334,7 @@ def multiplies(name: str, dtype: torch.dtype) -> bool:
             expected = nn.functional.linear(x.double(), weight.double(), bias.double())
             if not (prepacked.multiply(x, bias).double() - expected).abs().max() <= bound:
                 return False
-    except (AttributeError, NotImplementedError, RuntimeError):  # this processor or this torch lacks the operators
+    # this processor or this torch lacks the operators
+    except (AttributeError, NotImplementedError, RuntimeError):
         return False
     return True

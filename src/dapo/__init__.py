@@ -1,7 +1,8 @@
 """DAPO: reinforcement learning that makes language models reason better (arXiv 2503.14476).
 
-The Python interface: `train`, `resume` and `load`, the `Run` that they return, `session` for your own loop, and the
-errors that they raise. Each is imported on first use, so that `import dapo` is immediate.
+The Python interface: `train`, `resume` and `load`, the `Run` that they return, `session` for your
+own loop, and the errors that they raise. Each is imported on first use, so that `import dapo` is
+immediate.
 
 Example:
     >>> import dapo
@@ -15,10 +16,14 @@ Example:
 
 import sys
 
-TYPE_CHECKING = False  # type checkers assume true; importing typing here could find a typing.py of the user
+# type checkers assume true; importing typing here could find a typing.py of the user
+TYPE_CHECKING = False
 
 if sys.platform == "win32":
-    raise ImportError("dapo does not run on Windows; it runs in the Windows Subsystem for Linux (WSL): wsl --install")
+    raise ImportError(
+        "dapo does not run on Windows; it runs in the Windows Subsystem for Linux (WSL): wsl"
+        " --install"
+    )
 
 __version__ = "0.1.0"
 
@@ -60,7 +65,9 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Import a public name from its module."""
     if name not in _HOMES:
-        raise AttributeError(f"module 'dapo' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(
+            f"module 'dapo' has no attribute {name!r}; it has {', '.join(__all__)}"
+        )
     from importlib import import_module
 
     value = globals()[name] = getattr(import_module(_HOMES[name]), name)

@@ -27,13 +27,17 @@ __all__ = [
 ]
 
 Message: TypeAlias = Mapping[str, Any]
-"""`role`, `content` (a text, a list of parts of text, or None beside `tool_calls`), and whatever a template reads."""
+"""`role`, `content` (a text, a list of parts of text, or None beside `tool_calls`), and whatever a
+template reads.
+"""
 Prompt: TypeAlias = str | Sequence[Message]
 Finish: TypeAlias = Literal["stop", "length", "aborted"]
 
 
 def content_text(message: Message) -> str:
-    """The text of a message's content: parts are joined by newlines, and no content is an empty text."""
+    """The text of a message's content: parts are joined by newlines, and no content is an empty
+    text.
+    """
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -53,7 +57,8 @@ class Problem:
     source: str = ""
     """The origin of the problem: a file or the name of a task."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """The other columns of the data set as JSON values, which reward functions receive as keywords."""
+    """The other columns of the data set as JSON values, which reward functions receive as keywords.
+    """
 
     @property
     def question(self) -> str:
@@ -71,39 +76,49 @@ class GenerationRequest:
     temperature: float
     top_p: float
     seed: int
-    """The key of its random numbers: token t depends only on (seed, offset + t) and the model's distribution."""
+    """The key of its random numbers: token t depends only on (seed, offset + t) and the model's
+    distribution.
+    """
     stop_ids: tuple[int, ...]
     """The tokens that end the response, of which they are the last token."""
     min_new_tokens: int = 0
-    """Number of first tokens that are no stop ids: their distribution is renormalised over the other tokens."""
+    """Number of first tokens that are no stop ids: their distribution is renormalised over the
+    other tokens.
+    """
     offset: int = 0
     """Number of tokens of this response that were sampled before, with which `prompt_ids` ends.
 
-    The two limits count the tokens that are left. So a response that was aborted after t tokens and goes on at offset t
-    equals the one that was sampled whole.
+    The two limits count the tokens that are left. So a response that was aborted after t tokens and
+    goes on at offset t equals the one that was sampled whole.
     """
     previous: str | None = None
     """The id of the request with whose prompt and response `prompt_ids` begins.
 
-    An engine that still holds their keys and values may use them, which changes no result but rounding.
+    An engine that still holds their keys and values may use them, which changes no result but
+    rounding.
     """
     is_continued: bool = False
-    """Whether a later request may name this one as `previous`: an engine may keep its keys and values until then."""
+    """Whether a later request may name this one as `previous`: an engine may keep its keys and
+    values until then.
+    """
     problem: Problem | None = None
     """The task of an episode; an engine that samples single responses does not read it."""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """The turns of the policy and the answers of an environment, which a `Generation` holds as tokens.
+    """The turns of the policy and the answers of an environment, which a `Generation` holds as
+    tokens.
 
-    Example: `Episode(messages=({"role": "assistant", "content": "4821 + 3977"},
-    {"role": "user", "content": "The calculator shows 8798"}, {"role": "assistant", "content": "8798"}),
+    Example: `Episode(messages=({"role": "assistant", "content": "4821 + 3977"}, {"role": "user",
+    "content": "The calculator shows 8798"}, {"role": "assistant", "content": "8798"}),
     rewards=(0.0, 1.0), correct=True)`.
     """
 
     messages: Sequence[Message]
-    """The conversation behind the prompt: turns with the role `assistant`, observations with another one."""
+    """The conversation behind the prompt: turns with the role `assistant`, observations with
+    another one.
+    """
     rewards: Sequence[float]
     """The reward of each turn."""
     correct: bool | None = None
@@ -123,8 +138,13 @@ class Episode:
 
     @property
     def transcript(self) -> str:
-        """The conversation behind the prompt as text, with the role of each observation in brackets."""
-        parts = [m["content"] if m["role"] == "assistant" else f"[{m['role']}] {m['content']}" for m in self.messages]
+        """The conversation behind the prompt as text, with the role of each observation in
+        brackets.
+        """
+        parts = [
+            m["content"] if m["role"] == "assistant" else f"[{m['role']}] {m['content']}"
+            for m in self.messages
+        ]
         return "\n".join(parts)
 
     @property
@@ -133,7 +153,9 @@ class Episode:
 
 
 class EpisodeText(str):
-    """The text of an episode's last turn, with the episode: verifiers of single responses judge it as a text."""
+    """The text of an episode's last turn, with the episode: verifiers of single responses judge it
+    as a text.
+    """
 
     episode: Episode
 
@@ -154,18 +176,23 @@ class Generation:
     token_ids: Sequence[int]
     """The response with its sampled end token, if there is one, which is trained too.
 
-    A tuple or, from the built-in engines, an `array.array` of 4 bytes per token, which other processes get as bytes.
+    A tuple or, from the built-in engines, an `array.array` of 4 bytes per token, which other
+    processes get as bytes.
     """
     logprobs: Sequence[float]
-    """Log-probabilities of the tokens under the sampler at the sampling temperature, also a tuple or an array.
+    """Log-probabilities of the tokens under the sampler at the sampling temperature, also a tuple
+    or an array.
 
     Those of tokens that were not sampled are 0, whatever was given.
     """
     finish: Finish
     version: int
-    """The version of the weights that sampled its first token: the number of finished training steps."""
+    """The version of the weights that sampled its first token: the number of finished training
+    steps.
+    """
     sampled: Ranges | None = None
-    """The ascending ranges [start, end) of `token_ids` that the policy sampled, without gaps of 0 tokens; None: all.
+    """The ascending ranges [start, end) of `token_ids` that the policy sampled, without gaps of 0
+    tokens; None: all.
 
     Example: an episode with the turns (5, 6) and (7, 2), and the observation (30, 31) between them:
 
@@ -174,9 +201,11 @@ class Generation:
     episode: Episode | None = None
     """The answers and rewards of an environment; None for a single response."""
     versions: tuple[tuple[int, int], ...] | None = None
-    """The first token of each part that other weights sampled, with their version; None: `version` sampled all.
+    """The first token of each part that other weights sampled, with their version; None: `version`
+    sampled all.
 
-    Example: `((0, 11), (137, 12))` for a response that was begun by version 11 and went on with version 12.
+    Example: `((0, 11), (137, 12))` for a response that was begun by version 11 and went on with
+    version 12.
     """
 
     def __post_init__(self) -> None:
@@ -210,7 +239,9 @@ class Generation:
         return found
 
     def text(self, decode: Callable[[Sequence[int]], str]) -> str:
-        """The response as verifiers receive it: its tokens as `decode` gives them, or an EpisodeText."""
+        """The response as verifiers receive it: its tokens as `decode` gives them, or an
+        EpisodeText.
+        """
         return decode(self.token_ids) if self.episode is None else EpisodeText(self.episode)
 
 
@@ -228,9 +259,13 @@ class Verdict:
     score: float
     """Eq. 7: +1 for right, -1 for wrong; a verifier with scores may give any finite number."""
     error: str | None = None
-    """The reason for a missing verdict (timeout, crash, unparsable reference), which is never scored as a zero."""
+    """The reason for a missing verdict (timeout, crash, unparsable reference), which is never
+    scored as a zero.
+    """
     answer: str | None = field(default=None, compare=False)
-    """The normalized answer for majority votes; "" if none was found, None if the verifier extracts none."""
+    """The normalized answer for majority votes; "" if none was found, None if the verifier extracts
+    none.
+    """
     components: Mapping[str, float] = field(default_factory=dict, compare=False)
     """The unweighted score of each verifier that applied; empty with a single verifier."""
 
@@ -239,8 +274,8 @@ class Verdict:
 class Group:
     """G responses to one prompt, with their verdicts: `generations[i]` has `verdicts[i]`.
 
-    Example: three responses to 2 + 3 at `overlong.buffer_tokens=2` and `rollout.max_response_tokens=4`; the last one
-    has no verdict:
+    Example: three responses to 2 + 3 at `overlong.buffer_tokens=2` and
+    `rollout.max_response_tokens=4`; the last one has no verdict:
 
         Group(problem=Problem("7", "2 + 3 =", "5"), prompt_ids=(17, 4), id=12,
               generations=(<2 tokens>, <3 tokens>, <1 token>),
@@ -260,7 +295,9 @@ class Group:
     texts: tuple[str, ...] = ()
     """The texts of the responses, as the verifier received them."""
     rewards: tuple[float | None, ...] = ()
-    """The shaped rewards: score plus overlong penalty (Eq. 13); None for a response without a verdict."""
+    """The shaped rewards: score plus overlong penalty (Eq. 13); None for a response without a
+    verdict.
+    """
 
     @property
     def size(self) -> int:
@@ -299,8 +336,8 @@ class RankRecord:
 class Sample:
     """A response with its reward and advantage, ready to train on.
 
-    Example: the first response of the group above. Rewards 1 and -1.5 have mean -0.25 and standard deviation 1.7678;
-    the advantage is 1.25 / 1.7678:
+    Example: the first response of the group above. Rewards 1 and -1.5 have mean -0.25 and standard
+    deviation 1.7678; the advantage is 1.25 / 1.7678:
 
         Sample(group_id=12, index=0, prompt_ids=(17, 4), response_ids=(9, 2), reward=1.0, advantage=0.7071,
                engine_logprobs=(-0.1, -0.02), old_logprobs=None, mask=(1, 1))
@@ -310,13 +347,18 @@ class Sample:
     prompt_ids: tuple[int, ...]
     response_ids: Sequence[int]
     reward: float
-    """The shaped reward: score plus overlong penalty (Eq. 13), minus `loss.kl_coef` times `kl` if that is set."""
+    """The shaped reward: score plus overlong penalty (Eq. 13), minus `loss.kl_coef` times `kl` if
+    that is set.
+    """
     advantage: float
-    """The advantage of every token by `advantage.estimator` (Eq. 9), or the mean of `token_advantages`."""
+    """The advantage of every token by `advantage.estimator` (Eq. 9), or the mean of
+    `token_advantages`.
+    """
     engine_logprobs: Sequence[float]
     old_logprobs: Sequence[float] | None
-    """Log-probabilities of the policy before the step's first update; None until the trainer records them, during that
-    update, and if the trainer ranks keep them."""
+    """Log-probabilities of the policy before the step's first update; None until the trainer
+    records them, during that update, and if the trainer ranks keep them.
+    """
     mask: Sequence[int]
     """1 (or True) for each response token that trains, else 0."""
     index: int = 0
@@ -330,13 +372,17 @@ class Sample:
     token_advantages: Sequence[float] | None = None
     """The advantage of each response token, if they differ (`advantage.estimator: gae`)."""
     old_values: Sequence[float] | None = None
-    """A critic's value of each response token before the step's first update; None without a critic."""
+    """A critic's value of each response token before the step's first update; None without a
+    critic.
+    """
     value_targets: Sequence[float] | None = None
     """The target of the critic's value of each response token."""
     sampled: Ranges | None = None
     """The ranges of `response_ids` that the policy sampled (`Generation.sampled`); None: all."""
     reference_logprobs: Sequence[float] | None = None
-    """Log-probabilities by a teacher behind a server; None: the policy computes those of its reference itself."""
+    """Log-probabilities by a teacher behind a server; None: the policy computes those of its
+    reference itself.
+    """
 
     @property
     def num_sampled(self) -> int:
@@ -362,8 +408,8 @@ class Sample:
 class WeightLayout:
     """The names, types and shapes of a set of weights, known before any of them is computed.
 
-    A linear layer and a head that is tied to the embedding:
-    `WeightLayout({"embed": ("bfloat16", (197, 48)), "up": ("bfloat16", (96, 48))}, {"head": "embed"})`.
+    A linear layer and a head that is tied to the embedding: `WeightLayout({"embed": ("bfloat16",
+    (197, 48)), "up": ("bfloat16", (96, 48))}, {"head": "embed"})`.
     """
 
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]

@@ -1,4 +1,5 @@
-"""Reads the options that scripts of other trainers set, and translates them by tables; no script is run.
+"""Reads the options that scripts of other trainers set, and translates them by tables; no script is
+run.
 
 Example:
     >>> from foreign_options import read_shell
@@ -10,7 +11,15 @@ from foreign_options.formulas import Unknown, compute
 from foreign_options.reading import Reading
 from foreign_options.scripts import read_script
 from foreign_options.shell import read_shell
-from foreign_options.tables import Algorithm, Counterpart, Table, Translation, leaves_of, shown_value, translated
+from foreign_options.tables import (
+    Algorithm,
+    Counterpart,
+    Table,
+    Translation,
+    leaves_of,
+    shown_value,
+    translated,
+)
 
 __all__ = [
     "Algorithm",

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MAX_BASE, MAX_EXPONENT = 1e6, 64  # of a power
+MAX_BASE = 1e6
+MAX_EXPONENT = 64  # of a power
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class Unknown:
 
 
 def compute(formula: str, names: Mapping[str, Any]) -> Any:
-    """Compute a formula of `names`. Raises ValueError, TypeError or ArithmeticError if it has no value.
+    """Compute a formula of `names`.
+
+    Raises ValueError, TypeError or ArithmeticError if it has no value.
 
     Example:
         >>> compute("batch / group if group else None", {"batch": 64, "group": 8})
@@ -36,7 +39,10 @@ def compute(formula: str, names: Mapping[str, Any]) -> Any:
 
 
 def evaluate(node: ast.AST, names: Mapping[str, Any]) -> Any:
-    """Compute a literal, or a formula of `names`, without running code. Raises ValueError, TypeError."""
+    """Compute a literal, or a formula of `names`, without running code.
+
+    Raises ValueError, TypeError.
+    """
     match node:
         case ast.Expression(body=inner):
             return evaluate(inner, names)
@@ -45,7 +51,11 @@ def evaluate(node: ast.AST, names: Mapping[str, Any]) -> Any:
         case ast.List(elts=inner) | ast.Tuple(elts=inner):
             return [evaluate(each, names) for each in inner]
         case ast.Dict(keys=keys, values=inner):
-            return {evaluate(key, names): evaluate(each, names) for key, each in zip(keys, inner, strict=True) if key}
+            return {
+                evaluate(key, names): evaluate(each, names)
+                for key, each in zip(keys, inner, strict=True)
+                if key
+            }
         case ast.Name() | ast.Attribute():
             return value_of(ast.unparse(node), names)
         case ast.Call(func=ast.Name(id=name), args=inner) if name in _FUNCTIONS:
@@ -63,14 +73,20 @@ def _operated(node: ast.AST, names: Mapping[str, Any]) -> Any:
             return found if is_decided else evaluate(ast.BoolOp(op, rest), names)
         case ast.UnaryOp(op=op, operand=inner) if type(op) in _UNARY:
             return _UNARY[type(op)](evaluate(inner, names))
-        case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
+        case (
+            ast.BinOp(left=left, op=op, right=right)
+            | ast.Compare(left=left, ops=[op], comparators=[right])
+        ):
             if type(op) in _BINARY:
                 return _computed(_BINARY[type(op)], evaluate(left, names), evaluate(right, names))
     raise ValueError(ast.unparse(node))
 
 
 def value_of(name: str, names: Mapping[str, Any]) -> Any:
-    """The value of one of their options, of which a default may be a formula. Raises ValueError if it is not known."""
+    """The value of one of their options, of which a default may be a formula.
+
+    Raises ValueError if it is not known.
+    """
     if name not in names:
         raise ValueError(name)
     value = names[name]
@@ -79,25 +95,39 @@ def value_of(name: str, names: Mapping[str, Any]) -> Any:
 
 
 def _computed(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Apply an operator of two numbers, of bounded size, or of two texts; an integral quotient is an integer."""
+    """Apply an operator of two numbers, of bounded size, or of two texts; an integral quotient is
+    an integer.
+    """
     if function is operator.pow and (abs(left) > MAX_BASE or abs(right) > MAX_EXPONENT):
         raise ValueError(f"{left} ** {right}")
     if function is operator.mul and not isinstance(left, int | float):
         raise TypeError(f"expected numbers, got {left!r}")
     found = function(left, right)
-    return int(found) if isinstance(found, float) and found.is_integer() and function is operator.truediv else found
+    return (
+        int(found)
+        if isinstance(found, float) and found.is_integer() and function is operator.truediv
+        else found
+    )
 
 
 def _rewards(functions: Any, weights: Any) -> Any:
     """TRL's reward functions as `reward.verifier`: the names of its own are in `trl.rewards`."""
     each = functions if isinstance(functions, list) else [functions]
     names = [
-        name
-        if ":" in name
-        else ":".join(f"trl.rewards.{name}".removeprefix("trl.rewards." * ("." in name)).rsplit(".", 1))
+        (
+            name
+            if ":" in name
+            else ":".join(
+                f"trl.rewards.{name}".removeprefix("trl.rewards." * ("." in name)).rsplit(".", 1)
+            )
+        )
         for name in each
     ]
-    return names[0] if len(names) == 1 else dict(zip(names, weights or [1.0] * len(names), strict=True))
+    return (
+        names[0]
+        if len(names) == 1
+        else dict(zip(names, weights or [1.0] * len(names), strict=True))
+    )
 
 
 def _sinks(value: Any) -> list[str]:
@@ -106,7 +136,9 @@ def _sinks(value: Any) -> list[str]:
 
 
 def _dataset(name: Any, split: str, configuration: str | None = None) -> Any:
-    """A data set: that of the hub is `OWNER/NAME` there; one without a default configuration needs its name."""
+    """A data set: that of the hub is `OWNER/NAME` there; one without a default configuration needs
+    its name.
+    """
     if not re.fullmatch(r"[\w.-]+/[\w-]+", str(name)):
         return name
     configuration = configuration or _CONFIGURATIONS.get(str(name))
@@ -116,7 +148,9 @@ def _dataset(name: Any, split: str, configuration: str | None = None) -> Any:
 
 
 def _files(value: Any) -> Any:
-    """A file or another source; several are a mix, whose parts have the shortest names that differ."""
+    """A file or another source; several are a mix, whose parts have the shortest names that
+    differ.
+    """
     if not isinstance(value, list):
         return value
     if len(value) == 1:
@@ -130,18 +164,33 @@ def _part_names(paths: list[str]) -> list[str]:
     longest = max(map(len, parts))
     names: list[str] = []
     for length in range(1, longest + 1):
-        names = [re.sub(r"[^A-Za-z0-9-]+", "_", "_".join(each[-length:])).strip("_") or "part" for each in parts]
+        names = [
+            re.sub(r"[^A-Za-z0-9-]+", "_", "_".join(each[-length:])).strip("_") or "part"
+            for each in parts
+        ]
         if len(set(names)) == len(names):
             return names
     return [f"{name}_{i}" for i, name in enumerate(names, start=1)]
 
 
 _CONFIGURATIONS = {"openai/gsm8k": "main", "gsm8k": "main"}
-"""Configurations of data sets that have no default, as the recipes of other systems name them in their code."""
+"""Configurations of data sets that have no default, as the recipes of other systems name them in
+their code.
+"""
 _UNARY: Mapping[type[ast.AST], Any] = {ast.USub: operator.neg, ast.Not: operator.not_}
 _BINARY: Mapping[type[ast.AST], Any] = {
-    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
-    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.Gt: operator.gt},
+    **{
+        ast.Add: operator.add,
+        ast.Sub: operator.sub,
+        ast.Mult: operator.mul,
+        ast.Div: operator.truediv,
+    },
+    **{
+        ast.FloorDiv: operator.floordiv,
+        ast.Mod: operator.mod,
+        ast.Pow: operator.pow,
+        ast.Gt: operator.gt,
+    },
     **{
         ast.GtE: operator.ge,
         ast.Lt: operator.lt,

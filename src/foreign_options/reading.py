@@ -13,7 +13,9 @@ class Reading:
     unread: list[str] = field(default_factory=list)
     """What may set further options that are not known, each with its line."""
     assumed: list[str] = field(default_factory=list)
-    """What the values rest on, each with its line: a branch that was taken, arguments that are not there."""
+    """What the values rest on, each with its line: a branch that was taken, arguments that are not
+    there.
+    """
     command: str = ""
     """The command that the options belong to, without them."""
     line: int = 0

@@ -1,4 +1,6 @@
-"""Reads the options that a Python script of TRL sets, by following its values; the script is parsed and never run."""
+"""Reads the options that a Python script of TRL sets, by following its values; the script is parsed
+and never run.
+"""
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +24,51 @@ _CALLS = {
 }
 """The calls that are read, each with the names of its first positional arguments."""
 _PARSERS = ("TrlParser", "HfArgumentParser", "H4ArgumentParser")
-_READERS = ("to_dict", "to_json_string", "to_sanitized_dict", "get_process_log_level", "main_process_first", "device")
+_READERS = (
+    "to_dict",
+    "to_json_string",
+    "to_sanitized_dict",
+    "get_process_log_level",
+    "main_process_first",
+    "device",
+)
 _PURE: Mapping[str, Callable[..., Any]] = {
-    **{"int": int, "float": float, "str": str, "bool": bool, "len": len, "max": max, "min": min, "abs": abs},
-    **{"round": round, "sum": sum, "list": list, "tuple": tuple, "sorted": sorted, "any": any, "all": all},
-    **{"set": list, "zip": lambda *all: list(zip(*all, strict=False)), "enumerate": lambda x: list(enumerate(x))},
+    **{
+        "int": int,
+        "float": float,
+        "str": str,
+        "bool": bool,
+        "len": len,
+        "max": max,
+        "min": min,
+        "abs": abs,
+    },
+    **{
+        "round": round,
+        "sum": sum,
+        "list": list,
+        "tuple": tuple,
+        "sorted": sorted,
+        "any": any,
+        "all": all,
+    },
+    **{
+        "set": list,
+        "zip": lambda *all: list(zip(*all, strict=False)),
+        "enumerate": lambda x: list(enumerate(x)),
+    },
 }
-_TEXT_METHODS = ("lower", "upper", "strip", "replace", "split", "join", "format", "removeprefix", "removesuffix")
+_TEXT_METHODS = (
+    "lower",
+    "upper",
+    "strip",
+    "replace",
+    "split",
+    "join",
+    "format",
+    "removeprefix",
+    "removesuffix",
+)
 _ROW_METHODS = ("shuffle", "with_format", "cast", "flatten_indices")
 """Methods of data sets that leave the rows what they are."""
 
@@ -58,7 +98,9 @@ class _Class:
 
 @dataclass(eq=False)
 class _Object:
-    """An object whose attributes are followed: a configuration, a trainer, or one of the script's own classes."""
+    """An object whose attributes are followed: a configuration, a trainer, or one of the script's
+    own classes.
+    """
 
     kind: str
     values: dict[str, Any]
@@ -74,7 +116,11 @@ class _Data:
     changes: tuple[str, ...] = ()
 
     def split(self, name: str) -> "_Data":
-        if isinstance(self.source, str) and self.source.startswith("hub:") and self.source.count(":") == 1:
+        if (
+            isinstance(self.source, str)
+            and self.source.startswith("hub:")
+            and self.source.count(":") == 1
+        ):
             return _Data(f"{self.source}:{name}", self.changes)
         if isinstance(self.source, dict) and "hub" in self.source and "split" not in self.source:
             return _Data(self.source | {"split": name}, self.changes)
@@ -110,10 +156,11 @@ class _Stop(Exception):
 
 
 def read_script(text: str, module: str) -> Reading:
-    """The options of GRPOConfig, GRPOTrainer and LoraConfig in a script; a value that is not known is Unknown.
+    """The options of GRPOConfig, GRPOTrainer and LoraConfig in a script; a value that is not known
+    is Unknown.
 
-    A function of the script is `module:function`, and one that it imports has the name of its own module. Raises
-    ValueError or SyntaxError.
+    A function of the script is `module:function`, and one that it imports has the name of its own
+    module. Raises ValueError or SyntaxError.
     """
     tree = ast.parse(text)
     reader = _Reader(module)
@@ -123,7 +170,9 @@ def read_script(text: str, module: str) -> Reading:
     except (_Return, _LoopEnd):
         pass
     except _Stop:
-        reader.reading.unread.append(f"the rest of the script, which has over {MAX_STEPS} statements to follow")
+        reader.reading.unread.append(
+            f"the rest of the script, which has over {MAX_STEPS} statements to follow"
+        )
     found = reader.finished()
     if not found.options and not found.unread:
         raise ValueError("there is no call of GRPOConfig or GRPOTrainer with arguments")
@@ -169,7 +218,11 @@ class _Reader:
                 options |= made.values
         options.pop("args", None)
         options.pop("peft_config", None)
-        if trainer is not None and isinstance(trainer.values.get("peft_config"), Unknown) and lora is None:
+        if (
+            trainer is not None
+            and isinstance(trainer.values.get("peft_config"), Unknown)
+            and lora is None
+        ):
             options["peft_config"] = trainer.values["peft_config"]
         model = options.get("model")
         if isinstance(model, _Model):
@@ -177,23 +230,32 @@ class _Reader:
         if self.punishment is not None:
             options["get_soft_overlong_punishment"] = self.punishment
         line = trainer.line if trainer else 0
-        self.reading.options = {name: self._option(name, value, line) for name, value in options.items()}
+        self.reading.options = {
+            name: self._option(name, value, line) for name, value in options.items()
+        }
         self.reading.unread = [*dict.fromkeys(self.reading.unread)]
         self.reading.assumed = [*dict.fromkeys(self.reading.assumed)]
         return self.reading
 
     def _lora(self, trainer: _Object | None) -> _Object | None:
-        """The adapters' configuration that the trainer takes, or where that is not known the last one."""
+        """The adapters' configuration that the trainer takes, or where that is not known the last
+        one.
+        """
         given = trainer.values.get("peft_config") if trainer else Unknown("")
         if isinstance(given, _Object):
             return given
         return self.loras[-1] if isinstance(given, Unknown) and self.loras else None
 
     def _note_other(self, other: _Object, taken: _Object | None) -> None:
-        differ = [name for name, value in other.values.items() if taken is None or taken.values.get(name) != value]
+        differ = [
+            name
+            for name, value in other.values.items()
+            if taken is None or taken.values.get(name) != value
+        ]
         if differ and taken is not None:
             self.reading.assumed.append(
-                f"line {other.line}: another {other.kind}, not that of the trainer; it sets {', '.join(differ)}"
+                f"line {other.line}: another {other.kind}, not that of the trainer; it sets"
+                f" {', '.join(differ)}"
             )
 
     def _option(self, name: str, value: Any, line: int) -> Any:
@@ -204,8 +266,12 @@ class _Reader:
             source = value.split("train").source
             return self._option(name, source, line) if isinstance(source, list) else source
         if isinstance(value, list | tuple):
-            kept = [self._option(name, each, line) for each in value if not self._is_punishment(each)]
-            return next((Unknown(self._shown(value)) for each in kept if isinstance(each, Unknown)), kept)
+            kept = [
+                self._option(name, each, line) for each in value if not self._is_punishment(each)
+            ]
+            return next(
+                (Unknown(self._shown(value)) for each in kept if isinstance(each, Unknown)), kept
+            )
         if isinstance(value, dict):
             inner = {key: self._option(name, each, line) for key, each in value.items()}
             is_open = any(isinstance(each, Unknown) for each in inner.values())
@@ -238,12 +304,19 @@ class _Reader:
             raise _Stop
 
     def follow_the_rest(self, tree: ast.Module) -> None:
-        """Follow functions that nobody is seen to call and that make a configuration or a trainer."""
+        """Follow functions that nobody is seen to call and that make a configuration or a
+        trainer.
+        """
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node not in self.followed:
+            if (
+                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                and node not in self.followed
+            ):
                 calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
                 if any(self._kind(self._value(call.func)) for call in calls):
-                    self.reading.assumed.append(f"line {node.lineno}: {node.name} is taken to be called")
+                    self.reading.assumed.append(
+                        f"line {node.lineno}: {node.name} is taken to be called"
+                    )
                     self._call_function(node, [], {}, node)
 
     def _statement(self, node: ast.stmt) -> None:  # noqa: C901, PLR0912, PLR0915 (a case for each kind)
@@ -282,7 +355,11 @@ class _Reader:
                         self._assign(item.optional_vars, value, node)
                 self.body(inner)
             case ast.Try(body=inner, handlers=handlers, orelse=other, finalbody=last):
-                self._try([*inner, *other, *last], [each for handler in handlers for each in handler.body], node)
+                self._try(
+                    [*inner, *other, *last],
+                    [each for handler in handlers for each in handler.body],
+                    node,
+                )
             case ast.Match(cases=cases):
                 for case in cases:
                     self._perhaps(case.body)
@@ -356,7 +433,13 @@ class _Reader:
         for base in bases:
             methods = {**base.methods, **methods} if isinstance(base, _Class) else methods
         self.scopes.append(values)
-        self.body([each for each in node.body if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)])
+        self.body(
+            [
+                each
+                for each in node.body
+                if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+            ]
+        )
         self.scopes.pop()
         is_dataclass = any("dataclass" in ast.unparse(each) for each in node.decorator_list)
         return _Class(f"{self.module}:{node.name}", bases, values, methods, is_dataclass)
@@ -373,9 +456,15 @@ class _Reader:
             case ast.Subscript(value=owner, slice=key):
                 self._set_item(self._value(owner), self._value(key), value, node)
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
-                items = value if isinstance(value, list | tuple) and len(value) == len(targets) else None
+                items = (
+                    value
+                    if isinstance(value, list | tuple) and len(value) == len(targets)
+                    else None
+                )
                 for i, each in enumerate(targets):
-                    self._assign(each, Unknown(ast.unparse(each)) if items is None else items[i], node)
+                    self._assign(
+                        each, Unknown(ast.unparse(each)) if items is None else items[i], node
+                    )
             case ast.Starred(value=inner):
                 self._assign(inner, Unknown(ast.unparse(inner)), node)
 
@@ -389,13 +478,17 @@ class _Reader:
         return names if isinstance(names, tuple) else ()
 
     def _decided(self, value: Any, before: Any, node: ast.AST) -> Any:
-        """A value that is set here; one that is set in a branch which may not be taken is unknown."""
+        """A value that is set here; one that is set in a branch which may not be taken is
+        unknown.
+        """
         if not self.undecided:
             return value
         if type(before) is type(value) and before == value:
             return value
         line = getattr(node, "lineno", 0)
-        if isinstance(value, _Reference | _Class) or (before is None and isinstance(value, _Object | _Model | _Data)):
+        if isinstance(value, _Reference | _Class) or (
+            before is None and isinstance(value, _Object | _Model | _Data)
+        ):
             self.reading.assumed.append(f"{self._line(node)}, in a branch, is taken")
             return value
         return Unknown(f"{self._shown(value)} (line {line}, in a branch)")
@@ -424,12 +517,17 @@ class _Reader:
         elif isinstance(owner, _Object):
             self.reading.unread.append(self._line(node))
 
-    def _augment(self, target: ast.expr, operator: ast.operator, value: ast.expr, node: ast.stmt) -> None:
-        before, after = self._value(target), self._value(value)
+    def _augment(
+        self, target: ast.expr, operator: ast.operator, value: ast.expr, node: ast.stmt
+    ) -> None:
+        before = self._value(target)
+        after = self._value(value)
         if isinstance(operator, ast.BitOr) and isinstance(before, dict):
             self._merge(before, after, node)
             return
-        self._assign(target, self._operated(ast.BinOp(target, operator, value), before, after), node)
+        self._assign(
+            target, self._operated(ast.BinOp(target, operator, value), before, after), node
+        )
 
     def _delete(self, target: ast.expr, node: ast.stmt) -> None:
         match target:
@@ -439,7 +537,8 @@ class _Reader:
                 if isinstance(self._value(owner), _Object):
                     self.reading.unread.append(self._line(node))
             case ast.Subscript(value=owner, slice=key):
-                found, name = self._value(owner), self._value(key)
+                found = self._value(owner)
+                name = self._value(key)
                 if isinstance(found, dict) and not isinstance(name, Unknown | list | dict):
                     found.pop(name, None)
 
@@ -500,8 +599,14 @@ class _Reader:
             case ast.ListComp() | ast.DictComp() | ast.GeneratorExp() | ast.SetComp():
                 return self._comprehension(node)
             case ast.Slice(lower=lower, upper=upper, step=step):
-                parts = [None if each is None else self._value(each) for each in (lower, upper, step)]
-                return Unknown("slice") if any(isinstance(each, Unknown) for each in parts) else slice(*parts)
+                parts = [
+                    None if each is None else self._value(each) for each in (lower, upper, step)
+                ]
+                return (
+                    Unknown("slice")
+                    if any(isinstance(each, Unknown) for each in parts)
+                    else slice(*parts)
+                )
         try:
             return evaluate(node, {})
         except (ValueError, TypeError, ArithmeticError):
@@ -544,7 +649,9 @@ class _Reader:
                 found.append(self._value(item))
         return found
 
-    def _mapping(self, keys: Sequence[ast.expr | None], values: Sequence[ast.expr], node: ast.expr) -> Any:
+    def _mapping(
+        self, keys: Sequence[ast.expr | None], values: Sequence[ast.expr], node: ast.expr
+    ) -> Any:
         found: dict[Any, Any] = {}
         for key, value in zip(keys, values, strict=True):
             inner = self._value(value)
@@ -559,7 +666,9 @@ class _Reader:
         return found
 
     def _merge(self, into: dict[Any, Any], other: Any, node: ast.AST) -> None:
-        """`into |= other`; of what is not known the text is kept, under a name that begins with `**`."""
+        """`into |= other`; of what is not known the text is kept, under a name that begins with
+        `**`.
+        """
         if isinstance(other, _Object):
             other = other.values
         if isinstance(other, dict):
@@ -621,9 +730,17 @@ class _Reader:
             merged = dict(left)
             self._merge(merged, right, node)
             return merged
-        if isinstance(node.op, ast.Add) and isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        if (
+            isinstance(node.op, ast.Add)
+            and isinstance(left, list | tuple)
+            and isinstance(right, list | tuple)
+        ):
             return [*left, *right]
-        if isinstance(node.op, ast.Div) and isinstance(left, PurePosixPath | str) and isinstance(right, str):
+        if (
+            isinstance(node.op, ast.Div)
+            and isinstance(left, PurePosixPath | str)
+            and isinstance(right, str)
+        ):
             return f"{left}/{right}"
         return self._computed(node, left, right)
 
@@ -656,7 +773,9 @@ class _Reader:
         except (ValueError, TypeError, ArithmeticError):
             return Unknown(ast.unparse(node))
 
-    def _comprehension(self, node: ast.ListComp | ast.DictComp | ast.GeneratorExp | ast.SetComp) -> Any:
+    def _comprehension(
+        self, node: ast.ListComp | ast.DictComp | ast.GeneratorExp | ast.SetComp
+    ) -> Any:
         if len(node.generators) != 1:
             return Unknown(ast.unparse(node))
         generator = node.generators[0]
@@ -732,7 +851,9 @@ class _Reader:
         return name if name in _CALLS else ""
 
     def _arguments(self, node: ast.Call) -> tuple[list[Any], dict[str, Any]]:
-        """The positional and the named arguments of a call; what `**unknown` has is under a name with `**`."""
+        """The positional and the named arguments of a call; what `**unknown` has is under a name
+        with `**`.
+        """
         arguments: list[Any] = []
         keywords: dict[str, Any] = {}
         for each in node.args:
@@ -753,7 +874,14 @@ class _Reader:
                 keywords[f"**{ast.unparse(keyword.value)}"] = Unknown(ast.unparse(keyword.value))
         return arguments, keywords
 
-    def _made(self, kind: str, function: Any, arguments: list[Any], keywords: dict[str, Any], node: ast.Call) -> Any:
+    def _made(
+        self,
+        kind: str,
+        function: Any,
+        arguments: list[Any],
+        keywords: dict[str, Any],
+        node: ast.Call,
+    ) -> Any:
         """The object that one of the read calls makes."""
         values = self._class_values(function)
         values |= dict(zip(_CALLS[kind], arguments, strict=False))
@@ -763,13 +891,19 @@ class _Reader:
             else:
                 values[name] = value
         for extra in arguments[len(_CALLS[kind]) :]:
-            self.reading.unread.append(f"line {node.lineno}: the argument {self._shown(extra)} of {kind}")
+            self.reading.unread.append(
+                f"line {node.lineno}: the argument {self._shown(extra)} of {kind}"
+            )
         if isinstance(function, _Class) and "__init__" in function.methods:
-            self.reading.unread.append(f"line {function.methods['__init__'].lineno}: {function.text} has an __init__")
+            self.reading.unread.append(
+                f"line {function.methods['__init__'].lineno}: {function.text} has an __init__"
+            )
         if isinstance(function, _Class) and "__post_init__" in function.methods:
             at = function.methods["__post_init__"].lineno
             self.reading.unread.append(f"line {at}: {function.text} has a __post_init__")
-        made = _Object(kind, values, function if isinstance(function, _Class) else None, node.lineno)
+        made = _Object(
+            kind, values, function if isinstance(function, _Class) else None, node.lineno
+        )
         if kind == "GRPOConfig":
             self.configs.append(made)
         elif kind == "LoraConfig":
@@ -783,7 +917,9 @@ class _Reader:
     def _class_values(self, function: Any) -> dict[str, Any]:
         return dict(function.values) if isinstance(function, _Class) else {}
 
-    def _instance(self, of: _Class, arguments: list[Any], keywords: dict[str, Any], node: ast.Call) -> _Object:
+    def _instance(
+        self, of: _Class, arguments: list[Any], keywords: dict[str, Any], node: ast.Call
+    ) -> _Object:
         """An object of a class of the script."""
         made = _Object(of.text, dict(of.values), of, node.lineno)
         if "__init__" in of.methods:
@@ -809,7 +945,12 @@ class _Reader:
             found = self._value(function.body)
             self.scopes.pop()
             return found
-        named = [name for each in ast.walk(function) if isinstance(each, ast.Global) for name in each.names]
+        named = [
+            name
+            for each in ast.walk(function)
+            if isinstance(each, ast.Global)
+            for name in each.names
+        ]
         scope[" global"] = tuple(named)
         self.scopes.append(scope)
         self.depth += 1
@@ -824,7 +965,9 @@ class _Reader:
             self.scopes.pop()
         return None
 
-    def _bound(self, parameters: ast.arguments, arguments: list[Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    def _bound(
+        self, parameters: ast.arguments, arguments: list[Any], keywords: dict[str, Any]
+    ) -> dict[str, Any]:
         """The parameters of a function with their values."""
         names = [each.arg for each in chain(parameters.posonlyargs, parameters.args)]
         scope: dict[str, Any] = {name: Unknown(name) for name in names}
@@ -845,20 +988,38 @@ class _Reader:
     def _note_passed(self, arguments: list[Any], keywords: dict[str, Any], node: ast.Call) -> None:
         """Name a function of another module that gets a configuration, which it may change."""
         given = [*arguments, *keywords.values()]
-        if ast.unparse(node.func) in ("print", "logger.info", "logging.info", "asdict", "dataclasses.asdict"):
+        if ast.unparse(node.func) in (
+            "print",
+            "logger.info",
+            "logging.info",
+            "asdict",
+            "dataclasses.asdict",
+        ):
             return
         if any(isinstance(each, _Object) and each.kind == "GRPOConfig" for each in given):
             self.reading.assumed.append(f"{self._line(node)} may change the configuration")
 
-    def _method(self, owner: Any, name: str, arguments: list[Any], keywords: dict[str, Any], node: ast.Call) -> Any:
+    def _method(
+        self, owner: Any, name: str, arguments: list[Any], keywords: dict[str, Any], node: ast.Call
+    ) -> Any:
         """A method of a value that is known."""
         if isinstance(owner, dict):
             return self._of_dict(owner, name, arguments, keywords, node)
-        if isinstance(owner, list) and name in ("append", "extend", "insert", "remove", "pop", "copy"):
+        if isinstance(owner, list) and name in (
+            "append",
+            "extend",
+            "insert",
+            "remove",
+            "pop",
+            "copy",
+        ):
             return self._of_list(owner, name, arguments, node)
         if isinstance(owner, str) and name in _TEXT_METHODS:
             given = [*arguments, *keywords.values()]
-            if all(isinstance(each, str | int | float | list) for each in given) and len(str(given)) < 10_000:
+            if (
+                all(isinstance(each, str | int | float | list) for each in given)
+                and len(str(given)) < 10_000
+            ):
                 try:
                     return getattr(owner, name)(*arguments, **keywords)
                 except (TypeError, ValueError, KeyError, IndexError):
@@ -875,7 +1036,12 @@ class _Reader:
         return _NOT_FOUND
 
     def _of_object(
-        self, owner: _Object, name: str, arguments: list[Any], keywords: dict[str, Any], node: ast.Call
+        self,
+        owner: _Object,
+        name: str,
+        arguments: list[Any],
+        keywords: dict[str, Any],
+        node: ast.Call,
     ) -> Any:
         if owner.of is not None and name in owner.of.methods:
             return self._call_function(owner.of.methods[name], [owner, *arguments], keywords, node)
@@ -887,12 +1053,22 @@ class _Reader:
             self._set(owner, arguments[0], arguments[1], node)
         elif owner.kind == "GRPOConfig" and name not in _READERS:
             self.reading.unread.append(self._line(node))
-        elif owner.kind == "GRPOTrainer" and name not in ("train", "save_model", "push_to_hub", "save_state"):
+        elif owner.kind == "GRPOTrainer" and name not in (
+            "train",
+            "save_model",
+            "push_to_hub",
+            "save_state",
+        ):
             self.reading.assumed.append(f"{self._line(node)} is not followed")
         return Unknown(ast.unparse(node))
 
     def _of_dict(
-        self, owner: dict[Any, Any], name: str, arguments: list[Any], keywords: dict[str, Any], node: ast.Call
+        self,
+        owner: dict[Any, Any],
+        name: str,
+        arguments: list[Any],
+        keywords: dict[str, Any],
+        node: ast.Call,
     ) -> Any:
         first = arguments[0] if arguments else None
         is_key = isinstance(first, str | int | float)
@@ -909,7 +1085,12 @@ class _Reader:
             return owner.get(first, missing)
         if name in ("items", "keys", "values", "copy"):
             found = [[key, value] for key, value in owner.items()]
-            return {"items": found, "keys": [*owner], "values": [*owner.values()], "copy": dict(owner)}[name]
+            return {
+                "items": found,
+                "keys": [*owner],
+                "values": [*owner.values()],
+                "copy": dict(owner),
+            }[name]
         return _NOT_FOUND
 
     def _of_list(self, owner: list[Any], name: str, arguments: list[Any], node: ast.Call) -> Any:
@@ -940,7 +1121,11 @@ class _Reader:
             return None
         if name == "getattr" and len(arguments) in (2, 3) and isinstance(arguments[1], str):
             found_value = self._attribute(arguments[0], arguments[1], node)
-            is_missing = isinstance(found_value, Unknown) and isinstance(arguments[0], _Object) and len(arguments) == 3
+            is_missing = (
+                isinstance(found_value, Unknown)
+                and isinstance(arguments[0], _Object)
+                and len(arguments) == 3
+            )
             return arguments[2] if is_missing else found_value
         if name in ("vars", "asdict", "to_dict") and isinstance(first, _Object):
             return first.values if name == "vars" else dict(first.values)
@@ -948,12 +1133,22 @@ class _Reader:
             return self._copied(first, keywords, node)
         if name in ("copy", "deepcopy") and isinstance(first, dict | list):
             return first.copy()
-        if name == "partial" and isinstance(first, _Reference | _Class | Unknown) and self._kind(first):
+        if (
+            name == "partial"
+            and isinstance(first, _Reference | _Class | Unknown)
+            and self._kind(first)
+        ):
             return _Class("partial", [first], self._class_values(first) | keywords, {})
         if name in ("getenv", "get") and (name == "getenv" or "environ" in ast.unparse(node.func)):
-            return arguments[1] if len(arguments) > 1 else keywords.get("default", Unknown(ast.unparse(node)))
+            return (
+                arguments[1]
+                if len(arguments) > 1
+                else keywords.get("default", Unknown(ast.unparse(node)))
+            )
         if name in ("SimpleNamespace", "Namespace", "EasyDict", "DictConfig"):
-            return _Object(name, {**(first if isinstance(first, dict) and arguments else {}), **keywords})
+            return _Object(
+                name, {**(first if isinstance(first, dict) and arguments else {}), **keywords}
+            )
         if name == "ArgumentParser":
             return _Object("parser", {})
         if name in _PARSERS:
@@ -969,7 +1164,11 @@ class _Reader:
             return self._model(arguments, keywords, node)
         if name == "get_peft_model":
             return self._with_adapters(arguments, keywords)
-        if name == "join" and "path" in ast.unparse(node.func) and all(isinstance(each, str) for each in arguments):
+        if (
+            name == "join"
+            and "path" in ast.unparse(node.func)
+            and all(isinstance(each, str) for each in arguments)
+        ):
             return "/".join(arguments)
         if name == "Path" and isinstance(first, str):
             return first
@@ -1006,24 +1205,36 @@ class _Reader:
             return {} if factory.text == "dict" else []
         return keywords.get("default", Unknown(ast.unparse(node)))
 
-    def _add_argument(self, parser: _Object, arguments: list[Any], keywords: dict[str, Any]) -> None:
+    def _add_argument(
+        self, parser: _Object, arguments: list[Any], keywords: dict[str, Any]
+    ) -> None:
         flags = [each for each in arguments if isinstance(each, str)]
         long = next((each for each in flags if each.startswith("--")), flags[0] if flags else "")
         name = keywords.get("dest") or long.lstrip("-").replace("-", "_")
         if not isinstance(name, str):
             return
         action = keywords.get("action")
-        missing = {"store_true": False, "store_false": True}.get(action if isinstance(action, str) else "")
+        missing = {"store_true": False, "store_false": True}.get(
+            action if isinstance(action, str) else ""
+        )
         is_required = keywords.get("required") or not long.startswith("-")
         default = keywords.get("default", Unknown(f"--{name}") if is_required else missing)
         convert = keywords.get("type")
-        if isinstance(default, str) and isinstance(convert, Unknown) and convert.text in ("int", "float"):
-            default = self._known_call(convert.text, [default], {}, ast.Call(ast.Name(convert.text), [], []))
+        if (
+            isinstance(default, str)
+            and isinstance(convert, Unknown)
+            and convert.text in ("int", "float")
+        ):
+            default = self._known_call(
+                convert.text, [default], {}, ast.Call(ast.Name(convert.text), [], [])
+            )
         parser.values[name] = default
 
     def _parsed(self, parser: _Object, name: str, node: ast.Call) -> Any:
         """What a parser of arguments gives if the command has none."""
-        self.reading.assumed.append(f"line {node.lineno}: the command's own arguments are taken as absent")
+        self.reading.assumed.append(
+            f"line {node.lineno}: the command's own arguments are taken as absent"
+        )
         classes = parser.values.get("classes")
         if classes is None:
             made = _Object("arguments", dict(parser.values))
@@ -1040,8 +1251,13 @@ class _Reader:
 
     def _loaded(self, arguments: list[Any], keywords: dict[str, Any], node: ast.Call) -> Any:
         """The data of `load_dataset(name, configuration, split=..., data_files=...)`."""
-        given = dict(zip(("path", "name", "data_dir", "data_files", "split"), arguments, strict=False)) | keywords
-        path, split, files = given.get("path"), given.get("split"), given.get("data_files")
+        given = (
+            dict(zip(("path", "name", "data_dir", "data_files", "split"), arguments, strict=False))
+            | keywords
+        )
+        path = given.get("path")
+        split = given.get("split")
+        files = given.get("data_files")
         if path in ("json", "csv", "parquet", "text") or files is not None:
             if isinstance(files, str):
                 return _Data(files)
@@ -1063,7 +1279,11 @@ class _Reader:
     def _model(self, arguments: list[Any], keywords: dict[str, Any], node: ast.Call) -> Any:
         """The model of `from_pretrained`; unsloth's gives the tokenizer too."""
         names = ("pretrained_model_name_or_path", "model_name")
-        name = arguments[0] if arguments else next((keywords[each] for each in names if each in keywords), None)
+        name = (
+            arguments[0]
+            if arguments
+            else next((keywords[each] for each in names if each in keywords), None)
+        )
         rest = [each for each in keywords if each not in names]
         if name is None:
             return Unknown(ast.unparse(node))
@@ -1072,7 +1292,10 @@ class _Reader:
             shown = ", ".join(f"{each}={self._shown(keywords[each])}" for each in rest)
             self.reading.assumed.append(f"line {node.lineno}: the model is loaded with {shown}")
         model = _Model(name)
-        is_pair = any(each in owner for each in ("FastLanguageModel", "FastModel", "FastVisionModel", "FastLlama"))
+        is_pair = any(
+            each in owner
+            for each in ("FastLanguageModel", "FastModel", "FastVisionModel", "FastLlama")
+        )
         return [model, Unknown("tokenizer")] if is_pair else model
 
     def _with_adapters(self, arguments: list[Any], keywords: dict[str, Any]) -> Any:
@@ -1080,7 +1303,9 @@ class _Reader:
         model = arguments[0] if arguments else keywords.get("model")
         given = arguments[1] if len(arguments) > 1 else keywords.get("peft_config")
         values = dict(given.values) if isinstance(given, _Object) else {}
-        values |= {name: value for name, value in keywords.items() if name not in ("model", "peft_config")}
+        values |= {
+            name: value for name, value in keywords.items() if name not in ("model", "peft_config")
+        }
         if isinstance(model, _Model):
             return _Model(model.name, {**model.lora, **values})
         return Unknown("get_peft_model(...)")
@@ -1089,7 +1314,9 @@ class _Reader:
 
     def _line(self, node: ast.AST) -> str:
         text = " ".join(ast.unparse(node).split())
-        return f"line {getattr(node, 'lineno', 0)}: {text if len(text) < 100 else f'{text[:97]}...'}"
+        return (
+            f"line {getattr(node, 'lineno', 0)}: {text if len(text) < 100 else f'{text[:97]}...'}"
+        )
 
     def _shown(self, value: Any) -> str:
         if isinstance(value, Unknown):
@@ -1105,7 +1332,9 @@ class _Reader:
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(self._shown, value))}]"
         if isinstance(value, dict):
-            return f"{{{', '.join(f'{key!r}: {self._shown(each)}' for key, each in value.items())}}}"
+            return (
+                f"{{{', '.join(f'{key!r}: {self._shown(each)}' for key, each in value.items())}}}"
+            )
         return repr(value)
 
 

@@ -1,4 +1,6 @@
-"""Reads the options that a shell script passes to programs, by following its variables; no command is run."""
+"""Reads the options that a shell script passes to programs, by following its variables; no command
+is run.
+"""
 
 import fnmatch
 import re
@@ -34,11 +36,26 @@ MAX_COMMANDS = 20_000  # that are followed, for loops and functions that call ea
 MAX_TEXT = 2**20  # signs in one variable
 MAX_DEPTH = 20  # of functions and of text that is a command again
 
-_OPEN, _CLOSE = "\ue000", "\ue001"
+_OPEN = "\ue000"
+_CLOSE = "\ue001"
 """Around a piece of text whose value only the running script knows, as `$name`."""
 
 Value: TypeAlias = str | dict[str, str]  # a text, or an array by index
-_PRINTING = ("echo", "printf", "cat", "tee", ":", "true", "false", "which", "command", "type", "cd", "mkdir", "rm")
+_PRINTING = (
+    "echo",
+    "printf",
+    "cat",
+    "tee",
+    ":",
+    "true",
+    "false",
+    "which",
+    "command",
+    "type",
+    "cd",
+    "mkdir",
+    "rm",
+)
 _NAME = r"[A-Za-z_]\w*"
 _OPTION = re.compile(rf"(?:\+{{0,2}}|~)({_NAME}(?:[.@/][\w@/-]+)*)=(.*)", flags=re.DOTALL)
 _STRAY = re.compile(rf"(?:\+{{0,2}}|~){_NAME}(?:\.\w+)+=.*", flags=re.DOTALL)
@@ -49,9 +66,11 @@ _COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node")
 
 
 def read_shell(text: str, environment: Mapping[str, str]) -> list[Reading]:
-    """The commands of a script that have options, with the values of its variables, or Unknown if they are not known.
+    """The commands of a script that have options, with the values of its variables, or Unknown if
+    they are not known.
 
-    `environment` has the variables that are set outside of the script. Raises ValueError for what is not closed.
+    `environment` has the variables that are set outside of the script. Raises ValueError for what
+    is not closed.
 
     Example:
         >>> read_shell("n=4; python3 -m main_ppo data.train_batch_size=$((n * 8))", {})[0].options
@@ -90,7 +109,9 @@ class _Shell:
         for command in commands:
             self.num_commands += 1
             if self.num_commands > MAX_COMMANDS:
-                raise ValueError(f"line {command.line}: the script has over {MAX_COMMANDS} commands to follow")
+                raise ValueError(
+                    f"line {command.line}: the script has over {MAX_COMMANDS} commands to follow"
+                )
             self._follow_one(command)
 
     def _follow_one(self, command: Command) -> None:
@@ -129,7 +150,11 @@ class _Shell:
         if verdict is None:
             # an ordinary command is taken to succeed
             self.follow(chain.first)
-            verdict = True if not isinstance(chain.first[-1], Test) and not self._is_test(chain.first[-1]) else None
+            verdict = (
+                True
+                if not isinstance(chain.first[-1], Test) and not self._is_test(chain.first[-1])
+                else None
+            )
         if verdict is None:
             self._either([chain.then], chain.line, has_rest=True)
         elif verdict == chain.is_and:
@@ -162,7 +187,9 @@ class _Shell:
                 return
 
     def _either(self, bodies: Sequence[Commands], line: int, *, has_rest: bool) -> None:
-        """Follow one of several branches, or where several are possible each of them; their values are then unknown."""
+        """Follow one of several branches, or where several are possible each of them; their values
+        are then unknown.
+        """
         if not bodies:
             return
         if len(bodies) == 1 and not has_rest:
@@ -171,7 +198,8 @@ class _Shell:
                 self.assumed.append(f"line {line}: a branch that ends the script is not taken")
                 self.variables = before
             return
-        before, branch = self.variables, self.branch
+        before = self.variables
+        branch = self.branch
         ends = [dict(before)] if has_rest else []
         num_found = len(self.found)
         self.branch = branch or f"line {line}"
@@ -182,9 +210,13 @@ class _Shell:
         self.branch = branch
         self.variables = self._merged(before, ends, line)
         if len(self.found) > num_found:
-            self.assumed.append(f"line {line}: which branch is taken is known only when the script runs")
+            self.assumed.append(
+                f"line {line}: which branch is taken is known only when the script runs"
+            )
 
-    def _merged(self, before: dict[str, Value], ends: Sequence[dict[str, Value]], line: int) -> dict[str, Value]:
+    def _merged(
+        self, before: dict[str, Value], ends: Sequence[dict[str, Value]], line: int
+    ) -> dict[str, Value]:
         """The variables behind several branches: those that differ are unknown."""
         if not ends:
             return before
@@ -195,7 +227,9 @@ class _Shell:
             if all(value == first for value in values) and first is not None:
                 merged[name] = first
                 continue
-            shown = " or ".join(dict.fromkeys(_plain(_joined(value)) if value else "nothing" for value in values))
+            shown = " or ".join(
+                dict.fromkeys(_plain(_joined(value)) if value else "nothing" for value in values)
+            )
             merged[name] = f"{_OPEN}${name} (line {line}: {shown}){_CLOSE}"
         return merged
 
@@ -203,7 +237,9 @@ class _Shell:
         if not loop.name:
             assigned = sorted(set(_assigned_in(loop.body)))
             if assigned:
-                self.assumed.append(f"line {loop.line}: a loop is not followed, which may set {', '.join(assigned)}")
+                self.assumed.append(
+                    f"line {loop.line}: a loop is not followed, which may set {', '.join(assigned)}"
+                )
             self._look_into(loop.body, loop.line)
             return
         items = [item for word in loop.words for item in self._fields(word)]
@@ -220,10 +256,13 @@ class _Shell:
 
     def _look_into(self, body: Commands, line: int) -> None:
         """Follow commands that may run, without what they do to variables."""
-        before, branch, num_found = dict(self.variables), self.branch, len(self.found)
+        before = dict(self.variables)
+        branch = self.branch
+        num_found = len(self.found)
         self.branch = branch or f"line {line}"
         self._guarded(body)
-        self.variables, self.branch = before, branch
+        self.variables = before
+        self.branch = branch
         if len(self.found) > num_found:
             self.assumed.append(f"line {line}: a loop is followed once")
 
@@ -279,7 +318,8 @@ class _Shell:
             self._program(words, command)
 
     def _call(self, body: Commands, arguments: list[str]) -> None:
-        before, self.arguments = self.arguments, arguments
+        before = self.arguments
+        self.arguments = arguments
         self.depth += 1
         self._guarded(body)
         self.depth -= 1
@@ -308,17 +348,23 @@ class _Shell:
     def _program(self, words: list[str], command: Simple) -> None:
         """A command that may be a trainer."""
         if _STRAY.fullmatch(words[0]):
-            self.unread.append(f"line {command.line}: {_plain(words[0])} stands outside of a command")
+            self.unread.append(
+                f"line {command.line}: {_plain(words[0])} stands outside of a command"
+            )
             return
         start = _program_end(words)
         reading = Reading(command=_shown(words[:start]), line=command.line)
         reading.num_processes = _num_processes(words[:start])
         _read_arguments(words[start:], reading)
         for word in command.heredocs:
-            reading.unread.append(f"line {command.line}: a here-document, {_shown([self._text(word)])}")
+            reading.unread.append(
+                f"line {command.line}: a here-document, {_shown([self._text(word)])}"
+            )
         if reading.options or reading.unread:
             if self.branch:
-                reading.assumed.append(f"line {command.line}: the command stands in a branch ({self.branch})")
+                reading.assumed.append(
+                    f"line {command.line}: the command stands in a branch ({self.branch})"
+                )
             self.found.append(reading)
 
     # --- conditions
@@ -328,14 +374,21 @@ class _Shell:
         if not isinstance(command, Simple) or not command.words:
             return False
         first = command.words[0]
-        return isinstance(first, tuple) and "".join(part.text for part in first) in ("[", "test", "!", "grep")
+        return isinstance(first, tuple) and "".join(part.text for part in first) in (
+            "[",
+            "test",
+            "!",
+            "grep",
+        )
 
-    def _truth(self, commands: Commands) -> bool | None:  # noqa: PLR0911 (a case for each kind)
+    def _truth(self, commands: Commands) -> bool | None:
         """Whether a condition holds; None: it is known only when the script runs."""
         if len(commands) != 1:
             return None
         match commands[0]:
-            case Simple(words=words) if words and not any(isinstance(word, Assignment) for word in words):
+            case Simple(words=words) if words and not any(
+                isinstance(word, Assignment) for word in words
+            ):
                 texts = [self._condition_text(word) for word in words if isinstance(word, tuple)]
                 if texts[0] in ("true", ":"):
                     return True
@@ -363,26 +416,34 @@ class _Shell:
         for sign, decides in (("||", True), ("&&", False)):
             if sign in words:
                 at = words.index(sign)
-                left, right = self._double_bracket(words[:at]), self._double_bracket(words[at + 1 :])
+                left = self._double_bracket(words[:at])
+                right = self._double_bracket(words[at + 1 :])
                 if decides in (left, right):
                     return decides
                 return None if None in (left, right) else not decides
         return _compared(words)
 
     def _condition_text(self, word: Word) -> str:
-        """The text of a word in a condition, in which a variable that nobody set is empty, as it is here."""
+        """The text of a word in a condition, in which a variable that nobody set is empty, as it is
+        here.
+        """
         text = self._text(word)
         return "" if _OPEN in text and self._is_unset(word) else text
 
     def _is_unset(self, word: Word) -> bool:
         """Whether a word is one variable that the script does not set."""
         named = [part for part in word if part.text]
-        return len(named) == 1 and named[0].kind == "variable" and self._value_of(named[0].text, asked=True) is None
+        return (
+            len(named) == 1
+            and named[0].kind == "variable"
+            and self._value_of(named[0].text, asked=True) is None
+        )
 
     # --- variables
 
     def _assign(self, assignment: Assignment) -> None:
-        name, before = assignment.name, self.variables.get(assignment.name)
+        name = assignment.name
+        before = self.variables.get(assignment.name)
         if assignment.is_array:
             given = [text for word in assignment.value for text in self._fields(word)]  # type: ignore[arg-type]
             items = dict(before) if assignment.is_added and isinstance(before, dict) else {}
@@ -408,19 +469,29 @@ class _Shell:
 
     def _assign_formula(self, text: str) -> None:
         """An assignment of arithmetic: `x = 3`, `x += 1`, `x++`."""
-        match = re.fullmatch(rf"\s*({_NAME})\s*(\+\+|--|([-+*/%]?)=(?!=)(.*))\s*", text, flags=re.DOTALL)
+        match = re.fullmatch(
+            rf"\s*({_NAME})\s*(\+\+|--|([-+*/%]?)=(?!=)(.*))\s*", text, flags=re.DOTALL
+        )
         if match is None:
             return
         name, whole, sign, formula = match.groups()
         if whole in ("++", "--"):
-            sign, formula = whole[0], "1"
+            sign = whole[0]
+            formula = "1"
         self.variables[name] = self._computed(f"{name} {sign} ({formula})" if sign else formula)
 
     def _value_of(self, source: str, *, asked: bool = False) -> list[str] | None:
-        """The texts of a variable by what stands in its braces; None: nobody set it. `asked` only asks for that."""
+        """The texts of a variable by what stands in its braces; None: nobody set it.
+
+        `asked` only asks for that.
+        """
         match = re.fullmatch(rf"({_NAME}|[0-9@*#?$!-])(?:\[([^\]]*)\])?", source)
         if match is None:
-            return None if asked and (match := re.match(_NAME, source)) and match[0] not in self.variables else [""]
+            return (
+                None
+                if asked and (match := re.match(_NAME, source)) and match[0] not in self.variables
+                else [""]
+            )
         name, index = match.groups()
         if name in ("@", "*"):
             return self.arguments
@@ -454,13 +525,17 @@ class _Shell:
         texts: list[str] = []
         for i, part in enumerate(word):
             found = " ".join(self._expanded(part))
-            is_home = i == 0 and part.kind == "text" and not part.is_quoted and found.startswith("~/")
+            is_home = (
+                i == 0 and part.kind == "text" and not part.is_quoted and found.startswith("~/")
+            )
             home = self.variables.get("HOME")
             texts.append(f"{home}{found[1:]}" if is_home and isinstance(home, str) else found)
         return "".join(texts)[:MAX_TEXT]
 
     def _fields(self, word: Word) -> list[str]:
-        """The words that a word becomes: what is not quoted is split at spaces, an array gives a word for each item."""
+        """The words that a word becomes: what is not quoted is split at spaces, an array gives a
+        word for each item.
+        """
         fields: list[str] = []
         is_open = False
         for part in word:
@@ -514,7 +589,12 @@ class _Shell:
             return []
         if len(commands) > 1 or not isinstance(commands[0], Simple) or commands[0].assignments:
             return unknown
-        words = [each for word in commands[0].words if isinstance(word, tuple) for each in self._fields(word)]
+        words = [
+            each
+            for word in commands[0].words
+            if isinstance(word, tuple)
+            for each in self._fields(word)
+        ]
         if words == ["cat"] and len(commands[0].heredocs) == 1:
             return [self._text(commands[0].heredocs[0]).rstrip("\n")]
         if words[:1] == ["echo"] and not any(word.startswith("-") for word in words[1:]):
@@ -531,11 +611,16 @@ class _Shell:
             return [str(len(values) if source.endswith(("[@]", "[*]")) else len(values[0]))]
         if source.startswith("!"):
             name = self._value_of(source[1:])
-            return shown if name is None or not re.fullmatch(_NAME, name[0]) else self._variable(name[0])
+            return (
+                shown
+                if name is None or not re.fullmatch(_NAME, name[0])
+                else self._variable(name[0])
+            )
         match = re.match(rf"({_NAME}|[0-9@*#?$!-])(?:\[[^\]]*\])?", source)
         if match is None:
             return shown
-        values, rest = self._value_of(match[0]), source[match.end() :]
+        values = self._value_of(match[0])
+        rest = source[match.end() :]
         if not rest:
             return shown if values is None else values
         return self._operated(match[0], values, rest, shown)
@@ -546,7 +631,8 @@ class _Shell:
         """`${name:-word}` and the other operators of braces."""
         is_known = values is not None and _OPEN not in "".join(values)
         if match := re.match(r":?[-=+?]", rest):
-            sign, word = match[0], rest[match.end() :]
+            sign = match[0]
+            word = rest[match.end() :]
             is_missing = values is None or (sign[0] == ":" and not "".join(values))
             if sign[-1] == "+":
                 return [] if is_missing else [self._text(parse_word(word))]
@@ -566,18 +652,26 @@ class _Shell:
             return shown
         if match := re.match(r"##?|%%?", rest):
             pattern = self._text(parse_word(rest[match.end() :]))
-            return shown if _OPEN in pattern else [_cut(value, match[0], pattern) for value in values]
+            return (
+                shown if _OPEN in pattern else [_cut(value, match[0], pattern) for value in values]
+            )
         if rest.startswith("/"):
             is_all = rest.startswith("//")
             pattern, _, other = rest.lstrip("/").partition("/")
             regex = _regex(self._text(parse_word(pattern)))
             new = self._text(parse_word(other))
-            return [re.sub(regex, lambda _: new, value, count=0 if is_all else 1) for value in values]
+            return [
+                re.sub(regex, lambda _: new, value, count=0 if is_all else 1) for value in values
+            ]
         if rest in ("^^", ",,", "^", ","):
             change = str.upper if rest[0] == "^" else str.lower
-            return [change(value) if len(rest) == 2 else change(value[:1]) + value[1:] for value in values]
+            return [
+                change(value) if len(rest) == 2 else change(value[:1]) + value[1:]
+                for value in values
+            ]
         if match := re.fullmatch(r":\s*(\(?\s*-?[^:]+?\)?)(?::(.+))?", rest, flags=re.DOTALL):
-            start, length = self._computed(match[1]), self._computed(match[2] or "0")
+            start = self._computed(match[1])
+            length = self._computed(match[2] or "0")
             if not _is_integer(start) or not _is_integer(length):
                 return shown
             stop = None if match[2] is None else int(length)
@@ -596,7 +690,9 @@ class _Shell:
             value = self.variables.get(name)
             if isinstance(value, str) and _is_integer(value):
                 names[name] = int(value)
-            elif isinstance(value, str) and re.fullmatch(r"[\w\s()*/%+-]+", value) and value != name:
+            elif (
+                isinstance(value, str) and re.fullmatch(r"[\w\s()*/%+-]+", value) and value != name
+            ):
                 inner = self._computed(value) if self.depth < MAX_DEPTH else ""
                 names |= {name: int(inner)} if _is_integer(inner) else {}
         try:
@@ -626,7 +722,12 @@ def _read_arguments(words: Sequence[str], reading: Reading) -> None:  # noqa: PL
         if match := _FLAG.fullmatch(word):
             name, value = match.groups()
             given: list[str] = [] if value is None else [value]
-            while value is None and i < len(words) and not words[i].startswith("--") and not _is_open_word(words[i]):
+            while (
+                value is None
+                and i < len(words)
+                and not words[i].startswith("--")
+                and not _is_open_word(words[i])
+            ):
                 if _OPTION.fullmatch(words[i]) and "." in words[i].partition("=")[0]:
                     break
                 given.append(words[i])
@@ -646,7 +747,9 @@ def _read_arguments(words: Sequence[str], reading: Reading) -> None:  # noqa: PL
             else:
                 reading.options[name] = _typed(value)
         elif _is_open_word(word) and re.fullmatch(rf"{_OPEN}\$\{{?[@*0-9]\}}?{_CLOSE}", word):
-            reading.assumed.append(f"line {reading.line}: {_plain(word)}, the script's arguments, is taken as empty")
+            reading.assumed.append(
+                f"line {reading.line}: {_plain(word)}, the script's arguments, is taken as empty"
+            )
         elif _OPEN in word or "=" in word or _FILE.fullmatch(word) or word.startswith(("~", "+")):
             reading.unread.append(f"line {reading.line}: {_plain(word)}")
         elif word.strip():
@@ -659,7 +762,9 @@ def _is_open_word(word: str) -> bool:
 
 
 def _program_end(words: Sequence[str]) -> int:
-    """The position behind the program that options are for, and its launchers: `accelerate launch train.py`."""
+    """The position behind the program that options are for, and its launchers: `accelerate launch
+    train.py`.
+    """
     for i, word in enumerate(words):
         if word.endswith(".py") and not word.startswith("-"):
             return i + 1
@@ -686,7 +791,9 @@ def _assigned_in(commands: Commands) -> list[str]:
     for command in commands:
         match command:
             case Simple(assignments=assignments, words=words):
-                found += [each.name for each in (*assignments, *words) if isinstance(each, Assignment)]
+                found += [
+                    each.name for each in (*assignments, *words) if isinstance(each, Assignment)
+                ]
             case Group(body=body) | Loop(body=body):
                 found += _assigned_in(body)
             case Branches(branches=branches):
@@ -698,7 +805,7 @@ def _assigned_in(commands: Commands) -> list[str]:
     return found
 
 
-def _compared(words: Sequence[str]) -> bool | None:  # noqa: PLR0911 (a case for each operator)
+def _compared(words: Sequence[str]) -> bool | None:
     """The verdict of `test`; None: it is known only when the script runs."""
     if words[:1] == ["!"]:
         inner = _compared(words[1:])
@@ -721,7 +828,9 @@ def _compared(words: Sequence[str]) -> bool | None:  # noqa: PLR0911 (a case for
                 return re.search(right, left) is not None if len(right) < 100 else None
             except re.error:
                 return None
-        case [left, sign, right] if sign in _NUMERIC and _is_integer(left or "0") and _is_integer(right or "0"):
+        case [left, sign, right] if (
+            sign in _NUMERIC and _is_integer(left or "0") and _is_integer(right or "0")
+        ):
             difference = int(left or "0") - int(right or "0")
             return (difference > 0) - (difference < 0) in _NUMERIC[sign]
     return None
@@ -732,7 +841,9 @@ _NUMERIC = {"-eq": (0,), "-ne": (-1, 1), "-lt": (-1,), "-le": (-1, 0), "-gt": (1
 
 def _short_flag(words: Sequence[str], letter: str) -> int | None:
     """The position of the words' flag with a letter, as `-lc`."""
-    return next((i for i, word in enumerate(words) if re.fullmatch(rf"-[a-z]*{letter}", word)), None)
+    return next(
+        (i for i, word in enumerate(words) if re.fullmatch(rf"-[a-z]*{letter}", word)), None
+    )
 
 
 def _is_list(source: str) -> bool:
@@ -766,7 +877,9 @@ def _cut(value: str, sign: str, pattern: str) -> str:
 
 def _split(text: str) -> list[str]:
     """Split at spaces outside of what is not known."""
-    hidden = re.sub(rf"{_OPEN}[^{_CLOSE}]*{_CLOSE}", lambda match: re.sub(r"\s", "\ue002", match[0]), text)
+    hidden = re.sub(
+        rf"{_OPEN}[^{_CLOSE}]*{_CLOSE}", lambda match: re.sub(r"\s", "\ue002", match[0]), text
+    )
     return [each.replace("\ue002", " ") for each in hidden.split()]
 
 

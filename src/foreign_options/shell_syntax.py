@@ -12,7 +12,9 @@ class Part:
 
     kind: Literal["text", "variable", "command", "arithmetic"]
     text: str
-    """The text; for a variable what stands within its braces; for the others the source of what is computed."""
+    """The text; for a variable what stands within its braces; for the others the source of what is
+    computed.
+    """
     is_quoted: bool = False
 
 
@@ -42,7 +44,10 @@ class Simple:
 
 @dataclass(frozen=True)
 class Branches:
-    """`if`: each condition with its commands; `else` has no condition. `is_and_or`: of `a && b` and `a || b`."""
+    """`if`: each condition with its commands; `else` has no condition.
+
+    `is_and_or`: of `a && b` and `a || b`.
+    """
 
     line: int
     branches: tuple[tuple["Commands | None", "Commands"], ...]
@@ -116,7 +121,10 @@ _DECLARING = {"export", "declare", "local", "readonly", "typeset"}
 
 
 class ShellParser:
-    """A recursive descent over the text of a script. Raises ValueError with the line of what is not closed."""
+    """A recursive descent over the text of a script.
+
+    Raises ValueError with the line of what is not closed.
+    """
 
     def __init__(self, text: str, line: int = 1) -> None:
         self.text = text.replace("\r\n", "\n")
@@ -134,7 +142,8 @@ class ShellParser:
     def parse(self) -> Commands:
         """All commands of the text."""
         commands = list(self._commands(frozenset()))
-        while self.position < len(self.text):  # an end without a beginning: the rest is read all the same
+        # an end without a beginning: the rest is read all the same
+        while self.position < len(self.text):
             self.position += 1
             commands += self._commands(frozenset())
         return tuple(commands)
@@ -201,8 +210,9 @@ class ShellParser:
             return found[0] if found else None
         return Group(line, tuple(found), is_subshell=False)
 
-    def _command(self) -> Command | None:  # noqa: PLR0911 (a case for each kind)
-        line, keyword = self.line, self._keyword()
+    def _command(self) -> Command | None:
+        line = self.line
+        keyword = self._keyword()
         if self.text.startswith("((", self.position):
             return self._arithmetic_command()
         if self._operator() == "(":
@@ -270,7 +280,8 @@ class ShellParser:
         line = self.line
         self._take_keyword()
         self._skip_blank()
-        name, words = "", list[Word]()
+        name = ""
+        words = list[Word]()
         if self.text.startswith("((", self.position):
             self._arithmetic_command()
         else:
@@ -336,7 +347,8 @@ class ShellParser:
             words.append(word or ())
 
     def _arithmetic_command(self) -> Test:
-        line, start = self.line, self.position
+        line = self.line
+        start = self.position
         self.position += 2
         depth = 2
         while depth and self.position < len(self.text):
@@ -385,7 +397,9 @@ class ShellParser:
             return None
         line = self.line
         self.position = match.end()
-        name, index, plus = match[1], match[2], match[3]
+        name = match[1]
+        index = match[2]
+        plus = match[3]
         if self._peek() != "(":
             return Assignment(name, self._word(is_value=True) or (), bool(plus), index=index)
         self.position += 1
@@ -474,10 +488,11 @@ class ShellParser:
         self.position += len(sign)
 
     def _skip_blank(self, *, newlines: bool = False) -> None:
-        """Skip spaces, comments and continued lines; a comment after a continued line continues it too.
+        """Skip spaces, comments and continued lines; a comment after a continued line continues it
+        too.
 
-        The shell ends a command at such a comment. Recipes have options behind it, which their writers mean, and some
-        of which never arrive; they are read as meant.
+        The shell ends a command at such a comment. Recipes have options behind it, which their
+        writers mean, and some of which never arrive; they are read as meant.
         """
         is_continued = False
         while self.position < len(self.text):
@@ -486,7 +501,9 @@ class ShellParser:
                 is_continued = True
             elif self._peek() in " \t" or self._is_last_backslash():
                 self.position += 1
-            elif self._peek() == "#" and (self.position == 0 or self.text[self.position - 1] in " \t\n;&|()"):
+            elif self._peek() == "#" and (
+                self.position == 0 or self.text[self.position - 1] in " \t\n;&|()"
+            ):
                 stop = self.text.find("\n", self.position)
                 stop = len(self.text) if stop < 0 else stop
                 goes_on = self.text[self.position : stop].rstrip().endswith("\\")
@@ -506,7 +523,9 @@ class ShellParser:
         return self._peek() == "\\" and self.position == len(self.text) - 1
 
     def _word(self, *, is_value: bool = False) -> Word | None:
-        """The next word, or None at the end of the command; the value of an assignment begins at once."""
+        """The next word, or None at the end of the command; the value of an assignment begins at
+        once.
+        """
         if not is_value:
             self._skip_blank()
         parts: list[Part] = []
@@ -536,7 +555,13 @@ class ShellParser:
         if self.text.startswith("$'", self.position):
             self.position += 1
             text = self._until("'", escapes=True)
-            return [Part("text", text.encode("latin-1", "backslashreplace").decode("unicode_escape"), is_quoted=True)]
+            return [
+                Part(
+                    "text",
+                    text.encode("latin-1", "backslashreplace").decode("unicode_escape"),
+                    is_quoted=True,
+                )
+            ]
         if sign == '"' or self.text.startswith('$"', self.position):
             self.position += sign == "$"
             return self._double_quoted()
@@ -548,7 +573,8 @@ class ShellParser:
         return [Part("text", match[0])]
 
     def _until(self, end: str, *, escapes: bool = False) -> str:
-        line, start = self.line, self.position + 1
+        line = self.line
+        start = self.position + 1
         stop = start
         while stop < len(self.text) and self.text[stop] != end:
             stop += 2 if escapes and self.text[stop] == "\\" else 1
@@ -576,7 +602,9 @@ class ShellParser:
             self.position += 2
             if following == "\n":
                 return Part("text", "", is_quoted=True)
-            return Part("text", following if following in '$`"\\' else f"\\{following}", is_quoted=True)
+            return Part(
+                "text", following if following in '$`"\\' else f"\\{following}", is_quoted=True
+            )
         if sign in "$`":
             return self._expansion(is_quoted=True)
         match = re.compile(r'[^\\"$`]+|"').match(self.text, self.position)
@@ -609,8 +637,10 @@ class ShellParser:
 
     def _bracketed(self, opens: str, closes: str, offset: int) -> str:
         """What stands between a bracket, `offset` signs behind here, and the one that closes it."""
-        line, start = self.line, self.position + offset + 1
-        depth, stop = 1, start
+        line = self.line
+        start = self.position + offset + 1
+        depth = 1
+        stop = start
         in_single = in_double = False
         while depth:
             if stop >= len(self.text):
@@ -640,7 +670,10 @@ def parts_of(text: str) -> Word:
 
 
 def parse_shell(text: str, line: int = 1) -> Commands:
-    """Parse a script whose first line has this number. Raises ValueError with the line of what is not closed."""
+    """Parse a script whose first line has this number.
+
+    Raises ValueError with the line of what is not closed.
+    """
     return ShellParser(text, line).parse()
 
 
@@ -651,7 +684,9 @@ def parse_word(text: str) -> Word:
     while parser.position < len(parser.text):
         sign = parser._peek()
         if sign == "\\":
-            parts.append(Part("text", text[parser.position + 1 : parser.position + 2], is_quoted=True))
+            parts.append(
+                Part("text", text[parser.position + 1 : parser.position + 2], is_quoted=True)
+            )
             parser.position += 2
         elif sign.isspace() or sign in ";&|<>()":
             parts.append(Part("text", sign))

@@ -16,14 +16,17 @@ class Counterpart:
     """A row of the table: an option of another system, and the options that do the same here."""
 
     theirs: str
-    """Its name, `name=value` for one of its values, or `section.*` for all options of a section without a row."""
+    """Its name, `name=value` for one of its values, or `section.*` for all options of a section
+    without a row.
+    """
     ours: tuple[str, ...]
     """Names of options here, or overrides `option=value`; empty: there is none."""
     remark: str
     converted: bool
     """Whether the value of a single option changes, in the way that the remark describes."""
     formula: str
-    """The value here, from their options by name; empty: it is the same, or a person converts it."""
+    """The value here, from their options by name; empty: it is the same, or a person converts it.
+    """
 
     @property
     def name(self) -> str:
@@ -32,32 +35,46 @@ class Counterpart:
     @property
     def keeps_value(self) -> bool:
         """Whether the value moves to our option unchanged."""
-        return len(self.ours) == 1 and "=" not in self.ours[0] and "=" not in self.theirs and not self.converted
+        return (
+            len(self.ours) == 1
+            and "=" not in self.ours[0]
+            and "=" not in self.theirs
+            and not self.converted
+        )
 
     @property
     def reason(self) -> str:
         """The remark in the middle of a sentence."""
         text = self.remark.rstrip(".")
-        return text if text[1:2].isupper() or text.startswith("`") else f"{text[:1].lower()}{text[1:]}"
+        return (
+            text if text[1:2].isupper() or text.startswith("`") else f"{text[:1].lower()}{text[1:]}"
+        )
 
     def states(self, value: object) -> bool:
         """Whether the row is that of this value."""
-        return "=" in self.theirs and self.theirs.partition("=")[2].casefold() == shown_value(value).casefold()
+        return (
+            "=" in self.theirs
+            and self.theirs.partition("=")[2].casefold() == shown_value(value).casefold()
+        )
 
 
 def translated(
     rows: Sequence[Counterpart], value: Any, names: Mapping[str, Any]
 ) -> tuple[Counterpart | None, dict[str, Any]]:
-    """The row of an option that holds for a value, and the values of our options that it gives; None: no row does.
+    """The row of an option that holds for a value, and the values of our options that it gives;
+    None: no row does.
 
-    `names` are all options of the other system by name, for formulas. A row without values here is for a person.
+    `names` are all options of the other system by name, for formulas. A row without values here is
+    for a person.
     """
     row = next((row for row in rows if row.states(value)), None)
     row = row or next((row for row in rows if "=" not in row.theirs), None)
     if row is None or (not row.formula and (value is None or row.converted)):
         return row, {}
     pairs = (option.partition("=") for option in row.ours if "=" in option)
-    stated = {option: text if text in ("on", "off") else yaml.safe_load(text) for option, _, text in pairs}
+    stated = {
+        option: text if text in ("on", "off") else yaml.safe_load(text) for option, _, text in pairs
+    }
     if row.keeps_value:
         return row, {row.ours[0]: value}
     if not row.formula:
@@ -68,7 +85,9 @@ def translated(
         return row, {}  # one of the options in it is not set, or no number
     values = found if len(row.ours) > 1 else [found]
     options = [option.partition("=")[0] for option in row.ours]
-    return row, {option: each for option, each in zip(options, values, strict=True) if each is not None}
+    return row, {
+        option: each for option, each in zip(options, values, strict=True) if each is not None
+    }
 
 
 _SECTION = "A section of options, which sets none."
@@ -80,7 +99,9 @@ class Translation:
 
     title: str
     ours: dict[str, tuple[Any, str]] = field(default_factory=dict)
-    """Values by option, each with the option of the other system that it comes from; empty: from its defaults."""
+    """Values by option, each with the option of the other system that it comes from; empty: from
+    its defaults.
+    """
     missing: list[str] = field(default_factory=list)
     """Sentences on the algorithms that there are none of here."""
     unread: list[str] = field(default_factory=list)
@@ -98,9 +119,11 @@ class Translation:
         return not self.unread and not self.unknown
 
     def text(self, order: Sequence[str], escape: Callable[[Any], Any]) -> str:
-        """The options as YAML in this order, with comments on where values come from and what is left out.
+        """The options as YAML in this order, with comments on where values come from and what is
+        left out.
 
-        What the values lack stands above them. `escape` changes a value so that it is read literally.
+        What the values lack stands above them. `escape` changes a value so that it is read
+        literally.
         """
         lines = [*self._head()]
         positions = {name: i for i, name in enumerate(order)}
@@ -115,8 +138,12 @@ class Translation:
                 if shown[: depth + 1] != (*sections[: depth + 1],):
                     lines.append(f"{'  ' * depth}{section}:")
             shown = (*sections,)
-            written = yaml.safe_dump(escape(value), default_flow_style=True, width=10**6).removesuffix("...\n")
-            lines.append(f"{'  ' * len(sections)}{leaf}: {written.strip()}  # {origin or by_default}")
+            written = yaml.safe_dump(
+                escape(value), default_flow_style=True, width=10**6
+            ).removesuffix("...\n")
+            lines.append(
+                f"{'  ' * len(sections)}{leaf}: {written.strip()}  # {origin or by_default}"
+            )
         for reason, options in self.left_out.items():
             lines += ["", f"# {reason}:", *(f"#   {option}" for option in options)]
         return "\n".join(lines) + "\n"
@@ -160,18 +187,26 @@ class Table:
     """Its options that select an algorithm, of which a value without a counterpart is no detail."""
 
     def rows_of(self, name: str) -> list[Counterpart]:
-        """The rows of an option by its whole name, else the row `section.*` of a section that it is in.
+        """The rows of an option by its whole name, else the row `section.*` of a section that it is
+        in.
 
         A section that is an option itself, because it is empty, has a row without a counterpart.
         """
         exact = [row for row in self.rows if row.name == name]
         prefixes = [f"{name[:i]}.*" for i, sign in enumerate(name) if sign == "."]
-        found = exact or [row for prefix in reversed(prefixes) for row in self.rows if row.name == prefix][:1]
+        found = (
+            exact
+            or [row for prefix in reversed(prefixes) for row in self.rows if row.name == prefix][:1]
+        )
         is_section = not found and any(row.name.startswith(f"{name}.") for row in self.rows)
-        return [Counterpart(name, (), _SECTION, converted=False, formula="")] if is_section else found
+        return (
+            [Counterpart(name, (), _SECTION, converted=False, formula="")] if is_section else found
+        )
 
     def folded(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The options with those mappings whole that were typed key by key: `chat_template_kwargs.enable_thinking`."""
+        """The options with those mappings whole that were typed key by key:
+        `chat_template_kwargs.enable_thinking`.
+        """
         mappings = {row.name for row in self.rows if row.name.endswith("kwargs")}
         found: dict[str, Any] = {}
         for name, value in given.items():
@@ -181,18 +216,30 @@ class Table:
                 continue
             inner = found.get(whole)
             inner = inner if isinstance(inner, dict) else {}
-            found[whole] = value if isinstance(value, Unknown) else {**inner, name.removeprefix(f"{whole}."): value}
+            found[whole] = (
+                value
+                if isinstance(value, Unknown)
+                else {**inner, name.removeprefix(f"{whole}."): value}
+            )
         return found
 
-    def translate(self, given: Mapping[str, Any], facts: Mapping[str, Any] | None = None) -> Translation:
+    def translate(
+        self, given: Mapping[str, Any], facts: Mapping[str, Any] | None = None
+    ) -> Translation:
         """Translate options of another system; those that are not set have its defaults.
 
         `facts` are names for formulas that are no options, such as the number of processes.
         """
-        found = Translation(self.title, {option: (value, "") for option, value in self.defaults_here.items()})
+        found = Translation(
+            self.title, {option: (value, "") for option, value in self.defaults_here.items()}
+        )
         known = {**self.defaults, **given, **(facts or {})}
         names = {name: value for name, value in known.items() if not isinstance(value, Unknown)}
-        unset = {name: value_of(name, names) for name in self._unset(given) if self._has_value(name, names)}
+        unset = {
+            name: value_of(name, names)
+            for name in self._unset(given)
+            if self._has_value(name, names)
+        }
         for name, value in {**unset, **given}.items():
             self._translate_one(name, value, given, names, found)
         return found
@@ -209,10 +256,16 @@ class Table:
         return True
 
     def _translate_one(
-        self, name: str, value: Any, given: Mapping[str, Any], names: Mapping[str, Any], found: Translation
+        self,
+        name: str,
+        value: Any,
+        given: Mapping[str, Any],
+        names: Mapping[str, Any],
+        found: Translation,
     ) -> None:
         """Add an option of theirs to what is found."""
-        rows, shown = self.rows_of(name), f"{name}={_one_line(value)}"
+        rows = self.rows_of(name)
+        shown = f"{name}={_one_line(value)}"
         if not rows:
             if name in given:
                 reason = f"{self.title} may have these options; the table does not"
@@ -239,14 +292,22 @@ class Table:
             found.left_out.setdefault("Null, as if they were not set", []).append(shown)
         elif isinstance(value, Unknown) and (options or is_algorithm):
             person = f"Set {', '.join(options) or 'the algorithm'} yourself"
-            found.unknown.setdefault(f"{person}: the value is known only when the script runs", []).append(shown)
+            found.unknown.setdefault(
+                f"{person}: the value is known only when the script runs", []
+            ).append(shown)
         elif is_algorithm and (row is None or not row.ours):
             why = "" if row is None else f" ({row.reason})"
             found.missing.append(f"{shown} has no counterpart{why}")
         elif row is None:
-            found.left_out.setdefault(f"{' and '.join(options)}: no such value here", []).append(shown)
+            found.left_out.setdefault(f"{' and '.join(options)}: no such value here", []).append(
+                shown
+            )
         else:
-            reason = " or ".join(options) + ": " * bool(options) + (row.remark or "the default").rstrip(".")
+            reason = (
+                " or ".join(options)
+                + ": " * bool(options)
+                + (row.remark or "the default").rstrip(".")
+            )
             found.left_out.setdefault(reason, []).append(shown)
 
     def _selects(self, name: str, value: Any, names: Mapping[str, Any]) -> bool:
@@ -263,7 +324,9 @@ class Table:
         """The options that are set and that the formula of another option uses."""
         text = row.formula if row else ""
         formulas = {
-            name: value for name, value in self.defaults.items() if isinstance(value, str) and value[:2] == "= "
+            name: value
+            for name, value in self.defaults.items()
+            if isinstance(value, str) and value[:2] == "= "
         }
         for _ in range(4):  # formulas of formulas
             text = re.sub(r"[\w.]+", lambda match: formulas.get(match[0], match[0]), text)

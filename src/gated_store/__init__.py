@@ -1,9 +1,9 @@
 """torch's store for processes of several machines, reached only with a secret of their group.
 
-torch's store checks no secret: whoever connects may read and write it. So it listens on one process's loopback
-interface, and a gate on the network passes connections on to it once both ends have proved that they know the secret.
-Other processes go through the gate from their own loopback interface. Nothing is encrypted, and loopback is open to a
-machine's users.
+torch's store checks no secret: whoever connects may read and write it. So it listens on one
+process's loopback interface, and a gate on the network passes connections on to it once both ends
+have proved that they know the secret. Other processes go through the gate from their own loopback
+interface. Nothing is encrypted, and loopback is open to a machine's users.
 """
 
 import contextlib
@@ -34,7 +34,9 @@ class GateError(ConnectionError):
 
 @dataclass(frozen=True)
 class Gate:
-    """The network address through which ranks reach the store, and the secret that they must know."""
+    """The network address through which ranks reach the store, and the secret that they must
+    know.
+    """
 
     host: str
     port: int
@@ -44,10 +46,12 @@ class Gate:
 def serve_store(timeout: timedelta) -> tuple[Any, Gate]:
     """Open the store behind a gate, until the process ends."""
     with socket.create_server((LOOPBACK, 0)) as listener:
-        inner, handle = listener.getsockname(), listener.detach()
+        inner = listener.getsockname()
+        handle = listener.detach()
     options: Any = {"is_master": True, "wait_for_workers": False, "master_listen_fd": handle}
     store = dist.TCPStore(LOOPBACK, inner[1], timeout=timeout, **options)
-    secret, listener = secrets.token_bytes(PROOF_BYTES), socket.create_server((_own_address(), 0))
+    secret = secrets.token_bytes(PROOF_BYTES)
+    listener = socket.create_server((_own_address(), 0))
 
     def admit(outer: socket.socket) -> socket.socket:
         require_secret(outer, secret)
@@ -59,7 +63,10 @@ def serve_store(timeout: timedelta) -> tuple[Any, Gate]:
 
 
 def connect_store(gate: Gate, timeout: timedelta) -> Any:
-    """The store behind the gate. Raises GateError if the gate refuses the secret or does not know it."""
+    """The store behind the gate.
+
+    Raises GateError if the gate refuses the secret or does not know it.
+    """
     _connect(gate).close()  # so that a refusal is an error here, and not a timeout of the store
     listener = socket.create_server((LOOPBACK, 0))
     _forward(listener, lambda inner: _connect(gate))
@@ -67,7 +74,10 @@ def connect_store(gate: Gate, timeout: timedelta) -> Any:
 
 
 def require_secret(peer: socket.socket, secret: bytes) -> None:
-    """Exchange proofs with a peer that has connected. Raises ConnectionError unless it knows the secret."""
+    """Exchange proofs with a peer that has connected.
+
+    Raises ConnectionError unless it knows the secret.
+    """
     peer.settimeout(HANDSHAKE_TIMEOUT_S)
     nonce = os.urandom(PROOF_BYTES)
     peer.sendall(nonce)
@@ -81,16 +91,22 @@ def require_secret(peer: socket.socket, secret: bytes) -> None:
 def _connect(gate: Gate) -> socket.socket:
     try:
         with contextlib.ExitStack() as stack:
-            peer = stack.enter_context(socket.create_connection((gate.host, gate.port), HANDSHAKE_TIMEOUT_S))
+            peer = stack.enter_context(
+                socket.create_connection((gate.host, gate.port), HANDSHAKE_TIMEOUT_S)
+            )
             nonce = os.urandom(PROOF_BYTES)
             nonces = _receive(peer, PROOF_BYTES) + nonce
             peer.sendall(nonce + _proof(gate.secret, b"rank", nonces))
-            if not hmac.compare_digest(_receive(peer, PROOF_BYTES), _proof(gate.secret, b"gate", nonces)):
+            if not hmac.compare_digest(
+                _receive(peer, PROOF_BYTES), _proof(gate.secret, b"gate", nonces)
+            ):
                 raise ConnectionError("it does not know the secret of this group")
             stack.pop_all()
             return peer
     except OSError as error:
-        raise GateError(f"the processes cannot meet at {gate.host}, port {gate.port}: {error}") from error
+        raise GateError(
+            f"the processes cannot meet at {gate.host}, port {gate.port}: {error}"
+        ) from error
 
 
 def _proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:

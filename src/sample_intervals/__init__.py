@@ -1,4 +1,6 @@
-"""95 % intervals of means over a sample, of paired differences, and of means over two crossed samples."""
+"""95 % intervals of means over a sample, of paired differences, and of means over two crossed
+samples.
+"""
 
 from sample_intervals.means import (
     CONFIDENCE,

@@ -1,4 +1,5 @@
-"""95 % intervals of a mean over problems, chosen by their measured coverage (docs/evaluation.md, Intervals).
+"""95 % intervals of a mean over problems, chosen by their measured coverage (docs/evaluation.md,
+Intervals).
 
 The problems are the sample: their values are independent, the k responses to one of them are not.
 """
@@ -24,33 +25,46 @@ _ROUNDING = 1.0e-9  # values that differ by less are equal: 0.9 - 0.8 is not 0.1
 def mean_interval(values: Sequence[float], *, proportions: bool = True) -> Interval | None:
     """Compute the 95 % interval of the mean over problems, with one value per problem.
 
-    Values with `proportions`, from 0 to 1, have Wilson's interval, with the number of trials that gives a proportion
-    the variance of this mean (`proportions_interval`); it is (0, 1) for an empty list. Other scores have Student's;
-    None if they do not vary, or are fewer than two: nothing then bounds the score of another problem.
+    Values with `proportions`, from 0 to 1, have Wilson's interval, with the number of trials that
+    gives a proportion the variance of this mean (`proportions_interval`); it is (0, 1) for an empty
+    list. Other scores have Student's; None if they do not vary, or are fewer than two: nothing then
+    bounds the score of another problem.
     """
     if not len(values):
         return (0.0, 1.0) if proportions else None
     array = np.asarray(values, dtype=np.float64)
-    size, mean, deviation = len(array), float(array.mean()), float(array.std())
+    size = len(array)
+    mean = float(array.mean())
+    deviation = float(array.std())
     if not proportions:
-        return student_interval(mean, deviation**2 / (size - 1), size - 1) if _varies(array) else None
+        return (
+            student_interval(mean, deviation**2 / (size - 1), size - 1) if _varies(array) else None
+        )
     if not _varies(array) or set(array.tolist()) == {0.0, 1.0}:
-        # for values that do not vary, assume that each problem is solved always or never, which is the widest
+        # for values that do not vary, assume that each problem is solved always or never, which is
+        # the widest
         return wilson_interval(mean, size, _NORMAL_QUANTILE)
-    return proportions_interval(mean, size * mean * (1 - mean) / deviation**2, student_quantile(size - 1), size)
+    return proportions_interval(
+        mean, size * mean * (1 - mean) / deviation**2, student_quantile(size - 1), size
+    )
 
 
-def difference_interval(differences: Sequence[float], *, proportions: bool = True) -> Interval | None:
+def difference_interval(
+    differences: Sequence[float], *, proportions: bool = True
+) -> Interval | None:
     """Compute Student's 95 % interval of the mean of paired differences.
 
-    If the differences do not vary, it does not exist: proportions then have the interval of Bonett and Price, which
-    counts one more problem with the difference +1 and one more with -1, and scores have None.
+    If the differences do not vary, it does not exist: proportions then have the interval of Bonett
+    and Price, which counts one more problem with the difference +1 and one more with -1, and scores
+    have None.
     """
     if not differences:
         return None
     array = np.asarray(differences, dtype=np.float64)
     if _varies(array):
-        return student_interval(float(array.mean()), float(array.var(ddof=1)) / len(array), len(array) - 1)
+        return student_interval(
+            float(array.mean()), float(array.var(ddof=1)) / len(array), len(array) - 1
+        )
     if not proportions:
         return None
     array = np.append(array, [1.0, -1.0])
@@ -59,7 +73,9 @@ def difference_interval(differences: Sequence[float], *, proportions: bool = Tru
 
 
 def difference_variance(half: float, size: int) -> float:
-    """The variance of `size` differences with an interval of this half width; if they do not vary, a bound of it."""
+    """The variance of `size` differences with an interval of this half width; if they do not vary,
+    a bound of it.
+    """
     return 0.0 if size < 2 else (size - 1) * (half / student_quantile(size - 1)) ** 2
 
 
@@ -87,7 +103,8 @@ def student_quantile(freedom: float) -> float:
 def student_p_value(t: float, freedom: float) -> float:
     """The two-sided p-value of a mean that is `t` standard errors from the tested bound.
 
-    It is the incomplete beta function at freedom / (freedom + t^2) with a = freedom / 2 and b = 1/2.
+    It is the incomplete beta function at freedom / (freedom + t^2) with a = freedom / 2 and b =
+    1/2.
     """
     freedom = min(max(1.0, freedom), _MAX_FREEDOM)
     rest = t * t / (freedom + t * t)
@@ -107,19 +124,23 @@ def student_interval(mean: float, variance: float, freedom: float) -> Interval:
 
 
 def proportions_interval(mean: float, trials: float, quantile: float, problems: int) -> Interval:
-    """Compute Wilson's interval of a mean of proportions, which ends no closer to 1 and 0 than if all were 1, or 0.
+    """Compute Wilson's interval of a mean of proportions, which ends no closer to 1 and 0 than if
+    all were 1, or 0.
 
     Problems that are nearly all solved vary too little to show how often another one is not.
     """
     low, high = wilson_interval(mean, trials, quantile)
-    all_solved, none_solved = (wilson_interval(each, problems, _NORMAL_QUANTILE) for each in (1.0, 0.0))
+    all_solved, none_solved = (
+        wilson_interval(each, problems, _NORMAL_QUANTILE) for each in (1.0, 0.0)
+    )
     return min(low, all_solved[0]), max(high, none_solved[1])
 
 
 def wilson_interval(fraction: float, trials: float, quantile: float) -> Interval:
     """Compute Wilson's interval of a fraction, which stays within 0 and 1.
 
-    `trials` need not be an integer; `quantile` is the number of standard errors to each side (`student_quantile`).
+    `trials` need not be an integer; `quantile` is the number of standard errors to each side
+    (`student_quantile`).
     """
     square = quantile * quantile
     centre = (fraction + square / (2 * trials)) / (1 + square / trials)

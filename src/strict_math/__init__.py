@@ -1,4 +1,5 @@
-r"""Reads mathematical answers, LaTeX or plain text, and compares them exactly; no text is evaluated as code.
+r"""Reads mathematical answers, LaTeX or plain text, and compares them exactly; no text is evaluated
+as code.
 
 Example:
     >>> from strict_math import Reference, extract_answer, is_equal
@@ -9,11 +10,13 @@ Example:
     >>> is_equal(r"x \in [2, 3)", "2 <= x < 3")
     True
 
-`strict_math.text` has the rules for finding answers in text: `Answer:` lines, boxes, wrappers, plain numbers.
+`strict_math.text` has the rules for finding answers in text: `Answer:` lines, boxes, wrappers,
+plain numbers.
 """
 
-# text -> tokenizer, units -> expressions -> arithmetic -> answer_forms, real_sets -> answer, equality -> answer_parser
-# -> comparison: the order in which an answer is read, and in which modules import each other
+# text -> tokenizer, units -> expressions -> arithmetic -> answer_forms, real_sets -> answer,
+# equality -> answer_parser -> comparison: the order in which an answer is read, and in which
+# modules import each other
 from strict_math.comparison import Reference, is_equal
 from strict_math.extraction import extract_answer
 

@@ -1,4 +1,6 @@
-"""The types of the parts of an answer: numbers with units, tuples, sets of numbers, equations, matrices, words."""
+"""The types of the parts of an answer: numbers with units, tuples, sets of numbers, equations,
+matrices, words.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +28,9 @@ class TextAnswer:
 
 @dataclass(frozen=True)
 class Collection:
-    """Several parts in brackets: a tuple, a list, a vector, or with `{}` a set, whose order is irrelevant."""
+    """Several parts in brackets: a tuple, a list, a vector, or with `{}` a set, whose order is
+    irrelevant.
+    """
 
     items: tuple["Part", ...]
     brackets: str
@@ -78,7 +82,17 @@ class Congruence:
     modulus: Node
 
 
-Value: TypeAlias = Quantity | TextAnswer | Collection | Matrix | NumberSet | Relation | Ratio | BaseNumber | Congruence
+Value: TypeAlias = (
+    Quantity
+    | TextAnswer
+    | Collection
+    | Matrix
+    | NumberSet
+    | Relation
+    | Ratio
+    | BaseNumber
+    | Congruence
+)
 
 
 @dataclass(frozen=True)
@@ -86,10 +100,13 @@ class Part:
     """One of the values of an answer; most answers have one."""
 
     value: Value
-    names: tuple[str, ...] = ()  # the names that equal it: x in `x = 5`; several for `(x, y) = (1, 2)`
-    claims: tuple[Quantity, ...] = ()  # other sides of the equation without variables: `6 * 7` in `6 * 7 = 42`
+    # the names that equal it: x in `x = 5`; several for `(x, y) = (1, 2)`
+    names: tuple[str, ...] = ()
+    # other sides of the equation without variables: `6 * 7` in `6 * 7 = 42`
+    claims: tuple[Quantity, ...] = ()
     left: tuple[Node, ...] = ()  # sides with variables that are more than a name
-    first: tuple[str, Node | None] | None = None  # the first side with variables, as text and as an expression
+    # the first side with variables, as text and as an expression
+    first: tuple[str, Node | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -119,14 +136,22 @@ def units_of(value: Value) -> list[Unit]:
     """The units of the numbers of a value."""
     if isinstance(value, Quantity | Ratio):
         return [value.unit]
-    return [unit for item in value.items for unit in units_of(item.value)] if isinstance(value, Collection) else []
+    return (
+        [unit for item in value.items for unit in units_of(item.value)]
+        if isinstance(value, Collection)
+        else []
+    )
 
 
 def real_set_of(value: Value) -> RealSet | None:
     """The set of numbers that a value states or may state: `(1, 2)` is a point or an interval."""
     if isinstance(value, NumberSet):
         return value.real_set
-    if not isinstance(value, Collection) or len(value.items) != 2 or value.brackets not in ("()", "[]", "[)", "(]"):
+    if (
+        not isinstance(value, Collection)
+        or len(value.items) != 2
+        or value.brackets not in ("()", "[]", "[)", "(]")
+    ):
         return None
     low, high = (item.value for item in value.items)
     if not isinstance(low, Quantity) or not isinstance(high, Quantity):
@@ -142,4 +167,6 @@ def real_set_of(value: Value) -> RealSet | None:
 def is_unbounded(part: Part) -> bool:
     """Whether a part is a set of numbers without a lower or an upper bound."""
     real_set = real_set_of(part.value)
-    return bool(real_set) and any(end.infinite for interval in real_set or () for end in (interval.low, interval.high))
+    return bool(real_set) and any(
+        end.infinite for interval in real_set or () for end in (interval.low, interval.high)
+    )

@@ -1,4 +1,6 @@
-"""Tells an answer from the question restated, by the operations that an expression leaves unevaluated."""
+"""Tells an answer from the question restated, by the operations that an expression leaves
+unevaluated.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,15 +11,16 @@ from strict_math.expressions import Node, number
 
 _COMBINATORIAL = ("binom", "!", "×", "/")
 _ONE = number(1, "1")
-_MIN_MANTISSA, _MAX_MANTISSA = 1, 10
+_MIN_MANTISSA = 1
+_MAX_MANTISSA = 10
 _MIN_BARE_EXPONENT = 3  # 10^2 for 100 is the question restated
 
 
 def is_literal(node: Node) -> bool:
     r"""Whether an expression is a rational number in a usual notation.
 
-    Usual are decimals, repeating decimals, fractions of integers (reduced or not) that are no integers, mixed numbers
-    and scientific notation (`1.6 \times 10^{-19}`, `10^6`).
+    Usual are decimals, repeating decimals, fractions of integers (reduced or not) that are no
+    integers, mixed numbers and scientific notation (`1.6 \times 10^{-19}`, `10^6`).
     """
     if node.op == "neg":
         return node.args[0].op != "neg" and is_literal(node.args[0])
@@ -32,7 +35,9 @@ def _is_fraction(node: Node) -> bool:
         above.text == "1" and _is_power_of_ten(below)
     ):
         return False
-    return _is_power_of_ten(below) or bool(below.value and (above.value or Fraction()) % below.value)
+    return _is_power_of_ten(below) or bool(
+        below.value and (above.value or Fraction()) % below.value
+    )
 
 
 def _is_scientific(node: Node) -> bool:
@@ -48,7 +53,9 @@ def _is_scientific(node: Node) -> bool:
 
 def _is_product_with_power(node: Node) -> bool:
     r"""Scientific notation with any mantissa: `16 \times 10^4`."""
-    return node.op == "*" and _unsigned(node.args[0]).op == "number" and _is_power_of_ten(node.args[1])
+    return (
+        node.op == "*" and _unsigned(node.args[0]).op == "number" and _is_power_of_ten(node.args[1])
+    )
 
 
 def _is_power_of_ten(node: Node) -> bool:
@@ -64,12 +71,16 @@ def form_allows(reference: Node, answer: Node) -> bool:
     if is_literal(answer):
         return True
     if is_literal(reference):
-        return _is_product_with_power(_unsigned(reference)) and _is_product_with_power(_unsigned(answer))
-    reference, answer = _uniform(reference), _uniform(answer)
+        return _is_product_with_power(_unsigned(reference)) and _is_product_with_power(
+            _unsigned(answer)
+        )
+    reference = _uniform(reference)
+    answer = _uniform(answer)
     if not constants_of(answer) <= constants_of(reference):
         return False
     named = bool(names_of(reference))
-    allowed, found = _operations(reference), _operations(answer)
+    allowed = _operations(reference)
+    found = _operations(answer)
     if named:
         if not _has_factors(reference, answer):
             return False
@@ -82,7 +93,8 @@ def form_allows(reference: Node, answer: Node) -> bool:
 
 
 def _uniform(node: Node) -> Node:
-    r"""The expression with `x^{-2}` as `1/x^2`, `x^{1/2}` as a root and `2 * (1/x)` as `2/x`: equal forms of one thing.
+    r"""The expression with `x^{-2}` as `1/x^2`, `x^{1/2}` as a root and `2 * (1/x)` as `2/x`: equal
+    forms of one thing.
 
     Powers of rational numbers stay: `2^{-1}` is a computation that is not done.
     """
@@ -118,7 +130,9 @@ def _fraction_ends(node: Node) -> tuple[int, int] | None:
     """Numerator and denominator of a positive fraction or decimal that is no integer."""
     if node.op == "number":
         value = node.value or Fraction()
-    elif node.op == "/" and all(arg.op == "number" and arg.text.isdigit() and arg.value for arg in node.args):
+    elif node.op == "/" and all(
+        arg.op == "number" and arg.text.isdigit() and arg.value for arg in node.args
+    ):
         value = (node.args[0].value or Fraction()) / (node.args[1].value or Fraction(1))
     else:
         return None
@@ -191,9 +205,14 @@ def _degree(node: Node) -> int:
 
 def _num_additions(node: Node) -> int:
     """The number of additions outside exponents."""
-    own = len(list(_terms(node))) - 1 if node.op == "+" else 0
-    inner = _terms(node) if node.op == "+" else node.args[:1] if node.op == "^" else node.args
-    return own + sum(map(_num_additions, inner))
+    additions = 0
+    operands = node.args
+    if node.op == "+":
+        operands = tuple(_terms(node))
+        additions = len(operands) - 1
+    elif node.op == "^":
+        operands = node.args[:1]
+    return additions + sum(map(_num_additions, operands))
 
 
 def _of_sum(node: Node) -> Counter[str]:
@@ -211,8 +230,12 @@ def _kind_of_term(term: Node) -> frozenset[tuple[Node, bool, int]]:
     above: list[Node] = []
     below: list[Node] = []
     _factors(term, above, below)
-    factors = [(factor, is_below) for is_below, side in enumerate((above, below)) for factor in side]
-    counts = Counter((factor, bool(is_below)) for factor, is_below in factors if not _is_rational(factor))
+    factors = [
+        (factor, is_below) for is_below, side in enumerate((above, below)) for factor in side
+    ]
+    counts = Counter(
+        (factor, bool(is_below)) for factor, is_below in factors if not _is_rational(factor)
+    )
     return frozenset((factor, is_below, count) for (factor, is_below), count in counts.items())
 
 
@@ -234,13 +257,19 @@ def _of_product(node: Node) -> Counter[str]:
     for factors in (above, below):
         numbers = [factor for factor in factors if _is_rational(factor)]
         found["×"] += max(0, len(numbers) - 1)
-        roots = [factor for factor in factors if factor not in numbers and _has_root(factor) and factor.op != "+"]
+        roots = [
+            factor
+            for factor in factors
+            if factor not in numbers and _has_root(factor) and factor.op != "+"
+        ]
         found["product of roots"] += max(0, len(roots) - 1)
         bases = Counter(_base(f) for f in factors if f not in numbers and _base(f).op != "+")
         found["repeated factor"] += sum(bases.values()) - len(bases)
     bases_of = [{_base(f) for f in factors if not _is_rational(f)} for factors in (above, below)]
     found["common factor"] += len(bases_of[0] & bases_of[1])
-    found["/"] += all(any(_is_rational(f) and not is_literal(f) for f in factors) for factors in (above, below))
+    found["/"] += all(
+        any(_is_rational(f) and not is_literal(f) for f in factors) for factors in (above, below)
+    )
     numerators = [f for f in above if _is_rational(f)]
     denominators = [f for f in below if _is_rational(f)]
     if len(numerators) == len(above) == 1 and len(denominators) == len(below) == 1:
@@ -286,7 +315,9 @@ def _is_integer(node: Node) -> bool:
 
 
 def _is_rational(node: Node) -> bool:
-    """Whether it is arithmetic on numbers alone; roots and powers with a fractional exponent are not."""
+    """Whether it is arithmetic on numbers alone; roots and powers with a fractional exponent are
+    not.
+    """
     if node.op in ("name", "constant", "root", "call", "log", "degree"):
         return False
     if node.op == "^":
@@ -297,13 +328,17 @@ def _is_rational(node: Node) -> bool:
 
 
 def _has_root(node: Node) -> bool:
-    if node.op == "root" or (node.op == "^" and not names_of(node.args[1]) and node.args[1].op == "/"):
+    if node.op == "root" or (
+        node.op == "^" and not names_of(node.args[1]) and node.args[1].op == "/"
+    ):
         return True
     return any(map(_has_root, node.args))
 
 
 def _has_factors(reference: Node, answer: Node) -> bool:
-    """Whether an answer to a product of sums, such as `(x-2)(x-3)` or `3(x+1)`, has at least as many factors."""
+    """Whether an answer to a product of sums, such as `(x-2)(x-3)` or `3(x+1)`, has at least as
+    many factors.
+    """
     below: list[Node] = []
     _factors(reference, [], below)
     expected = 0 if below else _num_factors(reference)
@@ -311,7 +346,9 @@ def _has_factors(reference: Node, answer: Node) -> bool:
 
 
 def _num_factors(node: Node) -> int:
-    """The number of factors with variables in a product that contains a sum; 0 for anything else."""
+    """The number of factors with variables in a product that contains a sum; 0 for anything
+    else.
+    """
     above: list[Node] = []
     _factors(node, above, [])
     if not any(_base(factor).op == "+" for factor in above):

@@ -25,7 +25,17 @@ from strict_math.asked import text_of
 from strict_math.equality import approximation_holds, same_exact
 from strict_math.expressions import Node, Unreadable, number, parse_expression
 from strict_math.notations import base_number, label_of, name_of, names_of_side, names_points
-from strict_math.real_sets import REALS, Endpoint, Interval, RealSet, complement, half_line, intersection, point, union
+from strict_math.real_sets import (
+    REALS,
+    Endpoint,
+    Interval,
+    RealSet,
+    complement,
+    half_line,
+    intersection,
+    point,
+    union,
+)
 from strict_math.token_lists import (
     CLOSING,
     OPENING,
@@ -63,7 +73,11 @@ _NO_SOLUTION = re.compile(
 
 
 def read_answer(
-    text: str, names: frozenset[str] | None = None, nouns: Nouns = ANY_NOUN, *, thousands: bool = True
+    text: str,
+    names: frozenset[str] | None = None,
+    nouns: Nouns = ANY_NOUN,
+    *,
+    thousands: bool = True,
 ) -> Answer:
     """Parse the text of an answer.
 
@@ -84,9 +98,17 @@ def read_answer(
     tokens = tokenize(cleaned, names)
     if not tokens or len(tokens) > _MAX_TOKENS or any(token.kind == "other" for token in tokens):
         raise Unreadable("it is empty or has signs that are no mathematics")
-    if names is None and len(tokens) > 1 and _ONLY_WORDS.fullmatch(cleaned) and not _LETTERS.fullmatch(cleaned):
+    if (
+        names is None
+        and len(tokens) > 1
+        and _ONLY_WORDS.fullmatch(cleaned)
+        and not _LETTERS.fullmatch(cleaned)
+    ):
         signs = ("and", "or")
-        tokens = [Token("sign" if word in signs else "word", word, after_space=True) for word in cleaned.split()]
+        tokens = [
+            Token("sign" if word in signs else "word", word, after_space=True)
+            for word in cleaned.split()
+        ]
     reader = _Reader(names or frozenset(), nouns)
     return Answer(tuple(reader.parts(tokens)), "".join(cleaned.split()))
 
@@ -98,7 +120,9 @@ class _Reader:
 
     def parts(self, tokens: Sequence[Token]) -> list[Part]:
         """The parts of a list, a set, or a single value."""
-        if is_bracketed(tokens, "{") and any(t.is_sign(",", "|") for t, depth in with_depth(tokens) if depth == 1):
+        if is_bracketed(tokens, "{") and any(
+            t.is_sign(",", "|") for t, depth in with_depth(tokens) if depth == 1
+        ):
             tokens = [Token("sign", "{set"), *tokens[1:-1], Token("sign", "}set")]
         is_set = is_bracketed(tokens, "{set") and not self._is_set_builder(tokens[1:-1])
         if is_set:
@@ -112,14 +136,22 @@ class _Reader:
         if len(found) > 1:
             found = _without_conditions(found)
         real_sets = _joined_real_sets(found, connectives)
-        if is_set and (real_sets or any(isinstance(part.value, NumberSet) for parts in found for part in parts)):
+        if is_set and (
+            real_sets or any(isinstance(part.value, NumberSet) for parts in found for part in parts)
+        ):
             raise Unreadable("a set of sets")
         return [real_sets] if real_sets else [part for parts in found for part in parts]
 
     def _piece(self, tokens: Sequence[Token]) -> list[Part]:
-        if is_bracketed(tokens, "(") and any(t.is_sign("=", "and", "or", *_RELATIONS) for t in tokens):
+        if is_bracketed(tokens, "(") and any(
+            t.is_sign("=", "and", "or", *_RELATIONS) for t in tokens
+        ):
             inner = tokens[1:-1]
-            if any(t.is_sign("=", "and", "or", *_RELATIONS) for t, depth in with_depth(inner) if depth == 0):
+            if any(
+                t.is_sign("=", "and", "or", *_RELATIONS)
+                for t, depth in with_depth(inner)
+                if depth == 0
+            ):
                 return self.parts(inner)
         return [part for expanded in signs_expanded(tokens) for part in self._single(expanded)]
 
@@ -138,7 +170,9 @@ class _Reader:
         return [Part(self._value(tokens))]
 
     def _approximated(self, tokens: Sequence[Token]) -> list[Part]:
-        r"""Parse `\sqrt{2} \approx 1.41` as the value before the sign; the decimal after it must be its rounding."""
+        r"""Parse `\sqrt{2} \approx 1.41` as the value before the sign; the decimal after it must be
+        its rounding.
+        """
         exact, *decimals = split(tokens, "≈")
         parts = self._single(exact)
         (value,) = [part.value for part in parts]
@@ -176,12 +210,20 @@ class _Reader:
 
     def _compound(self, tokens: Sequence[Token]) -> Collection | None:
         """Parse `2 hours 30 minutes`: several numbers, each with its unit."""
-        starts = [i for i, token in enumerate(tokens) if token.kind == "number" and token.after_space] if tokens else []
+        starts = (
+            [i for i, token in enumerate(tokens) if token.kind == "number" and token.after_space]
+            if tokens
+            else []
+        )
         bounds = [0, *(i for i in starts if i > 0), len(tokens)]
         if len(bounds) < 3:
             return None
         found = [self._quantity(tokens[start:end]) for start, end in pairwise(bounds)]
-        return Collection(tuple(map(Part, found)), "") if all(quantity.unit for quantity in found) else None
+        return (
+            Collection(tuple(map(Part, found)), "")
+            if all(quantity.unit for quantity in found)
+            else None
+        )
 
     def _quantity(self, tokens: Sequence[Token]) -> Quantity:
         rest, unit, scale = split_unit(tokens, self.names, self.nouns)
@@ -198,14 +240,17 @@ class _Reader:
         ):
             return None
         text = plain_words(tokens)
-        real_set = () if _NO_SOLUTION.fullmatch(text.casefold()) else _VERBAL_SETS.get(text.casefold())
+        real_set = (
+            () if _NO_SOLUTION.fullmatch(text.casefold()) else _VERBAL_SETS.get(text.casefold())
+        )
         return TextAnswer(text) if real_set is None else NumberSet(real_set)
 
     def _collection(self, tokens: Sequence[Token]) -> Collection | None:
         start = next((i for i, token in enumerate(tokens) if token.is_sign(*OPENING)), 0)
         if names_points(tokens[:start]) and any(token.is_sign(",") for token in tokens):
             tokens = tokens[start:]
-        first, last = tokens[0], tokens[-1]
+        first = tokens[0]
+        last = tokens[-1]
         if first.kind != "sign" or first.text not in ("(", "[", "⟨", "{set") or last.kind != "sign":
             return None
         if last.text not in CLOSING or not closes_at_end(tokens):
@@ -220,7 +265,11 @@ class _Reader:
         if len(tokens) > 4 and tokens[1].kind == "begin" and tokens[0].is_sign("(", "[", "{set"):
             tokens = tokens[1:-1]
         inner = tokens[1:-1]
-        if tokens[0].kind != "begin" or tokens[-1].kind != "end" or any(t.kind in ("begin", "end") for t in inner):
+        if (
+            tokens[0].kind != "begin"
+            or tokens[-1].kind != "end"
+            or any(t.kind in ("begin", "end") for t in inner)
+        ):
             raise Unreadable("matrices in an expression")
         if tokens[0].text not in _MATRICES:
             raise Unreadable(f"the environment {tokens[0].text}")
@@ -231,7 +280,9 @@ class _Reader:
         return Matrix(cells)
 
     def _bracket_matrix(self, tokens: Sequence[Token]) -> Matrix | None:
-        """Parse rows in brackets, `[[1, 2], [3, 4]]` or `[1, 2; 3, 4]`; None for any other brackets."""
+        """Parse rows in brackets, `[[1, 2], [3, 4]]` or `[1, 2; 3, 4]`; None for any other
+        brackets.
+        """
         if not is_bracketed(tokens, "["):
             return None
         inner = tokens[1:-1]
@@ -268,7 +319,8 @@ class _Reader:
         if None in names:
             raise Unreadable("a congruence of an expression")
         return Part(
-            Congruence(parse_expression(residue), parse_expression(modulus)), tuple(name for name in names if name)
+            Congruence(parse_expression(residue), parse_expression(modulus)),
+            tuple(name for name in names if name),
         )
 
     def _membership(self, tokens: Sequence[Token]) -> list[Part]:
@@ -301,7 +353,9 @@ class _Reader:
                 names = names or found
                 first = first or (text_of(side), None)
             elif (
-                len(side) == 1 and re.fullmatch("[A-Za-z]{2}", side[0].text) and side[0].text.lower() not in SHORT_WORDS
+                len(side) == 1
+                and re.fullmatch("[A-Za-z]{2}", side[0].text)
+                and side[0].text.lower() not in SHORT_WORDS
             ):
                 first = first or (side[0].text, None)  # a product of two variables
             elif (claim := self._left_side(side)) is None:
@@ -316,12 +370,18 @@ class _Reader:
         if is_named and is_bracketed(last, "{set") and not self._is_set_builder(last[1:-1]):
             return self.parts(last)  # `S = {1, 2}`
         values = signs_expanded(last)
-        return [Part(self._value(value), names, tuple(claims), tuple(left), first) for value in values]
+        return [
+            Part(self._value(value), names, tuple(claims), tuple(left), first) for value in values
+        ]
 
     def _left_side(self, side: Sequence[Token]) -> Quantity | None:
-        """Parse a left side that is more than a name; None for a description in words or unknown mathematics."""
+        """Parse a left side that is more than a name; None for a description in words or unknown
+        mathematics.
+        """
         has_words = any(t.kind == "word" for t in side)
-        if not side or (has_words and self._words(side) is None and any(t.kind == "number" for t in side)):
+        if not side or (
+            has_words and self._words(side) is None and any(t.kind == "number" for t in side)
+        ):
             try:
                 return self._quantity(side)
             except Unreadable:
@@ -335,23 +395,30 @@ class _Reader:
             return None
 
     def _relation(self, tokens: Sequence[Token]) -> tuple[Value, tuple[str, ...]]:
-        signs = [t.text for t, depth in with_depth(tokens) if depth == 0 and t.is_sign(*_RELATIONS, "=")]
+        signs = [
+            t.text for t, depth in with_depth(tokens) if depth == 0 and t.is_sign(*_RELATIONS, "=")
+        ]
         sides = split(tokens, *_RELATIONS, "=")
         if "=" in signs:
             raise Unreadable("an equation with an inequality")
         nodes = tuple(self._quantity(side).node for side in sides)
         variables = [i for i, side in enumerate(sides) if name_of(side)]
-        if len(variables) == 1 and not any(names_of(node) for i, node in enumerate(nodes) if i != variables[0]):
+        if len(variables) == 1 and not any(
+            names_of(node) for i, node in enumerate(nodes) if i != variables[0]
+        ):
             index = variables[0]
             real_set = REALS
             monotone = len({_direction(sign) for sign in signs}) == 1 or len(signs) == 1
             if monotone and len(signs) <= 2 and not (len(signs) == 2 and index != 1):
                 if index > 0:
                     real_set = intersection(
-                        real_set, half_line(Endpoint.read(nodes[index - 1]), _RELATIONS[signs[index - 1]])
+                        real_set,
+                        half_line(Endpoint.read(nodes[index - 1]), _RELATIONS[signs[index - 1]]),
                     )
                 if index < len(signs):
-                    real_set = intersection(real_set, half_line(Endpoint.read(nodes[index + 1]), signs[index]))
+                    real_set = intersection(
+                        real_set, half_line(Endpoint.read(nodes[index + 1]), signs[index])
+                    )
                 return NumberSet(real_set), (nodes[index].text,)
         return Relation(nodes, tuple(signs)), ()
 
@@ -359,7 +426,10 @@ class _Reader:
         return (
             len(inner) > 2
             and any(t.is_sign("|", ":") for t in inner[1:])
-            and (name_of(inner[:1]) is not None and (inner[1].is_sign("|", ":") or inner[1].is_sign("in")))
+            and (
+                name_of(inner[:1]) is not None
+                and (inner[1].is_sign("|", ":") or inner[1].is_sign("in"))
+            )
         )
 
     def _real_set(self, tokens: Sequence[Token]) -> RealSet:
@@ -401,24 +471,34 @@ class _Reader:
     def _braces(self, inner: Sequence[Token]) -> RealSet:
         if self._is_set_builder(inner):
             index = next(i for i, t in enumerate(inner) if t.is_sign("|", ":"))
-            (part, *others) = self.parts(inner[index + 1 :])
+            part, *others = self.parts(inner[index + 1 :])
             if others or not isinstance(part.value, NumberSet):
                 raise Unreadable("a condition on numbers is expected")
             return part.value.real_set
         parts = self.parts(inner)
         if not all(isinstance(part.value, Quantity) for part in parts):
             raise Unreadable("a set of numbers is expected")
-        return union(*(point(Endpoint.read(part.value.node)) for part in parts if isinstance(part.value, Quantity)))
+        return union(
+            *(
+                point(Endpoint.read(part.value.node))
+                for part in parts
+                if isinstance(part.value, Quantity)
+            )
+        )
 
 
 def _joined_real_sets(found: Sequence[Sequence[Part]], connectives: Sequence[str]) -> Part | None:
-    """Join inequalities connected by `and`, `or` and commas into one set of numbers; None if they are a list."""
+    """Join inequalities connected by `and`, `or` and commas into one set of numbers; None if they
+    are a list.
+    """
     if len(found) < 2 or any(len(parts) != 1 for parts in found):
         return None
     parts = [parts[0] for parts in found]
     names = {part.names for part in parts if part.names}
     is_set = any(isinstance(part.value, NumberSet) for part in parts)
-    if len(names) > 1 or not (is_set or (set(connectives) == {"or"} and any(map(is_unbounded, parts)))):
+    if len(names) > 1 or not (
+        is_set or (set(connectives) == {"or"} and any(map(is_unbounded, parts)))
+    ):
         return None
     real_sets: list[RealSet] = []
     for part in parts:
@@ -440,7 +520,11 @@ def _joined_real_sets(found: Sequence[Sequence[Part]], connectives: Sequence[str
 
 def _without_conditions(found: list[list[Part]]) -> list[list[Part]]:
     r"""Drop conditions such as `n \in \mathbb{Z}` next to a value."""
-    kept = [parts for parts in found if not (isinstance(parts[0].value, TextAnswer) and parts[0].value.text in "ℤℕℚℂ")]
+    kept = [
+        parts
+        for parts in found
+        if not (isinstance(parts[0].value, TextAnswer) and parts[0].value.text in "ℤℕℚℂ")
+    ]
     return kept or found
 
 

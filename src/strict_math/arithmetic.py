@@ -14,7 +14,9 @@ _MAX_FACTORIAL = 20_000
 _MAX_MAGNITUDE = 10**15  # bits of the exponent's effect
 _DIGITS = 100
 _AGREEMENT = 40
-"""Digits, of the 100 computed, to which two irrational values must agree to be equal: a relative tolerance."""
+"""Digits, of the 100 computed, to which two irrational values must agree to be equal: a relative
+tolerance.
+"""
 _MAX_HEIGHT = 10**20
 _POINTS = 8
 _MIN_POINTS = 3
@@ -59,19 +61,28 @@ def names_of(node: Node) -> frozenset[str]:
 
 
 def same_values(one: Value, other: Value) -> bool:
-    """Whether two values are equal: exactly if both are rational, else to 40 digits, relative to their size."""
+    """Whether two values are equal: exactly if both are rational, else to 40 digits, relative to
+    their size.
+    """
     if isinstance(one, Fraction) and isinstance(other, Fraction):
         return one == other
-    if any(isinstance(v, Fraction) and abs(v.numerator) * v.denominator > _MAX_HEIGHT for v in (one, other)):
-        return False  # a number of many digits may be near an irrational one, and is never equal to it
-    one, other = to_mp(one), to_mp(other)
+    if any(
+        isinstance(v, Fraction) and abs(v.numerator) * v.denominator > _MAX_HEIGHT
+        for v in (one, other)
+    ):
+        # a number of many digits may be near an irrational one, and is never equal to it
+        return False
+    one = to_mp(one)
+    other = to_mp(other)
     size = max(abs(one), abs(other))
     return bool(abs(one - other) <= size * _mp().mpf(10) ** -_AGREEMENT)
 
 
 def is_real(value: Value) -> bool:
     """Whether a value has no imaginary part."""
-    return isinstance(value, Fraction) or bool(abs(_mp().im(value)) <= abs(value) * _mp().mpf(10) ** -_AGREEMENT)
+    return isinstance(value, Fraction) or bool(
+        abs(_mp().im(value)) <= abs(value) * _mp().mpf(10) ** -_AGREEMENT
+    )
 
 
 def real_key(value: Value) -> Any:
@@ -115,19 +126,26 @@ def is_rounding(decimal: Fraction, num_decimals: int, value: Value) -> bool:
 
 
 def is_near(number: Fraction, value: Value) -> bool:
-    """Whether a number equals a value in double precision, as `1.4142135623730951` equals the root of 2."""
+    """Whether a number equals a value in double precision, as `1.4142135623730951` equals the root
+    of 2.
+    """
     return bool(abs(to_mp(number) - value) <= abs(value) * _mp().mpf(2) ** -52)
 
 
 def same_function(one: Node, other: Node) -> bool:
     """Whether two expressions with variables agree at points of both signs at which `one` is real.
 
-    The points are fractions, or integers where `one` is real at too few fractions, such as `(-1)^n`.
+    The points are fractions, or integers where `one` is real at too few fractions, such as
+    `(-1)^n`.
     """
     names = sorted(names_of(one) | names_of(other))
     for coordinate in (_fraction, _integer_coordinate):
-        points = [{name: coordinate(i, trial) for i, name in enumerate(names)} for trial in range(_POINTS)]
-        expected = [(point, value) for point in points if (value := _real_value(one, point)) is not None]
+        points = [
+            {name: coordinate(i, trial) for i, name in enumerate(names)} for trial in range(_POINTS)
+        ]
+        expected = [
+            (point, value) for point in points if (value := _real_value(one, point)) is not None
+        ]
         if len(expected) >= _MIN_POINTS:
             return all(_has_value(other, point, value) for point, value in expected)
     return False
@@ -149,7 +167,9 @@ def _has_value(node: Node, point: Mapping[str, Fraction], expected: Value) -> bo
 
 
 def _fraction(index: int, trial: int) -> Fraction:
-    value = Fraction(17 + 38 * index + 13 * trial + index * index * trial, 29 + 2 * trial + 3 * index)
+    value = Fraction(
+        17 + 38 * index + 13 * trial + index * index * trial, 29 + 2 * trial + 3 * index
+    )
     return -value if trial % 2 and (trial // 2 + index) % 2 else value
 
 
@@ -175,7 +195,9 @@ def _value(node: Node, names: Mapping[str, Fraction]) -> Value:
             raise Undefined("infinity")
         return +getattr(_mp(), node.text)
     values = [_value(arg, names) for arg in node.args]
-    return _bounded(_OPERATIONS[node.op](*values) if node.op != "call" else _call(node.text, values))
+    return _bounded(
+        _OPERATIONS[node.op](*values) if node.op != "call" else _call(node.text, values)
+    )
 
 
 def _bounded(value: Value) -> Value:
@@ -213,11 +235,16 @@ def _power(base: Value, exponent: Value) -> Value:
         exact = _rational_power(base, exponent)
         if exact is not None:
             return exact
-    if isinstance(exponent, Fraction) and exponent.denominator % 2 == 1 < exponent.denominator and _is_negative(base):
+    if (
+        isinstance(exponent, Fraction)
+        and exponent.denominator % 2 == 1 < exponent.denominator
+        and _is_negative(base)
+    ):
         root = _power(-base, exponent)
         return -root if exponent.numerator % 2 else root  # the real root, as of \sqrt[3]{-8}
     mp = _mp()
-    base, exponent = to_mp(base), to_mp(exponent)
+    base = to_mp(base)
+    exponent = to_mp(exponent)
     if base == 0:
         if mp.re(exponent) <= 0:
             raise Undefined("a power of zero")
@@ -245,7 +272,8 @@ def _rational_power(base: Fraction, exponent: Fraction) -> Fraction | None:
 
 def _exact_root(value: Fraction, index: int) -> Fraction | None:
     """The rational root of a number that is not negative, if it has one."""
-    above, below = _integer_root(value.numerator, index), _integer_root(value.denominator, index)
+    above = _integer_root(value.numerator, index)
+    below = _integer_root(value.denominator, index)
     return Fraction(above, below) if above is not None and below is not None else None
 
 
@@ -255,7 +283,8 @@ def _integer_root(value: int, index: int) -> int | None:
         return root if root * root == value else None
     if value.bit_length() > 2000:
         return None
-    low, high = 0, 1 << (value.bit_length() // index + 1)
+    low = 0
+    high = 1 << (value.bit_length() // index + 1)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if middle**index <= value else (low, middle - 1)
@@ -294,7 +323,10 @@ def _exact_factorial(value: int) -> int:
 
 
 def _binomial(above: Value, below: Value) -> Value:
-    if all(isinstance(v, Fraction) and v.denominator == 1 for v in (above, below)) and 0 <= below <= above:
+    if (
+        all(isinstance(v, Fraction) and v.denominator == 1 for v in (above, below))
+        and 0 <= below <= above
+    ):
         if min(below, above - below) * int(above).bit_length() > _MAX_BITS // 4:
             raise TooCostly("too large a binomial coefficient")
         return Fraction(math.comb(int(above), int(below)))
@@ -316,7 +348,11 @@ def _absolute(value: Value) -> Value:
 
 
 def _floor(value: Value) -> Value:
-    return Fraction(math.floor(value)) if isinstance(value, Fraction) else Fraction(int(_mp().floor(real_key(value))))
+    return (
+        Fraction(math.floor(value))
+        if isinstance(value, Fraction)
+        else Fraction(int(_mp().floor(real_key(value))))
+    )
 
 
 def _ceil(value: Value) -> Value:

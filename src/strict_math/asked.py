@@ -20,15 +20,19 @@ _FORMULA = rf"(?:(?:\$\$?|\\[(\[])(?P<formula>[^$=<>]{{1,80}}?)[.,]?(?:\$|\\[)\]
 _RELATIONS = ("≤", "≥", "≠", "in", "≡", "≈", "|")
 _FOLLOWING = re.compile(rf"(?:,|,? and|,? or) {_FORMULA}", re.IGNORECASE)
 _REQUEST = re.compile(
-    r"\b(?:find|compute|determine|calculate|evaluate|express|what (?:is|are)|solve(?: [^.?!\n]{1,80}?)? for)\s+"
+    r"\b(?:find|compute|determine|calculate|evaluate|express|what (?:is|are)|solve(?:"
+    r" [^.?!\n]{1,80}?)? for)\s+"
     r"(?:(?:the|all|exact|real|integer|possible|positive|negative|nonnegative|smallest|largest|least|greatest|minimum"
-    r"|maximum|numerical|common) )*(?:values? (?:of|for) |solutions? for |integers? |numbers? )?" + _FORMULA,
+    r"|maximum|numerical|common) )*(?:values? (?:of|for) |solutions? for |integers? |numbers? )?"
+    + _FORMULA,
     re.IGNORECASE,
 )
 
 
 class Asked(NamedTuple):
-    """The expressions with variables that a question asks for; empty where it asks for something in words."""
+    """The expressions with variables that a question asks for; empty where it asks for something in
+    words.
+    """
 
     texts: frozenset[str] = frozenset()
     names: frozenset[str] = frozenset()
@@ -45,7 +49,9 @@ class Asked(NamedTuple):
 
 @lru_cache(1024)
 def asked_expressions(question: str) -> Asked:
-    """The expressions that a question asks for by `find`, `what is`, `the value of` and the like."""
+    """The expressions that a question asks for by `find`, `what is`, `the value of` and the
+    like.
+    """
     found: list[list[Token]] = []
     for request in _REQUEST.finditer(question[-_MAX_CHARS:]):
         match: re.Match[str] | None = request
@@ -55,7 +61,9 @@ def asked_expressions(question: str) -> Asked:
     texts: set[str] = set()
     nodes: list[Node] = []
     for tokens in found:
-        if not any(token.kind == "name" for token in tokens) or any(token.is_sign(*_RELATIONS) for token in tokens):
+        if not any(token.kind == "name" for token in tokens) or any(
+            token.is_sign(*_RELATIONS) for token in tokens
+        ):
             continue
         texts.add(text_of(tokens))
         if tokens[0].is_sign("(") and any(token.is_sign(",") for token in tokens):

@@ -1,4 +1,6 @@
-"""The units in which a question can be answered: the one that it requests, else those of the quantity it asks for."""
+"""The units in which a question can be answered: the one that it requests, else those of the
+quantity it asks for.
+"""
 
 import re
 from collections import Counter
@@ -8,8 +10,23 @@ from itertools import product
 from typing import TypeAlias
 
 from strict_math.tokenizer import clean, tokenize
-from strict_math.units import ANY_NOUN, COMPOUND, Unit, canonical, split_unit, unit_phrase, unit_symbols
-from strict_math.vocabulary import DIMENSIONS, GENERIC, MEASURES, QUANTITY_DIMENSIONS, SCALES, word_set
+from strict_math.units import (
+    ANY_NOUN,
+    COMPOUND,
+    Unit,
+    canonical,
+    split_unit,
+    unit_phrase,
+    unit_symbols,
+)
+from strict_math.vocabulary import (
+    DIMENSIONS,
+    GENERIC,
+    MEASURES,
+    QUANTITY_DIMENSIONS,
+    SCALES,
+    word_set,
+)
 
 _Size: TypeAlias = tuple[tuple[str, int], ...]  # each dimension with its exponent, sorted
 
@@ -20,27 +37,35 @@ for _dimension, _names in DIMENSIONS.items():
 _QUANTITY = {word: sizes for words, sizes in QUANTITY_DIMENSIONS.items() for word in words.split()}
 _SHARE: _Size = (("share", 1),)
 _REQUESTED = re.compile(
-    r"\b(?P<by>in|how many|how much|number of|what|percentage)\s+(?:(?:more|total|whole|full|additional|extra|fewer) )?"
+    r"\b(?P<by>in|how many|how much|number"
+    r" of|what|percentage)\s+(?:(?:more|total|whole|full|additional|extra|fewer) )?"
     r"(?=[A-Za-z$\\(])",
     re.IGNORECASE,
 )
 _ASKED_NOUN = re.compile(
-    r"\b(?:how many|(?:what (?:is|was)|find|determine|compute|calculate) the (?:[a-z]+ )?number of)\s+"
+    r"\b(?:how many|(?:what (?:is|was)|find|determine|compute|calculate) the (?:[a-z]+ )?number"
+    r" of)\s+"
     r"((?:[A-Za-z-]+\s+){0,3}[A-Za-z-]+)",
     re.IGNORECASE,
 )
-_ASKS = re.compile(r"\b(?:what|how|find|determine|compute|calculate|evaluate|give|express)\b", re.IGNORECASE)
+_ASKS = re.compile(
+    r"\b(?:what|how|find|determine|compute|calculate|evaluate|give|express)\b", re.IGNORECASE
+)
 _DIVISOR = re.compile(
     r"(?:\bper|/|\ban?|\beach|\bevery)\s*(?P<unit>[A-Za-z]+)|\b(?P<adverb>hour|dai|week|month|year)ly\b"
 )
 _AFTER_NUMBER = re.compile(r"\d\}?\$?[ -]?(?:\\(?:text|mathrm)\{ ?)?(?P<unit>[A-Za-z]+)")
 _WORD = re.compile(r"[A-Za-z]{3,}")
 _VERBS_AFTER_NOUN = word_set(
-    "do does did is are was were will would can could has have had should must in of at on for to from with per such "
-    "that"
+    "do does did is are was were will would can could has have had should must in of at on for to"
+    " from with per such that"
 )
-_TAKES_TIME = re.compile(r"\bhow (?:much )?long(?:er)?(?= [^.?!]{0,200}\b(?:takes?|lasts?)\b)", re.IGNORECASE)
-_AMOUNT = re.compile(r"\\[$]|[$](?=\d[\d.,]*(?:[.?!]?$|[.,;?!]? +(?:a |[A-Za-z]{2})))|[€£¥¢]", re.MULTILINE)
+_TAKES_TIME = re.compile(
+    r"\bhow (?:much )?long(?:er)?(?= [^.?!]{0,200}\b(?:takes?|lasts?)\b)", re.IGNORECASE
+)
+_AMOUNT = re.compile(
+    r"\\[$]|[$](?=\d[\d.,]*(?:[.?!]?$|[.,;?!]? +(?:a |[A-Za-z]{2})))|[€£¥¢]", re.MULTILINE
+)
 """A sign of money; `$3$` is mathematics."""
 _PERSONS = word_set("people person")
 
@@ -63,12 +88,21 @@ class AskedUnits:
     asking: str
 
     def exclude(self, unit: Unit) -> bool:
-        """Whether an answer with this unit answers another question: minutes where it asks for a number of seats."""
+        """Whether an answer with this unit answers another question: minutes where it asks for a
+        number of seats.
+        """
         if not unit:
             return False
-        if unit == (("percent", 1),) and not self.requested and not self.things and not self.quantity:
+        if (
+            unit == (("percent", 1),)
+            and not self.requested
+            and not self.things
+            and not self.quantity
+        ):
             return "%" not in self.text and not re.search(r"\brate\b", self.text)
-        asked = tuple((name, power) for name, power in unit if not (power < 0 and name in self._divisors))
+        asked = tuple(
+            (name, power) for name, power in unit if not (power < 0 and name in self._divisors)
+        )
         if self.requested:
             return self.requested.isdisjoint((unit, asked))
         if self.things:
@@ -82,8 +116,12 @@ class AskedUnits:
         return is_measured or any(power < 0 for _, power in asked)
 
     def exclude_quantity(self, name: str) -> bool:
-        """Whether a quantity has none of the dimensions that the question asks for: a perimeter, asked for an area."""
-        asked = {size for unit in self.requested for size in _sizes(unit)} or (set() if self.things else self.quantity)
+        """Whether a quantity has none of the dimensions that the question asks for: a perimeter,
+        asked for an area.
+        """
+        asked = {size for unit in self.requested for size in _sizes(unit)} or (
+            set() if self.things else self.quantity
+        )
         if not asked or _SHARE in asked or name not in _QUANTITY:
             return False  # the fraction that is shaded may be called the shaded area
         return asked.isdisjoint(map(_size_of, _QUANTITY[name]))
@@ -97,11 +135,16 @@ class AskedUnits:
         """The units that the question requests: `in km/h`, `how many square meters`."""
         found: set[Unit] = set()
         for request in _REQUESTED.finditer(self.asking):
-            by, phrase = request["by"].lower(), unit_phrase(self.asking, request.end())
+            by = request["by"].lower()
+            phrase = unit_phrase(self.asking, request.end())
             is_named = (
                 by == "in" and phrase.isalpha() and canonical(phrase) == phrase.lower() != "percent"
             )  # `in week 3`
-            unit = _unit(phrase) if phrase and not is_named and (by != "what" or phrase == "percent") else ()
+            unit = (
+                _unit(phrase)
+                if phrase and not is_named and (by != "what" or phrase == "percent")
+                else ()
+            )
             symbols = unit_symbols(self.asking, request.end()) if by == "in" else ""
             if symbols and (not phrase or len(phrase) < len(re.sub(r"\\text|[{}]", "", symbols))):
                 unit = _unit(symbols)
@@ -113,10 +156,17 @@ class AskedUnits:
 
     @cached_property
     def asked_nouns(self) -> frozenset[str]:
-        """The words after `how many` and `number of`, among them words that change a number elsewhere: `times`."""
+        """The words after `how many` and `number of`, among them words that change a number
+        elsewhere: `times`.
+        """
         phrases = (match[1].lower().split() for match in _ASKED_NOUN.finditer(self.asking))
-        ends = ((next((i for i, w in enumerate(p) if w in _VERBS_AFTER_NOUN), len(p)), p) for p in phrases)
-        return frozenset(word for end, phrase in ends for word in phrase[:end]) - (SCALES.keys() - {"dozen", "dozens"})
+        ends = (
+            (next((i for i, w in enumerate(p) if w in _VERBS_AFTER_NOUN), len(p)), p)
+            for p in phrases
+        )
+        return frozenset(word for end, phrase in ends for word in phrase[:end]) - (
+            SCALES.keys() - {"dozen", "dozens"}
+        )
 
     @cached_property
     def things(self) -> frozenset[str]:
@@ -131,12 +181,16 @@ class AskedUnits:
 
     @cached_property
     def quantity(self) -> frozenset[_Size]:
-        """The dimensions of the quantity that the question asks for, such as `(("length", 2),)` for an area."""
+        """The dimensions of the quantity that the question asks for, such as `(("length", 2),)` for
+        an area.
+        """
         asking = _TAKES_TIME.sub("how much time", self.asking)
         start = _ASKS.search(asking)
         words = _WORD.findall(asking[start.end() :]) if start else []
         forms = (form for word in map(str.lower, words) for form in (word, word.removesuffix("s")))
-        return frozenset(map(_size_of, next((_QUANTITY[form] for form in forms if form in _QUANTITY), ())))
+        return frozenset(
+            map(_size_of, next((_QUANTITY[form] for form in forms if form in _QUANTITY), ()))
+        )
 
     @cached_property
     def _divisors(self) -> frozenset[str]:
@@ -146,13 +200,17 @@ class AskedUnits:
             for match in _DIVISOR.finditer(self.asking)
         }
         compounds = set(re.findall(r"[a-z]+", self.asking)) & COMPOUND.keys()
-        return frozenset(found | {name for word in compounds for name, power in COMPOUND[word] if power < 0})
+        return frozenset(
+            found | {name for word in compounds for name, power in COMPOUND[word] if power < 0}
+        )
 
     @cached_property
     def _named(self) -> frozenset[str]:
         """The units of measurement and of money that the question names."""
         words = {word for word in _WORD.findall(self.text) if word.lower() != "second"}
-        words |= {match["unit"] for match in _AFTER_NUMBER.finditer(self.text)} | set(_AMOUNT.findall(self.text))
+        words |= {match["unit"] for match in _AFTER_NUMBER.finditer(self.text)} | set(
+            _AMOUNT.findall(self.text)
+        )
         words |= {match["unit"] or "" for match in _DIVISOR.finditer(self.text)}
         names = {canonical(word.removeprefix("\\")) for word in words}
         names |= {name for word in words & COMPOUND.keys() for name, _ in COMPOUND[word]}

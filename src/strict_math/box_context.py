@@ -1,4 +1,6 @@
-"""Reads a box with what stands around it on its line: the rest of its formula, and the words next to it."""
+"""Reads a box with what stands around it on its line: the rest of its formula, and the words next
+to it.
+"""
 
 import re
 from collections.abc import Sequence
@@ -8,27 +10,36 @@ from strict_math.text import Box
 from strict_math.units import words_of_unit
 from strict_math.vocabulary import NO_UNIT, QUANTITIES, QUANTITY_DIMENSIONS, word_set
 
-_BEFORE, _AFTER = 300, 200
+_BEFORE = 300
+_AFTER = 200
 """The numbers of characters that are read on both sides."""
 _BULLET = re.compile(r"\s*(?:(?:[-*+>•]|#+|\(?[A-Za-z\d]{1,2}[.)])\s+)+")
-_CONTINUES = re.compile(r"(?:[=<>≤≥≠≈∈+*/·×-]|\\(?:leq?|geq?|neq?|lt|gt|approx|in|times|cdot|div|pm))\s*$")
+_CONTINUES = re.compile(
+    r"(?:[=<>≤≥≠≈∈+*/·×-]|\\(?:leq?|geq?|neq?|lt|gt|approx|in|times|cdot|div|pm))\s*$"
+)
 """The end of a line whose formula goes on in the next one."""
 _DELIMITER = re.compile(r"\\\$|(?P<toggle>\$\$?)|\\(?P<side>[()\[\]])")
 _LETTER = rf"(?<![A-Za-z{PROSE}])(?![aAI]\b)[A-Za-z](?![A-Za-z{PROSE}])"
 _FORMULA_BEFORE = re.compile(rf"(?:\\[A-Za-z]+|{_LETTER}|[^A-Za-z{PROSE}])*$")
-_FORMULA_AFTER = re.compile(rf"(?:\\[A-Za-z]+(?:\s?\{{[^{{}}]*\}})?|{_LETTER}|[^A-Za-z$\\{PROSE}])*")
+_FORMULA_AFTER = re.compile(
+    rf"(?:\\[A-Za-z]+(?:\s?\{{[^{{}}]*\}})?|{_LETTER}|[^A-Za-z$\\{PROSE}])*"
+)
 _SEPARATOR = re.compile(
     r"(?P<open>[(\[{])|(?P<close>[)\]}])"
     r"|(?P<cut>[,;:&⇒→∴](?!\d{3})|[.](?:\s|$)|\\\\|\\(?:Rightarrow|Longrightarrow|implies|iff|therefore|to|rightarrow"
-    r"|longrightarrow|q?quad|blacksquare|square|Box|checkmark|hfill|tag|end|n|text\{ ?(?:so|and) \})(?![A-Za-z]))"
+    r"|longrightarrow|q?quad|blacksquare|square|Box|checkmark|hfill|tag|end|n|text\{ ?(?:so|and)"
+    r" \})(?![A-Za-z]))"
     r"|(?P<relation>(?:\\not ?)?"
     r"(?:\\(?:leq?|leqslant|geq?|geqslant|neq?|lt|gt|approx|sim|in|equiv)(?![A-Za-z])|[<>!]=|[=<>≤≥≠≈≡∈~]))"
     r"|\\[A-Za-z]+"
 )
 _PLAIN_SIDE = re.compile(r"(?=.*(?<![A-Za-z\\])[A-Za-z])[\w\s\\^{}()+*/.|'-]+", re.ASCII)
-_JOINS_BEFORE, _JOINS_AFTER = re.compile(r"[\w)}]$"), re.compile(r"\w|\s*[\^_!]")
+_JOINS_BEFORE = re.compile(r"[\w)}]$")
+_JOINS_AFTER = re.compile(r"\w|\s*[\^_!]")
 _ONE_TOKEN = re.compile(r"[\d.,]*\w*")
-_AFTER_BOX = re.compile(r"^.*\}[\s$,;]*(?:no|well|wait|hmm+|oh|actually|sorry)?(?=[\s,;$]|$)", re.IGNORECASE)
+_AFTER_BOX = re.compile(
+    r"^.*\}[\s$,;]*(?:no|well|wait|hmm+|oh|actually|sorry)?(?=[\s,;$]|$)", re.IGNORECASE
+)
 """A box before this one, with a word that takes it back."""
 _MEMBER = ("\\in", "∈")
 _EQUAL = ("=", "≡", "\\equiv")
@@ -38,12 +49,13 @@ _CLAUSE_END = re.compile(r"[.;:!?](?=[\s*_$]|$)|[。；！？।]")
 _SENTENCE_END = re.compile(r"[.;!?](?=[\s*_$]|$)|[。；！？।]")
 _NAMES = sorted(word for words in QUANTITY_DIMENSIONS for word in words.split())
 _STATING = word_set(
-    "is are was were equal equals get gets got obtain obtains obtained has have had having give gives giving gave "
-    "yield yields yielding answer answers result results solution solutions so thus hence therefore then value "
-    "becomes become make makes making find finds found conclude concludes only exactly precisely simply just "
-    "indeed altogether cost costs pay pays paid earn earns earned need needs needed take takes took sell sells "
-    "sold buy buys bought spend spends spent use uses used leave leaves leaving contain contains hold holds total "
-    "totals write choose chooses select pick option choice letter worth say namely obtaining finally and"
+    "is are was were equal equals get gets got obtain obtains obtained has have had having give"
+    " gives giving gave yield yields yielding answer answers result results solution solutions so"
+    " thus hence therefore then value becomes become make makes making find finds found conclude"
+    " concludes only exactly precisely simply just indeed altogether cost costs pay pays paid earn"
+    " earns earned need needs needed take takes took sell sells sold buy buys bought spend spends"
+    " spent use uses used leave leaves leaving contain contains hold holds total totals write"
+    " choose chooses select pick option choice letter worth say namely obtaining finally and"
 )
 _STATING_PAIRS = frozenset(
     f"{first} {last}"
@@ -56,10 +68,14 @@ _STATING_PAIRS = frozenset(
     )
     for first in firsts.split()
 )
-"""How the text before a box may end; any other text is a sentence that the reader of sentences judges."""
+"""How the text before a box may end; any other text is a sentence that the reader of sentences
+judges.
+"""
 _QUANTITY = re.compile(
-    rf"(?:\b(?:the|its|their|his|her) (?:[a-z]+ ){{0,2}}|^[a-z]* ?|\\text\{{)(?P<name>{'|'.join(_NAMES)})\}}?"
-    r"(?: of [^,;:=]{1,80}?)?(?: (?:is|was|equals)(?: [a-z]+){0,2}| ?=[^A-Za-z]{0,80}|:)[ $*_\\(]*$",
+    r"(?:\b(?:the|its|their|his|her) (?:[a-z]+ ){0,2}|^[a-z]*"
+    rf" ?|\\text\{{)(?P<name>{'|'.join(_NAMES)})\}}?"
+    r"(?: of [^,;:=]{1,80}?)?(?: (?:is|was|equals)(?: [a-z]+){0,2}| ?=[^A-Za-z]{0,80}|:)["
+    r" $*_\\(]*$",
     re.IGNORECASE,
 )
 """The end of the text before a box that names the box's quantity."""
@@ -69,62 +85,69 @@ _NAME_IS = re.compile(
 )
 _PASSED_OVER = word_set("a an the us me him her them")
 _OF_PERSONS = word_set(
-    "get gets got obtain obtains obtained find finds found conclude concludes write choose chooses select pick say "
-    "see know"
+    "get gets got obtain obtains obtained find finds found conclude concludes write choose chooses"
+    " select pick say see know"
 )
 """Verbs of those who solve a problem."""
 _OWN_PERSONS = word_set(
-    "we i one us let to and so thus hence therefore then finally must can now also just simply indeed eventually you "
-    "solving simplifying adding by only clearly easily immediately thereby altogether overall"
+    "we i one us let to and so thus hence therefore then finally must can now also just simply"
+    " indeed eventually you solving simplifying adding by only clearly easily immediately thereby"
+    " altogether overall"
 )
 """Words before such a verb whose value is the answer, unlike that of `my friend got`."""
 _CONNECTIVES = word_set(
-    "so thus hence therefore then finally namely only exactly precisely simply just indeed altogether and answer "
-    "answers result results solution solutions value choice letter option total totals"
+    "so thus hence therefore then finally namely only exactly precisely simply just indeed"
+    " altogether and answer answers result results solution solutions value choice letter option"
+    " total totals"
 )
 _OWN_SUBJECTS = QUANTITIES | word_set(
-    "it this that these which what there here we i answer answers result results solution solutions value values "
-    "total "
-    "totals sum number numbers count amount product quotient difference remainder expression expressions equation "
-    "equations formula formulas theorem identity integral series limit root roots term terms coefficient "
-    "coefficients "
-    "digit digits ways calculation computation simplification substitution algebra recurrence induction condition "
-    "conditions constraint constraints case cases method step steps fraction determinant quantity exponent degree "
-    "range "
-    "minimum maximum length side sides point points set units function derivative rule law side everything both "
-    "inequality symmetry definition all simplifies evaluates equality line pattern rate ratio percentage"
+    "it this that these which what there here we i answer answers result results solution solutions"
+    " value values total totals sum number numbers count amount product quotient difference"
+    " remainder expression expressions equation equations formula formulas theorem identity"
+    " integral series limit root roots term terms coefficient coefficients digit digits ways"
+    " calculation computation simplification substitution algebra recurrence induction condition"
+    " conditions constraint constraints case cases method step steps fraction determinant quantity"
+    " exponent degree range minimum maximum length side sides point points set units function"
+    " derivative rule law side everything both inequality symmetry definition all simplifies"
+    " evaluates equality line pattern rate ratio percentage"
 )
 """Subjects of `gives` and `is` whose value is the answer."""
 _DISOWNING = word_set(
-    "trap tempting tempted temptation careless naive flawed mistake mistakes mistaken error errors erroneous friend "
-    "friends student students solver solvers people someone somebody everyone everybody others guess guessed guesses "
-    "decoy distractor distractors reject rejected rejects discard discarded previous previously earlier initially "
-    "originally initial attempt book claim claims claimed might may could if unless suppose supposing supposedly "
-    "imagine "
-    "ignoring ignore forgetting forgot forget forgotten neglecting omitting overlooking misreading assuming another "
-    "invalid fake bogus spurious extraneous faulty overcounting overcount undercounting bait pitfall usually often "
-    "typically commonly he she they his her their instead allegedly apparently pretend had naively carelessly "
-    "wrongly mistakenly "
-    "incorrectly falsely believed thought plausible hasty sloppy beginners beginner classmate teacher colleague "
-    "opponent "
-    "skeptic shortcut misconception fallacy pseudo red herring placeholder example sample"
+    "trap tempting tempted temptation careless naive flawed mistake mistakes mistaken error errors"
+    " erroneous friend friends student students solver solvers people someone somebody everyone"
+    " everybody others guess guessed guesses decoy distractor distractors reject rejected rejects"
+    " discard discarded previous previously earlier initially originally initial attempt book claim"
+    " claims claimed might may could if unless suppose supposing supposedly imagine ignoring ignore"
+    " forgetting forgot forget forgotten neglecting omitting overlooking misreading assuming"
+    " another invalid fake bogus spurious extraneous faulty overcounting overcount undercounting"
+    " bait pitfall usually often typically commonly he she they his her their instead allegedly"
+    " apparently pretend had naively carelessly wrongly mistakenly incorrectly falsely believed"
+    " thought plausible hasty sloppy beginners beginner classmate teacher colleague opponent"
+    " skeptic shortcut misconception fallacy pseudo red herring placeholder example sample"
 )
 """Words of a clause whose value somebody else states, or nobody."""
-_HER_OWN = frozenset(("it's", "that's", "let's", "here's", "there's", "what's", "today's", "problem's", "question's"))
+_HER_OWN = frozenset(
+    ("it's", "that's", "let's", "here's", "there's", "what's", "today's", "problem's", "question's")
+)
 _POSSESSIVE = re.compile(r"[a-z]+['’]s$")
 _LATER_ANSWER = re.compile(
-    r"\b(?:the |our |my )?(?:true |real |actual |correct |right |final |proper )?(?:answer|value|result|solution) "
+    r"\b(?:the |our |my )?(?:true |real |actual |correct |right |final |proper"
+    r" )?(?:answer|value|result|solution) "
     r"(?:is|equals|=)(?: actually| really| in fact)?[: ]+(?P<value>[$\\({\[]*[-+−]?[\d.\\].*)",
     re.IGNORECASE,
 )
 """A value that a text behind a box states."""
-_DENYING = word_set("not never cannot nor neither no wrong incorrect false doubt unlikely impossible")
+_DENYING = word_set(
+    "not never cannot nor neither no wrong incorrect false doubt unlikely impossible"
+)
 _CHANGING = NO_UNIT - word_set(
-    "in as for on by with which where when that because since so to of from after at the this it its we he she "
-    "they and each every per there then these those while left left total between among correct right you i a"
+    "in as for on by with which where when that because since so to of from after at the this it"
+    " its we he she they and each every per there then these those while left left total between"
+    " among correct right you i a"
 )
 _AND_MORE = re.compile(
-    r"and (?:a|one|two|three)[ -]?(?:half|halves|thirds?|quarters?)|at (?:most|least)\b|per ?mill?e?\b|ppm\b"
+    r"and (?:a|one|two|three)[ -]?(?:half|halves|thirds?|quarters?)|at (?:most|least)\b|per"
+    r" ?mill?e?\b|ppm\b"
     r"|basis points?\b|parts? per\b",
     re.IGNORECASE,
 )
@@ -136,20 +159,28 @@ _AS_WANTED = re.compile(
 
 
 def with_context(first: Box, last: Box, contents: str) -> str:
-    """The contents of neighboring boxes with all that belongs to their value: the rest of a formula, a unit, words.
+    """The contents of neighboring boxes with all that belongs to their value: the rest of a
+    formula, a unit, words.
 
-    A formula that ends in `=` before the box states the content. Other words and signs stay in the result, where
-    whoever reads it finds another value, or none.
+    A formula that ends in `=` before the box states the content. Other words and signs stay in the
+    result, where whoever reads it finds another value, or none.
     """
-    before, after = _line_before(first), last.text[last.end : last.end + _AFTER].partition("\n")[0]
+    before = _line_before(first)
+    after = last.text[last.end : last.end + _AFTER].partition("\n")[0]
     start, is_open = _formula_start(before)
     formula = before[start:] if is_open else _FORMULA_BEFORE.search(before, start)[0]  # type: ignore[index]
     is_formula = re.search(r"[^\s.,:;!?*_$`{(\"'，：。；]", formula) is not None
     prose = before[: len(before) - len(formula)] if is_formula else before
-    closing = next((m for m in _DELIMITER.finditer(after) if m[0] != "\\$"), None) if is_open else None
+    closing = (
+        next((m for m in _DELIMITER.finditer(after) if m[0] != "\\$"), None) if is_open else None
+    )
     end = closing.start() if closing else len(after)
     rest = after[:end] if is_open else _FORMULA_AFTER.match(after)[0]  # type: ignore[index]
-    words = after[len(rest) :].lstrip(" $*_\\)]}") if not is_open else after[closing.end() if closing else end :]
+    words = (
+        after[len(rest) :].lstrip(" $*_\\)]}")
+        if not is_open
+        else after[closing.end() if closing else end :]
+    )
     left, value = _value(formula, rest, contents, is_open=is_open)
     if (later := _LATER_ANSWER.search(after)) and "boxed" not in later["value"]:
         return later["value"]
@@ -175,7 +206,9 @@ def _first_end(text: str) -> str:
 
 
 def _clause(prose: str) -> str:
-    """The last clause of a text; of a label before a colon the label, unless it only announces an answer."""
+    """The last clause of a text; of a label before a colon the label, unless it only announces an
+    answer.
+    """
     prose = _AFTER_BOX.sub("", prose)
     *before, clause = _CLAUSE_END.split(prose)
     if is_prose(prose):
@@ -183,7 +216,11 @@ def _clause(prose: str) -> str:
     if clause.strip(" *_$\t") or not before:
         return clause
     label = _CLAUSE_END.split(prose.rstrip(" *_$\t")[:-1])[-1]
-    return f"{label}:" if prose.rstrip(" *_$\t").endswith(":") and _is_disowned(_words_of(label)) else clause
+    return (
+        f"{label}:"
+        if prose.rstrip(" *_$\t").endswith(":") and _is_disowned(_words_of(label))
+        else clause
+    )
 
 
 def _words_of(text: str) -> list[str]:
@@ -191,7 +228,9 @@ def _words_of(text: str) -> list[str]:
 
 
 def _is_disowned(words: Sequence[str]) -> bool:
-    """Whether a clause denies its value or gives it to somebody else: `my friend got`, `Bob's answer`."""
+    """Whether a clause denies its value or gives it to somebody else: `my friend got`, `Bob's
+    answer`.
+    """
     if any(word in _DENYING or word.endswith("n't") for word in words[-12:]):
         return True
     return any(w in _DISOWNING or (_POSSESSIVE.match(w) and w not in _HER_OWN) for w in words)
@@ -207,8 +246,11 @@ def _line_before(box: Box) -> str:
 
 
 def _formula_start(text: str) -> tuple[int, bool]:
-    r"""Where the last formula in `$` or `\(` starts that is not closed, else where the last one ends; and which."""
-    start, is_open = 0, False
+    r"""Where the last formula in `$` or `\(` starts that is not closed, else where the last one
+    ends; and which.
+    """
+    start = 0
+    is_open = False
     for found in _DELIMITER.finditer(text):
         if found["toggle"] or found["side"]:
             start = found.end()
@@ -217,13 +259,18 @@ def _formula_start(text: str) -> tuple[int, bool]:
 
 
 def _value(formula: str, rest: str, contents: str, *, is_open: bool) -> tuple[str, str]:
-    """The left side of the equation that a box ends, if it is a name or an expression, and the value."""
-    start, depth = 0, 0
+    """The left side of the equation that a box ends, if it is a name or an expression, and the
+    value.
+    """
+    start = 0
+    depth = 0
     relations: list[re.Match[str]] = []
     for found in _SEPARATOR.finditer(formula):
         depth += bool(found["open"]) - bool(found["close"])
         if (found["cut"] and depth == 0) or depth < 0:
-            start, relations, depth = found.end(), [], 0
+            start = found.end()
+            relations = []
+            depth = 0
         elif found["relation"] and depth == 0:
             relations.append(found)
     depth = max(0, depth)
@@ -235,10 +282,14 @@ def _value(formula: str, rest: str, contents: str, *, is_open: bool) -> tuple[st
             break
     rest = _MODULUS.sub("", rest.rstrip(" *_.`\"'" if is_open else " *_.!`\"'"), count=1)
     is_equation = bool(relations) and relations[-1][0] in _EQUAL
-    before = formula[relations[-1].end() if is_equation else start :].strip(" *_`\"'&" if not is_open else " &")
+    before = formula[relations[-1].end() if is_equation else start :].strip(
+        " *_`\"'&" if not is_open else " &"
+    )
     left = formula[start : relations[0].start()].strip(" &*") if is_equation else ""
     touches = _JOINS_BEFORE.search(before) or _JOINS_AFTER.match(rest)
-    is_apart = not (before or rest.strip()) or before.endswith(_MEMBER) or _ONE_TOKEN.fullmatch(contents)
+    is_apart = (
+        not (before or rest.strip()) or before.endswith(_MEMBER) or _ONE_TOKEN.fullmatch(contents)
+    )
     if not is_apart or (touches and not before.endswith(_MEMBER)):
         contents = f"{{{contents}}}"
     space = "" if before in ("-", "−", "+") or before.endswith("{") else " "
@@ -263,23 +314,33 @@ def _states(clause: str) -> bool:
 
 
 def _has_own_subject(before: Sequence[str], verb: str) -> bool:
-    """Whether the words before a verb name the answer or those who give it: `we`, `the answer`, `adding these`."""
+    """Whether the words before a verb name the answer or those who give it: `we`, `the answer`,
+    `adding these`.
+    """
     if verb in _CONNECTIVES or verb in ("has", "have", "having") or not before:
         return True
     if verb in _OF_PERSONS:
-        return before[-1] in _OWN_PERSONS or before[0] in ("we", "i") or before[-2:-1] in (["we"], ["i"])
+        return (
+            before[-1] in _OWN_PERSONS
+            or before[0] in ("we", "i")
+            or before[-2:-1] in (["we"], ["i"])
+        )
     is_letter = any(len(word) == 1 for word in before)
     is_gerund = any(word.endswith("ing") and len(word) > 4 for word in before[:3])
     return is_letter or is_gerund or not _OWN_SUBJECTS.isdisjoint(before)
 
 
 def _words_after(text: str) -> str:
-    """The unit that follows a box, or the clause if it begins with a word that changes or denies a value."""
+    """The unit that follows a box, or the clause if it begins with a word that changes or denies a
+    value.
+    """
     text = text.lstrip(" $*_")
     if text[:1] in ("%", "?"):
         return text[0]
     word = _WORD.match(text)
-    if is_prose(text[:1]) or (word and (word[0].lower() in FOLLOWING or is_prose(_SENTENCE_END.split(text)[0][:80]))):
+    if is_prose(text[:1]) or (
+        word and (word[0].lower() in FOLLOWING or is_prose(_SENTENCE_END.split(text)[0][:80]))
+    ):
         return _SENTENCE_END.split(text, maxsplit=1)[0]
     if text.startswith("\\%") or word is None:
         return "%" if text.startswith("\\%") else ""

@@ -55,7 +55,8 @@ _DECIMAL_COMMA = re.compile(
     r"(?<![\d.,])(?:(?=0,|\d{4}|\d+(?:,|\{,\})(?!\d{3}(?!\d))))(\d+)(?:,|\{,\})(\d+)(?![\d,]|\.\d)"
 )
 _QUANTITY = re.compile(
-    r"(?:\\text\{)?(?:(?:the|its|their|his|her) )?(?:[a-z]+ ){0,2}(?P<name>[a-z]+)\}?(?: of [^=<>]{1,80}?)?"
+    r"(?:\\text\{)?(?:(?:the|its|their|his|her) )?(?:[a-z]+ ){0,2}(?P<name>[a-z]+)\}?(?: of"
+    r" [^=<>]{1,80}?)?"
     r" (?:=|is|was|equals)(?: |$)",
     re.IGNORECASE,
 )
@@ -96,45 +97,60 @@ class Reference:
 
     @classmethod
     def read(cls, text: str, question: str = "") -> "Reference | None":
-        """The reference that `text` states; None if it is outside the grammar, undefined or too costly to compute.
+        """The reference that `text` states; None if it is outside the grammar, undefined or too
+        costly to compute.
 
         Args:
             text: LaTeX or plain text; of a whole solution its last box.
-            question: the question's text. An answer may use its nouns as units and name the quantity that it asks for;
-                without it, only common ones.
+            question: the question's text. An answer may use its nouns as units and name the
+                quantity that it asks for; without it, only common ones.
         """
-        for candidate in (text, extract_answer(text) if "boxed" in text or "fbox" in text else None):
+        for candidate in (
+            text,
+            extract_answer(text) if "boxed" in text or "fbox" in text else None,
+        ):
             try:
                 answer = read_answer(candidate or "")
                 for part in answer.parts:
                     _check(part)
             except (Unreadable, ArithmeticError, RecursionError):
                 continue
-            return cls(answer, frozenset().union(*map(_names, answer.parts)), len(text), Question(question))
+            return cls(
+                answer, frozenset().union(*map(_names, answer.parts)), len(text), Question(question)
+            )
         return None
 
     @cached_property
     def _nouns(self) -> Nouns:
-        own = {name for part in self.answer.parts for unit in units_of(part.value) for name, _ in unit}
+        own = {
+            name for part in self.answer.parts for unit in units_of(part.value) for name, _ in unit
+        }
         known = {word for name in own for word in (name, *name.split())} | self.question.words
-        return Nouns(frozenset(known if self.question.is_known else known | COUNTED), self.question.asked)
+        return Nouns(
+            frozenset(known if self.question.is_known else known | COUNTED), self.question.asked
+        )
 
     @cached_property
     def _is_number(self) -> bool:
         """Whether it is one rational number in a usual notation."""
         values = [part.value for part in self.answer.parts]
-        return [isinstance(value, Quantity) and is_literal(value.node) for value in values] == [True]
+        return [isinstance(value, Quantity) and is_literal(value.node) for value in values] == [
+            True
+        ]
 
     @cached_property
     def _has_binomial(self) -> bool:
-        return any(map(_is_binomial, (node for part in self.answer.parts for node in nodes_of(part.value))))
+        return any(
+            map(_is_binomial, (node for part in self.answer.parts for node in nodes_of(part.value)))
+        )
 
     @cached_property
     def _letter(self) -> str:
         """The letter of a choice; empty for any other reference."""
         return (
             letter
-            if len(letter := self.answer.text.replace("\\text", "").strip("{}().")) == 1 and "A" <= letter <= "J"
+            if len(letter := self.answer.text.replace("\\text", "").strip("{}().")) == 1
+            and "A" <= letter <= "J"
             else ""
         )
 
@@ -148,12 +164,15 @@ class Reference:
         """Whether an answer has exactly the reference's values and leaves nothing to be computed.
 
         Args:
-            answer: LaTeX or plain text, or a sentence with one reading, such as `The number of ways is 13.`
+            answer: LaTeX or plain text, or a sentence with one reading, such as `The number of ways
+            is 13.`
         """
         text = " ".join(answer.split())
         if len(text) > self.length + _EXTRA_CHARS or (_CUT_OFF.search(text) and self._is_number):
             return False
-        if (named := _QUANTITY.match(text)) and self.question.contradicts_quantity(named["name"].lower()):
+        if (named := _QUANTITY.match(text)) and self.question.contradicts_quantity(
+            named["name"].lower()
+        ):
             return False
         if self._letter and chosen_letter(text, self.question.text) == self._letter:
             return True
@@ -165,7 +184,8 @@ class Reference:
         return any(_Comparison(self.question).answers(self.answer, reading) for reading in readings)
 
     def vote(self, text: str, *, correct: bool) -> str:
-        """The text by which majority votes count an answer: equal for all correct answers, else its normal form.
+        """The text by which majority votes count an answer: equal for all correct answers, else its
+        normal form.
 
         Args:
             text: the answer.
@@ -175,11 +195,17 @@ class Reference:
             return self.normal_form
         text = " ".join(text.split())
         readings = self._readings(text) if len(text) <= self.length + _EXTRA_CHARS else []
-        form = _normal_form(readings[0], units=True) if readings else "".join(text[:_EXTRA_CHARS].split()).casefold()
+        form = (
+            _normal_form(readings[0], units=True)
+            if readings
+            else "".join(text[:_EXTRA_CHARS].split()).casefold()
+        )
         return f"not {form}" if form == self.normal_form else form
 
     def _with_decimal_point(self, text: str) -> Sequence[str]:
-        """The text with `2,75` as `2.75`, where the reference is one number and the comma separates no thousands."""
+        """The text with `2,75` as `2.75`, where the reference is one number and the comma separates
+        no thousands.
+        """
         if not self._is_number or text.count(",") != 1:
             return ()
         pointed = _DECIMAL_COMMA.sub(r"\1.\2", text)
@@ -201,8 +227,8 @@ class Reference:
 def is_equal(reference: str, answer: str) -> bool:
     """Whether an answer has exactly the reference's values and leaves nothing to be computed.
 
-    The two are not interchangeable: `3 + 4` is no answer to `7`. Use `Reference` to compare many answers with one
-    reference.
+    The two are not interchangeable: `3 + 4` is no answer to `7`. Use `Reference` to compare many
+    answers with one reference.
 
     Raises:
         ValueError: the reference cannot be read or computed.
@@ -243,7 +269,8 @@ class _Comparison:
 
     def answers(self, reference: Answer, answer: Answer) -> bool:
         try:
-            groups, others = _groups(reference.parts), _groups(answer.parts)
+            groups = _groups(reference.parts)
+            others = _groups(answer.parts)
             if groups:
                 return self._answers_groups(groups, answer, others)
             if self._match_all(reference.parts, answer.parts, self._part):
@@ -253,34 +280,53 @@ class _Comparison:
                 return all(map(self._part, compound, answer.parts))
             if others is None:
                 return False
-            in_order = [Part(Collection(tuple(Part(group[name]) for name in sorted(group)), "()")) for group in others]
+            in_order = [
+                Part(Collection(tuple(Part(group[name]) for name in sorted(group)), "()"))
+                for group in others
+            ]
             return self._match_all(reference.parts, in_order, self._part)
         except (ArithmeticError, RecursionError):
             return False
 
     def _answers_groups(
-        self, groups: "Sequence[dict[str, Value]]", answer: Answer, others: "Sequence[dict[str, Value]] | None"
+        self,
+        groups: "Sequence[dict[str, Value]]",
+        answer: Answer,
+        others: "Sequence[dict[str, Value]] | None",
     ) -> bool:
-        """Whether an answer gives the same values to several variables, by name or in the reference's order."""
+        """Whether an answer gives the same values to several variables, by name or in the
+        reference's order.
+        """
         if others is not None:
             return self._match_all(groups, others, self._group)
-        if len(groups) == 1 and len(answer.parts) == len(groups[0]) and not any(part.names for part in answer.parts):
+        if (
+            len(groups) == 1
+            and len(answer.parts) == len(groups[0])
+            and not any(part.names for part in answer.parts)
+        ):
             return all(
-                self._value(value, part.value) for value, part in zip(groups[0].values(), answer.parts, strict=True)
+                self._value(value, part.value)
+                for value, part in zip(groups[0].values(), answer.parts, strict=True)
             )
         in_order = [Part(Collection(tuple(map(Part, group.values())), "()")) for group in groups]
         return self._match_all(in_order, answer.parts, self._part)
 
     def _group(self, reference: "dict[str, Value]", group: "dict[str, Value]") -> bool:
-        return reference.keys() == group.keys() and all(self._value(v, group[name]) for name, v in reference.items())
+        return reference.keys() == group.keys() and all(
+            self._value(v, group[name]) for name, v in reference.items()
+        )
 
     def _match_all(self, references: Sequence, answers: Sequence, same: Callable) -> bool:  # type: ignore[type-arg]
-        """Whether references and answers pair up one to one; equality is transitive, so the first match serves."""
+        """Whether references and answers pair up one to one; equality is transitive, so the first
+        match serves.
+        """
         left = list(answers)
         if len(left) != len(references):
             return False
         for reference in references:
-            index = next((i for i, candidate in enumerate(left) if same(reference, candidate)), None)
+            index = next(
+                (i for i, candidate in enumerate(left) if same(reference, candidate)), None
+            )
             if index is None:
                 return False
             del left[index]
@@ -289,10 +335,16 @@ class _Comparison:
     def _part(self, reference: Part, part: Part) -> bool:
         if reference.left and not reference.names:
             return self._equation(reference, part)
-        is_equation = len(reference.names) == 1 and self.question.asks_for_equation and (part.left or part.names)
+        is_equation = (
+            len(reference.names) == 1
+            and self.question.asks_for_equation
+            and (part.left or part.names)
+        )
         if is_equation and self._equation(reference, part):
             return True
-        if reference.names and (part.left or (part.names and not _same_names(reference.names, part.names))):
+        if reference.names and (
+            part.left or (part.names and not _same_names(reference.names, part.names))
+        ):
             return False
         if not reference.names and part.first and not self._is_asked(*part.first, part.value):
             return False
@@ -301,9 +353,16 @@ class _Comparison:
         return self._value(reference.value, part.value)
 
     def _is_asked(self, text: str, left: Node | None, value: Value) -> bool:
-        """Whether the question may ask for a left side: not for `2x`, nor for `y` where it asks for `x`."""
+        """Whether the question may ask for a left side: not for `2x`, nor for `y` where it asks for
+        `x`.
+        """
         names = frozenset().union(*map(names_of, nodes_of(value)))
-        if left is not None and isinstance(value, Quantity) and names and same_function(left, value.node):
+        if (
+            left is not None
+            and isinstance(value, Quantity)
+            and names
+            and same_function(left, value.node)
+        ):
             return True  # `x^2 - 1 = (x-1)(x+1)`
         label = _FUNCTION_OF_NAMES.fullmatch(text)
         if label and names and not set(label["names"].split(",")) <= names:
@@ -313,32 +372,56 @@ class _Comparison:
             return asked.has(text, left)
         if left is not None and len(names_of(left)) == 1 and not _VALUE_OF_FUNCTION.search(text):
             return False
-        if _LETTER.fullmatch(text) or (label and names) or (_CHANCE.match(text) and self.question.asks_for_chance):
+        if (
+            _LETTER.fullmatch(text)
+            or (label and names)
+            or (_CHANCE.match(text) and self.question.asks_for_chance)
+        ):
             return True
         if self.question.is_known:
-            return self.question.writes(text) or (left is not None and self.question.uses_letters(names_of(left)))
-        return left is not None or _VALUE_OF_FUNCTION.search(text) is not None or _OF_FIGURE.match(text) is not None
+            return self.question.writes(text) or (
+                left is not None and self.question.uses_letters(names_of(left))
+            )
+        return (
+            left is not None
+            or _VALUE_OF_FUNCTION.search(text) is not None
+            or _OF_FIGURE.match(text) is not None
+        )
 
     def _equation(self, reference: Part, part: Part) -> bool:
-        """Whether two equations such as `2x + 3y = 6` describe the same curve: one is a multiple of the other."""
+        """Whether two equations such as `2x + 3y = 6` describe the same curve: one is a multiple of
+        the other.
+        """
         side = part.left[0] if len(part.left) == 1 else None
         if side is None and len(part.claims) == 1:
             side = part.claims[0].node
         if side is None and len(part.names) == 1:
             side = Node("name", text=part.names[0])
-        if side is None or not isinstance(reference.value, Quantity) or not isinstance(part.value, Quantity):
+        if (
+            side is None
+            or not isinstance(reference.value, Quantity)
+            or not isinstance(part.value, Quantity)
+        ):
             return False
         own_side = reference.left[0] if reference.left else Node("name", text=reference.names[0])
-        own, other = difference(own_side, reference.value.node), difference(side, part.value.node)
+        own = difference(own_side, reference.value.node)
+        other = difference(side, part.value.node)
         return is_multiple(own, other)
 
     def _number(self, reference: Quantity, value: Value) -> bool:
-        """Whether a value is a number, also as a remainder with its modulus or in the base that is asked for."""
+        """Whether a value is a number, also as a remainder with its modulus or in the base that is
+        asked for.
+        """
         if isinstance(value, Congruence):
-            asked = self.question.asks_for_remainder and self.question.has([_digits_of(value.modulus)])
+            asked = self.question.asks_for_remainder and self.question.has(
+                [_digits_of(value.modulus)]
+            )
             return asked and _is_remainder(reference.node, value)
         if isinstance(value, BaseNumber):
-            return self.question.asks_for_base(value.base) and _digits_of(reference.node) == value.digits
+            return (
+                self.question.asks_for_base(value.base)
+                and _digits_of(reference.node) == value.digits
+            )
         return isinstance(value, Quantity | TextAnswer) and self._quantity(reference, value)
 
     def _value(self, reference: Value, value: Value) -> bool:
@@ -382,16 +465,24 @@ class _Comparison:
         return is_percentage and is_hundredth(value.node, reference.node)
 
     def _share(self, reference: Node, percentage: Node) -> bool:
-        """Whether a percentage is the reference: a hundredth of it, or the number of per cent that is asked for."""
+        """Whether a percentage is the reference: a hundredth of it, or the number of per cent that
+        is asked for.
+        """
         if is_hundredth(reference, percentage):
             return True
-        if not is_plain_number(reference) or is_below_one(reference) or self.question.contradicts(PERCENT):
+        if (
+            not is_plain_number(reference)
+            or is_below_one(reference)
+            or self.question.contradicts(PERCENT)
+        ):
             return False
         return same_expression(reference, percentage)
 
     def _collection(self, reference: Collection, value: Collection) -> bool:
         round_or_angle = ("()", "⟨⟩")
-        if reference.brackets != value.brackets and not {reference.brackets, value.brackets} <= set(round_or_angle):
+        if reference.brackets != value.brackets and not {reference.brackets, value.brackets} <= set(
+            round_or_angle
+        ):
             return False
         if len(reference.items) != len(value.items):
             return False
@@ -405,7 +496,8 @@ class _Comparison:
         )
 
     def _real_set(self, reference: Value, value: Value) -> bool:
-        one, other = real_set_of(reference), real_set_of(value)
+        one = real_set_of(reference)
+        other = real_set_of(value)
         if one is None or other is None:
             return False
         pairs = same_endpoints(one, other)
@@ -420,7 +512,9 @@ class _Comparison:
             if all(map(same_expression, reference.sides, candidate.sides)):
                 return True
             if len(reference.signs) == 1 and is_multiple(
-                difference(*reference.sides), difference(*candidate.sides), positive=reference.signs != ("≠",)
+                difference(*reference.sides),
+                difference(*candidate.sides),
+                positive=reference.signs != ("≠",),
             ):
                 return not any(side.op == "name" for side in reference.sides)
         return False
@@ -430,7 +524,9 @@ class _Comparison:
             (reference.unit and value.unit) or PERCENT in (value.unit, reference.unit)
         ):
             return False
-        return len(reference.terms) == len(value.terms) and all(map(same_expression, reference.terms, value.terms))
+        return len(reference.terms) == len(value.terms) and all(
+            map(same_expression, reference.terms, value.terms)
+        )
 
 
 def _mirrored(relation: Relation) -> Relation:
@@ -454,13 +550,16 @@ def _is_remainder(reference: Node, value: Congruence) -> bool:
     r"""Whether `13 \pmod{29}` states the remainder 13: a literal number from 0 to the modulus."""
     if not is_literal(value.residue) or not is_literal(value.modulus) or not is_literal(reference):
         return False
-    return same_exact(reference, value.residue) and 0 <= value_of(value.residue) < value_of(value.modulus)
+    return same_exact(reference, value.residue) and 0 <= value_of(value.residue) < value_of(
+        value.modulus
+    )
 
 
 def _same_residue(reference: Congruence, value: Congruence) -> bool:
     if not same_exact(reference.modulus, value.modulus):
         return False
-    distance, modulus = value_of(difference(reference.residue, value.residue)), value_of(reference.modulus)
+    distance = value_of(difference(reference.residue, value.residue))
+    modulus = value_of(reference.modulus)
     return is_literal(value.residue) and isinstance(distance, Fraction) and distance % modulus == 0
 
 
@@ -473,7 +572,11 @@ def _same_text(reference: TextAnswer, value: Value) -> bool:
         return _plain(reference.text) == _INFINITELY_MANY
     if isinstance(value, TextAnswer):
         return _plain(reference.text) == _plain(value.text)
-    return isinstance(value, Quantity) and value.node.op == "name" and value.node.text == reference.text.strip("()")
+    return (
+        isinstance(value, Quantity)
+        and value.node.op == "name"
+        and value.node.text == reference.text.strip("()")
+    )
 
 
 def _plain(text: str) -> str:
@@ -492,7 +595,9 @@ def _compound(answer: Answer) -> Sequence[Part]:
 
 
 def _groups(parts: Sequence[Part]) -> "list[dict[str, Value]] | None":
-    """Group assignments into solutions: `p=5, q=2; p=7, q=2` and `(p, q) = (5, 2), (7, 2)` have two each."""
+    """Group assignments into solutions: `p=5, q=2; p=7, q=2` and `(p, q) = (5, 2), (7, 2)` have two
+    each.
+    """
     tuples = [part for part in parts if isinstance(part.value, Collection)]
     names = next((part.names for part in tuples if len(part.names) > 1), ())
     if tuples and len(tuples) == len(parts) and names:
@@ -510,13 +615,25 @@ def _groups(parts: Sequence[Part]) -> "list[dict[str, Value]] | None":
         if part.names[0] in groups[-1]:
             groups.append({})
         groups[-1][part.names[0]] = part.value
-    return groups if len(groups[0]) > 1 and len({frozenset(group) for group in groups}) == 1 else None
+    return (
+        groups if len(groups[0]) > 1 and len({frozenset(group) for group in groups}) == 1 else None
+    )
 
 
 def _normal_form(answer: Answer, *, units: bool) -> str:
     """Numbers by value, sorted; any other answer as written."""
     values = [part.value for part in answer.parts]
     if not all(isinstance(value, Quantity) and is_literal(value.node) for value in values):
-        return answer.text.casefold() if any(isinstance(value, TextAnswer) for value in values) else answer.text
-    forms = [(normalize_number(value_of(value.node)), value.unit) for value in values if isinstance(value, Quantity)]
-    return ", ".join(sorted(f"{form} {format_unit(unit)}" if units and unit else form for form, unit in forms))
+        return (
+            answer.text.casefold()
+            if any(isinstance(value, TextAnswer) for value in values)
+            else answer.text
+        )
+    forms = [
+        (normalize_number(value_of(value.node)), value.unit)
+        for value in values
+        if isinstance(value, Quantity)
+    ]
+    return ", ".join(
+        sorted(f"{form} {format_unit(unit)}" if units and unit else form for form, unit in forms)
+    )

@@ -1,4 +1,6 @@
-"""Removes what adorns an answer without a meaning: colour, size, spacing, arrows before it, check marks around it."""
+"""Removes what adorns an answer without a meaning: colour, size, spacing, arrows before it, check
+marks around it.
+"""
 
 import re
 import unicodedata
@@ -25,12 +27,16 @@ _ARROWS = (
     r"(?:\\(?:Rightarrow|Longrightarrow|rightarrow|longrightarrow|Leftrightarrow|iff|implies|therefore|leadsto"
     r"|rightsquigarrow|to|mapsto)(?![A-Za-z])|[⇒→⟹⟶➜➡➔➤▶►∴⇔⟺↦]|[-=]{1,2}>)"
 )
-_BEFORE = re.compile(rf"^(?:[\s${{]*(?:{_ARROWS}|\\(?:q?quad|star|bullet)(?![A-Za-z])|\\[,;:!](?!\d)))+")
+_BEFORE = re.compile(
+    rf"^(?:[\s${{]*(?:{_ARROWS}|\\(?:q?quad|star|bullet)(?![A-Za-z])|\\[,;:!](?!\d)))+"
+)
 _AFTER = re.compile(
-    r"(?:(?:(?<!\\not)(?<!\\not )\\(?:checkmark|blacksquare|square|Box|qed|QED|qquad|quad|bigstar|star"
+    r"(?:(?:(?<!\\not)(?<!\\not"
+    r" )\\(?:checkmark|blacksquare|square|Box|qed|QED|qquad|quad|bigstar|star"
     r"|hfill)(?![A-Za-z])"
     r"|∎|[:;]-?[)D](?=\s|$)|\\[,;:!](?=\s|$)|\\\\(?=\s|$)"
-    r"|,? ?\b(?:q\.?e\.?d\.?|exactly|precisely|as (?:required|desired|wanted|requested|needed|claimed)"
+    r"|,? ?\b(?:q\.?e\.?d\.?|exactly|precisely|as"
+    r" (?:required|desired|wanted|requested|needed|claimed)"
     r"|to be exact)(?=[\s.$]*$)"
     r"|\((?:exact|exactly|final|final answer|answer|exact value|simplified)\))[\s.$]*)+$",
     re.IGNORECASE,
@@ -42,7 +48,8 @@ _PICTURES = ((0x2300, 0x2BFF), (0x1F000, 0x1FAFF))
 
 
 def without_decorations(text: str) -> str:
-    r"""The text of an answer without its decorations: `\Rightarrow \textcolor{red}{13} ✓` is `{13}`.
+    r"""The text of an answer without its decorations: `\Rightarrow \textcolor{red}{13} ✓` is
+    `{13}`.
 
     Marks that deny an answer (a cross, a thumb down) stay.
     """
@@ -50,7 +57,8 @@ def without_decorations(text: str) -> str:
     text = _GROUP.sub("", text) if "\\" in text else text
     text = _without_pictures(text)
     text = _BEFORE.sub("", text, count=1)
-    head, tail = text[:-_MAX_END], text[-_MAX_END:]
+    head = text[:-_MAX_END]
+    tail = text[-_MAX_END:]
     stripped = _AFTER.sub("", tail, count=1)
     return _without_pictures(head + stripped) if stripped != tail else text
 
@@ -65,7 +73,9 @@ def without_colour(text: str) -> str:
 
 
 def without_invisible(text: str) -> str:
-    """The text without characters that print nothing: zero-width spaces, marks of direction, variation selectors."""
+    """The text without characters that print nothing: zero-width spaces, marks of direction,
+    variation selectors.
+    """
     if text.isascii():
         return text
     return "".join(c for c in text if unicodedata.category(c) != "Cf" and c not in "\ufe0e\ufe0f")
@@ -75,7 +85,8 @@ def _without_pictures(text: str) -> str:
     """The text without pictograms at both ends."""
     if text.isascii():
         return text
-    start, end = 0, len(text)
+    start = 0
+    end = len(text)
     while start < end and (text[start].isspace() or _is_picture(text[start])):
         start += 1
     while end > start and (text[end - 1].isspace() or _is_picture(text[end - 1])):
@@ -86,4 +97,8 @@ def _without_pictures(text: str) -> str:
 def _is_picture(character: str) -> bool:
     code = ord(character)
     in_range = any(first <= code <= last for first, last in _PICTURES)
-    return in_range and character not in _DENYING_MARKS and unicodedata.category(character) in ("So", "Sk", "Sm")
+    return (
+        in_range
+        and character not in _DENYING_MARKS
+        and unicodedata.category(character) in ("So", "Sk", "Sm")
+    )

@@ -23,7 +23,9 @@ _DIGITS_OF_A_DOUBLE = (16, 17)
 
 
 def same_expression(reference: Node, answer: Node) -> bool:
-    """Whether an expression has the reference's value in a form that leaves nothing to be computed."""
+    """Whether an expression has the reference's value in a form that leaves nothing to be
+    computed.
+    """
     if infinity_of(reference) or infinity_of(answer):
         return infinity_of(reference) == infinity_of(answer)
     if reference == answer:
@@ -43,7 +45,8 @@ def same_expression(reference: Node, answer: Node) -> bool:
 
 def same_exact(one: Node, other: Node) -> bool:
     """Whether two expressions have the same rational value."""
-    first, second = value_of(one), value_of(other)
+    first = value_of(one)
+    second = value_of(other)
     return isinstance(first, Fraction) and first == second
 
 
@@ -53,7 +56,9 @@ def is_below_one(node: Node) -> bool:
 
 
 def is_hundredth(node: Node, percentage: Node) -> bool:
-    """Whether a number is a hundredth of another one, both in a finished form: 0.5 of 50, pi/4 of 25 pi."""
+    """Whether a number is a hundredth of another one, both in a finished form: 0.5 of 50, pi/4 of
+    25 pi.
+    """
     if names_of(node) or names_of(percentage) or infinity_of(node) or infinity_of(percentage):
         return False
     if is_literal(percentage) and is_literal(node):
@@ -77,10 +82,13 @@ def is_decimal(node: Node) -> bool:
 
 
 def claim_holds(claim: Quantity, value: Value) -> bool:
-    """Whether another side of an equation has the value of its last side; units are converted where that is known."""
+    """Whether another side of an equation has the value of its last side; units are converted where
+    that is known.
+    """
     if not isinstance(value, Quantity) or names_of(value.node):
         return False
-    one, other = value_of(claim.node), value_of(value.node)
+    one = value_of(claim.node)
+    other = value_of(value.node)
     if same_values(one, other) and (not claim.unit or not value.unit or claim.unit == value.unit):
         return True
     if PERCENT in (claim.unit, value.unit) and claim.unit != value.unit:
@@ -93,7 +101,9 @@ def claim_holds(claim: Quantity, value: Value) -> bool:
 
 
 def approximation_holds(exact: Node, decimal: Node) -> bool:
-    r"""Whether the right side of `\approx` is the left one, rounded or truncated to its number of digits."""
+    r"""Whether the right side of `\approx` is the left one, rounded or truncated to its number of
+    digits.
+    """
     digits = (decimal.args[0] if decimal.op == "neg" else decimal).text
     if not is_literal(decimal) or decimal.op not in ("number", "neg"):
         return False
@@ -110,11 +120,14 @@ def is_multiple(one: Node, other: Node, *, positive: bool = False) -> bool:
     if names_of(one) != names_of(other):
         return False
     point = {name: Fraction(19 + 7 * i, 11 + 2 * i) for i, name in enumerate(sorted(names_of(one)))}
-    first, second = value_of(one, point), value_of(other, point)
+    first = value_of(one, point)
+    second = value_of(other, point)
     if first == 0 or second == 0:
         return False
     if not isinstance(first, Fraction) or not isinstance(second, Fraction):
-        return same_function(one, other) or (not positive and same_function(one, Node("neg", (other,))))
+        return same_function(one, other) or (
+            not positive and same_function(one, Node("neg", (other,)))
+        )
     factor = first / second
     return (factor > 0 or not positive) and same_function(one, Node("*", (number(factor), other)))
 

@@ -1,4 +1,7 @@
-"""Parses the tokens of one expression into a tree. Anything outside the grammar is rejected, never guessed."""
+"""Parses the tokens of one expression into a tree.
+
+Anything outside the grammar is rejected, never guessed.
+"""
 
 import re
 from collections.abc import Sequence
@@ -21,9 +24,9 @@ class Unreadable(ValueError):
 class Node:
     r"""An operation on `args`.
 
-    `op` is `number` (with `value`), `name` and `constant` (with `text`), `+`, `neg`, `*`, `/`, `÷`, `^`, `root`
-    (radicand, index), `log` (argument, base), `!`, `mixed`, `repeating`, `call` (with the function in `text`), `abs`,
-    `floor`, `ceil`, `binom`, `mod` or `degree`.
+    `op` is `number` (with `value`), `name` and `constant` (with `text`), `+`, `neg`, `*`, `/`, `÷`,
+    `^`, `root` (radicand, index), `log` (argument, base), `!`, `mixed`, `repeating`, `call` (with
+    the function in `text`), `abs`, `floor`, `ceil`, `binom`, `mod` or `degree`.
     """
 
     op: str
@@ -38,7 +41,9 @@ def number(value: int | Fraction, text: str = "") -> Node:
 
 
 def letters_of(node: Node) -> str:
-    """The letters of a product of single letters (`xy`), in their order; empty for any other expression."""
+    """The letters of a product of single letters (`xy`), in their order; empty for any other
+    expression.
+    """
     if node.op == "*":
         first, last = map(letters_of, node.args)
         return first + last if first and last else ""
@@ -107,12 +112,19 @@ class _Parser:
     def _mixed(self, left: Node) -> Node | None:
         r"""Parse a mixed number, an integer and a fraction of integers: `2\frac{1}{2}`."""
         token = self._peek()
-        if left.op != "number" or not left.text.isdigit() or token is None or not token.is_sign("frac"):
+        if (
+            left.op != "number"
+            or not left.text.isdigit()
+            or token is None
+            or not token.is_sign("frac")
+        ):
             return None
         start = self.index
         fraction = self._atom()
         above, below = fraction.args
-        if all(part.op == "number" and part.text.isdigit() for part in (above, below)) and not self._at("^", "!"):
+        if all(
+            part.op == "number" and part.text.isdigit() for part in (above, below)
+        ) and not self._at("^", "!"):
             return Node("mixed", (left, fraction))
         self.index = start
         return None
@@ -178,7 +190,11 @@ class _Parser:
         if closing:
             node = self.sum()
             self._expect(closing)
-            return Node({"⌊": "floor", "⌈": "ceil"}[token.text], (node,)) if token.text in "⌊⌈" else node
+            return (
+                Node({"⌊": "floor", "⌈": "ceil"}[token.text], (node,))
+                if token.text in "⌊⌈"
+                else node
+            )
         if token.text == "|":
             self._bars += 1
             node = self.sum()
@@ -186,7 +202,8 @@ class _Parser:
             self._expect("|")
             return Node("abs", (node,))
         if token.text in ("frac", "binom"):
-            above, below = self._argument(), self._argument()
+            above = self._argument()
+            below = self._argument()
             return Node("/" if token.text == "frac" else "binom", (above, below), text=token.text)
         if token.text == "sqrt":
             return self._root()
@@ -203,14 +220,17 @@ class _Parser:
         return Node("root", (self._argument(), index))
 
     def _argument(self) -> Node:
-        r"""Parse an argument: a group, or one digit, letter or command, as in `\frac12` and `\sqrt3`."""
+        r"""Parse an argument: a group, or one digit, letter or command, as in `\frac12` and
+        `\sqrt3`.
+        """
         token = self._peek()
         if token is None:
             raise Unreadable("an argument is missing")
         if token.kind == "number" and len(token.text) > 1:
             if not token.text.isdigit() or len(token.text) != 2:
                 raise Unreadable("the argument is not in braces")
-            first, second = token.text[0], token.text[1]
+            first = token.text[0]
+            second = token.text[1]
             tokens = list(self._tokens)
             tokens[self.index : self.index + 1] = [Token("number", first), Token("number", second)]
             self._tokens = tokens
@@ -218,9 +238,18 @@ class _Parser:
 
     def _number(self, token: Token) -> Node:
         following = self._peek()
-        if following is not None and following.kind == "command" and following.text in ("\\overline", "\\bar", "\\dot"):
+        if (
+            following is not None
+            and following.kind == "command"
+            and following.text in ("\\overline", "\\bar", "\\dot")
+        ):
             return self._repeating(token)
-        if "." in token.text and following is not None and following.is_sign("(") and not following.after_space:
+        if (
+            "." in token.text
+            and following is not None
+            and following.is_sign("(")
+            and not following.after_space
+        ):
             inner = self._tokens[self.index + 1 : self.index + 3]
             if len(inner) == 2 and inner[0].text.isdigit() and inner[1].is_sign(")"):
                 self.index += 3
@@ -270,7 +299,8 @@ class _Parser:
                 power = self._exponent()
         arguments = self._arguments()
         if power is not None and power == Node("neg", (number(1, "1"),)):
-            name, power = f"arc{name}", None
+            name = f"arc{name}"
+            power = None
         if name == "log" and base == Node("constant", text="e"):
             node = _call("ln", arguments)
         elif name == "log" and base is not None and len(arguments) == 1:
@@ -293,9 +323,13 @@ class _Parser:
         return tuple(found)
 
     def _bare_argument(self) -> Node:
-        r"""Parse an argument without brackets, up to an operator or another function: `\sin 2x`, `\ln 2`."""
+        r"""Parse an argument without brackets, up to an operator or another function: `\sin 2x`,
+        `\ln 2`.
+        """
         node = self._power()
-        while (token := self._peek()) is not None and (token.kind == "name" or token.is_sign("pi", "frac", "sqrt")):
+        while (token := self._peek()) is not None and (
+            token.kind == "name" or token.is_sign("pi", "frac", "sqrt")
+        ):
             node = Node("*", (node, self._power()))
         return node
 
@@ -305,7 +339,18 @@ class _Parser:
             return False
         if token.kind == "sign":
             bar = token.text == "|" and not self._bars
-            return bar or token.text in ("(", "[", "{", "frac", "sqrt", "binom", "pi", "infinity", "⌊", "⌈")
+            return bar or token.text in (
+                "(",
+                "[",
+                "{",
+                "frac",
+                "sqrt",
+                "binom",
+                "pi",
+                "infinity",
+                "⌊",
+                "⌈",
+            )
         return token.kind in ("number", "name", "function")
 
     def _peek(self) -> Token | None:

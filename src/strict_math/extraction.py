@@ -7,7 +7,8 @@ from strict_math.decorations import without_colour
 from strict_math.text import Box, answer_line, last_box_list, outer_boxes, stated_part
 
 _ANSWER_IS = re.compile(
-    r"(?:(?:so|thus|hence|therefore),? )?(?:(?:the )?(?:final |correct )?answer is:? ?)?", re.IGNORECASE
+    r"(?:(?:so|thus|hence|therefore),? )?(?:(?:the )?(?:final |correct )?answer is:? ?)?",
+    re.IGNORECASE,
 )
 _CLOSING = re.compile(
     r"(?:[.!] ?(?:I hope (?:it|this) (?:is correct|helps)|Let me know)[^\d]{0,60}"
@@ -22,11 +23,13 @@ _AROUND = " $*()\\"
 
 
 def extract_answer(response: str) -> str | None:
-    r"""The text of the answer that a response states: its last `Answer:` line, else its last `\boxed{}`, else None.
+    r"""The text of the answer that a response states: its last `Answer:` line, else its last
+    `\boxed{}`, else None.
 
-    Text before `</think>` is ignored. An `Answer:` line is read as if its boxes were not there. Without such a line the
-    content of the last box counts, with the rest of its formula and the words next to it, unless they only state it;
-    boxes joined by commas, `and` or `or` are a list. An answer that the text behind it takes back is none.
+    Text before `</think>` is ignored. An `Answer:` line is read as if its boxes were not there.
+    Without such a line the content of the last box counts, with the rest of its formula and the
+    words next to it, unless they only state it; boxes joined by commas, `and` or `or` are a list.
+    An answer that the text behind it takes back is none.
 
     Example:
         >>> extract_answer("6 * 7 is 42.\nAnswer: $42$")
@@ -55,13 +58,16 @@ def extract_answer(response: str) -> str | None:
 def _boxed(text: str) -> str:
     """The contents of the last boxes with what belongs to their value."""
     found = last_box_list(text)
-    return with_context(found[0], found[-1], ", ".join(box.content for box in found)) if found else ""
+    return (
+        with_context(found[0], found[-1], ", ".join(box.content for box in found)) if found else ""
+    )
 
 
 def _without_boxes(line: str) -> str:
     """The line with each box replaced by its content; it stays apart from digits next to it."""
     for _ in range(_MAX_NESTED):
-        pieces, end = [], 0
+        pieces = []
+        end = 0
         for box in outer_boxes(line):
             pieces += [line[end : box.start], _apart(box)]
             end = box.end

@@ -1,77 +1,115 @@
-"""Finds the value in a sentence of another language that only states it: `答案是 13。`, `Die Antwort ist 13.`
+"""Finds the value in a sentence of another language that only states it: `答案是 13。`, `Die Antwort
+ist 13.`
 
-A sentence is read by the words that it may hold besides the value, one list for each language. Any other word, a denial
-(`不是`, `nicht`, `no es`), a hedge (`约`, `vielleicht`) or a half among them, leaves a text that states no value.
+A sentence is read by the words that it may hold besides the value, one list for each language. Any
+other word, a denial (`不是`, `nicht`, `no es`), a hedge (`约`, `vielleicht`) or a half among them,
+leaves a text that states no value.
 """
 
 import re
 from functools import cache
 
 _SPACED = {
-    "German": "die der das dies dieser ein eine es endgültige endgültiges richtige richtiges korrekte korrektes "
-    "finale "
-    "gesuchte gesuchter unsere antwort lösung ergebnis endergebnis wert zahl anzahl lautet ist sind beträgt also "
-    "somit "
-    "daher damit folglich deshalb demnach schließlich insgesamt erhalten erhält wir man ergibt sich gleich und so zu "
-    "für aufgabe hat haben gibt genau",
-    "Spanish": "la el lo los las respuesta resultado solución solucion valor número numero final correcta "
-    "correcto es "
-    "son da por tanto así asi que entonces luego obtenemos obtiene se tenemos nos queda hay de del problema a igual "
-    "total en consiguiente finalmente será y concluimos nuestra buscado",
-    "French": "la le les l' réponse reponse résultat resultat solution valeur nombre finale final correcte "
-    "correct bonne "
-    "est sont donc ainsi alors par conséquent d'où on obtient obtenons nous avons trouve trouvons vaut égale égal "
-    "à au "
-    "problème cherchée cherché c'est soit il y a total en tout de du et enfin finalement notre",
-    "Portuguese": "a o as os resposta resultado solução valor número numero final correta correto é são dá "
-    "portanto assim "
-    "logo então por isso obtemos temos igual total de do da problema ao que e finalmente nossa há",
-    "Italian": "la il lo le l' risposta risultato soluzione valore numero finale corretta corretto giusta è e' "
-    "sono dà "
-    "quindi dunque perciò pertanto allora si ottiene otteniamo abbiamo uguale totale del della di problema a in "
-    "così e "
-    "cioè vale infine nostra ci",
-    "Dutch": "het de een antwoord eindantwoord resultaat oplossing waarde getal uiteindelijke juiste is zijn dus "
-    "daarom "
-    "bijgevolg we wij krijgen vinden hebben gelijk aan totaal uitkomst en zo dat er",
-    "Swedish": "svaret svar slutsvaret är blir alltså därför slutliga rätt rätta korrekta resultatet lösningen "
-    "värdet "
-    "vi får och det lika med totalt så",
-    "Norwegian and Danish": "svaret svar er blir bliver derfor altså altså endelige riktige rigtige resultatet "
-    "løsningen "
-    "verdien værdien vi får det og så lik med",
-    "Polish": "odpowiedź odpowiedzią wynik wynikiem rozwiązanie rozwiązaniem to jest wynosi zatem więc stąd dlatego "
-    "ostateczna ostateczny końcowa końcowy prawidłowa poprawna otrzymujemy mamy równa równe równy się wartość "
-    "suma razem",
-    "Czech": "odpověď výsledek řešení je tedy proto správná konečná hodnota rovná rovno se dostáváme",
-    "Romanian": "răspunsul răspuns este rezultatul soluția valoarea final corect deci prin urmare așadar obținem avem",
-    "Hungarian": "a az válasz végső helyes eredmény megoldás tehát ezért így érték értéke egyenlő kapjuk",
-    "Turkish": "cevap cevabı cevabımız yanıt sonuç sonucu doğru nihai böylece dolayısıyla bu nedenle halde o yani "
-    "olur "
-    "olarak eşittir değeri buluruz bulunur elde ederiz edilir toplam dir dır",
-    "Vietnamese": "vậy do đó vì nên suy ra đáp án số câu trả lời kết quả cuối cùng đúng giá trị cần tìm là bằng "
-    "ta có "
-    "được chúng tổng của bài toán",
-    "Indonesian": "jawabannya jawaban adalah hasilnya hasil jadi maka akhir akhirnya benar yang ialah sama dengan "
-    "nilai "
-    "nilainya oleh karena itu kita peroleh diperoleh total",
-    "Russian": "ответ ответом окончательный правильный итоговый результат решение значение число количество равен "
-    "равна "
-    "равно равняется составляет является это есть итак таким образом следовательно поэтому тогда значит получаем "
-    "получим получается имеем мы задачи искомое всего в итоге и окончательно",
-    "Ukrainian": "відповідь правильна остаточна результат розв'язок значення число дорівнює отже тому таким чином "
-    "маємо "
-    "отримуємо це є",
-    "Greek": "η το απάντηση αποτέλεσμα λύση τελική σωστή είναι άρα επομένως συνεπώς ισούται με τιμή έχουμε παίρνουμε",
-    "Arabic": "الجواب الإجابة الاجابة النتيجة الناتج الحل القيمة النهائي النهائية الصحيح الصحيحة هو هي يساوي "
-    "تساوي إذن "
-    "إذا لذلك لذا وبالتالي بالتالي ومنه فإن نحصل على لدينا",
+    "German": (
+        "die der das dies dieser ein eine es endgültige endgültiges richtige richtiges korrekte"
+        " korrektes finale gesuchte gesuchter unsere antwort lösung ergebnis endergebnis wert zahl"
+        " anzahl lautet ist sind beträgt also somit daher damit folglich deshalb demnach"
+        " schließlich insgesamt erhalten erhält wir man ergibt sich gleich und so zu für aufgabe"
+        " hat haben gibt genau"
+    ),
+    "Spanish": (
+        "la el lo los las respuesta resultado solución solucion valor número numero final correcta"
+        " correcto es son da por tanto así asi que entonces luego obtenemos obtiene se tenemos nos"
+        " queda hay de del problema a igual total en consiguiente finalmente será y concluimos"
+        " nuestra buscado"
+    ),
+    "French": (
+        "la le les l' réponse reponse résultat resultat solution valeur nombre finale final"
+        " correcte correct bonne est sont donc ainsi alors par conséquent d'où on obtient obtenons"
+        " nous avons trouve trouvons vaut égale égal à au problème cherchée cherché c'est soit il y"
+        " a total en tout de du et enfin finalement notre"
+    ),
+    "Portuguese": (
+        "a o as os resposta resultado solução valor número numero final correta correto é são dá"
+        " portanto assim logo então por isso obtemos temos igual total de do da problema ao que e"
+        " finalmente nossa há"
+    ),
+    "Italian": (
+        "la il lo le l' risposta risultato soluzione valore numero finale corretta corretto giusta"
+        " è e' sono dà quindi dunque perciò pertanto allora si ottiene otteniamo abbiamo uguale"
+        " totale del della di problema a in così e cioè vale infine nostra ci"
+    ),
+    "Dutch": (
+        "het de een antwoord eindantwoord resultaat oplossing waarde getal uiteindelijke juiste is"
+        " zijn dus daarom bijgevolg we wij krijgen vinden hebben gelijk aan totaal uitkomst en zo"
+        " dat er"
+    ),
+    "Swedish": (
+        "svaret svar slutsvaret är blir alltså därför slutliga rätt rätta korrekta resultatet"
+        " lösningen värdet vi får och det lika med totalt så"
+    ),
+    "Norwegian and Danish": (
+        "svaret svar er blir bliver derfor altså altså endelige riktige rigtige resultatet "
+        "løsningen "
+        "verdien værdien vi får det og så lik med"
+    ),
+    "Polish": (
+        "odpowiedź odpowiedzią wynik wynikiem rozwiązanie rozwiązaniem to jest wynosi zatem więc"
+        " stąd dlatego ostateczna ostateczny końcowa końcowy prawidłowa poprawna otrzymujemy mamy"
+        " równa równe równy się wartość suma razem"
+    ),
+    "Czech": (
+        "odpověď výsledek řešení je tedy proto správná konečná hodnota rovná rovno se dostáváme"
+    ),
+    "Romanian": (
+        "răspunsul răspuns este rezultatul soluția valoarea final corect deci prin urmare așadar"
+        " obținem avem"
+    ),
+    "Hungarian": (
+        "a az válasz végső helyes eredmény megoldás tehát ezért így érték értéke egyenlő kapjuk"
+    ),
+    "Turkish": (
+        "cevap cevabı cevabımız yanıt sonuç sonucu doğru nihai böylece dolayısıyla bu nedenle halde"
+        " o yani olur olarak eşittir değeri buluruz bulunur elde ederiz edilir toplam dir dır"
+    ),
+    "Vietnamese": (
+        "vậy do đó vì nên suy ra đáp án số câu trả lời kết quả cuối cùng đúng giá trị cần tìm là"
+        " bằng ta có được chúng tổng của bài toán"
+    ),
+    "Indonesian": (
+        "jawabannya jawaban adalah hasilnya hasil jadi maka akhir akhirnya benar yang ialah sama"
+        " dengan nilai nilainya oleh karena itu kita peroleh diperoleh total"
+    ),
+    "Russian": (
+        "ответ ответом окончательный правильный итоговый результат решение значение число"
+        " количество равен равна равно равняется составляет является это есть итак таким образом"
+        " следовательно поэтому тогда значит получаем получим получается имеем мы задачи искомое"
+        " всего в итоге и окончательно"
+    ),
+    "Ukrainian": (
+        "відповідь правильна остаточна результат розв'язок значення число дорівнює отже тому таким"
+        " чином маємо отримуємо це є"
+    ),
+    "Greek": (
+        "η το απάντηση αποτέλεσμα λύση τελική σωστή είναι άρα επομένως συνεπώς ισούται με τιμή"
+        " έχουμε παίρνουμε"
+    ),
+    "Arabic": (
+        "الجواب الإجابة الاجابة النتيجة الناتج الحل القيمة النهائي النهائية الصحيح الصحيحة هو هي"
+        " يساوي تساوي إذن إذا لذلك لذا وبالتالي بالتالي ومنه فإن نحصل على لدينا"
+    ),
     "Hebrew": "התשובה הסופית הנכונה היא הוא לכן התוצאה הפתרון שווה אז",
-    "Hindi": "उत्तर जवाब हल परिणाम मान अंतिम सही का है हैं होगा इसलिए अतः अत तो हमें मिलता प्राप्त होता यह",
-    "Korean": "따라서 그러므로 그래서 즉 결국 최종 최종적인 정답 정답은 답 답은 답이 결과 결과는 결과값은 값 값은 "
-    "해는 해 구하는 "
-    "우리는 얻는다 얻습니다 는 은 이 가 이다 입니다 이에요 예요 됩니다 된다 총 모두 개 개입니다 개이다 가지 "
-    "가지입니다",
+    "Hindi": (
+        "उत्तर जवाब हल परिणाम मान अंतिम सही का है हैं होगा इसलिए अतः अत तो हमें मिलता प्राप्त होता यह"
+    ),
+    "Korean": (
+        "따라서 그러므로 그래서 즉 결국 최종 최종적인 정답 정답은 답 답은 답이 결과 결과는 결과값은"
+        " 값 값은 "
+        "해는 해 구하는 "
+        "우리는 얻는다 얻습니다 는 은 이 가 이다 입니다 이에요 예요 됩니다 된다 총 모두 개 개입니다"
+        " 개이다 가지 "
+        "가지입니다"
+    ),
 }
 _UNSPACED = {
     "Chinese": "所以 因此 因而 故 从而 於是 于是 那么 综上所述 综上 綜上所述 綜上 最终 最終 最后 最後 的 正确 "
@@ -122,14 +160,17 @@ PROSE = (
     "\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0300-\u036f\u0400-\u052f\u0590-\u0fff\u1000-\u1cff\u1e00-\u1fff"
     "\u3005-\u3007\u3021-\u9fff\uac00-\ud7af"
 )
-"""Characters of words, for a class of a pattern: letters with marks, and scripts that name no variable."""
+"""Characters of words, for a class of a pattern: letters with marks, and scripts that name no
+variable.
+"""
 _PROSE_CHARACTER = re.compile(f"[{PROSE}]|[\u0370-\u03ff]{{3}}")
 _MAX_CHARS = 300
 _WORDS = re.compile(r"[A-Za-z]{2}|[^\x00-\x7f]")
 _BETWEEN = r"[\s,，、:：*_~\"“”]*"
 _ENDING = re.compile(r"[\s.。।!！*_\"“”]+$")
 _SUBJECT = re.compile(
-    r"(?P<subject>[^\d$\\=<>]{2,60}?)[ ]?(?P<verb>是|为|為|等于|等於|は|=|:|：| (?:ist|sind|beträgt|es|est|vaut|é"
+    r"(?P<subject>[^\d$\\=<>]{2,60}?)[ ]?(?P<verb>是|为|為|等于|等於|は|=|:|：|"
+    r" (?:ist|sind|beträgt|es|est|vaut|é"
     r"|è|is|"
     r"jest|wynosi|равен|равна|равно|—|–|är|er|adalah|là)) ?(?P<value>[\d$\\({\[+−-].*)"
 )
@@ -138,7 +179,8 @@ _FALSE_LATER = re.compile(
     r"|\bfalso\b|\berrad[ao]\b"
     r"|\bsbagliat[ao]\b|\bневерн|\bнеправильн|\bошибк|خطأ|ليس|गलत|नहीं|\bsai\b|\byanlış\b|\bdeğil\b|\bfout\b"
     r"|\bonjuist\b"
-    r"|\bfel\b|\bbłędn|\bnicht\b|\bno es\b|\bn['’]est pas\b|\bnão é\b|\bnon è\b|\bне\b|ではない|ではあり",
+    r"|\bfel\b|\bbłędn|\bnicht\b|\bno es\b|\bn['’]est pas\b|\bnão é\b|\bnon"
+    r" è\b|\bне\b|ではない|ではあり",
     re.IGNORECASE,
 )
 FOLLOWING = frozenset(
@@ -220,11 +262,17 @@ def value_in_language(line: str, question: str = "") -> str | None:
             return value
     stated = _SUBJECT.fullmatch(line) if is_prose(question) and is_prose(line) else None
     subject = stated["subject"].strip(" ,，").casefold() if stated else ""
-    return stated["value"] if stated and len(subject) > 1 and _in_question(subject, question.casefold()) else None
+    return (
+        stated["value"]
+        if stated and len(subject) > 1 and _in_question(subject, question.casefold())
+        else None
+    )
 
 
 def _in_question(subject: str, question: str) -> bool:
-    """Whether the subject of a sentence, without a word such as `so` before it, is a phrase of the question."""
+    """Whether the subject of a sentence, without a word such as `so` before it, is a phrase of the
+    question.
+    """
     for language in LANGUAGES:
         opening = _patterns(language)[0].match(subject)
         for phrase in (subject, subject[opening.end() :] if opening else ""):
@@ -235,11 +283,18 @@ def _in_question(subject: str, question: str) -> bool:
 
 @cache
 def _patterns(language: str) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-    """The words of a language at the start of a text, at its end, and those that show the language."""
+    """The words of a language at the start of a text, at its end, and those that show the
+    language.
+    """
     spaced = language in _SPACED
     words = sorted((_SPACED.get(language) or _UNSPACED[language]).split(), key=len, reverse=True)
-    marks = words if not spaced else [w for w in words if w not in _NO_MARK and (len(w) > 3 or not w.isascii())]
-    any_word, any_mark = "|".join(map(re.escape, words)), "|".join(map(re.escape, marks))
+    marks = (
+        words
+        if not spaced
+        else [w for w in words if w not in _NO_MARK and (len(w) > 3 or not w.isascii())]
+    )
+    any_word = "|".join(map(re.escape, words))
+    any_mark = "|".join(map(re.escape, marks))
     if spaced:
         any_word = rf"(?:{any_word})(?<!')(?![\w'])|(?:l|d|c)'(?=\w)"
         any_mark = rf"(?<!\w)(?:{any_mark})(?!\w)"

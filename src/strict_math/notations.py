@@ -1,4 +1,6 @@
-"""Reads notations that are one thing as a whole: dates, labels, digits in a named base, and names of variables."""
+"""Reads notations that are one thing as a whole: dates, labels, digits in a named base, and names
+of variables.
+"""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +19,8 @@ _MONTHS = (
 )
 _DATE = re.compile(
     rf"(?:(?P<month>{_MONTHS})\.? (?P<day>\d{{1,2}})(?:st|nd|rd|th)?"
-    rf"|(?P<first>\d{{1,2}})(?:st|nd|rd|th)? (?:of )?(?P<second>{_MONTHS})\.?)(?:,? (?P<year>\d{{4}}))?",
+    rf"|(?P<first>\d{{1,2}})(?:st|nd|rd|th)? (?:of )?(?P<second>{_MONTHS})\.?)(?:,?"
+    r" (?P<year>\d{4}))?",
     re.IGNORECASE,
 )
 _LABEL = re.compile(r"(?P<word>[A-Za-z]{3,}) (?P<number>\d{1,4}|[A-Z])")
@@ -28,10 +31,15 @@ def label_of(text: str) -> str | None:
     """A date in one form, or a name with a number (`Team 3`); None for any other text."""
     plain = " ".join(without_text_commands(text).split())
     if date := _DATE.fullmatch(plain):
-        month, day = (date["month"] or date["second"]).lower()[:3], int(date["day"] or date["first"])
+        month = (date["month"] or date["second"]).lower()[:3]
+        day = int(date["day"] or date["first"])
         return f"{month} {day}" + (f" {date['year']}" if date["year"] else "")
     label = _LABEL.fullmatch(plain)
-    return plain if label and is_name(label["word"]) and label["word"].lower() not in MONEY_CODES else None
+    return (
+        plain
+        if label and is_name(label["word"]) and label["word"].lower() not in MONEY_CODES
+        else None
+    )
 
 
 def base_number(tokens: Sequence[Token]) -> BaseNumber | None:
@@ -54,7 +62,11 @@ def name_of(side: Sequence[Token]) -> str | None:
     if not side or side[0].kind != "name":
         return None
     if len(side) > 3 and side[1].is_sign("(") and side[-1].is_sign(")") and side[0].text.isalpha():
-        return side[0].text if returns_only_at_end(side[1:]) and not side[2].is_sign("+", "-") else None
+        return (
+            side[0].text
+            if returns_only_at_end(side[1:]) and not side[2].is_sign("+", "-")
+            else None
+        )
     try:
         node = parse_expression(side)
     except Unreadable:
@@ -77,4 +89,6 @@ def names_points(tokens: Sequence[Token]) -> bool:
     """Whether tokens introduce coordinates: `A`, `the point`."""
     if len(tokens) == 1 and tokens[0].kind == "name":
         return tokens[0].text.isupper()
-    return bool(tokens) and all(t.text.lower() in ("the", "point", "ordered", "pair", "vector") for t in tokens)
+    return bool(tokens) and all(
+        t.text.lower() in ("the", "point", "ordered", "pair", "vector") for t in tokens
+    )

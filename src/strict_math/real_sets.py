@@ -10,7 +10,9 @@ from strict_math.expressions import Node
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An endpoint of an interval: a finite value, or with `infinite` -1 or 1 minus or plus infinity."""
+    """An endpoint of an interval: a finite value, or with `infinite` -1 or 1 minus or plus
+    infinity.
+    """
 
     node: Node | None = None
     value: Any = None
@@ -61,7 +63,8 @@ class Interval:
 
 
 RealSet = tuple[Interval, ...]  # disjoint, in increasing order
-MINUS_INFINITY, INFINITY = Endpoint(infinite=-1), Endpoint(infinite=1)
+MINUS_INFINITY = Endpoint(infinite=-1)
+INFINITY = Endpoint(infinite=1)
 REALS: RealSet = (Interval(MINUS_INFINITY, INFINITY, False, False),)
 
 
@@ -74,15 +77,23 @@ def half_line(end: Endpoint, sign: str) -> RealSet:
     """The numbers `x` for which `x sign end` is true; `sign` is one of `<`, `≤`, `>`, `≥`, `≠`."""
     below = Interval(MINUS_INFINITY, end, False, sign == "≤")
     above = Interval(end, INFINITY, sign == "≥", False)
-    return (below, above) if sign == "≠" else (below,) if sign in "<≤" else (above,)
+    if sign == "≠":
+        return (below, above)
+    if sign in "<≤":
+        return (below,)
+    return (above,)
 
 
 def union(*real_sets: RealSet) -> RealSet:
     """The numbers in any of the sets."""
-    intervals = [interval for real_set in real_sets for interval in real_set if not interval.is_empty]
+    intervals = [
+        interval for real_set in real_sets for interval in real_set if not interval.is_empty
+    ]
     ordered: list[Interval] = []
     for interval in intervals:
-        index = next((i for i, other in enumerate(ordered) if _starts_before(interval, other)), len(ordered))
+        index = next(
+            (i for i, other in enumerate(ordered) if _starts_before(interval, other)), len(ordered)
+        )
         ordered.insert(index, interval)
     merged: list[Interval] = []
     for interval in ordered:
@@ -146,7 +157,11 @@ def _joined(one: Interval, other: Interval) -> Interval:
 
 def _common(one: Interval, other: Interval) -> Interval:
     first, second = (one, other) if one.low.before(other.low) else (other, one)
-    low_closed = first.low_closed and second.low_closed if first.low.equals(second.low) else second.low_closed
+    low_closed = (
+        first.low_closed and second.low_closed
+        if first.low.equals(second.low)
+        else second.low_closed
+    )
     small, large = (one, other) if one.high.before(other.high) else (other, one)
     same = small.high.equals(large.high)
     high_closed = small.high_closed and large.high_closed if same else small.high_closed

@@ -1,24 +1,38 @@
-"""Rewrites spellings of one notation into the one that the tokenizer reads: bases, intervals, parts, binomials."""
+"""Rewrites spellings of one notation into the one that the tokenizer reads: bases, intervals,
+parts, binomials.
+"""
 
 import re
 
 from strict_math.vocabulary import CARDINALS
 
-_BASES = {word: str(base) for base, word in enumerate(CARDINALS)} | {"binary": "2", "octal": "8", "hexadecimal": "16"}
+_BASES = {word: str(base) for base, word in enumerate(CARDINALS)} | {
+    "binary": "2",
+    "octal": "8",
+    "hexadecimal": "16",
+}
 _BASE_WORDS = "|".join(sorted((*CARDINALS[2:17], "hex"), key=len, reverse=True))
 _IN_BASE = re.compile(
     rf"^\s*\(?(?P<digits>[\dA-Fa-f]{{1,60}})\)?[\s,]*\(?\s*(?:(?:written |expressed )?in )?"
     rf"(?:base[\s-]?\{{?(?P<base>\d{{1,2}}|{_BASE_WORDS})\}}?|(?P<name>binary|octal|hexadecimal|hex))\s*\)?\s*$",
     re.IGNORECASE,
 )
-_IN_TEXT = re.compile(r"\\(?:text|mathrm)\s*\{(\s*\(?\s*(?:in )?(?:base|mod|binary|octal|hex)[^{}]{0,30})\}")
+_IN_TEXT = re.compile(
+    r"\\(?:text|mathrm)\s*\{(\s*\(?\s*(?:in )?(?:base|mod|binary|octal|hex)[^{}]{0,30})\}"
+)
 _REVERSED = re.compile(
     r"^(?P<before>[^\[\]]{0,30})(?P<open>[\[\]])(?P<ends>[^\[\],;]{1,200}[,;][^\[\],;]{1,200})(?P<close>[\[\]])$"
 )
-_MODULUS = re.compile(r"\(\s*(?:\\(?:text|mathrm)\s*\{\s*)?\\?b?mod(?![a-z])\s*\}?\s*(?P<modulus>[^()]{1,40})\)")
+_MODULUS = re.compile(
+    r"\(\s*(?:\\(?:text|mathrm)\s*\{\s*)?\\?b?mod(?![a-z])\s*\}?\s*(?P<modulus>[^()]{1,40})\)"
+)
 _ROW_END = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]|\\cr(?![A-Za-z])")
-_ONLY_DIGITS = re.compile(r"^\\(?:text|mathrm|mathbf|textbf|mbox)\s*\{\s*(?P<digits>[-+]?[\d.,]+)\s*\}$")
-_PLUS_MINUS = re.compile(r"\bplus[ -]?(?:or[ -])?minus\b|(?<![\d)}])\+\s?/\s?[-−]\s?(?=[\d\\])", re.IGNORECASE)
+_ONLY_DIGITS = re.compile(
+    r"^\\(?:text|mathrm|mathbf|textbf|mbox)\s*\{\s*(?P<digits>[-+]?[\d.,]+)\s*\}$"
+)
+_PLUS_MINUS = re.compile(
+    r"\bplus[ -]?(?:or[ -])?minus\b|(?<![\d)}])\+\s?/\s?[-−]\s?(?=[\d\\])", re.IGNORECASE
+)
 _CHOOSE = re.compile(
     r"\{\s*(?P<n>[^{}]{1,20})\\choose(?![A-Za-z])\s*(?P<k>[^{}]{1,20})\}"
     r"|^\s*(?P<above>\w{1,9})\s*\\choose(?![A-Za-z])\s*(?P<below>\w{1,9})\s*$"
@@ -35,12 +49,15 @@ _COMBINATION = re.compile(
     r"|\{?\}?(?:\^\{?(?P<above>\w{1,6})\}?|_\{?(?P<left>\w{1,6})\}?)\s*\\?(?:mathrm\{C\}|text\{C\}|C)_\{?(?P<below>\w{1,6})\}?"
     r"|(?<![A-Za-z\\])C_\{?(?P<low>\w{1,6})\}?\^\{?(?P<high>\w{1,6})\}?"
     r"|(?<![A-Za-z\\])C\^\{?(?P<high2>\w{1,6})\}?_\{?(?P<low2>\w{1,6})\}?"
-    r"|\b(?P<first>\d{1,4})\s?C\s?(?P<second>\d{1,4})\b|\b(?P<one>\w{1,6}) choose (?P<other>\w{1,6})\b"
+    r"|\b(?P<first>\d{1,4})\s?C\s?(?P<second>\d{1,4})\b|\b(?P<one>\w{1,6}) choose"
+    r" (?P<other>\w{1,6})\b"
 )
 
 
 def in_one_spelling(text: str) -> str:
-    r"""The text with `1011 base 2` as `1011_{2}`, `]1, 2[` as `(1, 2)`, `(a) 26 (b) 40` as `26, 40` and the like."""
+    r"""The text with `1011 base 2` as `1011_{2}`, `]1, 2[` as `(1, 2)`, `(a) 26 (b) 40` as `26, 40`
+    and the like.
+    """
     text = _IN_TEXT.sub(r"\1", text) if "\\" in text else text
     if based := _IN_BASE.match(text):
         base = (based["base"] or based["name"]).lower()
@@ -64,7 +81,8 @@ def in_one_spelling(text: str) -> str:
 
 
 def _chosen(found: re.Match[str]) -> str:
-    above, below = found["n"] or found["above"], found["k"] or found["below"]
+    above = found["n"] or found["above"]
+    below = found["k"] or found["below"]
     return f"\\binom{{{above}}}{{{below}}}"
 
 
@@ -72,8 +90,14 @@ def with_binomials(text: str) -> str:
     r"""The text with `C(10, 3)`, `10C3`, `{}^{10}C_3` and `10 choose 3` as `\binom{10}{3}`."""
 
     def binomial(found: re.Match[str]) -> str:
-        above = next(found[name] for name in ("n", "above", "left", "high", "high2", "first", "one") if found[name])
-        below = next(found[name] for name in ("k", "below", "low", "low2", "second", "other") if found[name])
+        above = next(
+            found[name]
+            for name in ("n", "above", "left", "high", "high2", "first", "one")
+            if found[name]
+        )
+        below = next(
+            found[name] for name in ("k", "below", "low", "low2", "second", "other") if found[name]
+        )
         return f"\\binom{{{above}}}{{{below}}}"
 
     return _COMBINATION.sub(binomial, text)
@@ -90,6 +114,10 @@ def _without_labels(text: str) -> str:
     if not any(order.split()[: len(names)] == names for order in _ORDERS):
         return text
     ends = [label.start() for label in labels[1:]] + [len(text)]
-    values = [text[label.end() : end].strip(" ,;$.\\n") for label, end in zip(labels, ends, strict=True)]
-    values = [re.sub(r"[,;\s]*(?:\band|\\text\{ ?and ?\})$", "", value).strip(" ,;") for value in values]
+    values = [
+        text[label.end() : end].strip(" ,;$.\\n") for label, end in zip(labels, ends, strict=True)
+    ]
+    values = [
+        re.sub(r"[,;\s]*(?:\band|\\text\{ ?and ?\})$", "", value).strip(" ,;") for value in values
+    ]
     return ", ".join(values) if all(values) and not any("," in value for value in values) else text

@@ -1,4 +1,6 @@
-"""Rules for finding an answer in text: `Answer:` lines, boxes, code fences, wrappers, plain numbers."""
+"""Rules for finding an answer in text: `Answer:` lines, boxes, code fences, wrappers, plain
+numbers.
+"""
 
 import re
 from collections.abc import Sequence
@@ -18,45 +20,68 @@ INTEGER = re.compile(rf"[-+]?{_DIGITS}", re.ASCII)
 _NUMBER = re.compile(rf"(?:(?<!\d)[-+])?(?:{_DIGITS}(?:\.\d+)?|\.\d+)", re.ASCII)
 _PLAIN_NUMBER = re.compile(rf"[-+]?(?:{_DIGITS}(?:\.\d*)?|\.\d+)", re.ASCII)
 _ANSWER_LINE = re.compile(
-    r"[ \t>#*_`•\-]*(?:\d{1,3}[.)][ \t*_]+)?(?:\\text(?:bf)?\{\s*)?"  # quote, heading, bullet, bold, number of a step
+    # quote, heading, bullet, bold, number of a step
+    r"[ \t>#*_`•\-]*(?:\d{1,3}[.)][ \t*_]+)?(?:\\text(?:bf)?\{\s*)?"
     r"(?:the\s+)?(?:final\s+|correct\s+)?answer(?:\s+is)?"
     r"[ \t*_`}]*[:：][*_`}]*(?P<content>.*)",
     re.IGNORECASE,
 )
 _ANSWER_MATHEMATICS = re.compile(
-    r"[ \t>#*_`•\-]*(?:the\s+)?(?:final\s+|correct\s+)?answer[ \t*_`]+(?P<content>(?:\$|\\[(\[]).*)", re.IGNORECASE
+    r"[ \t>#*_`•\-]*(?:the\s+)?(?:final\s+|correct\s+)?answer["
+    r" \t*_`]+(?P<content>(?:\$|\\[(\[]).*)",
+    re.IGNORECASE,
 )
-_BRACE = re.compile(r"(?P<box>\\{1,2}(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)  # \{ and \} are text
-_JOINED = re.compile(r"[\s$*]*(?:\\[()\]\[])?\s*(?:[,;]|\\text\{\s*)?\s*(?:and|or)?\s*\}?\s*(?:\\[()\]\[])?[\s$*]*")
+# \{ and \} are text
+_BRACE = re.compile(r"(?P<box>\\{1,2}(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
+_JOINED = re.compile(
+    r"[\s$*]*(?:\\[()\]\[])?\s*(?:[,;]|\\text\{\s*)?\s*(?:and|or)?\s*\}?\s*(?:\\[()\]\[])?[\s$*]*"
+)
 """Text between two boxes of one list, with its spacing as one blank."""
 _SPACING = re.compile(r"(?:\s|\\(?:q?quad(?![A-Za-z])|[,;:! ]))+")
 _ALTERNATIVE = re.compile(
-    r"[^.\n\d]{0,80}\b(?:or(?! rather)|alternatively|maybe|perhaps|possibly|otherwise)\b[^.\n\d]{0,80}", re.IGNORECASE
+    r"[^.\n\d]{0,80}\b(?:or(?!"
+    r" rather)|alternatively|maybe|perhaps|possibly|otherwise)\b[^.\n\d]{0,80}",
+    re.IGNORECASE,
 )
 """Text between two boxes where the second does not replace the first: both are stated."""
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(
+    r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE
+)
 _DISPLAY_LINES = 50  # A bound, so that many answer lines before unclosed displays do not take long
 _MAX_WRAPPERS = 50  # Each costs time in proportion to the text
 _MARK = re.compile(r"\banswer(?:\s+is)?[ \t*_`}]{0,9}[:：]|\\f?box(?:ed)?\s*\{|####", re.IGNORECASE)
 _RETRACTED = re.compile(
     r"[.!?\n$)}][\s*_.$]{0,9}(?:(?:but|oh|no|well),? )?"
-    r"(?:(?:wait|hmm+|oops|sorry|actually|correction|scratch that|on second thoughts?|never ?mind)\b"
+    r"(?:(?:wait|hmm+|oops|sorry|actually|correction|scratch that|on second thoughts?|never"
+    r" ?mind)\b"
     r"|no(?=\s*[,.!;:—]|\s*$))"
     r"|\b(?:that|this|it|which|result|value|answer|box|above)(?: (?:answer|result|value|one))?"
     r"(?: (?:is|was|seems|looks|must be|would be|has to be)| ?['’]s)"
     r" (?:wrong|incorrect|false|mistaken|a mistake|an error|invalid|impossible)\b"
     r"|(?:\bnot|n['’]t|\bcannot)(?: be)? (?:right|correct|true|valid|possible|the answer)\b"
-    r"|\bI (?:made an? (?:\w+ )?(?:mistake|error)|was (?:mistaken|wrong)|misread|miscounted|miscalculated)\b",
+    r"|\bI (?:made an? (?:\w+ )?(?:mistake|error)|was"
+    r" (?:mistaken|wrong)|misread|miscounted|miscalculated)\b",
     re.IGNORECASE,
 )
 """A sentence after an answer that takes it back."""
-_STATED_AGAIN = re.compile(r"\b(?:answer|result) (?:is|should be|must be)[:\s$*]{0,5}(-?[\d.,]*\d)", re.IGNORECASE)
+_STATED_AGAIN = re.compile(
+    r"\b(?:answer|result) (?:is|should be|must be)[:\s$*]{0,5}(-?[\d.,]*\d)", re.IGNORECASE
+)
 _STATED_NUMBER = re.compile(r"[\s$*_{\\]{0,5}(-?[\d.,]*\d)[\s$*_}.]{0,5}(?:\n|$)")
 _MAX_AFTER = 20_000
 _WRAPPERS = (
     *((mark, mark) for mark in ("$$", "$", "**", "__", "*", "`", '"')),
-    *(("\\(", "\\)"), ("\\[", "\\]"), ("“", "”"), ("「", "」"), ("『", "』"), ("【", "】"), ("《", "》")),
-    *((f"<{name}>", f"</{name}>") for name in ("b", "strong", "i", "em", "u", "mark", "code", "answer", "span")),
+    ("\\(", "\\)"),
+    ("\\[", "\\]"),
+    ("“", "”"),
+    ("「", "」"),
+    ("『", "』"),
+    ("【", "】"),
+    ("《", "》"),
+    *(
+        (f"<{name}>", f"</{name}>")
+        for name in ("b", "strong", "i", "em", "u", "mark", "code", "answer", "span")
+    ),
 )
 
 
@@ -66,25 +91,32 @@ def final_part(response: str) -> str:
 
 
 def stated_part(response: str) -> str:
-    """The `final_part` of a response; nothing if it takes back the last answer that it marks, or states another one."""
+    """The `final_part` of a response; nothing if it takes back the last answer that it marks, or
+    states another one.
+    """
     text = final_part(response)
     ends = [mark.end() for mark in _MARK.finditer(text)]
     after = text[ends[-1] :].lstrip()[:_MAX_AFTER].partition("<|")[0] if ends else ""
-    stated, again = _STATED_NUMBER.match(after), _STATED_AGAIN.search(after)
+    stated = _STATED_NUMBER.match(after)
+    again = _STATED_AGAIN.search(after)
     differs = bool(stated and again) and plain_number(stated[1]) != plain_number(again[1])  # type: ignore[index]
     return "" if differs or _RETRACTED.search(after) else text
 
 
 def fences(text: str) -> list[tuple[str, str]]:
-    """Language (in lower case) and content of every Markdown code fence; an unclosed one extends to the end."""
+    """Language (in lower case) and content of every Markdown code fence; an unclosed one extends to
+    the end.
+    """
     return [(language.lower(), content) for language, content in _FENCE.findall(text)]
 
 
 def answer_lines(text: str) -> list[str]:
-    """The content of each `Answer:` line, or of the line or display after it if the line itself is empty.
+    """The content of each `Answer:` line, or of the line or display after it if the line itself is
+    empty.
 
-    Case is ignored, and so are Markdown bold, headings, quotes and bullets around the word; `Final answer:` and `The
-    answer is:` count, and `Answer $9$`, a line of mathematics. `answer:` in the middle of a line does not.
+    Case is ignored, and so are Markdown bold, headings, quotes and bullets around the word; `Final
+    answer:` and `The answer is:` count, and `Answer $9$`, a line of mathematics. `answer:` in the
+    middle of a line does not.
     """
     lines = text.splitlines()
     found: list[str] = []
@@ -105,7 +137,9 @@ def answer_line(text: str) -> str | None:
 
 
 def _first_block(lines: Sequence[str], after: int) -> str:
-    r"""The first line from `after` on that is not blank; if it opens a display (`$$`, `\[`), the whole display."""
+    r"""The first line from `after` on that is not blank; if it opens a display (`$$`, `\[`), the
+    whole display.
+    """
     start = next((index for index in range(after, len(lines)) if lines[index].strip()), len(lines))
     filled = [line.strip() for line in lines[start : start + _DISPLAY_LINES] if line.strip()]
     closing = {"$$": "$$", "\\[": "\\]"}.get(filled[0]) if filled else None
@@ -124,14 +158,20 @@ class Box(NamedTuple):
 
     @property
     def content(self) -> str:
-        """The text between the braces. Cut on access: nested boxes would take memory quadratic in the length."""
+        """The text between the braces.
+
+        Cut on access: nested boxes would take memory quadratic in the length.
+        """
         return self.text[self.content_start : self.end - 1]
 
 
 def boxes(text: str) -> list[Box]:
-    r"""Every `\boxed{...}` (or `\fbox{...}`) whose braces balance, in the order in which they close."""
+    r"""Every `\boxed{...}` (or `\fbox{...}`) whose braces balance, in the order in which they
+    close.
+    """
     found: list[Box] = []
-    open_braces: list[tuple[int, int] | None] = []  # where a box and its content start; None for a bare brace
+    # where a box and its content start; None for a bare brace
+    open_braces: list[tuple[int, int] | None] = []
     for match in _BRACE.finditer(text):
         if match["box"]:
             open_braces.append((match.start(), match.end()))
@@ -167,7 +207,9 @@ def last_box_list(text: str) -> list[Box]:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the `\boxed{...}` that starts last, of those whose braces balance; None if there is none."""
+    r"""The content of the `\boxed{...}` that starts last, of those whose braces balance; None if
+    there is none.
+    """
     found = boxes(text)
     return max(found, key=lambda box: box.start).content if found else None
 
@@ -179,21 +221,39 @@ def marked_answer(text: str) -> str | None:
 
 
 def strip_formatting(text: str, *, braces: bool = False) -> str:
-    r"""The text without the bold, code, quotes, dollars, `\( \)` or box around all of it, and without final full stops.
+    r"""The text without the bold, code, quotes, dollars, `\( \)` or box around all of it, and
+    without final full stops.
 
     With `braces` also without `{...}` and `\text{...}` around all of it.
     """
     for _ in range(_MAX_WRAPPERS):
-        before, text = text, text.strip()
+        before = text
+        text = text.strip()
         text = text.rstrip(".。．｡").rstrip() if not text.endswith("\\.") else text
         for opening, closing in _WRAPPERS:
             inner = text[len(opening) : -len(closing)]
-            if inner and text.startswith(opening) and text.endswith(closing) and opening not in inner:
+            if (
+                inner
+                and text.startswith(opening)
+                and text.endswith(closing)
+                and opening not in inner
+            ):
                 text = inner
                 break
-        box = "\\boxed" + text.removeprefix("\\text") if braces and text.startswith(("{", "\\text{")) else text
+        box = (
+            "\\boxed" + text.removeprefix("\\text")
+            if braces and text.startswith(("{", "\\text{"))
+            else text
+        )
         if box.startswith(("\\boxed", "\\fbox")):
-            text = next((found.content for found in boxes(box) if (found.start, found.end) == (0, len(box))), text)
+            text = next(
+                (
+                    found.content
+                    for found in boxes(box)
+                    if (found.start, found.end) == (0, len(box))
+                ),
+                text,
+            )
         if text == before:
             break
     return text
@@ -211,7 +271,9 @@ def numbers_in(text: str) -> list[Fraction]:
 
 
 def normalize_number(number: Fraction) -> str:
-    """The text of a number of any size; very large ones by their hash, for `str` refuses more than 4300 digits."""
+    """The text of a number of any size; very large ones by their hash, for `str` refuses more than
+    4300 digits.
+    """
     is_huge = max(number.numerator.bit_length(), number.denominator.bit_length()) > 10_000
     return f"a number with hash {hash(number)}" if is_huge else str(number)
 

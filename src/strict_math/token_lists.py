@@ -10,7 +10,9 @@ CLOSING = frozenset(OPENING.values())
 
 
 def split_list(tokens: Sequence[Token]) -> tuple[list[Sequence[Token]], list[str]]:
-    """The pieces between commas, semicolons, `and` and `or`, and these separators; `, and` counts as one."""
+    """The pieces between commas, semicolons, `and` and `or`, and these separators; `, and` counts
+    as one.
+    """
     pieces: list[list[Token]] = [[]]
     connectives: list[str] = []
     for token, depth in with_depth(tokens):
@@ -36,7 +38,9 @@ def split(tokens: Sequence[Token], *signs: str) -> list[Sequence[Token]]:
 
 
 def split_items(tokens: Sequence[Token]) -> list[Sequence[Token]]:
-    """The coordinates of a tuple: the pieces between commas, or between semicolons if it has no comma."""
+    """The coordinates of a tuple: the pieces between commas, or between semicolons if it has no
+    comma.
+    """
     pieces = split(tokens, ",")
     return pieces if len(pieces) > 1 else split(tokens, ";")
 
@@ -88,4 +92,7 @@ def signs_expanded(tokens: Sequence[Token]) -> list[Sequence[Token]]:
         return [tokens]
     first = {"±": "+", "∓": "-"}
     second = {"±": "-", "∓": "+"}
-    return [[t._replace(text=signs[t.text]) if t.is_sign("±", "∓") else t for t in tokens] for signs in (first, second)]
+    return [
+        [t._replace(text=signs[t.text]) if t.is_sign("±", "∓") else t for t in tokens]
+        for signs in (first, second)
+    ]

@@ -1,4 +1,6 @@
-"""Cuts the text of an answer, LaTeX or plain, into tokens; notations with the same meaning become the same token."""
+"""Cuts the text of an answer, LaTeX or plain, into tokens; notations with the same meaning become
+the same token.
+"""
 
 import re
 import unicodedata
@@ -15,8 +17,8 @@ from strict_math.vocabulary import COMMAND_OF, FUNCTIONS, GREEK, SHORT_WORDS
 class Token(NamedTuple):
     r"""One token.
 
-    `kind` is `number`, `name` (a variable), `word` (other letters), `function`, `sign` (an operator,
-    a bracket, a connective) or `command` (any other LaTeX command).
+    `kind` is `number`, `name` (a variable), `word` (other letters), `function`, `sign` (an
+    operator, a bracket, a connective) or `command` (any other LaTeX command).
     """
 
     kind: str
@@ -70,8 +72,14 @@ _RULES = (
     ),
     (re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+"), lambda found: f"^{{{found[0].translate(_RAISED)}}}"),
     (re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙ]+"), lambda found: f"_{{{found[0].translate(_LOWERED)}}}"),
-    (re.compile("[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒]"), lambda found: f"\\frac{{{_nfkc(found[0]).replace(chr(0x2044), '}{')}}}"),
-    (re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{_THIN}\d{{3}})+(?!\d)"), lambda found: re.sub(r"\D", "", found[0])),
+    (
+        re.compile("[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒]"),
+        lambda found: f"\\frac{{{_nfkc(found[0]).replace(chr(0x2044), '}{')}}}",
+    ),
+    (
+        re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{_THIN}\d{{3}})+(?!\d)"),
+        lambda found: re.sub(r"\D", "", found[0]),
+    ),
     (re.compile(r"^\s*\\?[~∼](?=\s*[-\d.\\])"), r"\\approx "),
     (re.compile(r"\*\*([^*]+)\*\*"), r" \1 "),
     (re.compile(r"\*\*"), "^"),
@@ -81,7 +89,9 @@ _RULES = (
     (re.compile(r"(?<=\d)\s*\^\s*(?:\{o\}|o(?![A-Za-z]))"), "°"),
     (re.compile(r"(?<=[)\]])\s*U\s*(?=[(\[])"), r"\\cup "),
     (
-        re.compile(r"^\\(?:textbf|mathbf|boldsymbol|bm|underline|emph)\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}$"),
+        re.compile(
+            r"^\\(?:textbf|mathbf|boldsymbol|bm|underline|emph)\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}$"
+        ),
         r"\1",
     ),
     (re.compile(r"(?<![=<>])==(?!=)"), "="),
@@ -89,8 +99,18 @@ _RULES = (
     (re.compile(r"~~"), r"\\sout "),  # struck out
     (re.compile(r"\\(?:nice|s)frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\(?:left|right)\s*\."), " "),
-    (re.compile(r"\\(?:left|right|displaystyle|textstyle|[bB]igg?[lrm]?|limits|nolimits|mathstrut)(?![A-Za-z])"), ""),
-    (re.compile(r"(?<!\\)\\(?:[,;:! ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~|[\u2009\u202f\u200a]"), " "),
+    (
+        re.compile(
+            r"\\(?:left|right|displaystyle|textstyle|[bB]igg?[lrm]?|limits|nolimits|mathstrut)(?![A-Za-z])"
+        ),
+        "",
+    ),
+    (
+        re.compile(
+            r"(?<!\\)\\(?:[,;:! ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~|[\u2009\u202f\u200a]"
+        ),
+        " ",
+    ),
     (re.compile(r"\{\}"), ""),
     (re.compile(r"\{([:;])\}"), r"\1"),
     (re.compile(r"(?<=[A-Za-z\d)}] )!=(?!=)"), r"\\ne "),
@@ -110,7 +130,8 @@ _RULES = (
     (re.compile(r"\{\s*\\(?:rm|bf|it|sf|tt)\s+([^{}]*)\}"), r"\\text{\1}"),
     (re.compile(r"\\(?:rm|bf|it|sf|tt)(?![A-Za-z])\s*([^{}$]*)$"), r"\\text{\1}"),
     (re.compile(r"\bper ?cent\b"), "%"),
-    (re.compile(r"(?<![\d.,/^])(\d+) (\d{1,4}) ?/ ?(\d{1,4})(?![\d.])"), r"\1\\frac{\2}{\3}"),  # a mixed number
+    # a mixed number
+    (re.compile(r"(?<![\d.,/^])(\d+) (\d{1,4}) ?/ ?(\d{1,4})(?![\d.])"), r"\1\\frac{\2}{\3}"),
     (re.compile(r"^([A-Za-z])\s+(?:in|is in)\s+(?=[\[({\\])"), r"\1\\in "),
 )
 _THOUSANDS = re.compile(
@@ -142,7 +163,9 @@ _PLAIN_SIGNS = frozenset("+-*/^_=<>()[]{}|,;:!'&%$€£¥°")
 
 
 def clean(text: str, *, thousands: bool = True) -> str:
-    """The text without wrappers, spacing commands, the dollars of mathematics and thousands separators."""
+    """The text without wrappers, spacing commands, the dollars of mathematics and thousands
+    separators.
+    """
     text = strip_formatting(without_decorations(strip_formatting(_with_single_backslashes(text))))
     text = in_one_spelling(text)
     if not text.isascii():
@@ -153,8 +176,11 @@ def clean(text: str, *, thousands: bool = True) -> str:
     text = _fractions_with_over(_without_math_dollars(" ".join(text.split())))
     if not thousands:
         return text
-    depth_at = list(accumulate(((c in "([{") - (c in ")]}") for c in text), initial=0))  # there a comma separates
-    return _THOUSANDS.sub(lambda found: found[0] if depth_at[found.start()] else re.sub("[, ]", "", found[0]), text)
+    # there a comma separates
+    depth_at = list(accumulate(((c in "([{") - (c in ")]}") for c in text), initial=0))
+    return _THOUSANDS.sub(
+        lambda found: found[0] if depth_at[found.start()] else re.sub("[, ]", "", found[0]), text
+    )
 
 
 def tokenize(text: str, names: frozenset[str] | None = None) -> list[Token]:
@@ -162,15 +188,20 @@ def tokenize(text: str, names: frozenset[str] | None = None) -> list[Token]:
 
     Args:
         text: The output of `clean`.
-        names: The variables of the reference: a run of these letters is their product, any other run is a word. None
-            for a reference itself, where a run of up to three letters is a product unless it is a word or unit.
+        names: The variables of the reference: a run of these letters is their product, any other
+            run is a word. None for a reference itself, where a run of up to three letters is a
+            product unless it is a word or unit.
     """
     return _Lexer(names).read(text)
 
 
 def is_name(word: str) -> bool:
     """Whether a word of several letters is no sign, function or unit in front of a number."""
-    return word.lower() not in _WORD_SIGNS and word.lower() not in FUNCTIONS and word.lower() not in _ALIASES
+    return (
+        word.lower() not in _WORD_SIGNS
+        and word.lower() not in FUNCTIONS
+        and word.lower() not in _ALIASES
+    )
 
 
 def plain_words(tokens: Sequence[Token]) -> str:
@@ -267,7 +298,8 @@ def _fractions_with_over(text: str) -> str:
     r"""Rewrite TeX's `{3 \over 4}`, and `3 \over 4` that is the whole text, as `\frac{3}{4}`."""
     while (found := _OVER.search(text)) and text.count("\\over") <= _MAX_OVERS:
         start, end = _group_around(text, found.start(), found.end())
-        above, below = text[start : found.start()], text[found.end() : end]
+        above = text[start : found.start()]
+        below = text[found.end() : end]
         if start == 0 and end == len(text) and re.search("[=,;<>]", text):
             break
         text = f"{text[: max(0, start - 1)]}\\frac{{{above.strip()}}}{{{below.strip()}}}{text[end + 1 :]}"
@@ -275,7 +307,9 @@ def _fractions_with_over(text: str) -> str:
 
 
 def _group_around(text: str, left: int, right: int) -> tuple[int, int]:
-    """The bounds of the text in the braces around `text[left:right]`; all of it outside of braces."""
+    """The bounds of the text in the braces around `text[left:right]`; all of it outside of
+    braces.
+    """
     depth = 0
     while left > 0 and depth >= 0:
         left -= 1
@@ -290,8 +324,12 @@ def _group_around(text: str, left: int, right: int) -> tuple[int, int]:
 
 
 def _with_single_backslashes(text: str) -> str:
-    r"""The text with `\\\\frac` as `\\frac`, if every backslash is doubled, as after JSON was encoded twice."""
-    if not re.search(r"(?<!\\)\\\\(?:\\\\)*[A-Za-z]{2}", text) or any(len(run) % 2 for run in re.findall(r"\\+", text)):
+    r"""The text with `\\\\frac` as `\\frac`, if every backslash is doubled, as after JSON was
+    encoded twice.
+    """
+    if not re.search(r"(?<!\\)\\\\(?:\\\\)*[A-Za-z]{2}", text) or any(
+        len(run) % 2 for run in re.findall(r"\\+", text)
+    ):
         return text
     return text.replace("\\\\", "\\")
 

@@ -7,12 +7,13 @@ def word_set(text: str) -> frozenset[str]:
 
 
 FUNCTIONS = word_set(
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt gcd lcm max min floor ceil abs"
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt gcd lcm max min"
+    " floor ceil abs"
 )
 GREEK = word_set(
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho varrho "
-    "sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Upsilon Phi Psi Omega ell "
-    "hbar"
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi"
+    " rho varrho sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma"
+    " Upsilon Phi Psi Omega ell hbar"
 )
 COMMAND_OF = {
     "÷": "div", "π": "pi", "∞": "infty", "≤": "le", "≥": "ge", "⩽": "le", "⩾": "ge", "≠": "ne", "∪": "cup",
@@ -24,9 +25,9 @@ COMMAND_OF = {
 }  # fmt: skip
 """The LaTeX command for a character."""
 SHORT_WORDS = word_set(
-    "cm mm km kg mg ml kl dl cl ft lb lbs oz mph kph kmh in sec min hr hrs yd mi usd eur gbp sq cu per pm am "
-    "hz kw mw kj cal mol yr yrs day men cat dog no yes all odd ways rad ton gal pt qt cc amp ohm bit bar not "
-    "the is are who one two six ten khz mhz ghz kpa mpa kwh"
+    "cm mm km kg mg ml kl dl cl ft lb lbs oz mph kph kmh in sec min hr hrs yd mi usd eur gbp sq cu"
+    " per pm am hz kw mw kj cal mol yr yrs day men cat dog no yes all odd ways rad ton gal pt qt cc"
+    " amp ohm bit bar not the is are who one two six ten khz mhz ghz kpa mpa kwh"
 )
 """Runs of two or three letters that are words, not products of variables."""
 CARDINALS = (
@@ -41,7 +42,8 @@ SCALES = {
 """Words that multiply the number before them."""
 _NUMBERS = word_set(
     " ".join((*CARDINALS, *TENS, *SCALES))
-    + " googol myriad score gross couple pair half halve third quarter first fifth eighth ninth twelfth mil"
+    + " googol myriad score gross couple pair half halve third quarter first fifth eighth ninth"
+    " twelfth mil"
 )
 _ORDINALS = frozenset(
     ending
@@ -52,22 +54,24 @@ NO_UNIT = (
     frozenset(form for word in _NUMBERS | _ORDINALS for form in (word, f"{word}s"))
     | {"halves"}
     | word_set(
-        "not no nor neither never cannot is are was were be been being it its this that these those he she they we "
-        "you i of or and but if unless because since so as than then else otherwise maybe perhaps possibly "
-        "probably about around approximately approx roughly nearly almost exactly only just at by to from with "
-        "without for on into out up down over under above below between among before after more less fewer greater "
-        "larger smaller least most another other others extra additional false wrong incorrect right correct true "
-        "guess sure unsure likely unlikely either both all none any some times fold double triple twice squared cubed "
-        "factorial plus minus divided multiplied modulo base point positive negative choose remainder each every where "
-        "when which who what how why can could may might must shall should will would do does did has have had instead "
-        "rather alternatively also depending depends except excluding including the a an different too many few "
-        "several print eval root roots reciprocal inverse opposite complement power hundredfold tenfold ish tens ones "
-        "prime presumably hopefully rounded estimate estimated approximated supposedly apparently tentatively octal "
-        "binary "
-        "hexadecimal hex square squares cube cubes"
+        "not no nor neither never cannot is are was were be been being it its this that these those"
+        " he she they we you i of or and but if unless because since so as than then else otherwise"
+        " maybe perhaps possibly probably about around approximately approx roughly nearly almost"
+        " exactly only just at by to from with without for on into out up down over under above"
+        " below between among before after more less fewer greater larger smaller least most"
+        " another other others extra additional false wrong incorrect right correct true guess sure"
+        " unsure likely unlikely either both all none any some times fold double triple twice"
+        " squared cubed factorial plus minus divided multiplied modulo base point positive negative"
+        " choose remainder each every where when which who what how why can could may might must"
+        " shall should will would do does did has have had instead rather alternatively also"
+        " depending depends except excluding including the a an different too many few several"
+        " print eval root roots reciprocal inverse opposite complement power hundredfold tenfold"
+        " ish tens ones prime presumably hopefully rounded estimate estimated approximated"
+        " supposedly apparently tentatively octal binary hexadecimal hex square squares cube cubes"
     )
 )
-"""Words that change, deny or explain a number: they are no units, even where the question has them."""
+"""Words that change, deny or explain a number: they are no units, even where the question has them.
+"""
 UNITS = {
     "meter": "metre", "inch": "in", "foot": "ft feet", "yard": "yd", "mile": "mi", "gram": "gr gramme gm",
     "kilogram": "kgs kilos kilogramme", "pound": "lb £ gbp", "ounce": "oz", "liter": "litre", "second": "sec",
@@ -92,30 +96,37 @@ PREFIXES = {
 BARE_UNITS = word_set("m g s h d L l N J W V")
 """Single letters that are a unit after a number and a space, even outside of `\\text{}`."""
 COUNTED = word_set(
-    "apple animal arrangement bag ball balloon banana bead bean bird block board book bottle box boy bracelet brick "
-    "bus button cake can candle candy car card case cat chair chicken chocolate choice circle class coin color "
-    "combination cookie cow crayon cupcake customer dog doll donut duck egg employee envelope event fish flower "
-    "friend frog fruit game gift girl goal grape guest hat horse house integer item jar key kitten lap leg lemon "
-    "letter line loaf marble match meal member mouse movie muffin necklace night notebook object onion orange outcome "
-    "page painting paper passenger path pen pencil penny permutation pet photo picture piece pig pill pizza plant "
-    "plate player point possibility present pupil puppy puzzle question rabbit ribbon ring rock room rose "
-    "route row sandwich seat seed sequence sheep sheet shell shirt shoe side slice snack sock song solution stamp "
-    "star step sticker stone store strawberry student subset sweet table task teacher team thing ticket tile token "
-    "tomato toy tree triangle trip truck turtle value vertex visitor vote wheel window word worker"
+    "apple animal arrangement bag ball balloon banana bead bean bird block board book bottle box"
+    " boy bracelet brick bus button cake can candle candy car card case cat chair chicken chocolate"
+    " choice circle class coin color combination cookie cow crayon cupcake customer dog doll donut"
+    " duck egg employee envelope event fish flower friend frog fruit game gift girl goal grape"
+    " guest hat horse house integer item jar key kitten lap leg lemon letter line loaf marble match"
+    " meal member mouse movie muffin necklace night notebook object onion orange outcome page"
+    " painting paper passenger path pen pencil penny permutation pet photo picture piece pig pill"
+    " pizza plant plate player point possibility present pupil puppy puzzle question rabbit ribbon"
+    " ring rock room rose route row sandwich seat seed sequence sheep sheet shell shirt shoe side"
+    " slice snack sock song solution stamp star step sticker stone store strawberry student subset"
+    " sweet table task teacher team thing ticket tile token tomato toy tree triangle trip truck"
+    " turtle value vertex visitor vote wheel window word worker"
 )
 """Things that may follow a number where the question is not known."""
-GENERIC = word_set("arrangement combination permutation possibility choice outcome solution item object thing piece")
+GENERIC = word_set(
+    "arrangement combination permutation possibility choice outcome solution item object thing"
+    " piece"
+)
 """Things that are counted in any question."""
-KINDS = word_set("different distinct possible such total ordered unordered positive whole unique valid")
+KINDS = word_set(
+    "different distinct possible such total ordered unordered positive whole unique valid"
+)
 """Words before a noun that do not change the number."""
 QUANTITIES = word_set(
-    "area perimeter circumference volume length width height depth radius diameter probability distance speed cost "
-    "price weight mass time age sum average mean median slope"
+    "area perimeter circumference volume length width height depth radius diameter probability"
+    " distance speed cost price weight mass time age sum average mean median slope"
 )
 """Quantities that a sentence may state where the question is not known."""
 CONTAINERS = word_set(
-    "rectangle triangle circle polygon cube sphere train car cake pizza class room box bag group team school "
-    "end week day month year line curve"
+    "rectangle triangle circle polygon cube sphere train car cake pizza class room box bag group"
+    " team school end week day month year line curve"
 )
 """Things in which something is counted or measured, where the question is not known."""
 DIMENSIONS = {
@@ -127,9 +138,12 @@ DIMENSIONS = {
 }  # fmt: skip
 """The units of a dimension."""
 _BASES = word_set(
-    "newton joule watt volt ampere kelvin hertz pascal mole calorie ohm byte bit meter gram second liter celsius"
+    "newton joule watt volt ampere kelvin hertz pascal mole calorie ohm byte bit meter gram second"
+    " liter celsius"
 )
-MEASURES = frozenset(f"{prefix}{base}" for prefix in ("", *PREFIXES.values()) for base in _BASES) | {"kilowatt hour"}
+MEASURES = frozenset(
+    f"{prefix}{base}" for prefix in ("", *PREFIXES.values()) for base in _BASES
+) | {"kilowatt hour"}
 """Units of measurement of any dimension."""
 QUANTITY_DIMENSIONS = {
     "area": ("length^2",), "volume capacity": ("length^3",),

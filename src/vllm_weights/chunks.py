@@ -8,7 +8,9 @@ import torch
 
 CHUNK_BYTES = 2**30
 Weights: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
-"""The type, such as `bfloat16`, and the shape of each weight by its name, in the order in which they are sent."""
+"""The type, such as `bfloat16`, and the shape of each weight by its name, in the order in which
+they are sent.
+"""
 
 
 class Layout(Protocol):
@@ -44,6 +46,8 @@ def chunks_of(weights: Weights) -> list[dict[str, list[Any]]]:
             chunks.append({"names": [], "dtype_names": [], "shapes": [], "tensor_sizes": []})
             total = 0
         total += size
-        for column, value in zip(chunks[-1].values(), (name, dtype, list(shape), size), strict=True):
+        for column, value in zip(
+            chunks[-1].values(), (name, dtype, list(shape), size), strict=True
+        ):
             column.append(value)
     return chunks

@@ -8,15 +8,17 @@ from vllm_weights.sender import WeightSender
 
 TIMEOUT_S = 120.0  # of an engine's call: for connecting, and for each chunk
 Ranks: TypeAlias = Callable[..., list[Any]]
-"""Calls a method of every trainer rank's WeightSender, at the same time, and returns the answers."""
+"""Calls a method of every trainer rank's WeightSender, at the same time, and returns the answers.
+"""
 
 
 class Engine(Protocol):
     """An engine, whose process answers one call at a time.
 
     `connect_weights(init_info)` calls vLLM's `init_weight_transfer_engine` on all workers.
-    `receive_weights(update, layout, version)` calls `update_weights`. With the first chunk comes the layout of all
-    weights, for `start_weight_update` before it; with the last the version, for `finish_weight_update` after it.
+    `receive_weights(update, layout, version)` calls `update_weights`. With the first chunk comes
+    the layout of all weights, for `start_weight_update` before it; with the last the version, for
+    `finish_weight_update` after it.
     """
 
     @property
@@ -26,11 +28,16 @@ class Engine(Protocol):
     def request(self, method: str, *arguments: Any, timeout_s: float) -> None: ...
 
     def answer(self) -> Exception | None:
-        """Wait for the pending answer, if any; returns its error. A process that does not answer in time is ended."""
+        """Wait for the pending answer, if any; returns its error.
+
+        A process that does not answer in time is ended.
+        """
 
 
 class WeightTransfer:
-    """Connects engines to the trainer, again after a process was replaced, and sends them weights."""
+    """Connects engines to the trainer, again after a process was replaced, and sends them
+    weights.
+    """
 
     def __init__(
         self,
@@ -44,11 +51,19 @@ class WeightTransfer:
 
         `sender` sends from this process.
         """
-        self._sender, self._uses_nccl = sender, kind == "nccl"
-        self._processes, self._timeout_s = processes_per_engine, timeout_s
+        self._sender = sender
+        self._uses_nccl = kind == "nccl"
+        self._processes = processes_per_engine
+        self._timeout_s = timeout_s
         self._connected: list[Any] = []
 
-    def run(self, source: Source | None, engines: Sequence[Engine], version: int, ranks: Ranks | None = None) -> None:
+    def run(
+        self,
+        source: Source | None,
+        engines: Sequence[Engine],
+        version: int,
+        ranks: Ranks | None = None,
+    ) -> None:
         """Send weights to all engines, which may hold a part of them after a failure.
 
         The source is in this process, unless there are `ranks`, each of which begins with its own.
@@ -75,9 +90,12 @@ class WeightTransfer:
         ranks("connect", size)
         _require_answers(engines)
 
-    def _send(self, source: Source | None, ranks: Ranks, engines: Sequence[Engine], version: int) -> None:
+    def _send(
+        self, source: Source | None, ranks: Ranks, engines: Sequence[Engine], version: int
+    ) -> None:
         began = ranks("begin", self._uses_nccl, source)
-        layout, handles = began[0][0], {gpu: handle for _, own in began for gpu, handle in own.items()}
+        layout = began[0][0]
+        handles = {gpu: handle for _, own in began for gpu, handle in own.items()}
         chunks = chunks_of(layout.tensors)
         for index, chunk in enumerate(chunks):
             update: dict[str, Any] = chunk | {"ipc_handles": handles}

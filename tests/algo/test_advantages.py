@@ -44,7 +44,8 @@ def test_equal_rewards_give_exact_zeros_whatever_their_value_and_count(dtype, va
 
 
 def test_a_test_on_the_std_would_have_invented_a_signal():
-    # the trap behind the law above: in float32, sixteen times -1.3 have a mean and a std that are off by rounding
+    # the trap behind the law above: in float32, sixteen times -1.3 have a mean and a std that are
+    # off by rounding
     rewards = torch.full((16,), -1.3)
     assert rewards.std() > 0
     assert (rewards - rewards.mean()).abs().max() / (rewards.std() + 1e-6) > 0.05
@@ -53,14 +54,16 @@ def test_a_test_on_the_std_would_have_invented_a_signal():
 
 def test_a_tiny_real_difference_is_still_a_signal_but_a_small_one():
     # std 1.4142e-6 stands beside eps 1e-6: 1e-6 / 2.4142e-6
-    assert group_advantages(torch.tensor([0.0, 2e-6], dtype=torch.float64)).tolist() == pytest.approx(
-        [-0.4142136, 0.4142136], abs=1e-6
-    )
+    assert group_advantages(
+        torch.tensor([0.0, 2e-6], dtype=torch.float64)
+    ).tolist() == pytest.approx([-0.4142136, 0.4142136], abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("correct", "size"), [(1, 16), (3, 7), (5, 11), (8, 16)])
-def test_the_float_type_of_the_rewards_is_kept_but_only_the_result_is_rounded_to_it(correct, size, dtype):
+def test_the_float_type_of_the_rewards_is_kept_but_only_the_result_is_rounded_to_it(
+    correct, size, dtype
+):
     advantages = group_advantages(scores(correct, size, dtype))
     assert advantages.dtype == dtype
     assert advantages.tolist() == group_advantages(scores(correct, size)).to(dtype).tolist()
@@ -109,18 +112,29 @@ def in_one_group(rewards: torch.Tensor) -> torch.Tensor:
     return reinforce_pp_baseline_advantages(rewards, torch.zeros(len(rewards)))
 
 
-ESTIMATORS: list[Callable[[torch.Tensor], torch.Tensor]] = [rloo_advantages, reinforce_pp_advantages, in_one_group]
-REWARDS = st.lists(st.floats(-10, 10), min_size=2, max_size=16).map(lambda found: torch.tensor(found).double())
+ESTIMATORS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    rloo_advantages,
+    reinforce_pp_advantages,
+    in_one_group,
+]
+REWARDS = st.lists(st.floats(-10, 10), min_size=2, max_size=16).map(
+    lambda found: torch.tensor(found).double()
+)
 
 
 @settings(max_examples=50)
 @given(REWARDS)
 def test_rloo_is_g_over_g_minus_one_times_the_centred_reward(rewards):
-    size, numbers = len(rewards), rewards.tolist()
-    naive = [own - sum(numbers[:i] + numbers[i + 1 :]) / (size - 1) for i, own in enumerate(numbers)]
+    size = len(rewards)
+    numbers = rewards.tolist()
+    naive = [
+        own - sum(numbers[:i] + numbers[i + 1 :]) / (size - 1) for i, own in enumerate(numbers)
+    ]
     assert rloo_advantages(rewards).tolist() == pytest.approx(naive, abs=1e-10)
     centred = group_advantages(rewards, scale="none")
-    torch.testing.assert_close(rloo_advantages(rewards), centred * size / (size - 1), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        rloo_advantages(rewards), centred * size / (size - 1), rtol=0, atol=1e-10
+    )
 
 
 @settings(max_examples=50)
@@ -128,10 +142,14 @@ def test_rloo_is_g_over_g_minus_one_times_the_centred_reward(rewards):
 def test_a_shift_of_all_rewards_changes_nothing_and_a_scale_only_rloo(rewards, shift, scale):
     for estimate in ESTIMATORS:
         torch.testing.assert_close(estimate(rewards + shift), estimate(rewards), rtol=0, atol=1e-9)
-    torch.testing.assert_close(rloo_advantages(scale * rewards), scale * rloo_advantages(rewards), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        rloo_advantages(scale * rewards), scale * rloo_advantages(rewards), rtol=0, atol=1e-10
+    )
     whitened = reinforce_pp_advantages(rewards)
     # std is at least .1, beside which eps moves the result by 1e-5 of it at most
-    torch.testing.assert_close(reinforce_pp_advantages(scale * rewards), whitened, rtol=2e-5, atol=0)
+    torch.testing.assert_close(
+        reinforce_pp_advantages(scale * rewards), whitened, rtol=2e-5, atol=0
+    )
 
 
 def test_a_batch_of_three_groups_is_whitened_as_one():
@@ -166,7 +184,9 @@ def whitened_differences(groups: list[list[float]]) -> list[float]:
 def batch_of(groups: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
     """The rewards of all groups, and ids in no order that means anything."""
     ids = [7 * (len(groups) - i) - 3 for i, of_group in enumerate(groups) for _ in of_group]
-    return torch.tensor([reward for of_group in groups for reward in of_group], dtype=torch.float64), torch.tensor(ids)
+    return torch.tensor(
+        [reward for of_group in groups for reward in of_group], dtype=torch.float64
+    ), torch.tensor(ids)
 
 
 @settings(max_examples=100)
@@ -181,12 +201,16 @@ def test_with_a_baseline_the_mean_is_of_the_group_and_the_std_of_the_batch(group
 
 
 def test_with_a_baseline_easy_and_hard_problems_share_the_scale_but_not_the_mean():
-    # three right of four: 1/4 and -3/4; one right of four: 3/4 and -1/4; squares 1.5 over 7: std 0.46291
+    # three right of four: 1/4 and -3/4; one right of four: 3/4 and -1/4; squares 1.5 over 7: std
+    # 0.46291
     groups = [[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0]]
     advantages = reinforce_pp_baseline_advantages(*batch_of(groups)).tolist()
-    assert advantages == pytest.approx([0.54006] * 3 + [-1.62018] + [1.62018] + [-0.54006] * 3, abs=1e-4)
+    assert advantages == pytest.approx(
+        [0.54006] * 3 + [-1.62018] + [1.62018] + [-0.54006] * 3, abs=1e-4
+    )
     plain = reinforce_pp_advantages(batch_of(groups)[0]).tolist()
-    assert plain[3] == pytest.approx(plain[5])  # without it a wrong response to either problem counts the same
+    # without it a wrong response to either problem counts the same
+    assert plain[3] == pytest.approx(plain[5])
     assert advantages[3] == pytest.approx(3 * advantages[5])
 
 
@@ -194,7 +218,8 @@ def test_with_a_baseline_a_group_of_equal_rewards_has_exact_zeros_and_counts_in_
     alone = reinforce_pp_baseline_advantages(*batch_of([[1.0, 0.0]]))
     advantages = reinforce_pp_baseline_advantages(*batch_of([[0.1, 0.1, 0.1], [1.0, 0.0]]))
     assert advantages[:3].tolist() == [0.0] * 3
-    assert advantages[3:].tolist() == pytest.approx((2 * alone).tolist(), rel=1e-5)  # std .5 / sqrt(4 / 1) of before
+    # std .5 / sqrt(4 / 1) of before
+    assert advantages[3:].tolist() == pytest.approx((2 * alone).tolist(), rel=1e-5)
 
 
 def test_a_group_of_one_has_no_baseline():

@@ -1,4 +1,6 @@
-"""The chance of a signal under a Beta distribution, and its fit to counts, against sums and samples."""
+"""The chance of a signal under a Beta distribution, and its fit to counts, against sums and
+samples.
+"""
 
 import math
 from itertools import combinations
@@ -18,7 +20,13 @@ from dapo.algo.chance import (
     measured_chances,
 )
 
-DISTRIBUTIONS = [Beta(1.0, 1.0), Beta(0.3, 0.2), Beta(20.0, 1.5), Beta(2.0, 60.0), Beta(500.0, 500.0)]
+DISTRIBUTIONS = [
+    Beta(1.0, 1.0),
+    Beta(0.3, 0.2),
+    Beta(20.0, 1.5),
+    Beta(2.0, 60.0),
+    Beta(500.0, 500.0),
+]
 
 
 def samples(distribution: Beta, count: int = 200_000) -> np.ndarray:
@@ -27,7 +35,9 @@ def samples(distribution: Beta, count: int = 200_000) -> np.ndarray:
 
 @pytest.mark.parametrize("group_size", [2, 8, 16])
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_the_expected_chance_is_the_mean_over_sampled_probabilities(distribution: Beta, group_size: int):
+def test_the_expected_chance_is_the_mean_over_sampled_probabilities(
+    distribution: Beta, group_size: int
+):
     expected = np.mean([chance_at(p, group_size) for p in samples(distribution, 20_000)])
     assert expected_chance(distribution, group_size) == pytest.approx(expected, abs=0.01)
 
@@ -52,7 +62,9 @@ def test_the_distribution_function_has_its_closed_forms():
     for x in (1e-9, 0.2, 0.5, 0.99):
         assert beta_cdf(x, UNIFORM) == pytest.approx(x, rel=1e-13)
         assert beta_cdf(x, Beta(5.0, 1.0)) == pytest.approx(x**5, rel=1e-12)
-        assert beta_cdf(x, Beta(0.5, 0.5)) == pytest.approx(2 / math.pi * math.asin(math.sqrt(x)), rel=1e-12)
+        assert beta_cdf(x, Beta(0.5, 0.5)) == pytest.approx(
+            2 / math.pi * math.asin(math.sqrt(x)), rel=1e-12
+        )
 
 
 @pytest.mark.parametrize("group_size", [2, 8, 16])
@@ -87,7 +99,8 @@ def test_problems_that_are_all_alike_make_a_narrow_fit_and_few_problems_a_wide_o
 
 
 def test_a_fit_counts_each_problem_by_its_age():
-    correct, wrong = np.array([8.0, 8.0, 0.0, 0.0]), np.array([0.0, 0.0, 8.0, 8.0])
+    correct = np.array([8.0, 8.0, 0.0, 0.0])
+    wrong = np.array([0.0, 0.0, 8.0, 8.0])
     recent = fit_beta(correct, wrong, np.array([1.0, 1.0, 1e-6, 1e-6]))
     alone = fit_beta(correct[:2], wrong[:2], np.ones(2))
     assert recent == pytest.approx(alone, rel=1e-4)
@@ -103,17 +116,22 @@ def test_a_fit_to_a_few_problems_of_unequal_weight_is_the_formula_written_out(nu
     correct = rng.binomial(trials, rng.uniform(0.05, 0.95, count))
     ages = rng.uniform(0.1, 1.0, count)
     weights = [float(age * n) for age, n in zip(ages, trials, strict=True)]
-    whole, squares = sum(weights), sum(w * w for w in weights)
+    whole = sum(weights)
+    squares = sum(w * w for w in weights)
     rates = [c / n for c, n in zip(correct, trials, strict=True)]
     problems = whole * whole / squares
-    mean = (problems * sum(w * x for w, x in zip(weights, rates, strict=True)) / whole + 0.5) / (problems + 1)
+    mean = (problems * sum(w * x for w, x in zip(weights, rates, strict=True)) / whole + 0.5) / (
+        problems + 1
+    )
     variance = sum(w * (x - mean) ** 2 for w, x in zip(weights, rates, strict=True))
     flips = sum(w * (1 - w / whole) / n for w, n in zip(weights, trials, strict=True))
     correlation = (variance / (mean * (1 - mean)) - flips) / (whole - squares / whole - flips)
     assert 0.05 < correlation < 0.95  # no bound hides the terms
     shrunk = (problems * correlation + 4 / 3) / (problems + 4)
     expected = mean * (1 / shrunk - 1), (1 - mean) * (1 / shrunk - 1)
-    assert fit_beta(correct.astype(float), (trials - correct).astype(float), ages) == pytest.approx(expected, rel=1e-9)
+    assert fit_beta(correct.astype(float), (trials - correct).astype(float), ages) == pytest.approx(
+        expected, rel=1e-9
+    )
 
 
 def test_a_group_is_kept_unless_all_of_it_is_correct_or_all_incorrect():
@@ -128,7 +146,9 @@ def test_a_measured_chance_is_the_fraction_of_sets_of_responses_that_differ(grou
         for c in range(n + 1):
             sets = list(combinations([True] * c + [False] * (n - c), group_size))
             (found,) = measured_chances([c], [n - c], group_size)
-            assert found == pytest.approx(np.mean([any(each) and not all(each) for each in sets]), abs=1e-12)
+            assert found == pytest.approx(
+                np.mean([any(each) and not all(each) for each in sets]), abs=1e-12
+            )
 
 
 @pytest.mark.parametrize("p", [0.0, 0.005, 0.3, 0.9, 1.0])
@@ -141,15 +161,21 @@ def test_measured_chances_are_unbiased_from_as_many_responses_as_a_group_has(p: 
 
 
 def test_with_fewer_responses_than_a_group_has_a_chance_is_the_mean_of_its_posterior():
-    correct, wrong = [0, 1, 4, 9], [4, 3, 0, 7]
+    correct = [0, 1, 4, 9]
+    wrong = [4, 3, 0, 7]
     prior = fit_beta(np.array(correct, float), np.array(wrong, float), np.ones(4))
     *few, many = measured_chances(correct, wrong, 8)
-    assert few == [expected_chance(Beta(prior.a + c, prior.b + w), 8) for c, w in zip(correct[:3], wrong, strict=False)]
+    assert few == [
+        expected_chance(Beta(prior.a + c, prior.b + w), 8)
+        for c, w in zip(correct[:3], wrong, strict=False)
+    ]
     assert many == pytest.approx(1 - math.comb(9, 8) / math.comb(16, 8), abs=1e-15)
 
 
 def test_with_fewer_responses_chances_of_problems_that_are_nearly_never_solved_are_too_high():
-    """What docs/lab/scale.md says of it: 4 responses expect .12 of groups of 8 where .04 carry a signal."""
+    """What docs/lab/scale.md says of it: 4 responses expect .12 of groups of 8 where .04 carry a
+    signal.
+    """
     rates = samples(Beta(1, 200), 40_000)
     correct = np.random.default_rng(1).binomial(4, rates)
     expected = np.mean([np.mean(measured_chances(c, 4 - c, 8)) for c in correct.reshape(-1, 32)])

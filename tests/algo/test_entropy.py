@@ -6,8 +6,11 @@ from dapo.algo.entropy import DELTA, MAX_COEFFICIENT, EntropyBonus
 
 
 def weights(target: float, entropies: list[float], *, updates: int = 1) -> list[float]:
-    """The weight in each step: the first, and those after steps whose updates have measured these entropies."""
-    bonus, found = EntropyBonus(target), []
+    """The weight in each step: the first, and those after steps whose updates have measured these
+    entropies.
+    """
+    bonus = EntropyBonus(target)
+    found = []
     for step, entropy in enumerate([*entropies, 0.0], 1):
         for update in range(updates):
             bonus = bonus.at_step(step)
@@ -35,11 +38,14 @@ def test_the_weight_has_the_bounds_and_the_pace_that_were_released():
     assert found[49:52] == pytest.approx([0.0049, 0.005, 0.005])
     assert max(found) == MAX_COEFFICIENT
     after_the_bound = weights(0.5, [0.4] * 100 + [0.6, 0.5])
-    assert after_the_bound[-2:] == pytest.approx([0, 0.0048])  # it falls at once: nothing was stored up beyond it
+    # it falls at once: nothing was stored up beyond it
+    assert after_the_bound[-2:] == pytest.approx([0, 0.0048])
 
 
 def test_at_the_target_itself_the_bonus_acts_with_a_smaller_weight():
-    assert weights(0.5, [0.1, 0.1, 0.1, 0.5]) == pytest.approx([0, DELTA, 2 * DELTA, 3 * DELTA, 2 * DELTA])
+    assert weights(0.5, [0.1, 0.1, 0.1, 0.5]) == pytest.approx(
+        [0, DELTA, 2 * DELTA, 3 * DELTA, 2 * DELTA]
+    )
 
 
 def test_a_long_time_above_the_target_is_no_debt():
@@ -48,7 +54,9 @@ def test_a_long_time_above_the_target_is_no_debt():
 
 def test_the_rule_keeps_the_entropy_of_a_policy_that_collapses_at_the_target():
     # each step takes 3 % of the entropy away, and the bonus gives back in proportion to its weight
-    entropy, bonus, seen = 2.0, EntropyBonus(0.4), []
+    entropy = 2.0
+    bonus = EntropyBonus(0.4)
+    seen = []
     for step in range(1, 3001):
         bonus = bonus.at_step(step)
         weight = bonus.weight

@@ -8,15 +8,25 @@ import torch
 from torch import Tensor
 
 from conformance import naive
-from dapo.algo.gae import explained_variance, generalized_advantages, token_rewards, value_loss, whiten
+from dapo.algo.gae import (
+    explained_variance,
+    generalized_advantages,
+    token_rewards,
+    value_loss,
+    whiten,
+)
 
 LENGTHS = (5, 1, 9, 3, 0)
 
 
 def batch(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """`[N, T]` rewards, values and `[N]` lengths; behind the ends stand numbers that must not count."""
+    """`[N, T]` rewards, values and `[N]` lengths; behind the ends stand numbers that must not
+    count.
+    """
     generator = torch.Generator().manual_seed(seed)
-    rewards, values = torch.randn(2, len(LENGTHS), max(LENGTHS), generator=generator, dtype=torch.float64)
+    rewards, values = torch.randn(
+        2, len(LENGTHS), max(LENGTHS), generator=generator, dtype=torch.float64
+    )
     lengths = torch.tensor(LENGTHS)
     behind = torch.arange(max(LENGTHS)) >= lengths[:, None]
     return rewards.masked_fill(behind, torch.nan), values.masked_fill(behind, torch.nan), lengths
@@ -24,10 +34,17 @@ def batch(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
 @pytest.mark.parametrize("lam", [1.0, 0.95, 0.5, 0.0])
-def test_advantages_and_targets_equal_the_naive_double_loop_over_tokens(gamma: float, lam: float) -> None:
+def test_advantages_and_targets_equal_the_naive_double_loop_over_tokens(
+    gamma: float, lam: float
+) -> None:
     rewards, values, lengths = batch()
-    advantages, targets = generalized_advantages(rewards, values, lengths, gamma=gamma, gae_lambda=lam)
-    own = [[row[:n].tolist() for row, n in zip(each, LENGTHS, strict=True)] for each in (rewards, values)]
+    advantages, targets = generalized_advantages(
+        rewards, values, lengths, gamma=gamma, gae_lambda=lam
+    )
+    own = [
+        [row[:n].tolist() for row, n in zip(each, LENGTHS, strict=True)]
+        for each in (rewards, values)
+    ]
     expected = naive.generalized_advantages(*own, gamma, lam)
     for found, by_loop in zip((advantages, targets), expected, strict=True):
         for row, each in zip(found.tolist(), by_loop, strict=True):
@@ -35,8 +52,11 @@ def test_advantages_and_targets_equal_the_naive_double_loop_over_tokens(gamma: f
 
 
 def test_the_example_of_the_docstring() -> None:
-    rewards, values = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.5, 0.5, 0.75]])
-    advantages, targets = generalized_advantages(rewards, values, torch.tensor([3]), gamma=1.0, gae_lambda=1.0)
+    rewards = torch.tensor([[0.0, 0.0, 1.0]])
+    values = torch.tensor([[0.5, 0.5, 0.75]])
+    advantages, targets = generalized_advantages(
+        rewards, values, torch.tensor([3]), gamma=1.0, gae_lambda=1.0
+    )
     assert advantages.tolist() == [[0.5, 0.5, 0.25]]
     assert targets.tolist() == [[1.0, 1.0, 1.0]]
 
@@ -53,7 +73,9 @@ def test_whitened_advantages_have_mean_zero_and_variance_one_over_the_tokens_tha
     found = whiten(advantages, mask)
     # of 1, 2, 4, 9: mean 4, variance (9 + 4 + 0 + 25) / 3
     scale = math.sqrt(38 / 3 + 1e-8)
-    assert found.flatten().tolist() == pytest.approx([-3 / scale, -2 / scale, 0, 0, 0, 5 / scale], abs=1e-12)
+    assert found.flatten().tolist() == pytest.approx(
+        [-3 / scale, -2 / scale, 0, 0, 0, 5 / scale], abs=1e-12
+    )
     assert float(found[mask.bool()].var()) == pytest.approx(1, abs=1e-8)
     rows = whiten(advantages.flip(0), mask.flip(0))
     assert torch.equal(rows, found.flip(0))  # no order of responses matters
@@ -71,11 +93,19 @@ def tokens(seed: int = 0) -> dict[str, Tensor]:
     values, old, targets = torch.randn(3, 40, generator=generator, dtype=torch.float64)
     mask = torch.arange(40) % 5 != 3
     weights = torch.rand(40, generator=generator, dtype=torch.float64)
-    return {"values": values, "old_values": old, "targets": targets, "mask": mask, "weights": weights}
+    return {
+        "values": values,
+        "old_values": old,
+        "targets": targets,
+        "mask": mask,
+        "weights": weights,
+    }
 
 
 @pytest.mark.parametrize("clip_range", [None, 0.2, 0.7])
-def test_the_value_loss_its_gradient_and_its_clips_equal_the_naive_loop(clip_range: float | None) -> None:
+def test_the_value_loss_its_gradient_and_its_clips_equal_the_naive_loop(
+    clip_range: float | None,
+) -> None:
     given = tokens()
     values = given["values"].clone().requires_grad_()
     loss, sums = value_loss(**{**given, "values": values}, clip_range=clip_range)
@@ -89,8 +119,12 @@ def test_the_value_loss_its_gradient_and_its_clips_equal_the_naive_loop(clip_ran
     assert (gradient.count(0.0) > 0) == (clip_range is not None)
 
 
-def test_a_value_that_was_moved_far_towards_its_target_has_no_gradient_and_away_from_it_has() -> None:
-    old, targets, values = torch.zeros(3), torch.tensor([1.0, 1.0, 1.0]), torch.tensor([0.6, 0.4, -0.6])
+def test_a_value_that_was_moved_far_towards_its_target_has_no_gradient_and_away_from_it_has() -> (
+    None
+):
+    old = torch.zeros(3)
+    targets = torch.tensor([1.0, 1.0, 1.0])
+    values = torch.tensor([0.6, 0.4, -0.6])
     values.requires_grad_()
     loss, sums = value_loss(values, old, targets, torch.ones(3), torch.ones(3), clip_range=0.5)
     loss.backward()
@@ -102,7 +136,8 @@ def test_microbatches_add_up_and_masked_numbers_are_never_read() -> None:
     given = tokens(2)
     whole, sums = value_loss(**given, clip_range=0.2)
     parts = [
-        value_loss(**{name: each[i : i + 7] for name, each in given.items()}, clip_range=0.2) for i in range(0, 40, 7)
+        value_loss(**{name: each[i : i + 7] for name, each in given.items()}, clip_range=0.2)
+        for i in range(0, 40, 7)
     ]
     assert float(sum(loss for loss, _ in parts)) == pytest.approx(float(whole), abs=1e-12)
     assert sum(int(part["clipped"]) for _, part in parts) == int(sums["clipped"])
@@ -128,9 +163,13 @@ def test_perfect_values_explain_all_of_the_variance_and_a_constant_none() -> Non
 
 def test_numbers_of_the_wrong_shape_are_refused() -> None:
     rewards, values, lengths = batch()
-    with pytest.raises(ValueError, match=r"lengths must have one number per response of \[N, T\] tokens, got \[4\]"):
+    with pytest.raises(
+        ValueError, match=r"lengths must have one number per response of \[N, T\] tokens, got \[4\]"
+    ):
         generalized_advantages(rewards, values, lengths[:4], gamma=1.0, gae_lambda=1.0)
-    with pytest.raises(ValueError, match=r"rewards must be of the shape of the values, \[5, 9\], got \[5, 8\]"):
+    with pytest.raises(
+        ValueError, match=r"rewards must be of the shape of the values, \[5, 9\], got \[5, 8\]"
+    ):
         generalized_advantages(rewards[:, :8], values, lengths, gamma=1.0, gae_lambda=1.0)
     with pytest.raises(ValueError, match="rewards must have one number per response"):
         token_rewards(torch.zeros(4), lengths, values)

@@ -1,4 +1,6 @@
-"""The three estimates of the divergence: values by hand, and the gradient of each by enumeration."""
+"""The three estimates of the divergence: values by hand, and the gradient of each by
+enumeration.
+"""
 
 import math
 
@@ -17,7 +19,9 @@ ALL = torch.ones(2, dtype=torch.bool)
 
 
 def test_k3_penalty_has_hand_computed_values_weights_and_gradient():
-    logprobs = torch.tensor([[0.5, 0.2, 0.9], [0.4, 0.4, 0.9]], dtype=torch.float64).log().requires_grad_()
+    logprobs = (
+        torch.tensor([[0.5, 0.2, 0.9], [0.4, 0.4, 0.9]], dtype=torch.float64).log().requires_grad_()
+    )
     reference = torch.tensor([[0.5, 0.4, NAN], [0.2, 0.4, NAN]], dtype=torch.float64).log()
     mask = torch.tensor([[True, True, False], [True, True, False]])
     penalty = kl_penalty(logprobs, reference, mask, torch.tensor([2.0, 10.0], dtype=torch.float64))
@@ -30,7 +34,10 @@ def test_k3_penalty_has_hand_computed_values_weights_and_gradient():
 def test_the_reference_gets_no_gradient():
     reference = torch.tensor([[-1.0]], requires_grad=True)
     kl_penalty(
-        torch.tensor([[-2.0]], requires_grad=True), reference, torch.ones(1, 1, dtype=torch.bool), torch.ones(1)
+        torch.tensor([[-2.0]], requires_grad=True),
+        reference,
+        torch.ones(1, 1, dtype=torch.bool),
+        torch.ones(1),
     ).backward()
     assert reference.grad is None
 
@@ -40,7 +47,12 @@ def test_k3_penalty_is_never_negative_and_zero_only_on_the_reference():
     reference = torch.full_like(logprobs, -2.5)
     each = torch.stack(
         [
-            kl_penalty(logprobs[:, [t]], reference[:, [t]], torch.ones(1, 1, dtype=torch.bool), torch.ones(1))
+            kl_penalty(
+                logprobs[:, [t]],
+                reference[:, [t]],
+                torch.ones(1, 1, dtype=torch.bool),
+                torch.ones(1),
+            )
             for t in range(101)
         ]
     )
@@ -51,7 +63,9 @@ def test_k3_penalty_is_never_negative_and_zero_only_on_the_reference():
 def test_k3_penalty_keeps_its_digits_near_the_reference():
     # (log q)^2 / 2 with log q = 1e-3 in float32; exp(x) - 1 - x would be wrong by several percent
     one = torch.ones(1)
-    penalty = kl_penalty(torch.tensor([[-1e-3]]), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool), one)
+    penalty = kl_penalty(
+        torch.tensor([[-1e-3]]), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool), one
+    )
     assert penalty.item() == pytest.approx(0.5e-6, rel=2e-3)
 
 
@@ -61,7 +75,10 @@ def test_mean_of_k3_over_samples_of_the_policy_is_the_kl_divergence():
     exact = (policy * (policy / reference).log()).sum()
     # each token of the vocabulary once, weighted by its probability: the expectation itself
     estimate = kl_penalty(
-        policy.log().unsqueeze(1), reference.log().unsqueeze(1), torch.ones(3, 1, dtype=torch.bool), policy
+        policy.log().unsqueeze(1),
+        reference.log().unsqueeze(1),
+        torch.ones(3, 1, dtype=torch.bool),
+        policy,
     )
     assert estimate.item() == pytest.approx(exact.item(), abs=1e-12)
 
@@ -71,17 +88,27 @@ def test_each_estimate_has_hand_computed_values_and_is_zero_where_nothing_trains
     reference = torch.tensor([0.5, 0.4, 0.2, NAN], dtype=torch.float64).log()
     mask = torch.tensor([True, True, True, False])
     ln2 = math.log(2)
-    expected = {"k1": [0, -ln2, ln2, 0], "k2": [0, ln2**2 / 2, ln2**2 / 2, 0], "k3": [0, 1 - ln2, ln2 - 0.5, 0]}
+    expected = {
+        "k1": [0, -ln2, ln2, 0],
+        "k2": [0, ln2**2 / 2, ln2**2 / 2, 0],
+        "k3": [0, 1 - ln2, ln2 - 0.5, 0],
+    }
     for estimator in ESTIMATORS:
         found = token_kl(logprobs, reference, mask, estimator=estimator)
         assert found.tolist() == pytest.approx(expected[estimator], abs=1e-12), estimator
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_beyond_a_log_ratio_of_twenty_an_estimate_is_finite_and_has_no_gradient(estimator: KlEstimator):
-    logprobs = torch.tensor([500.0, -500.0, math.inf, -math.inf, 19.0], dtype=torch.float64, requires_grad=True)
+def test_beyond_a_log_ratio_of_twenty_an_estimate_is_finite_and_has_no_gradient(
+    estimator: KlEstimator,
+):
+    logprobs = torch.tensor(
+        [500.0, -500.0, math.inf, -math.inf, 19.0], dtype=torch.float64, requires_grad=True
+    )
     zeros = torch.zeros(5, dtype=torch.float64)
-    kl_penalty(logprobs, zeros, torch.ones(5, dtype=torch.bool), zeros + 1, estimator=estimator).backward()
+    kl_penalty(
+        logprobs, zeros, torch.ones(5, dtype=torch.bool), zeros + 1, estimator=estimator
+    ).backward()
     assert logprobs.grad is not None
     assert logprobs.grad[:4].tolist() == [0.0] * 4
     assert logprobs.grad[4] > 0
@@ -91,7 +118,9 @@ def test_beyond_a_log_ratio_of_twenty_an_estimate_is_finite_and_has_no_gradient(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_the_written_gradient_equals_that_of_autograd(estimator: KlEstimator, dtype: torch.dtype):
-    gaps = torch.tensor([0.0, 0.1, -0.1, 3.0, -3.0, 19.9, -19.9, 20.1, -20.1, 500.0, NAN], dtype=dtype).repeat(2)
+    gaps = torch.tensor(
+        [0.0, 0.1, -0.1, 3.0, -3.0, 19.9, -19.9, 20.1, -20.1, 500.0, NAN], dtype=dtype
+    ).repeat(2)
     mask = (torch.arange(22) < 11) & gaps.isfinite()
     reference = torch.linspace(-4, -0.5, 22, dtype=dtype)
     weights = torch.linspace(0.5, 2, 22, dtype=dtype)
@@ -99,7 +128,9 @@ def test_the_written_gradient_equals_that_of_autograd(estimator: KlEstimator, dt
     penalty = kl_penalty(logprobs, reference, mask, weights, estimator=estimator)
     (expected,) = torch.autograd.grad(penalty, logprobs)
     found = kl_gradient(logprobs.detach(), reference, mask, weights, estimator=estimator)
-    torch.testing.assert_close(found, expected, rtol=1e-5 if dtype == torch.float32 else 1e-14, atol=1e-7)
+    torch.testing.assert_close(
+        found, expected, rtol=1e-5 if dtype == torch.float32 else 1e-14, atol=1e-7
+    )
     assert found.count_nonzero() >= 6
 
 
@@ -124,8 +155,12 @@ def exact(*, reverse: bool, logits: Tensor = LOGITS) -> Tensor:
     return gradient
 
 
-def in_loss(estimator: KlEstimator, sampled_by: Tensor | None = None, logits: Tensor = LOGITS) -> Tensor:
-    """The expected gradient of the penalty: each token once, weighted by the probability that it is sampled."""
+def in_loss(
+    estimator: KlEstimator, sampled_by: Tensor | None = None, logits: Tensor = LOGITS
+) -> Tensor:
+    """The expected gradient of the penalty: each token once, weighted by the probability that it is
+    sampled.
+    """
     logits = logits.clone().requires_grad_()
     weights = logits.detach().softmax(0) if sampled_by is None else sampled_by
     penalty = kl_penalty(logits.log_softmax(0), REFERENCE.log(), ALL, weights, estimator=estimator)
@@ -133,8 +168,12 @@ def in_loss(estimator: KlEstimator, sampled_by: Tensor | None = None, logits: Te
     return gradient
 
 
-def in_reward(estimator: KlEstimator, sampled_by: Tensor | None = None, logits: Tensor = LOGITS) -> Tensor:
-    """The expected policy gradient, r log pi by its derivative, of the estimate as a cost; r = pi / pi_old."""
+def in_reward(
+    estimator: KlEstimator, sampled_by: Tensor | None = None, logits: Tensor = LOGITS
+) -> Tensor:
+    """The expected policy gradient, r log pi by its derivative, of the estimate as a cost; r = pi /
+    pi_old.
+    """
     logits = logits.clone().requires_grad_()
     logprobs = logits.log_softmax(0)
     old = logits.detach().softmax(0) if sampled_by is None else sampled_by
@@ -166,9 +205,13 @@ def test_k3_in_the_reward_has_the_difference_of_the_two_gradients():
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
-def test_near_the_reference_k2_and_k3_in_the_reward_pull_a_hundred_times_less(estimator: KlEstimator):
+def test_near_the_reference_k2_and_k3_in_the_reward_pull_a_hundred_times_less(
+    estimator: KlEstimator,
+):
     near = REFERENCE.log() + torch.tensor([0.01, 0.0], dtype=torch.float64)
-    pull = float(in_reward(estimator, logits=near).abs().max() / in_reward("k1", logits=near).abs().max())
+    pull = float(
+        in_reward(estimator, logits=near).abs().max() / in_reward("k1", logits=near).abs().max()
+    )
     assert 1e-5 < pull < 0.01
 
 

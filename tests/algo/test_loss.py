@@ -17,7 +17,8 @@ CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 AGGREGATES = ["token", "group", "sequence", "constant"]
 NAN = float("nan")
 
-# a minibatch with everything in it: ragged lengths, two groups, a zero advantage, ratios inside and outside the clips
+# a minibatch with everything in it: ragged lengths, two groups, a zero advantage, ratios inside and
+# outside the clips
 LENGTHS = [1, 3, 50, 7]
 GROUPS = [4, 4, -9, -9]
 ADVANTAGES = [1.5, -0.7, 0.0, -1.2]
@@ -38,10 +39,15 @@ def weights_of(aggregate: str) -> list[float]:
 
 
 def naive_loss(
-    new: list[list[float]], old: list[list[float]], *rest: list[float], dual_clip: float | None = None
+    new: list[list[float]],
+    old: list[list[float]],
+    *rest: list[float],
+    dual_clip: float | None = None,
 ) -> tuple[float, list[list[float]]]:
     mask = [[True] * len(row) for row in new]
-    return naive.policy_loss(new, old, mask, *rest, **CLIP, **({"dual_clip": dual_clip} if dual_clip else {}))
+    return naive.policy_loss(
+        new, old, mask, *rest, **CLIP, **({"dual_clip": dual_clip} if dual_clip else {})
+    )
 
 
 def padded(rows: list[list[float]], width: int, fill: float = NAN) -> Tensor:
@@ -60,8 +66,12 @@ def run_in_microbatches(
     microbatches: list[list[int]],
     dual_clip: float | None = None,
 ) -> tuple[float, list[list[float]], dict[str, float]]:
-    """Loss, gradient and metrics as a trainer sums them, each microbatch padded (with NaN) to its own width."""
-    loss, gradient, totals = 0.0, [[] for _ in new], {}
+    """Loss, gradient and metrics as a trainer sums them, each microbatch padded (with NaN) to its
+    own width.
+    """
+    loss = 0.0
+    gradient = [[] for _ in new]
+    totals = {}
     for rows in microbatches:
         width = max(len(new[i]) for i in rows) + 2
         logprobs = padded([new[i] for i in rows], width).requires_grad_()
@@ -86,8 +96,12 @@ def flat(rows: list[list[float]]) -> list[float]:
     return [value for row in rows for value in row]
 
 
-def one_token(ratio: float, advantage: float, dual_clip: float | None = None) -> tuple[float, float, dict[str, Tensor]]:
-    """Loss, gradient (of the loss, by the log-probability) and metrics of a single token of weight 1."""
+def one_token(
+    ratio: float, advantage: float, dual_clip: float | None = None
+) -> tuple[float, float, dict[str, Tensor]]:
+    """Loss, gradient (of the loss, by the log-probability) and metrics of a single token of weight
+    1.
+    """
     logprobs = torch.tensor([[-1.0 + math.log(ratio)]], dtype=torch.float64, requires_grad=True)
     old = torch.tensor([[-1.0]], dtype=torch.float64)
     one = torch.ones(1, dtype=torch.float64)
@@ -108,8 +122,12 @@ def test_loss_and_gradient_equal_those_of_the_double_loop(aggregate, dual_clip):
     weights = aggregation_weights(
         torch.tensor(LENGTHS), torch.tensor(GROUPS), aggregate=aggregate, max_length=MAX_LENGTH
     )
-    expected, expected_gradient = naive_loss(new, old, ADVANTAGES_ALL, weights_of(aggregate), dual_clip=dual_clip)
-    loss, gradient, _ = run_in_microbatches(new, old, ADVANTAGES_ALL, weights, [[0, 1, 2, 3]], dual_clip)
+    expected, expected_gradient = naive_loss(
+        new, old, ADVANTAGES_ALL, weights_of(aggregate), dual_clip=dual_clip
+    )
+    loss, gradient, _ = run_in_microbatches(
+        new, old, ADVANTAGES_ALL, weights, [[0, 1, 2, 3]], dual_clip
+    )
     assert loss == pytest.approx(expected, abs=1e-12)
     assert flat(gradient) == pytest.approx(flat(expected_gradient), abs=1e-12)
     assert 0 in flat(gradient)  # some tokens are clipped
@@ -123,7 +141,9 @@ def test_loss_and_gradient_equal_those_of_the_double_loop(aggregate, dual_clip):
     order=st.permutations(range(4)),
     seed=st.integers(0, 5),
 )
-def test_any_partition_into_microbatches_on_two_ranks_gives_the_same_gradient(aggregate, cut, order, seed):
+def test_any_partition_into_microbatches_on_two_ranks_gives_the_same_gradient(
+    aggregate, cut, order, seed
+):
     new, old = ragged(seed)
     weights = aggregation_weights(
         torch.tensor(LENGTHS), torch.tensor(GROUPS), aggregate=aggregate, max_length=MAX_LENGTH
@@ -133,9 +153,13 @@ def test_any_partition_into_microbatches_on_two_ranks_gives_the_same_gradient(ag
     for i in order:
         rank, microbatch = cut[i]
         ranks.setdefault(rank, {}).setdefault(microbatch, []).append(i)
-    loss, summed, totals = 0.0, [[0.0] * length for length in LENGTHS], {}
+    loss = 0.0
+    summed = [[0.0] * length for length in LENGTHS]
+    totals = {}
     for microbatches in ranks.values():  # what an all-reduce with SUM adds up
-        part, gradient, metrics = run_in_microbatches(new, old, ADVANTAGES, weights, list(microbatches.values()))
+        part, gradient, metrics = run_in_microbatches(
+            new, old, ADVANTAGES, weights, list(microbatches.values())
+        )
         loss += part
         for i, row in enumerate(gradient):
             summed[i] = [a + b for a, b in zip(summed[i], row or [0.0] * LENGTHS[i], strict=True)]
@@ -147,9 +171,11 @@ def test_any_partition_into_microbatches_on_two_ranks_gives_the_same_gradient(ag
 
 
 def test_a_mean_over_microbatches_would_not_be_the_same():
-    # lengths 1 and 3: token means of the two microbatches, averaged, weigh the lone token 3 times as much
+    # lengths 1 and 3: token means of the two microbatches, averaged, weigh the lone token 3 times
+    # as much
     weights = aggregation_weights(torch.tensor([1, 3]), torch.tensor([0, 0]), aggregate="token")
-    new, old = [[0.0], [0.0] * 3], [[0.0], [0.0] * 3]
+    new = [[0.0], [0.0] * 3]
+    old = [[0.0], [0.0] * 3]
     loss, gradient, _ = run_in_microbatches(new, old, [3.0, -1.0], weights, [[0], [1]])
     assert loss == pytest.approx(0.0)  # -(3 - 1 - 1 - 1) / 4
     assert gradient == [[-0.75], [0.25, 0.25, 0.25]]
@@ -182,13 +208,17 @@ def test_packed_tokens_give_the_same_loss(aggregate):
 
 
 def test_two_groups_of_lengths_1_and_9_give_different_losses_under_each_aggregate():
-    # responses of 1 and 9 tokens with A = 1 and -1 in one group, of 1 and 1 with A = -2 and 3 in the other
-    lengths, groups = torch.tensor([1, 9, 1, 1]), torch.tensor([0, 0, 1, 1])
+    # responses of 1 and 9 tokens with A = 1 and -1 in one group, of 1 and 1 with A = -2 and 3 in
+    # the other
+    lengths = torch.tensor([1, 9, 1, 1])
+    groups = torch.tensor([0, 0, 1, 1])
     new = [[0.0] * n for n in lengths.tolist()]
     losses = {}
     for aggregate in AGGREGATES:
         weights = aggregation_weights(lengths, groups, aggregate=aggregate, max_length=9)
-        losses[aggregate] = run_in_microbatches(new, new, [1.0, -1.0, -2.0, 3.0], weights, [[0, 1, 2, 3]])[0]
+        losses[aggregate] = run_in_microbatches(
+            new, new, [1.0, -1.0, -2.0, 3.0], weights, [[0, 1, 2, 3]]
+        )[0]
     assert losses == pytest.approx(
         {
             "token": 7 / 12,  # -(1 - 9 - 2 + 3) / 12
@@ -223,10 +253,15 @@ def test_padding_prompt_and_masked_tokens_are_neither_counted_nor_trained():
 
 @pytest.mark.parametrize("aggregate", AGGREGATES)
 def test_responses_without_a_trained_token_weigh_nothing_and_are_not_counted(aggregate):
-    full = aggregation_weights(torch.tensor([4, 2, 5]), torch.tensor([0, 0, 1]), aggregate=aggregate, max_length=8)
+    full = aggregation_weights(
+        torch.tensor([4, 2, 5]), torch.tensor([0, 0, 1]), aggregate=aggregate, max_length=8
+    )
     # the same with two empty responses, one of them a group of its own
     some = aggregation_weights(
-        torch.tensor([0, 4, 2, 0, 5]), torch.tensor([0, 0, 0, 2, 1]), aggregate=aggregate, max_length=8
+        torch.tensor([0, 4, 2, 0, 5]),
+        torch.tensor([0, 0, 0, 2, 1]),
+        aggregate=aggregate,
+        max_length=8,
     )
     assert some.tolist() == [0.0, full[0], full[1], 0.0, full[2]]
     assert all(full > 0)
@@ -236,7 +271,10 @@ def test_responses_without_a_trained_token_weigh_nothing_and_are_not_counted(agg
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
 def test_a_minibatch_without_a_trained_token_has_zero_weights(aggregate, lengths):
     weights = aggregation_weights(
-        torch.tensor(lengths, dtype=torch.int64), torch.arange(len(lengths)), aggregate=aggregate, max_length=8
+        torch.tensor(lengths, dtype=torch.int64),
+        torch.arange(len(lengths)),
+        aggregate=aggregate,
+        max_length=8,
     )
     assert weights.tolist() == [0.0] * len(lengths)
 
@@ -253,7 +291,8 @@ def test_group_ids_are_names_of_any_value_in_any_order(ids):
     responses=st.lists(st.tuples(st.integers(0, 60), st.integers(-3, 3)), min_size=1, max_size=12),
 )
 def test_weights_equal_the_table_and_sum_to_one_over_tokens(aggregate, responses):
-    lengths, groups = [n for n, _ in responses], [g for _, g in responses]
+    lengths = [n for n, _ in responses]
+    groups = [g for _, g in responses]
     weights = aggregation_weights(
         torch.tensor(lengths), torch.tensor(groups), aggregate=aggregate, max_length=MAX_LENGTH
     )
@@ -268,7 +307,9 @@ def test_weights_equal_the_table_and_sum_to_one_over_tokens(aggregate, responses
 @pytest.mark.parametrize("max_length", [None, 0])
 def test_constant_weights_need_the_limit(max_length):
     with pytest.raises(ValueError, match="needs max_length, the response limit in tokens"):
-        aggregation_weights(torch.tensor([1]), torch.tensor([0]), aggregate="constant", max_length=max_length)
+        aggregation_weights(
+            torch.tensor([1]), torch.tensor([0]), aggregate="constant", max_length=max_length
+        )
 
 
 def test_wrong_arguments_of_the_weights_are_errors_that_say_why():
@@ -293,12 +334,23 @@ def test_what_padding_holds_changes_neither_loss_nor_gradient_nor_metrics(garbag
         logprobs = clean.masked_fill(~mask, fill).requires_grad_()
         old = (clean - 0.1).masked_fill(~mask, -fill)
         loss, metrics = policy_loss(
-            logprobs, old, torch.tensor([1.0, -1.0]), mask, torch.tensor([0.5, 0.25]), **CLIP, dual_clip=10.0
+            logprobs,
+            old,
+            torch.tensor([1.0, -1.0]),
+            mask,
+            torch.tensor([0.5, 0.25]),
+            **CLIP,
+            dual_clip=10.0,
         )
         penalty = kl_penalty(logprobs, old, mask, torch.tensor([0.5, 0.25]))
         (loss + penalty).backward()
         results.append(
-            [loss.item(), penalty.item(), *logprobs.grad.flatten().tolist(), *(m.item() for m in metrics.values())]
+            [
+                loss.item(),
+                penalty.item(),
+                *logprobs.grad.flatten().tolist(),
+                *(m.item() for m in metrics.values()),
+            ]
         )
     assert results[0] == results[1]
     assert all(math.isfinite(number) for number in results[1])
@@ -327,7 +379,9 @@ def test_a_fully_masked_microbatch_gives_loss_zero_and_finite_gradients(advantag
 def test_a_microbatch_without_rows_or_columns_gives_loss_zero(shape):
     logprobs = torch.zeros(shape, requires_grad=True)
     row = torch.ones(shape[0])
-    loss, metrics = policy_loss(logprobs, logprobs, row, torch.zeros(shape, dtype=torch.bool), row, **CLIP)
+    loss, metrics = policy_loss(
+        logprobs, logprobs, row, torch.zeros(shape, dtype=torch.bool), row, **CLIP
+    )
     loss.backward()
     assert loss.item() == 0.0
     assert metrics["tokens"].item() == 0
@@ -337,7 +391,9 @@ def test_a_mask_of_zeros_and_ones_is_as_good_as_a_boolean_one():
     values = torch.tensor([[-1.0, -2.0]], dtype=torch.float64)
     one = torch.ones(1, dtype=torch.float64)
     losses = [
-        policy_loss(values, values - 0.1, one, torch.tensor([[1, 0]]).to(dtype), one, **CLIP)[0].item()
+        policy_loss(values, values - 0.1, one, torch.tensor([[1, 0]]).to(dtype), one, **CLIP)[
+            0
+        ].item()
         for dtype in (torch.bool, torch.int64, torch.float32)
     ]
     assert losses == [losses[0]] * 3
@@ -366,7 +422,8 @@ def test_nan_in_a_token_that_trains_is_not_hidden():
         (1.0, 0.5, 0.5, True, None),
         (1.0, 0.7, 0.7, True, None),
         (1.0, 1.0, 1.0, True, None),
-        (1.0, 1.25, 1.25, True, None),  # a symmetric clip at 1.2 would stop here: clip-higher does not
+        # a symmetric clip at 1.2 would stop here: clip-higher does not
+        (1.0, 1.25, 1.25, True, None),
         (1.0, 1.3, 1.28, False, "clipped_high"),
         (1.0, 3.0, 1.28, False, "clipped_high"),
         (-1.0, 0.5, -0.8, False, "clipped_low"),
@@ -382,7 +439,9 @@ def test_table_of_clips(advantage, ratio, objective, has_gradient, clipped):
     loss, gradient, metrics = one_token(ratio, advantage)
     assert loss == pytest.approx(-objective)
     assert gradient == pytest.approx(-ratio * advantage if has_gradient else 0.0)
-    counts = {name: metrics[name].item() for name in ("clipped_low", "clipped_high", "clipped_dual")}
+    counts = {
+        name: metrics[name].item() for name in ("clipped_low", "clipped_high", "clipped_dual")
+    }
     assert counts == {name: float(name == clipped) for name in counts}
 
 
@@ -404,7 +463,9 @@ def test_dual_clip_acts_only_on_negative_advantages_and_ratios_above_it(
     loss, gradient, metrics = one_token(ratio, advantage, dual_clip=10.0)
     assert loss == pytest.approx(-objective)
     assert gradient == pytest.approx(-ratio * advantage if has_gradient else 0.0)
-    counts = {name: metrics[name].item() for name in ("clipped_low", "clipped_high", "clipped_dual")}
+    counts = {
+        name: metrics[name].item() for name in ("clipped_low", "clipped_high", "clipped_dual")
+    }
     assert counts == {name: float(name == clipped) for name in counts}
 
 
@@ -427,7 +488,8 @@ def test_on_policy_the_gradient_is_minus_the_advantage_even_if_old_is_the_same_t
 @pytest.mark.parametrize("log_ratio", [100.0, -100.0, math.inf, -math.inf])
 def test_a_log_ratio_of_a_hundred_or_more_stays_finite(log_ratio, advantage, dtype):
     logprobs = torch.tensor([[log_ratio]], dtype=dtype, requires_grad=True)
-    zero, one = torch.zeros(1, 1, dtype=dtype), torch.ones(1, dtype=dtype)
+    zero = torch.zeros(1, 1, dtype=dtype)
+    one = torch.ones(1, dtype=dtype)
     mask = torch.ones(1, 1, dtype=torch.bool)
     loss, metrics = policy_loss(logprobs, zero, advantage * one, mask, one, **CLIP)
     penalty = kl_penalty(logprobs, zero, mask, one)
@@ -435,12 +497,15 @@ def test_a_log_ratio_of_a_hundred_or_more_stays_finite(log_ratio, advantage, dty
     assert loss.isfinite()
     assert penalty.isfinite()
     assert logprobs.grad.isfinite().all()
-    assert metrics["ratio_sum"].item() == pytest.approx(math.exp(math.copysign(20, log_ratio)), rel=1e-5)
+    assert metrics["ratio_sum"].item() == pytest.approx(
+        math.exp(math.copysign(20, log_ratio)), rel=1e-5
+    )
     assert metrics["approx_kl_sum"].isfinite()
 
 
 def test_the_loss_is_at_least_float32_and_keeps_float64():
-    mask, one = torch.ones(1, 1, dtype=torch.bool), torch.ones(1, dtype=torch.float64)
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    one = torch.ones(1, dtype=torch.float64)
     for dtype, expected in [
         (torch.bfloat16, torch.float32),
         (torch.float16, torch.float32),
@@ -459,10 +524,13 @@ def test_the_loss_is_at_least_float32_and_keeps_float64():
 
 
 def test_metrics_are_plain_sums_with_hand_computed_values():
-    new = torch.tensor([[0.1, 0.4, 0.9], [0.3, 0.2, NAN]], dtype=torch.float64).log().requires_grad_()
+    new = (
+        torch.tensor([[0.1, 0.4, 0.9], [0.3, 0.2, NAN]], dtype=torch.float64).log().requires_grad_()
+    )
     old = torch.tensor([[0.1, 0.2, 0.3], [0.1, 0.4, NAN]], dtype=torch.float64).log()
     mask = torch.tensor([[True, True, True], [True, True, False]])
-    # ratios 1, 2, 3 with A = 1: two clipped high; 3 and 0.5 with A = -1: one above the dual clip, one clipped low
+    # ratios 1, 2, 3 with A = 1: two clipped high; 3 and 0.5 with A = -1: one above the dual clip,
+    # one clipped low
     loss, metrics = policy_loss(
         new, old, torch.tensor([1.0, -1.0]), mask, torch.tensor([7.0, 7.0]), **CLIP, dual_clip=2.5
     )
@@ -475,7 +543,8 @@ def test_metrics_are_plain_sums_with_hand_computed_values():
             "clipped_high": 2.0,
             "clipped_dual": 1.0,
             "ratio_sum": 9.5,
-            "approx_kl_sum": 2.3027754,  # 0 + (1 - ln 2) + 2 (2 - ln 3) + (ln 2 - 0.5) = 4.5 - 2 ln 3
+            # 0 + (1 - ln 2) + 2 (2 - ln 3) + (ln 2 - 0.5) = 4.5 - 2 ln 3
+            "approx_kl_sum": 2.3027754,
             "prob_sum": 1.9,
             "clipped_high_prob_sum": 1.3,
         },
@@ -487,7 +556,8 @@ def test_metrics_are_plain_sums_with_hand_computed_values():
 
 
 def test_shapes_that_would_broadcast_into_a_wrong_loss_are_refused_by_name():
-    tokens, rows = torch.zeros(4, 4), torch.ones(4)
+    tokens = torch.zeros(4, 4)
+    rows = torch.ones(4)
     mask = torch.ones(4, 4, dtype=torch.bool)
     fits = r"must have a value for each token: \[4, 4\], got"
     with pytest.raises(ValueError, match=rf"advantages {fits} \[1, 4\]"):
@@ -537,8 +607,12 @@ LOG_RATIOS = [
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("clip", [{}, {"dual_clip": 1.5}, {"clip_low": 1.0}, {"clip_high": 1e12}], ids=str)
-def test_the_written_gradients_equal_the_naive_ones(clip: dict[str, float], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "clip", [{}, {"dual_clip": 1.5}, {"clip_low": 1.0}, {"clip_high": 1e12}], ids=str
+)
+def test_the_written_gradients_equal_the_naive_ones(
+    clip: dict[str, float], dtype: torch.dtype
+) -> None:
     options = {**CLIP, **clip}
     log_ratios = torch.tensor(LOG_RATIOS, dtype=dtype).repeat(6)
     num = len(LOG_RATIOS)
@@ -548,14 +622,21 @@ def test_the_written_gradients_equal_the_naive_ones(clip: dict[str, float], dtyp
     old = torch.linspace(-4, -0.5, 6 * num, dtype=dtype)
     weights = torch.linspace(0.5, 2, 6 * num, dtype=dtype)
     logprobs = (old + log_ratios).requires_grad_()
-    rows = [[[x] for x in each.tolist()] for each in (logprobs.detach() - old, torch.zeros(6 * num), mask)]
+    rows = [
+        [[x] for x in each.tolist()]
+        for each in (logprobs.detach() - old, torch.zeros(6 * num), mask)
+    ]
     _, gradient = naive.policy_loss(*rows, advantages.tolist(), weights.tolist(), **options)
     expected = torch.tensor(gradient, dtype=dtype).flatten()
     loss, _ = policy_loss(logprobs, old, advantages, mask, weights, **options)
     (through_loss,) = torch.autograd.grad(loss, logprobs)
-    torch.testing.assert_close(through_loss, expected, rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=0)
+    torch.testing.assert_close(
+        through_loss, expected, rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=0
+    )
     scale = torch.where(mask, -weights * advantages, 0.0)
     bounds = clip_bounds(advantages, **options)
     found = clipped_gradient(logprobs.detach() - old, scale, *bounds)
-    torch.testing.assert_close(found, expected, rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=0)
+    torch.testing.assert_close(
+        found, expected, rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=0
+    )
     assert 10 < found.count_nonzero() < mask.sum()

@@ -34,7 +34,9 @@ def test_the_factor_scales_the_whole_penalty():
 
 
 def test_it_never_grows_with_length_and_stays_between_minus_factor_and_zero():
-    penalties = [overlong_penalty(length, max_length=24, buffer=8, factor=3.0) for length in range(40)]
+    penalties = [
+        overlong_penalty(length, max_length=24, buffer=8, factor=3.0) for length in range(40)
+    ]
     assert penalties == sorted(penalties, reverse=True)
     assert set(penalties[:17]) == {0.0}
     assert penalties[16:25] == [-3.0 * k / 8 for k in range(9)]
@@ -42,12 +44,21 @@ def test_it_never_grows_with_length_and_stays_between_minus_factor_and_zero():
 
 
 def test_a_buffer_of_the_whole_length_punishes_from_the_first_token():
-    assert [overlong_penalty(length, max_length=4, buffer=4) for length in range(6)] == [0, -0.25, -0.5, -0.75, -1, -1]
+    assert [overlong_penalty(length, max_length=4, buffer=4) for length in range(6)] == [
+        0,
+        -0.25,
+        -0.5,
+        -0.75,
+        -1,
+        -1,
+    ]
 
 
 @pytest.mark.parametrize("buffer", [0, -1, 4097])
 def test_a_buffer_that_does_not_fit_is_refused(buffer):
-    with pytest.raises(ValueError, match=rf"buffer must lie in 1 .. max_length=4096 tokens, got {buffer}"):
+    with pytest.raises(
+        ValueError, match=rf"buffer must lie in 1 .. max_length=4096 tokens, got {buffer}"
+    ):
         overlong_penalty(10, max_length=4096, buffer=buffer)
 
 

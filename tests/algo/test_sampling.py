@@ -6,7 +6,8 @@ from dapo.algo.overlong import overlong_penalty
 from dapo.algo.sampling import ScoreThresholds, is_informative
 from dapo.types import Generation, Group, Problem, Verdict
 
-RIGHT, WRONG = Verdict(True, 1.0), Verdict(False, -1.0)
+RIGHT = Verdict(True, 1.0)
+WRONG = Verdict(False, -1.0)
 FAILED = Verdict(None, 0.0, error="timed out after 10 s")
 
 
@@ -33,7 +34,9 @@ def test_a_group_carries_a_signal_if_some_but_not_all_responses_are_correct(verd
 
 def test_all_wrong_group_is_dropped_even_if_lengths_differ():
     lengths = (3, 10, 20)
-    shaped = [WRONG.score + overlong_penalty(length, max_length=20, buffer=10) for length in lengths]
+    shaped = [
+        WRONG.score + overlong_penalty(length, max_length=20, buffer=10) for length in lengths
+    ]
     assert shaped == [-1.0, -1.0, -2.0]  # the shaped rewards do differ
     group = Group(
         problem=Problem("p", "1+1?", "2"),

@@ -1,4 +1,6 @@
-"""Experiment files: what they give, and what is said of those that are wrong before anything runs."""
+"""Experiment files: what they give, and what is said of those that are wrong before anything
+runs.
+"""
 
 from pathlib import Path
 
@@ -37,7 +39,11 @@ def written(folder: Path, text: str) -> Path:
 def test_a_file_gives_a_run_per_seed_condition_and_row_with_seeds_outermost(tmp_path: Path):
     experiment = load_experiment(written(tmp_path, FILE), ["optim.lr=0.001"])
     names = [run.name for run in experiment.runs()]
-    assert names[:3] == ["clean-GRPO-seed3", "clean-clip_higher-seed3", "clean-token_level_loss-seed3"]
+    assert names[:3] == [
+        "clean-GRPO-seed3",
+        "clean-clip_higher-seed3",
+        "clean-token_level_loss-seed3",
+    ]
     assert names[3] == "short-GRPO-seed3"
     assert names[6] == "clean-GRPO-seed1"
     assert len(names) == len(set(names)) == 2 * 2 * 3
@@ -48,7 +54,11 @@ def test_a_file_gives_a_run_per_seed_condition_and_row_with_seeds_outermost(tmp_
     )
     last = experiment.runs()[5].config
     assert (last.train.seed, last.train.num_steps, last.optim.lr) == (3, 2, 0.001)
-    assert (last.rollout.max_response_tokens, last.loss.clip_high, last.loss.aggregate) == (6, 0.28, "token")
+    assert (last.rollout.max_response_tokens, last.loss.clip_high, last.loss.aggregate) == (
+        6,
+        0.28,
+        "token",
+    )
     assert not last.dynamic_sampling.enabled
 
 
@@ -62,7 +72,9 @@ def test_a_base_is_looked_for_next_to_the_file_and_then_among_the_shipped_ones(t
 
 
 def test_a_later_source_of_options_overrides_an_earlier_one(tmp_path: Path):
-    text = FILE.replace("[train.num_steps=2]", "[train.num_steps=2, loss.clip_high=0.5, loss.clip_low=0.5]")
+    text = FILE.replace(
+        "[train.num_steps=2]", "[train.num_steps=2, loss.clip_high=0.5, loss.clip_low=0.5]"
+    )
     text = text.replace("clean: []", "clean: [loss.clip_high=0.4, loss.clip_low=0.4]")
     runs = load_experiment(written(tmp_path, text)).runs()
     grpo, higher = (run.config.loss for run in runs[:2])
@@ -81,25 +93,57 @@ def test_claims_are_for_the_tool_that_judges_the_results(tmp_path: Path):
     ("old", "new", "message"),
     [
         ("baseline: GRPO", "basline: GRPO", "unknown key 'basline'; did you mean baseline?"),
-        ("set: [preset=grpo, loss.kl_coef=0]", "sets: []", "variants: GRPO: unknown key 'sets'; did you mean set?"),
-        ("  clean: []", "  clean: {{inherits: short}}", "conditions: clean: unknown key 'inherits'"),
+        (
+            "set: [preset=grpo, loss.kl_coef=0]",
+            "sets: []",
+            "variants: GRPO: unknown key 'sets'; did you mean set?",
+        ),
+        (
+            "  clean: []",
+            "  clean: {{inherits: short}}",
+            "conditions: clean: unknown key 'inherits'",
+        ),
         ("inherits: GRPO", "inherits: + token-level loss", "`inherits` is circular: "),
         ("inherits: GRPO", "inherits: GRPA", "inherits 'GRPA' is no variant; did you mean GRPO?"),
         ("  + clip-higher: ", "  GRPO: ", "GRPO is set twice"),
         ("  + token-level loss:", "  '* grpo':", "would share one folder"),
         ("  + token-level loss:", "  '+':", "has no letter and no digit"),
-        ("loss.clip_high=0.28", "loss.clip_hihg=0.28", "clean, + clip-higher: unknown option loss.clip_hihg"),
-        ("loss.clip_high=0.28", "loss.clip_high=-1", "clean, + clip-higher: option loss.clip_high: input should be"),
-        ("loss.clip_high=0.28", "loss.clip_high", "variants: + clip-higher: set: override 'loss.clip_high': expected"),
+        (
+            "loss.clip_high=0.28",
+            "loss.clip_hihg=0.28",
+            "clean, + clip-higher: unknown option loss.clip_hihg",
+        ),
+        (
+            "loss.clip_high=0.28",
+            "loss.clip_high=-1",
+            "clean, + clip-higher: option loss.clip_high: input should be",
+        ),
+        (
+            "loss.clip_high=0.28",
+            "loss.clip_high",
+            "variants: + clip-higher: set: override 'loss.clip_high': expected",
+        ),
         ("[loss.clip_high=0.28]", "loss.clip_high=0.28", "expected a list of options as text"),
         (
             "rollout.max_response_tokens=6",
             "overlong.mode=soft, overlong.buffer_tokens=99",
             "short, GRPO: overlong.buff",
         ),
-        ("loss.clip_high=0.28", "eval.temperature=0.5", "eval.temperature differs from the first row's"),
-        ("loss.clip_high=0.28", "reward.verifier=math", "reward.verifier differs from the first row's"),
-        ("train.num_steps=2", "train.seed=2", "set: train.seed cannot be set here: `seeds` sets it"),
+        (
+            "loss.clip_high=0.28",
+            "eval.temperature=0.5",
+            "eval.temperature differs from the first row's",
+        ),
+        (
+            "loss.clip_high=0.28",
+            "reward.verifier=math",
+            "reward.verifier differs from the first row's",
+        ),
+        (
+            "train.num_steps=2",
+            "train.seed=2",
+            "set: train.seed cannot be set here: `seeds` sets it",
+        ),
         ("train.num_steps=2", "train.threads=2", "set: train.threads cannot be set here: `--jobs`"),
         ("train.num_steps=2", "data.eval=null", "data.eval is missing"),
         ("[3, 1]", "[3, 3]", "seeds: 3 is listed twice"),
@@ -107,15 +151,25 @@ def test_claims_are_for_the_tool_that_judges_the_results(tmp_path: Path):
         ("[3, 1]", "[true]", "seeds: expected a list of integers from 0"),
         ("baseline: GRPO", "baseline: GRPQ", "baseline 'GRPQ' is no variant; did you mean GRPO?"),
         ("loss/entropy", "loss/entrpy", "no metric 'loss/entrpy'"),
-        ("against: seconds", "against: hours", "against must be some of steps, tokens, seconds, got 'hours'"),
-        ("against: seconds", "windows: [[6, 2]]", "windows must be pairs of steps, such as [[6, 20]], got [[6, 2]]"),
+        (
+            "against: seconds",
+            "against: hours",
+            "against must be some of steps, tokens, seconds, got 'hours'",
+        ),
+        (
+            "against: seconds",
+            "windows: [[6, 2]]",
+            "windows must be pairs of steps, such as [[6, 20]], got [[6, 2]]",
+        ),
         ("against: seconds", "windows: 6", "windows must be pairs of steps"),
         ("against: seconds", "window: [6, 20]", "unknown key 'window'; did you mean windows?"),
         ("base: {base}", "base: nowhere.yaml", "no config file nowhere.yaml"),
         ("base: {base}", "", "base is missing"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_named_before_anything_runs(tmp_path: Path, old: str, new: str, message: str):
+def test_what_is_wrong_with_a_file_is_named_before_anything_runs(
+    tmp_path: Path, old: str, new: str, message: str
+):
     assert old in FILE
     with pytest.raises(ConfigError) as found:
         load_experiment(written(tmp_path, FILE.replace(old, new, 1)))
@@ -123,7 +177,9 @@ def test_what_is_wrong_with_a_file_is_named_before_anything_runs(tmp_path: Path,
 
 
 def test_every_row_that_is_refused_has_a_line(tmp_path: Path):
-    text = FILE.replace("loss.clip_high=0.28", "loss.clip_high=-1").replace("loss.aggregate=token", "loss.x=1")
+    text = FILE.replace("loss.clip_high=0.28", "loss.clip_high=-1").replace(
+        "loss.aggregate=token", "loss.x=1"
+    )
     with pytest.raises(ConfigError) as found:
         load_experiment(written(tmp_path, text))
     lines = str(found.value).splitlines()
@@ -160,8 +216,15 @@ def test_each_row_of_table_1_changes_exactly_what_the_papers_row_does():
 
 @pytest.mark.parametrize("preset", ["dapo", "grpo"])
 @pytest.mark.parametrize(("ladder", "full"), [("table1", -1), ("leave-one-out", 0)])
-def test_the_full_system_of_a_ladder_is_the_papers_whatever_the_configuration_says(ladder: str, full: int, preset: str):
-    stated = ["loss.kl_coef=0.1", "overlong.mode=filter", "dynamic_sampling.enabled=false", "loss.clip_high=0.5"]
+def test_the_full_system_of_a_ladder_is_the_papers_whatever_the_configuration_says(
+    ladder: str, full: int, preset: str
+):
+    stated = [
+        "loss.kl_coef=0.1",
+        "overlong.mode=filter",
+        "dynamic_sampling.enabled=false",
+        "loss.clip_high=0.5",
+    ]
     experiment = load_experiment(TINY, [f"preset={preset}", *stated], ladder=ladder)
     run = experiment.run(0, experiment.conditions[0], experiment.variants[full])
     assert option_differences(run.config, load_config(TINY)) == {}

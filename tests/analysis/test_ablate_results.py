@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 
 from dapo.analysis.ablate.experiment import Experiment, Panel, load_experiment
-from dapo.analysis.ablate.figures import differences_figure, mean_curve, plot_results, results_figure
+from dapo.analysis.ablate.figures import (
+    differences_figure,
+    mean_curve,
+    plot_results,
+    results_figure,
+)
 from dapo.analysis.ablate.results import Results, collect, merge, read_results, write_results
 from dapo.analysis.ablate.table import make_table
 from dapo.core.errors import DataError
@@ -41,7 +46,9 @@ def folder(tmp_path: Path, experiment: Experiment) -> Path:
     return tmp_path / "x"
 
 
-def test_the_table_has_means_over_seeds_and_differences_to_the_row_before_and_the_baseline(experiment, folder):
+def test_the_table_has_means_over_seeds_and_differences_to_the_row_before_and_the_baseline(
+    experiment, folder
+):
     (table,) = make_table(collect(experiment, folder))
     a, b, c = table["rows"]
     assert table["accuracy_before"]["mean"] == 0.25
@@ -104,10 +111,16 @@ def test_base_evaluations_of_a_seed_that_differ_are_noted(experiment, folder):
     path = folder / "runs" / "b-seed1" / "eval" / "step_000000.json"
     path.write_text(path.read_text().replace('"accuracy": 0.25', '"accuracy": 0.5'))
     (table,) = make_table(collect(experiment, folder))
-    assert [note for note in table["notes"] if "before training differs between the rows of seed 1" in note]
+    assert [
+        note
+        for note in table["notes"]
+        if "before training differs between the rows of seed 1" in note
+    ]
 
 
-def test_what_is_kept_gives_the_same_table_and_picture_without_the_runs(experiment, folder, tmp_path):
+def test_what_is_kept_gives_the_same_table_and_picture_without_the_runs(
+    experiment, folder, tmp_path
+):
     results = collect(experiment, folder)
     write_results(results, make_table(results), tmp_path / "kept")
     again = read_results(tmp_path / "kept")
@@ -126,7 +139,11 @@ def test_a_list_of_values_takes_one_line_and_no_text_changes(experiment, folder,
     write_results(results, [], tmp_path)
     text = (tmp_path / "results.json").read_text()
     assert json.loads(text) == {**results.facts, "table": []}
-    assert all(line.count("]") for line in text.splitlines() if '"accuracies": [' in line or '"tokens": [' in line)
+    assert all(
+        line.count("]")
+        for line in text.splitlines()
+        if '"accuracies": [' in line or '"tokens": [' in line
+    )
 
 
 def part_of(results: Results, seeds: set[int]) -> Results:
@@ -158,13 +175,18 @@ class TestPuttingResultsTogether:
     def test_other_options_or_problems_are_refused_and_machines_named(self, experiment, folder):
         first, second = (part_of(collect(experiment, folder), {seed}) for seed in (0, 1))
         changed = {**second.facts["experiment"], "set": ["optim.lr=1"]}
-        with pytest.raises(DataError, match="different experiments cannot be merged: `set` differs"):
+        with pytest.raises(
+            DataError, match="different experiments cannot be merged: `set` differs"
+        ):
             merge([first, Results({**second.facts, "experiment": changed})])
         with pytest.raises(DataError, match="different problems"):
             merge([first, Results({**second.facts, "problems": {"": ["x"]}})])
         elsewhere = {**second.facts["made_with"], "processor": "abacus"}
         both = merge([first, Results({**second.facts, "made_with": elsewhere})])
-        assert both.facts["made_with"]["processor"] == f"{first.facts['made_with']['processor']}, abacus"
+        assert (
+            both.facts["made_with"]["processor"]
+            == f"{first.facts['made_with']['processor']}, abacus"
+        )
         assert both.facts["made_with"]["packages"] == first.facts["made_with"]["packages"]
 
 
@@ -199,11 +221,15 @@ def test_a_curve_has_what_was_spent_by_each_step(experiment, folder):
     assert "reward/mean" not in curve, "a metric without a value in the run"
 
 
-def test_the_picture_of_differences_shows_the_tables_intervals_and_fills_those_without_0(experiment, folder):
+def test_the_picture_of_differences_shows_the_tables_intervals_and_fills_those_without_0(
+    experiment, folder
+):
     results = collect(experiment, folder)
-    for run in results.facts["runs"]:  # c differs from a by other amounts on other problems, and everywhere upwards
+    # c differs from a by other amounts on other problems, and everywhere upwards
+    for run in results.facts["runs"]:
         run["accuracies"] = [
-            min(1.0, value + 0.02 * i * (run["variant"] == "c")) for i, value in enumerate(run["accuracies"])
+            min(1.0, value + 0.02 * i * (run["variant"] == "c"))
+            for i, value in enumerate(run["accuracies"])
         ]
     figure = differences_figure(results)
     assert figure is not None
@@ -248,7 +274,9 @@ def test_a_picture_has_a_panel_per_axis_and_a_line_per_row(experiment, folder):
         "seconds without evaluations",
         "training step",
     ]
-    assert all([line.get_label() for line in axes.get_lines()] == ["a", "b", "c"] for axes in panels)
+    assert all(
+        [line.get_label() for line in axes.get_lines()] == ["a", "b", "c"] for axes in panels
+    )
     last = panels[0].get_lines()[2]
     assert last.get_ydata()[0] == pytest.approx(25.0)
     assert len(figure.axes) == 4, "two rows of two, and no empty panel"
@@ -259,15 +287,19 @@ def test_a_metric_without_a_value_has_no_panel(experiment, folder):
     for run in results.facts["runs"]:
         del run["curve"]["rollout/entropy_estimate"]
     figure = results_figure(results, "")
-    assert [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()] == ["Held-out accuracy"] * 3
+    assert [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()] == [
+        "Held-out accuracy"
+    ] * 3
 
 
 def test_bands_over_few_seeds_end_where_their_values_do(experiment, folder):
     results = collect(experiment, folder)
     for run in results.facts["runs"]:
-        run["curve"]["rollout/entropy_estimate"] = [0.0 if run["seed"] < 2 else 1.0] * len(run["curve"]["step"])
+        run["curve"]["rollout/entropy_estimate"] = [0.0 if run["seed"] < 2 else 1.0] * len(
+            run["curve"]["step"]
+        )
     figure = results_figure(results, "")
-    (band, *_) = figure.axes[3].collections
+    band, *_ = figure.axes[3].collections
     heights = band.get_paths()[0].vertices[:, 1]
     # the mean is 1/3, and Student's interval over (0, 0, 1) reaches from -1.1 to 1.8
     assert min(heights) == 0
@@ -280,17 +312,23 @@ def test_a_divergence_is_not_below_0_and_a_reward_may_be(experiment, folder):
         for run in results.facts["runs"]:
             run["curve"][metric] = [0.0 if run["seed"] < 2 else 1.0] * len(run["curve"]["step"])
         results.facts["experiment"]["plots"] = [{"metric": metric, "against": "steps"}]
-        (band, *_) = results_figure(results, "").axes[0].collections
+        band, *_ = results_figure(results, "").axes[0].collections
         assert min(band.get_paths()[0].vertices[:, 1]) == pytest.approx(lowest, abs=1e-3)
 
 
 def test_a_panel_has_its_title_and_marks_its_windows(experiment, folder):
-    panels = (Panel("accuracy", "steps", "b is ahead", ((1, 2), (4, 4))), Panel("accuracy", "tokens", "b is ahead"))
+    panels = (
+        Panel("accuracy", "steps", "b is ahead", ((1, 2), (4, 4))),
+        Panel("accuracy", "tokens", "b is ahead"),
+    )
     results = collect(replace(experiment, panels=panels), folder)
     assert results.panels == list(panels)
     first, second = results_figure(results, "").axes
     assert [axes.get_title(loc="left") for axes in (first, second)] == ["b is ahead"] * 2
-    assert [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in first.patches] == [(0.5, 2.5), (3.5, 4.5)]
+    assert [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in first.patches] == [
+        (0.5, 2.5),
+        (3.5, 4.5),
+    ]
     assert not second.patches
 
 

@@ -1,4 +1,7 @@
-"""The runner: what is started and in which order, what is left alone, what ends it. Commands are fakes."""
+"""The runner: what is started and in which order, what is left alone, what ends it.
+
+Commands are fakes.
+"""
 
 import os
 import signal
@@ -37,12 +40,15 @@ class Commands:
 
     def __init__(self, failing: Sequence[str] = (), polls: int = 0) -> None:
         self.started: list[FakeCommand] = []
-        self._failing, self._polls = failing, polls
+        self._failing = failing
+        self._polls = polls
 
     def __call__(self, arguments: Sequence[str], log: Path) -> FakeCommand:
         def finish(arguments: Sequence[str]) -> int:
             name = path_of(arguments).name
-            return write_run(arguments, reason="NumericsError: it broke" if name in self._failing else "finished")
+            return write_run(
+                arguments, reason="NumericsError: it broke" if name in self._failing else "finished"
+            )
 
         self.started.append(FakeCommand(arguments, polls=self._polls, finish=finish))
         return self.started[-1]
@@ -58,15 +64,25 @@ def experiment_in(folder: Path, text: str = FILE, overrides: Sequence[str] = ())
     return load_experiment(path, overrides)
 
 
-def run(experiment: Experiment, folder: Path, commands: Commands, *, jobs: int = 1, stop: StopRequest | None = None):
+def run(
+    experiment: Experiment,
+    folder: Path,
+    commands: Commands,
+    *,
+    jobs: int = 1,
+    stop: StopRequest | None = None,
+):
     shown = Shown()
     stop = stop or StopRequest()
-    failures = run_experiment(experiment, folder, jobs=jobs, stop=stop, display=shown, start=commands)
+    failures = run_experiment(
+        experiment, folder, jobs=jobs, stop=stop, display=shown, start=commands
+    )
     return failures, shown
 
 
 def test_runs_are_made_seed_by_seed_and_finished_ones_are_not_repeated(tmp_path: Path):
-    experiment, commands = experiment_in(tmp_path), Commands()
+    experiment = experiment_in(tmp_path)
+    commands = Commands()
     failures, shown = run(experiment, tmp_path / "x", commands)
     assert failures == {}
     assert commands.names == ["train a-seed0", "train b-seed0", "train a-seed1", "train b-seed1"]
@@ -90,34 +106,58 @@ def test_a_failed_run_stops_no_other_and_is_resumed_by_the_next_call(tmp_path: P
 
 def test_several_runs_at_a_time_share_the_threads(tmp_path: Path):
     commands = Commands(polls=2)
-    _, shown = run(experiment_in(tmp_path, overrides=["train.threads=8"]), tmp_path / "x", commands, jobs=3)
+    _, shown = run(
+        experiment_in(tmp_path, overrides=["train.threads=8"]), tmp_path / "x", commands, jobs=3
+    )
     assert shown.most == 3
     assert all("train.threads=2" in each.arguments for each in commands.started)
     assert (threads_per_run(None, 1), threads_per_run(8, 1), threads_per_run(2, 4)) == (None, 8, 1)
 
 
 def test_a_signal_stops_every_run_with_its_state_saved(tmp_path: Path):
-    stop, commands = StopRequest(), Commands(polls=10**6)
+    stop = StopRequest()
+    commands = Commands(polls=10**6)
     shown = Shown()
     shown.update = lambda progress: setattr(stop, "signum", signal.SIGINT)  # type: ignore[method-assign]
     with pytest.raises(Interrupted):
-        run_experiment(experiment_in(tmp_path), tmp_path / "x", jobs=2, stop=stop, display=shown, start=commands)
+        run_experiment(
+            experiment_in(tmp_path),
+            tmp_path / "x",
+            jobs=2,
+            stop=stop,
+            display=shown,
+            start=commands,
+        )
     assert [each.signals for each in commands.started] == [[signal.SIGTERM], [signal.SIGTERM]]
 
 
 def test_an_option_that_changed_since_a_run_was_started_is_refused_by_name(tmp_path: Path):
     run(experiment_in(tmp_path), tmp_path / "x", Commands())
-    changed, commands = experiment_in(tmp_path, FILE.replace("0.3", "0.4")), Commands()
-    with pytest.raises(ConfigError, match=r"b-seed0 was started with loss.clip_high=0.3, and b, seed 0 now has 0.4"):
+    changed = experiment_in(tmp_path, FILE.replace("0.3", "0.4"))
+    commands = Commands()
+    with pytest.raises(
+        ConfigError, match=r"b-seed0 was started with loss.clip_high=0.3, and b, seed 0 now has 0.4"
+    ):
         run(changed, tmp_path / "x", commands)
     assert commands.started == []
-    run(experiment_in(tmp_path, overrides=["train.threads=1", "log.rollouts=none"]), tmp_path / "x", commands)
+    run(
+        experiment_in(tmp_path, overrides=["train.threads=1", "log.rollouts=none"]),
+        tmp_path / "x",
+        commands,
+    )
     assert commands.started == []
 
 
 def test_a_run_that_another_process_has_is_waited_for(tmp_path: Path):
-    experiment, folder = experiment_in(tmp_path, FILE.replace("[0, 1]", "[0]")), tmp_path / "x"
-    other = ["train", str(experiment.base), "train.seed=0", "--run-dir", str(folder / "runs" / "a-seed0")]
+    experiment = experiment_in(tmp_path, FILE.replace("[0, 1]", "[0]"))
+    folder = tmp_path / "x"
+    other = [
+        "train",
+        str(experiment.base),
+        "train.seed=0",
+        "--run-dir",
+        str(folder / "runs" / "a-seed0"),
+    ]
     write_run(other)
     directory = RunDirectory(folder / "runs" / "a-seed0")
     directory.summary.unlink()

@@ -32,7 +32,12 @@ STEP = 2
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A run, and a fork of it at step 2 with another learning rate."""
     folder = tmp_path_factory.mktemp("runs")
-    options = ("train.num_steps=4", "train.save_every=1", "train.keep_checkpoints=9", "eval.samples_per_problem=2")
+    options = (
+        "train.num_steps=4",
+        "train.save_every=1",
+        "train.keep_checkpoints=9",
+        "eval.samples_per_problem=2",
+    )
     start_run(tiny(*EVENTFUL, *options), run_dir=folder / "a", config_name="tiny")
     create_fork(plan_fork(RunDirectory(folder / "a"), STEP, ["optim.lr=0.05"]), folder / "b", [])
     resume_run(folder / "b", [])
@@ -48,7 +53,10 @@ class TestPairs:
         assert found.unpaired_variance == pytest.approx((5 / 3 + 35 / 12) / 4)
         assert found.variance_ratio == pytest.approx(4 * (5 / 3 + 35 / 12))
         # Student's quantile of 3 degrees of freedom: 3.182
-        assert (found.low, found.high) == (pytest.approx(0.75 - 3.182 / 4, abs=1e-3), pytest.approx(1.546, abs=1e-3))
+        assert (found.low, found.high) == (
+            pytest.approx(0.75 - 3.182 / 4, abs=1e-3),
+            pytest.approx(1.546, abs=1e-3),
+        )
 
     def test_equal_pairs_have_no_interval_and_one_pair_neither(self):
         assert paired([1.0, 2.0], [1.0, 2.0]).low is None
@@ -60,7 +68,9 @@ class TestPairs:
         assert (found.pairs, found.difference) == (2, 0.5)
 
     def test_the_interval_over_steps_holds_in_95_of_100(self):
-        random, covered, repeats = np.random.default_rng(0), 0, 400
+        random = np.random.default_rng(0)
+        covered = 0
+        repeats = 400
         for _ in range(repeats):
             steps = []
             for shift in (0.1, 0.3, 0.2):  # the true mean is 0.2
@@ -73,23 +83,43 @@ class TestPairs:
         assert 0.92 < covered / repeats < 0.98
 
     def test_the_mean_over_steps_leaves_out_steps_without_two_pairs(self):
-        one, two = paired([0.0, 1.0], [1.0, 3.0]), paired([0.0], [9.0])
+        one = paired([0.0, 1.0], [1.0, 3.0])
+        two = paired([0.0], [9.0])
         assert mean_over_steps([one, two]).difference == one.difference
         assert mean_over_steps([two]).difference is None
 
 
 def response(problem: str, outcome: str = "trained", **values: Any) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(("fields", "score", "components", "error", "advantage"))
-    row |= {"step": 1, "group_id": 0, "problem_id": problem, "source": "s", "sample": 0, "prompt": "", "response": ""}
+    row |= {
+        "step": 1,
+        "group_id": 0,
+        "problem_id": problem,
+        "source": "s",
+        "sample": 0,
+        "prompt": "",
+        "response": "",
+    }
     row |= {"answer": "", "prompt_tokens": 1, "finish": "stop", "outcome": outcome, "version": 0}
-    row |= {"correct": True, "reward": 1.0, "response_ids": [1, 2], "engine_logprobs": [-1.0, -2.0]} | values
+    row |= {
+        "correct": True,
+        "reward": 1.0,
+        "response_ids": [1, 2],
+        "engine_logprobs": [-1.0, -2.0],
+    } | values
     return row | {"response_tokens": len(row["response_ids"])}
 
 
 def test_means_of_a_problem_are_those_of_its_decided_responses(tmp_path: Path):
     rows = [
         response("p", reward=1.0),
-        response("p", reward=0.0, correct=False, response_ids=[1, 2, 3, 4], engine_logprobs=[-4.0, -4.0, -4.0, -3.0]),
+        response(
+            "p",
+            reward=0.0,
+            correct=False,
+            response_ids=[1, 2, 3, 4],
+            engine_logprobs=[-4.0, -4.0, -4.0, -3.0],
+        ),
         response("q", "all_wrong", reward=None, correct=None, error="timed out"),
         response("r", "excess"),
     ]
@@ -115,7 +145,11 @@ def judged(value: float) -> dict[str, Any]:
 
 def evaluation(accuracies: dict[str, list[float]], **settings: Any) -> dict[str, Any]:
     table = [
-        {"id": name, "accuracy": float(np.mean(values)), "responses": [judged(value) for value in values]}
+        {
+            "id": name,
+            "accuracy": float(np.mean(values)),
+            "responses": [judged(value) for value in values],
+        }
         for name, values in accuracies.items()
     ]
     samples = max(map(len, accuracies.values()))
@@ -132,7 +166,8 @@ class TestEvaluations:
     def test_with_equal_draws_the_same_samples_are_compared(self):
         found = compare_evaluations(self.FEW | {"step": 3}, self.MANY | {"step": 4})
         assert found.shares_draws
-        assert found.difference["difference"] == pytest.approx((0 + 0.5) / 2)  # the first two of four
+        # the first two of four
+        assert found.difference["difference"] == pytest.approx((0 + 0.5) / 2)
         assert (found.step_a, found.step_b, found.better, found.worse) == (3, 4, 1, 0)
 
     def test_with_another_seed_all_samples_count(self):
@@ -143,7 +178,10 @@ class TestEvaluations:
     @pytest.mark.parametrize(
         ("other", "message"),
         [
-            (evaluation({"p": [1], "q": [0]}, temperature=0.5), "temperature is 1.0 in one and 0.5 in the other"),
+            (
+                evaluation({"p": [1], "q": [0]}, temperature=0.5),
+                "temperature is 1.0 in one and 0.5 in the other",
+            ),
             (evaluation({"p": [1], "z": [0]}), "2 problems are only in one of them"),
         ],
     )
@@ -152,18 +190,28 @@ class TestEvaluations:
             compare_evaluations(self.FEW, other)
 
 
-FORMS = {"few": ["rw", "wr", "ww"], "many": ["rwrr", "wwwr", "rrrr"], "errors": ["re", "ee", "rw"], "one": ["rr"]}
+FORMS = {
+    "few": ["rw", "wr", "ww"],
+    "many": ["rwrr", "wwwr", "rrrr"],
+    "errors": ["re", "ee", "rw"],
+    "one": ["rr"],
+}
 
 
 def write_result(run: RunDirectory, form: str, *, seed: int = 0, verifier: str = "exact") -> None:
     """The evaluation of a run after step 4, with a mark for each response to each problem."""
     verdicts = {"r": (True, 1.0, None), "w": (False, -1.0, None), "e": (None, 0.0, "timed out")}
     problems = [
-        JudgedProblem(Problem(str(i), "?", "!"), tuple(JudgedResponse("", *verdicts[m], "", 3, "stop") for m in marks))
+        JudgedProblem(
+            Problem(str(i), "?", "!"),
+            tuple(JudgedResponse("", *verdicts[m], "", 3, "stop") for m in marks),
+        )
         for i, marks in enumerate(FORMS[form])
     ]
     judging = RewardConfig(verifier=verifier).judging
-    found = Evaluation(EvaluationPlan("e", len(FORMS[form][0]), 1.0, 1.0, 8, (), seed, judging), tuple(problems))
+    found = Evaluation(
+        EvaluationPlan("e", len(FORMS[form][0]), 1.0, 1.0, 8, (), seed, judging), tuple(problems)
+    )
     write_evaluation(run, 4, found.summary(), found.table())
 
 
@@ -181,31 +229,43 @@ def write_result(run: RunDirectory, form: str, *, seed: int = 0, verifier: str =
 def test_the_page_and_the_command_pair_two_runs_by_one_rule(
     tmp_path: Path, second: str, settings: dict[str, Any], expected: tuple[float, int, int] | str
 ):
-    a, b = new_run(tmp_path / "a"), new_run(tmp_path / "b")
+    a = new_run(tmp_path / "a")
+    b = new_run(tmp_path / "b")
     write_result(a, "few")
     for _ in range(2):  # a resumed run repeats an evaluation
         write_result(b, second, **settings)
-    found, page = compare_runs(a.path, b.path), Runs([a.path, b.path])
+    found = compare_runs(a.path, b.path)
+    page = Runs([a.path, b.path])
     given = {"a_run": "a", "a_step": "4", "b_run": "b", "b_step": "4"}
     if isinstance(expected, str):
         assert [note.endswith(expected) for note in found.notes] == [True]
         with pytest.raises(DataError, match=f"^{expected}$"):
             paired_on_page(page, given)
         return
-    shown, command = paired_on_page(page, given), found.held_out["final"]
-    assert (shown["difference"], shown["better"], shown["worse"]) == (pytest.approx(expected[0]), *expected[1:])
+    shown = paired_on_page(page, given)
+    command = found.held_out["final"]
+    assert (shown["difference"], shown["better"], shown["worse"]) == (
+        pytest.approx(expected[0]),
+        *expected[1:],
+    )
     ends = [(each["difference"], each["low"], each["high"]) for each in (shown, command.difference)]
     assert ends[0] == ends[1]
     assert (shown["problems"], shown["better"], shown["worse"]) == (
         command.difference["pairs"], command.better, command.worse
     )  # fmt: skip
-    rows = [row["second"] - row["first"] for row in shown["table"] if None not in (row["first"], row["second"])]
+    rows = [
+        row["second"] - row["first"]
+        for row in shown["table"]
+        if None not in (row["first"], row["second"])
+    ]
     assert np.mean(rows) == pytest.approx(shown["difference"])
 
 
 def test_steps_are_equal_up_to_the_first_metric_that_differs_but_for_times():
     a = {step: {"step": step, "loss/policy": 0.5, "time/step_s": step} for step in (1, 2, 3)}
-    b = {step: row | {"time/step_s": 9} for step, row in a.items()} | {3: a[3] | {"loss/policy": 0.6}}
+    b = {step: row | {"time/step_s": 9} for step, row in a.items()} | {
+        3: a[3] | {"loss/policy": 0.6}
+    }
     assert equal_steps(a, b) == 2
     assert equal_steps(a, a) == 3
     assert equal_steps(a, {}) == 0
@@ -232,17 +292,25 @@ def test_two_forks_are_equal_up_to_the_step_and_differ_in_what_was_changed(runs:
     assert json.loads(json.dumps(asdict(found)))["equal_up_to"] == STEP
 
 
-def test_without_stored_responses_the_curves_are_not_paired(runs: tuple[Path, Path], tmp_path: Path):
+def test_without_stored_responses_the_curves_are_not_paired(
+    runs: tuple[Path, Path], tmp_path: Path
+):
     a, _ = runs
-    other = create_fork(plan_fork(RunDirectory(a), STEP, ["log.rollouts=none", "optim.lr=0.05"]), tmp_path / "c", [])
+    other = create_fork(
+        plan_fork(RunDirectory(a), STEP, ["log.rollouts=none", "optim.lr=0.05"]), tmp_path / "c", []
+    )
     resume_run(other.path, [])
     found = compare_runs(a, other.path)
     assert found.curves["reward"].mean["difference"] is None
     assert None not in found.curves["reward"].b
-    assert found.notes == ["2 of 2 steps are not paired: a run keeps no judged responses (log.rollouts)"]
+    assert found.notes == [
+        "2 of 2 steps are not paired: a run keeps no judged responses (log.rollouts)"
+    ]
 
 
-def test_the_command_prints_tables_or_json(capsys: pytest.CaptureFixture[str], runs: tuple[Path, Path]):
+def test_the_command_prints_tables_or_json(
+    capsys: pytest.CaptureFixture[str], runs: tuple[Path, Path]
+):
     code, out, _ = run_command(capsys, "compare", *map(str, runs), "--by-step")
     assert code == 0
     assert f"b  {runs[1]}: 4 steps, seed 0, forked from {runs[0]} at step 2\n" in out
@@ -255,5 +323,7 @@ def test_the_command_prints_tables_or_json(capsys: pytest.CaptureFixture[str], r
     found = json.loads(out)
     assert (code, err) == (0, "")
     assert len(found["comparisons"]) == 1
-    assert run_command(capsys, "compare", str(runs[0]), str(runs[0]))[1].endswith("equal in all 4 common steps\n")
+    assert run_command(capsys, "compare", str(runs[0]), str(runs[0]))[1].endswith(
+        "equal in all 4 common steps\n"
+    )
     assert run_command(capsys, "compare", str(runs[0]))[0] == 2

@@ -1,4 +1,6 @@
-"""A run with any damage is named with the reason, and the runs next to it are shown; no command hangs or crashes."""
+"""A run with any damage is named with the reason, and the runs next to it are shown; no command
+hangs or crashes.
+"""
 
 import json
 import os
@@ -22,7 +24,8 @@ from helpers.view_runs import Client, make_run, serving
 
 STEP = 2
 """The step whose table and evaluation are damaged."""
-TABLE, EVALUATION = f"rollouts/step_{STEP:06d}.parquet", f"eval/step_{STEP:06d}.json"
+TABLE = f"rollouts/step_{STEP:06d}.parquet"
+EVALUATION = f"eval/step_{STEP:06d}.json"
 LIMIT_S = 60
 """The longest time that one damage may take with all requests and commands, on a busy machine."""
 Damage = Callable[[Path], None]
@@ -123,7 +126,9 @@ def column(name: str, value: Any, kind: pa.DataType) -> Damage:
 
     def change(table: pa.Table) -> pa.Table:
         field = pa.field(name, kind)
-        return table.set_column(table.schema.get_field_index(name), field, pa.array([value] * len(table), kind))
+        return table.set_column(
+            table.schema.get_field_index(name), field, pa.array([value] * len(table), kind)
+        )
 
     return rewritten(change)
 
@@ -149,17 +154,34 @@ def in_first_response(**changed: Any) -> Damage:
 
 
 def bomb(*, rows: int, chars: int, dictionary: bool) -> Damage:
-    """A table of few bytes that unpacks to gigabytes: by compression, or by a dictionary with one value."""
+    """A table of few bytes that unpacks to gigabytes: by compression, or by a dictionary with one
+    value.
+    """
 
     def write(path: Path) -> None:
         row = pq.read_table(path / TABLE).slice(0, 1).to_pylist()[0]
-        with pq.ParquetWriter(path / TABLE, ROLLOUT_SCHEMA, compression="zstd", use_dictionary=dictionary) as writer:
-            columns = {name: pa.array([value], ROLLOUT_SCHEMA.field(name).type) for name, value in row.items()}
+        with pq.ParquetWriter(
+            path / TABLE, ROLLOUT_SCHEMA, compression="zstd", use_dictionary=dictionary
+        ) as writer:
+            columns = {
+                name: pa.array([value], ROLLOUT_SCHEMA.field(name).type)
+                for name, value in row.items()
+            }
             columns["response"] = pa.array(["A" * chars])
             table = pa.table(columns, schema=ROLLOUT_SCHEMA)
             dictionaries = {
-                name: pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), table[name].combine_chunks())
-                for name in ("problem_id", "source", "prompt", "response", "answer", "finish", "outcome")
+                name: pa.DictionaryArray.from_arrays(
+                    pa.array([0] * rows, pa.int32()), table[name].combine_chunks()
+                )
+                for name in (
+                    "problem_id",
+                    "source",
+                    "prompt",
+                    "response",
+                    "answer",
+                    "finish",
+                    "outcome",
+                )
             }
             if not dictionary:
                 for _ in range(rows):
@@ -176,16 +198,27 @@ def bomb(*, rows: int, chars: int, dictionary: bool) -> Damage:
     return write
 
 
-ALIASES = "a0: &a0 [1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9))
+ALIASES = "a0: &a0 [1]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)
+)
 DEEP = b"[" * 100_000
 
 RUN: dict[str, tuple[Damage, str]] = {
-    **{f"{name} is a pipe": (pipe(name), f"{name} is not a regular file") for name in ("config.yaml", "manifest.json")},
-    **{f"{name} is a pipe": (pipe(name), f"{name} is not a regular file") for name in ("lock", "metrics.jsonl")},
+    **{
+        f"{name} is a pipe": (pipe(name), f"{name} is not a regular file")
+        for name in ("config.yaml", "manifest.json")
+    },
+    **{
+        f"{name} is a pipe": (pipe(name), f"{name} is not a regular file")
+        for name in ("lock", "metrics.jsonl")
+    },
     "summary.json is a pipe": (pipe("summary.json"), "summary.json is not a regular file"),
     "summary.json is a socket": (sock("summary.json"), "summary.json is not a regular file"),
     "metrics.jsonl is a folder": (folder("metrics.jsonl"), "metrics.jsonl is not a regular file"),
-    **{f"{name} is a pipe": (pipe(name), f"{name} is not a folder") for name in ("eval", "rollouts", "checkpoints")},
+    **{
+        f"{name} is a pipe": (pipe(name), f"{name} is not a folder")
+        for name in ("eval", "rollouts", "checkpoints")
+    },
     "a link to a device": (link("metrics.jsonl", "/dev/zero"), "holds links (metrics.jsonl)"),
     "a link to itself": (link("extra", "extra"), "holds links (extra)"),
     "a link to a folder": (link("rollouts", "/etc"), "holds links (rollouts)"),
@@ -195,8 +228,14 @@ RUN: dict[str, tuple[Damage, str]] = {
     "manifest.json without end": (content("manifest.json", DEEP), "brackets nested too deeply"),
     "manifest.json of 2 GB": (sparse("manifest.json"), "it has more than 268,435,456 bytes"),
     "summary.json is no object": (content("summary.json", b"3"), "summary.json is damaged"),
-    "summary.json with odd values": (content("summary.json", b'{"exit_reason": {}}'), "summary.json is damaged"),
-    "config.yaml with aliases": (content("config.yaml", ALIASES.encode()), "it holds more than 10,000 values"),
+    "summary.json with odd values": (
+        content("summary.json", b'{"exit_reason": {}}'),
+        "summary.json is damaged",
+    ),
+    "config.yaml with aliases": (
+        content("config.yaml", ALIASES.encode()),
+        "it holds more than 10,000 values",
+    ),
     "config.yaml with an alias of itself": (
         content("config.yaml", b"a: &a [*a]"),
         "stands inside its own anchor",
@@ -205,21 +244,33 @@ RUN: dict[str, tuple[Damage, str]] = {
     "config.yaml in another encoding": (content("config.yaml", b"model: \xff\xfe"), "is not UTF-8"),
     "config.yaml of 2 GB": (sparse("config.yaml"), "it has more than 262,144 bytes"),
     "config.yaml is a list": (content("config.yaml", b"- 1"), "must hold options"),
-    "a text for a number": (line('{"step": 1, "time/step_s": "x"}'), "'time/step_s' must be a number, got 'x'"),
+    "a text for a number": (
+        line('{"step": 1, "time/step_s": "x"}'),
+        "'time/step_s' must be a number, got 'x'",
+    ),
     "a list for a number": (line('{"step": 1, "reward/mean": [1]}'), "must be a number"),
-    "a number of 400 digits": (line(f'{{"step": 1, "reward/mean": 1{"0" * 400}}}'), "must be a number"),
+    "a number of 400 digits": (
+        line(f'{{"step": 1, "reward/mean": 1{"0" * 400}}}'),
+        "must be a number",
+    ),
     "a number of 5,000 digits": (
         line(f'{{"step": 1, "reward/mean": 1{"0" * 5000}}}'),
         'expected an object with a "step"',
     ),
-    "a step that is too large": (line('{"step": 1000000000000}'), 'expected an object with a "step"'),
+    "a step that is too large": (
+        line('{"step": 1000000000000}'),
+        'expected an object with a "step"',
+    ),
     "a step before the first": (line('{"step": -1}'), 'expected an object with a "step"'),
     "a step that is true": (line('{"step": true}'), 'expected an object with a "step"'),
     "metrics in another encoding": (
         content("metrics.jsonl", b'{"step": 1, "\xff": 1}\n'),
         'expected an object with a "step"',
     ),
-    "metrics without end": (content("metrics.jsonl", DEEP + b"\n"), 'expected an object with a "step"'),
+    "metrics without end": (
+        content("metrics.jsonl", DEEP + b"\n"),
+        'expected an object with a "step"',
+    ),
     "metrics.jsonl of 2 GB": (sparse("metrics.jsonl"), "expected at most"),
 }
 """Damage of the run itself: the page, status and every other command name it."""
@@ -235,18 +286,39 @@ TABLES: dict[str, tuple[Damage, str]] = {
     "no prompt": (column("prompt", None, pa.string()), "rows have no prompt"),
     "no group": (column("group_id", None, pa.int64()), "rows have no group_id"),
     "no problem": (column("problem_id", None, pa.string()), "rows have no problem_id"),
-    "correct is an integer": (column("correct", 1, pa.int64()), "column correct holds int64 instead of bool"),
-    "reward is a text": (column("reward", "1", pa.string()), "column reward holds string instead of double"),
-    "log-probabilities are texts": (column("engine_logprobs", ["x"], pa.list_(pa.string())), "engine_logprobs holds"),
-    "a log-probability is missing": (column("engine_logprobs", [None], pa.list_(pa.float32())), "lacks a value"),
-    "response is bytes": (column("response", b"\xff", pa.binary()), "column response holds binary instead of string"),
+    "correct is an integer": (
+        column("correct", 1, pa.int64()),
+        "column correct holds int64 instead of bool",
+    ),
+    "reward is a text": (
+        column("reward", "1", pa.string()),
+        "column reward holds string instead of double",
+    ),
+    "log-probabilities are texts": (
+        column("engine_logprobs", ["x"], pa.list_(pa.string())),
+        "engine_logprobs holds",
+    ),
+    "a log-probability is missing": (
+        column("engine_logprobs", [None], pa.list_(pa.float32())),
+        "lacks a value",
+    ),
+    "response is bytes": (
+        column("response", b"\xff", pa.binary()),
+        "column response holds binary instead of string",
+    ),
     "an episode is no JSON": (episode("</script>"), "a row has no valid episode"),
-    "an episode of other values": (episode('{"messages": [], "rewards": ["1"]}'), "a row has no valid episode"),
+    "an episode of other values": (
+        episode('{"messages": [], "rewards": ["1"]}'),
+        "a row has no valid episode",
+    ),
     "an episode without end": (episode("[" * 100_000), "a row has no valid episode"),
     "an unknown outcome": (column("outcome", "odd", pa.string()), "an unknown outcome"),
     "an unknown end": (column("finish", "odd", pa.string()), "an unknown finish"),
     "a negative length": (column("response_tokens", -1, pa.int32()), "a negative response_tokens"),
-    "a column is missing": (rewritten(lambda table: table.drop_columns(["response"])), "has no column response"),
+    "a column is missing": (
+        rewritten(lambda table: table.drop_columns(["response"])),
+        "has no column response",
+    ),
     "other columns": (rewritten(lambda table: pa.table({"x": [1]})), "has no column"),
     "unpacks to 3 GB": (
         bomb(rows=300, chars=10_000_000, dictionary=False),
@@ -257,7 +329,9 @@ TABLES: dict[str, tuple[Damage, str]] = {
         "it unpacks to more than 268,435,456 bytes",
     ),
 }
-"""Damage of one table of responses: the page lists it, and the commands that read this table name it."""
+"""Damage of one table of responses: the page lists it, and the commands that read this table name
+it.
+"""
 
 EVALUATIONS: dict[str, tuple[Damage, str]] = {
     "no JSON": (content(EVALUATION, b"{"), "is damaged"),
@@ -268,9 +342,15 @@ EVALUATIONS: dict[str, tuple[Damage, str]] = {
     "a list": (evaluation(lambda found: [found]), "holds a list"),
     "another encoding": (content(EVALUATION, b'{"\xff": 1}'), "is damaged"),
     "accuracy is a text": (evaluation(lambda found: found | {"accuracy": "1"}), "accuracy is '1'"),
-    "accuracy is huge": (evaluation(lambda found: found | {"accuracy": 10**400}), "accuracy is 1000"),
+    "accuracy is huge": (
+        evaluation(lambda found: found | {"accuracy": 10**400}),
+        "accuracy is 1000",
+    ),
     "no sources": (evaluation(lambda found: found | {"by_source": None}), "by_source is None"),
-    "a row is a number": (evaluation(lambda found: found | {"table": [1]}), "each row of its table"),
+    "a row is a number": (
+        evaluation(lambda found: found | {"table": [1]}),
+        "each row of its table",
+    ),
     "a response is a number": (
         evaluation(lambda found: found["table"][0].update(responses=[1]) or found),
         "1 where an",
@@ -295,14 +375,16 @@ def requests_for(name: str, group: int) -> list[str]:
     given = f"run={name}&step={STEP}"
     return [
         *(f"{path}?run={name}" for path in ("metrics", "rollouts", "problems", "evaluations")),
-        *(f"rollouts?run={name}&text=1", f"rollouts?run={name}&sort=longest", f"group?{given}&group={group}"),
-        *(f"explain?{given}&group={group}", f"evaluation?{given}", f"evaluation?{given}&problem=x"),
-        *(
-            f"paired?a_run={name}&a_step=0&b_run={name}&b_step={STEP}",
-            f"options?run={name}",
-            f"findings?run={name}",
-            f"log?run={name}",
-        ),
+        f"rollouts?run={name}&text=1",
+        f"rollouts?run={name}&sort=longest",
+        f"group?{given}&group={group}",
+        f"explain?{given}&group={group}",
+        f"evaluation?{given}",
+        f"evaluation?{given}&problem=x",
+        f"paired?a_run={name}&a_step=0&b_run={name}&b_step={STEP}",
+        f"options?run={name}",
+        f"findings?run={name}",
+        f"log?run={name}",
         f"paired?a_run=whole&a_step=0&b_run={name}&b_step={STEP}",
     ]
 
@@ -316,9 +398,16 @@ def ask(client: Client, path: str) -> tuple[int, Any]:
 def shown_reasons(client: Client, name: str, group: int) -> str:
     """Everything that the page says is wrong with a run."""
     summary = next(run for run in ask(client, "overview")[1]["runs"] if run["name"] == name)
-    found = {path: ask(client, f"{path}?run={name}")[1] for path in ("metrics", "rollouts", "evaluations")}
+    found = {
+        path: ask(client, f"{path}?run={name}")[1]
+        for path in ("metrics", "rollouts", "evaluations")
+    }
     shown = ask(client, f"group?run={name}&step={STEP}&group={group}")[1]
-    reasons = [summary["problem"], shown.get("error"), *(each.get("error") for each in found.values())]
+    reasons = [
+        summary["problem"],
+        shown.get("error"),
+        *(each.get("error") for each in found.values()),
+    ]
     reasons += [*found["rollouts"].get("index", {}).get("problems", [])]
     reasons += [each.get("problem") for each in found["evaluations"].get("evaluations", [])]
     return "\n".join(filter(None, reasons))
@@ -344,7 +433,9 @@ def test_damage_is_named_and_every_other_run_is_shown(tmp_path, capsys, whole, c
             assert ask(client, f"{path}?run=whole")[0] == 200
     code, out, err = run(capsys, "status", str(runs / "whole"), str(runs / "hurt"))
     assert "finished" in out
-    assert (code, reason in " ".join(out.split())) == ((2, True) if case.startswith("run") else (0, False))
+    assert (code, reason in " ".join(out.split())) == (
+        (2, True) if case.startswith("run") else (0, False)
+    )
     hurt = str(runs / "hurt")
     commands = [
         ("report", hurt, "--output", str(tmp_path / "report.html")),
@@ -366,14 +457,20 @@ def test_damage_is_named_and_every_other_run_is_shown(tmp_path, capsys, whole, c
     assert grown < 700_000, f"{grown:,} kB"
 
 
-@pytest.mark.parametrize(("name", "other"), [("a[1]", "a1"), ("a*", "ab"), ("a?", "ab"), ("{a,b}", "a"), ("a%", "ab")])
-def test_a_run_whose_name_is_a_pattern_shows_its_own_responses(tmp_path, capsys, whole, name, other):
+@pytest.mark.parametrize(
+    ("name", "other"), [("a[1]", "a1"), ("a*", "ab"), ("a?", "ab"), ("{a,b}", "a"), ("a%", "ab")]
+)
+def test_a_run_whose_name_is_a_pattern_shows_its_own_responses(
+    tmp_path, capsys, whole, name, other
+):
     for each, text in ((name, "OWN"), (other, "OF THE OTHER RUN")):
         shutil.copytree(whole, tmp_path / each)
         for path in (tmp_path / each / "rollouts").iterdir():
             table = pq.read_table(path)
             at = ROLLOUT_SCHEMA.get_field_index("response")
-            pq.write_table(table.set_column(at, ROLLOUT_SCHEMA.field(at), pa.array([text] * len(table))), path)
+            pq.write_table(
+                table.set_column(at, ROLLOUT_SCHEMA.field(at), pa.array([text] * len(table))), path
+            )
     with serving(tmp_path / name) as client:
         (shown,) = [run["name"] for run in ask(client, "overview")[1]["runs"]]
         for text in ("", "&text=own", "&text=other"):

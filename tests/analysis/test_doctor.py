@@ -1,4 +1,6 @@
-"""`dapo doctor` on whole runs: what is printed, which problems are named, and what the rules cost a run that trains."""
+"""`dapo doctor` on whole runs: what is printed, which problems are named, and what the rules cost a
+run that trains.
+"""
 
 import json
 import sys
@@ -41,17 +43,40 @@ STEP: dict[str, Any] = {
 
 def row(step: int, sample: int, **changed: Any) -> dict[str, Any]:
     """A row of the table of responses."""
-    plain = {"step": step, "group_id": 0, "problem_id": "easy", "source": "s", "sample": sample, "prompt": "?"}
-    plain |= {"response": f"text {sample}", "answer": "1", "fields": None, "correct": True, "score": 1.0}
-    plain |= {"components": None, "error": None, "reward": 1.0, "advantage": 0.5, "prompt_tokens": 1}
+    plain = {
+        "step": step,
+        "group_id": 0,
+        "problem_id": "easy",
+        "source": "s",
+        "sample": sample,
+        "prompt": "?",
+    }
+    plain |= {
+        "response": f"text {sample}",
+        "answer": "1",
+        "fields": None,
+        "correct": True,
+        "score": 1.0,
+    }
+    plain |= {
+        "components": None,
+        "error": None,
+        "reward": 1.0,
+        "advantage": 0.5,
+        "prompt_tokens": 1,
+    }
     plain |= {"response_tokens": 2, "finish": "stop", "outcome": "trained", "response_ids": [1, 2]}
     return plain | {"engine_logprobs": [0.0, 0.0], "version": 0} | changed
 
 
-def a_run(path: Path, steps: list[dict[str, Any]], tables: dict[int, list[dict[str, Any]]] | None = None) -> Path:
+def a_run(
+    path: Path, steps: list[dict[str, Any]], tables: dict[int, list[dict[str, Any]]] | None = None
+) -> Path:
     """A run directory with these metrics and tables of responses."""
     run = RunDirectory.create(path, dump_config(tiny()), {})
-    log_metrics(run.metrics, [{"step": number, **metrics} for number, metrics in enumerate(steps, start=1)])
+    log_metrics(
+        run.metrics, [{"step": number, **metrics} for number, metrics in enumerate(steps, start=1)]
+    )
     (path / "rollouts").mkdir()
     for step, rows in (tables or {}).items():
         write_rollouts(run.rollouts(step), rows)
@@ -64,19 +89,37 @@ def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | s
     return end.value.code, capsys.readouterr().out
 
 
-def test_a_healthy_run_gets_one_line_with_what_was_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_healthy_run_gets_one_line_with_what_was_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     path = a_run(tmp_path / "run", [STEP] * 6, {1: [row(1, 0)]})
     code, printed = doctor(capsys, str(path), "--strict")
     assert code == 0
-    assert printed == f"{path}: nothing wrong found in 6 steps, 0 evaluations, 1 table of responses, by 29 rules\n"
+    assert (
+        printed
+        == f"{path}: nothing wrong found in 6 steps, 0 evaluations, 1 table of responses, by 29"
+        " rules\n"
+    )
 
 
 ERRORS = STEP | {"rollout/verifier_errors": 4}
 
 
-def test_a_finding_names_numbers_problems_the_error_and_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    failed = {"correct": None, "score": None, "error": "timed out after 10 s", "reward": None, "advantage": None}
-    rows = [row(6, 0, problem_id="hard", **failed), row(6, 1, problem_id="hard", **failed), row(6, 2)]
+def test_a_finding_names_numbers_problems_the_error_and_the_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    failed = {
+        "correct": None,
+        "score": None,
+        "error": "timed out after 10 s",
+        "reward": None,
+        "advantage": None,
+    }
+    rows = [
+        row(6, 0, problem_id="hard", **failed),
+        row(6, 1, problem_id="hard", **failed),
+        row(6, 2),
+    ]
     path = a_run(tmp_path / "run", [STEP] * 2 + [ERRORS] * 4, {6: rows})
     code, printed = doctor(capsys, str(path))
     assert code == 0
@@ -90,7 +133,9 @@ def test_a_finding_names_numbers_problems_the_error_and_the_option(tmp_path: Pat
     assert doctor(capsys, str(path), "--strict")[0] == 1
 
 
-def test_json_holds_the_same_and_nothing_else_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_json_holds_the_same_and_nothing_else_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     path = a_run(tmp_path / "run", [STEP] * 2 + [ERRORS] * 4)
     _, printed = doctor(capsys, str(path), "--json")
     found = json.loads(printed)
@@ -106,7 +151,9 @@ def test_json_holds_the_same_and_nothing_else_is_printed(tmp_path: Path, capsys:
     assert finding["change"] == ["reward.timeout_s=20"]
 
 
-def test_what_is_over_comes_last_and_is_no_reason_for_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_is_over_comes_last_and_is_no_reason_for_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     path = a_run(tmp_path / "run", [ERRORS] * 4 + [STEP] * 8)
     code, printed = doctor(capsys, str(path), "--strict")
     assert code == 0
@@ -114,11 +161,15 @@ def test_what_is_over_comes_last_and_is_no_reason_for_exit_code_1(tmp_path: Path
     assert "verifier_errors, from step 3 to 7, not any more" in printed
 
 
-def test_a_step_that_ended_without_a_batch_is_read_from_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_step_that_ended_without_a_batch_is_read_from_its_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     """Nothing of it is in the metrics, and yet it is what ended the run."""
     wrong = {"correct": False, "score": -1.0, "outcome": "all_wrong", "advantage": None}
     path = a_run(
-        tmp_path / "run", [], {1: [row(1, i, group_id=i // 2, problem_id=f"p{i // 2}", **wrong) for i in range(6)]}
+        tmp_path / "run",
+        [],
+        {1: [row(1, i, group_id=i // 2, problem_id=f"p{i // 2}", **wrong) for i in range(6)]},
     )
     _, printed = doctor(capsys, str(path))
     assert "error: too_hard, since step 1" in printed
@@ -127,21 +178,33 @@ def test_a_step_that_ended_without_a_batch_is_read_from_its_table(tmp_path: Path
     assert "p0 (2), p1 (2), p2 (2)" in printed
 
 
-def test_tables_of_runs_before_the_audit_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_tables_of_runs_before_the_audit_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    audited = STEP | {"audit/mean": 0.0, "audit/responses": 64, "audit/problems": 64, "audit/gap_low": 0.4}
+    audited = STEP | {
+        "audit/mean": 0.0,
+        "audit/responses": 64,
+        "audit/problems": 64,
+        "audit/gap_low": 0.4,
+    }
     path = a_run(
-        tmp_path / "run", [audited | {"audit/gap": 0.5 + i / 100, "audit/gap_high": 0.6 + i / 50} for i in range(6)]
+        tmp_path / "run",
+        [audited | {"audit/gap": 0.5 + i / 100, "audit/gap_high": 0.6 + i / 50} for i in range(6)],
     )
     old = pa.schema([field for field in ROLLOUT_SCHEMA if field.name not in OPTIONAL_COLUMNS])
-    pq.write_table(pa.Table.from_pylist([row(6, 0)], schema=old), path / "rollouts" / "step_000006.parquet")
+    pq.write_table(
+        pa.Table.from_pylist([row(6, 0)], schema=old), path / "rollouts" / "step_000006.parquet"
+    )
     _, printed = doctor(capsys, str(path))
     assert "error: audit_gap, since step 1" in printed
 
 
-def test_what_is_no_run_is_refused_with_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_is_no_run_is_refused_with_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     with pytest.raises(SystemExit) as end:
         main(["doctor", str(tmp_path)])
     assert end.value.code == 2
@@ -151,20 +214,28 @@ def test_what_is_no_run_is_refused_with_exit_code_2(tmp_path: Path, capsys: pyte
 def test_a_run_warns_once_with_the_step_and_a_resumed_one_does_not_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    start_run(tiny("train.num_steps=2", "train.save_every=0"), run_dir=tmp_path / "run", config_name="t")
+    start_run(
+        tiny("train.num_steps=2", "train.save_every=0"), run_dir=tmp_path / "run", config_name="t"
+    )
     warned = "of the responses of the first evaluation end at the limit of 8 tokens"
     printed = capsys.readouterr().out
     assert printed.count(warned) == printed.count("; try rollout.max_response_tokens=16") == 1
     resume_run(tmp_path / "run", ["train.num_steps=4"])
     assert "; try rollout.max_response_tokens=16" not in capsys.readouterr().out
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [line["time/warnings"] for line in lines if "time/warnings" in line][-1] >= 1
 
 
 def test_a_run_of_scores_says_at_its_first_step_alone_what_would_make_an_accuracy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    graded = ("reward.verifier=helpers.reward_functions:length", "train.num_steps=2", "reward.workers=1")
+    graded = (
+        "reward.verifier=helpers.reward_functions:length",
+        "train.num_steps=2",
+        "reward.workers=1",
+    )
     advice = "reward.threshold=1 would count scores of at least 1 as correct"
     start_run(tiny(*graded), run_dir=tmp_path / "run", config_name="t")
     assert capsys.readouterr().out.count(advice) == 1

@@ -18,7 +18,10 @@ RUNS = {
     "group": (),
     "rloo": ("advantage.estimator=rloo",),
     "reinforce_pp": ("advantage.estimator=reinforce_pp", "dynamic_sampling.enabled=false"),
-    "reinforce_pp_baseline": ("advantage.estimator=reinforce_pp_baseline", "dynamic_sampling.enabled=false"),
+    "reinforce_pp_baseline": (
+        "advantage.estimator=reinforce_pp_baseline",
+        "dynamic_sampling.enabled=false",
+    ),
     "kl": ("loss.kl_coef=0.1", "loss.kl_in=reward"),
 }
 
@@ -54,12 +57,20 @@ def test_explain_names_what_each_response_is_compared_with(
         of_groups: dict[int, list[float]] = {}
         for row in rows:
             of_groups.setdefault(row["group_id"], []).append(row["reward"])
-        compared = [row["reward"] for row in rows] if name == "reinforce_pp" else of_groups[found["group"]]
+        compared = (
+            [row["reward"] for row in rows] if name == "reinforce_pp" else of_groups[found["group"]]
+        )
         differences = compared
         if name == "reinforce_pp_baseline":
-            differences = [reward - fmean(group) for group in of_groups.values() for reward in group]
+            differences = [
+                reward - fmean(group) for group in of_groups.values() for reward in group
+            ]
         eq9 = found["eq9"]
-        assert (eq9["estimator"], eq9["rewards"], eq9["differences"]) == (name, len(compared), len(differences))
+        assert (eq9["estimator"], eq9["rewards"], eq9["differences"]) == (
+            name,
+            len(compared),
+            len(differences),
+        )
         assert eq9["mean"] == pytest.approx(fmean(compared))
         assert eq9["std"] == pytest.approx(stdev(differences))
         for response in found["responses"]:

@@ -1,4 +1,6 @@
-"""`dapo explain`: its numbers are those of the paper's equations, written down here a second time."""
+"""`dapo explain`: its numbers are those of the paper's equations, written down here a second
+time.
+"""
 
 import json
 import math
@@ -27,10 +29,26 @@ from helpers.run_files import edit_options
 from helpers.tiny_runs import new_run, tiny
 
 STEPS = 3
-OPTIONS = ("model.dtype=float64", "data.eval=null", "rollout.prompts_per_step=3", "train.minibatch_groups=1")
+OPTIONS = (
+    "model.dtype=float64",
+    "data.eval=null",
+    "rollout.prompts_per_step=3",
+    "train.minibatch_groups=1",
+)
 RUNS = {
-    "dapo": ("overlong.penalty=0.7", "overlong.buffer_tokens=5", "train.save_every=0", "optim.lr=0.01"),
-    "grpo": ("preset=grpo", "loss.kl_coef=0.05", "train.save_every=1", "train.keep_checkpoints=9", "optim.lr=0.01"),
+    "dapo": (
+        "overlong.penalty=0.7",
+        "overlong.buffer_tokens=5",
+        "train.save_every=0",
+        "optim.lr=0.01",
+    ),
+    "grpo": (
+        "preset=grpo",
+        "loss.kl_coef=0.05",
+        "train.save_every=1",
+        "train.keep_checkpoints=9",
+        "optim.lr=0.01",
+    ),
 }
 
 
@@ -52,12 +70,16 @@ class Naive:
     """The whole training of a run from its stored responses, one sequence after another."""
 
     def __init__(self, run: Path, *, grpo: bool) -> None:
-        self.run, self.grpo = run, grpo
+        self.run = run
+        self.grpo = grpo
         self.beta, self.low, self.high = (0.05, 0.8, 1.2) if grpo else (0.0, 0.8, 1.28)
         loaded = load_model("tiny-random", dtype=torch.float64)
-        self.model, self.tokenizer = loaded.model, loaded.tokenizer
+        self.model = loaded.model
+        self.tokenizer = loaded.tokenizer
         self.initial = load_model("tiny-random", dtype=torch.float64).model
-        self.adam = torch.optim.AdamW(self.model.parameters(), lr=0.01, betas=(0.9, 0.999), weight_decay=0.0)
+        self.adam = torch.optim.AdamW(
+            self.model.parameters(), lr=0.01, betas=(0.9, 0.999), weight_decay=0.0
+        )
 
     def logprobs(self, model: Any, prompt: list[int], response: list[int]) -> torch.Tensor:
         logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
@@ -69,10 +91,16 @@ class Naive:
     def groups(self, step: int) -> list[dict[str, Any]]:
         rows = read_table(self.run / f"rollouts/step_{step:06d}.parquet").to_pylist()
         found = []
-        for group_id, of_group in groupby((r for r in rows if r["outcome"] == "trained"), key=lambda r: r["group_id"]):
+        for group_id, of_group in groupby(
+            (r for r in rows if r["outcome"] == "trained"), key=lambda r: r["group_id"]
+        ):
             members = list(of_group)
-            rewards = [(1.0 if r["correct"] else -1.0) + self.penalty(r["response_tokens"]) for r in members]
-            mean, std = naive.mean(rewards), naive.sample_std(rewards)
+            rewards = [
+                (1.0 if r["correct"] else -1.0) + self.penalty(r["response_tokens"])
+                for r in members
+            ]
+            mean = naive.mean(rewards)
+            std = naive.sample_std(rewards)
             advantages = naive.group_advantages(rewards, "std")
             prompt = self.tokenizer(members[0]["prompt"], add_special_tokens=False)["input_ids"]
             responses = [r["response_ids"] for r in members]
@@ -80,31 +108,55 @@ class Naive:
         return found
 
     def replay(self) -> Iterator[tuple[int, int, dict[str, Any], list[dict[str, Any]]]]:
-        """Each update of the run: step, number, its one group, and a table of each response's tokens."""
+        """Each update of the run: step, number, its one group, and a table of each response's
+        tokens.
+        """
         for step in range(1, STEPS + 1):
             groups = self.groups(step)
             with torch.no_grad():
-                old = {g["id"]: [self.logprobs(self.model, g["prompt"], o) for o in g["responses"]] for g in groups}
+                old = {
+                    g["id"]: [self.logprobs(self.model, g["prompt"], o) for o in g["responses"]]
+                    for g in groups
+                }
             for number, i in enumerate(keyed_permutation(len(groups), 0, "minibatches", step)):
                 yield step, number, groups[i], self.update(step, groups[i], old[groups[i]["id"]])
 
-    def update(self, step: int, group: dict[str, Any], old: list[torch.Tensor]) -> list[dict[str, Any]]:
+    def update(
+        self, step: int, group: dict[str, Any], old: list[torch.Tensor]
+    ) -> list[dict[str, Any]]:
         lengths = [len(o) for o in group["responses"]]
-        weights = naive.aggregation_weights(lengths, [0] * len(lengths), "sequence" if self.grpo else "token", None)
-        table, total = [], torch.zeros((), dtype=torch.float64)
-        for o, a, before, weight in zip(group["responses"], group["advantages"], old, weights, strict=True):
+        weights = naive.aggregation_weights(
+            lengths, [0] * len(lengths), "sequence" if self.grpo else "token", None
+        )
+        table = []
+        total = torch.zeros((), dtype=torch.float64)
+        for o, a, before, weight in zip(
+            group["responses"], group["advantages"], old, weights, strict=True
+        ):
             logp = self.logprobs(self.model, group["prompt"], o)
             ratio = (logp - before).exp()
             with torch.no_grad():
                 reference = self.logprobs(self.initial, group["prompt"], o)
             rows = [logp.tolist()], [before.tolist()], [[True] * len(o)]
-            loss, (gradient,) = naive.policy_loss(*rows, [a], [weight], clip_low=1 - self.low, clip_high=self.high - 1)
-            kl, _, (slopes,) = naive.kl_loss(rows[0], [reference.tolist()], rows[2], [weight], estimator="k3")
+            loss, (gradient,) = naive.policy_loss(
+                *rows, [a], [weight], clip_low=1 - self.low, clip_high=self.high - 1
+            )
+            kl, _, (slopes,) = naive.kl_loss(
+                rows[0], [reference.tolist()], rows[2], [weight], estimator="k3"
+            )
             loss += self.beta * kl
             pull = self.beta * torch.tensor(slopes, dtype=torch.float64)
-            gradient, without_clip = torch.tensor(gradient, dtype=torch.float64) + pull, -weight * a * ratio + pull
-            clipped = [(a > 0 and r > self.high) or (a < 0 and r < self.low) for r in ratio.tolist()]
-            values = {"ratio": ratio, "gradient": gradient, "unclipped": without_clip, "logprob": logp}
+            gradient = torch.tensor(gradient, dtype=torch.float64) + pull
+            without_clip = -weight * a * ratio + pull
+            clipped = [
+                (a > 0 and r > self.high) or (a < 0 and r < self.low) for r in ratio.tolist()
+            ]
+            values = {
+                "ratio": ratio,
+                "gradient": gradient,
+                "unclipped": without_clip,
+                "logprob": logp,
+            }
             row = {name: value.detach() for name, value in values.items()}
             table.append(row | {"weight": weight, "loss": loss, "clipped": clipped})
             total = total + logp @ gradient
@@ -117,7 +169,9 @@ class Naive:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_every_number_is_that_of_the_equations_written_naively(runs: dict[str, Path], name: str) -> None:
+def test_every_number_is_that_of_the_equations_written_naively(
+    runs: dict[str, Path], name: str
+) -> None:
     clipped_tokens = later_updates = 0
     naive = Naive(runs[name], grpo=name == "grpo")
     for step, number, group, table in naive.replay():
@@ -128,9 +182,13 @@ def test_every_number_is_that_of_the_equations_written_naively(runs: dict[str, P
         assert found["eq8"]["ratios"]["known"]
         assert found["eq9"]["mean"] == pytest.approx(group["mean"], abs=1e-9)
         assert found["eq9"]["std"] == pytest.approx(group["std"], abs=1e-9)
-        whole, whole_unclipped = (sum(row[of].abs().sum().item() for row in table) for of in ("gradient", "unclipped"))
+        whole, whole_unclipped = (
+            sum(row[of].abs().sum().item() for row in table) for of in ("gradient", "unclipped")
+        )
         for i, (response, row) in enumerate(zip(found["responses"], table, strict=True)):
-            assert response["overlong_penalty"] == pytest.approx(naive.penalty(response["tokens"]), abs=1e-12)
+            assert response["overlong_penalty"] == pytest.approx(
+                naive.penalty(response["tokens"]), abs=1e-12
+            )
             assert response["reward"] == pytest.approx(group["rewards"][i], abs=1e-9)
             assert response["advantage"] == pytest.approx(group["advantages"][i], abs=1e-6)
             assert response["weight"] == pytest.approx(row["weight"], rel=1e-9)
@@ -143,7 +201,9 @@ def test_every_number_is_that_of_the_equations_written_naively(runs: dict[str, P
             assert [kind != "none" for kind in values["clipped"]] == row["clipped"]
             of_response = [each for each in found["clipped_tokens"] if each["sample"] == i]
             for each in of_response:
-                assert each["ratio"] == pytest.approx(row["ratio"][each["position"]].item(), rel=1e-6)
+                assert each["ratio"] == pytest.approx(
+                    row["ratio"][each["position"]].item(), rel=1e-6
+                )
                 part = abs(row["unclipped"][each["position"]].item()) / whole_unclipped
                 assert each["gradient_share_without_clip"] == pytest.approx(part, abs=1e-6)
                 assert each["id"] == group["responses"][i][each["position"]]
@@ -165,32 +225,49 @@ def test_every_number_is_that_of_the_equations_written_naively(runs: dict[str, P
 def test_a_tokens_weight_is_that_of_the_loss_times_the_engine_correction(
     options: tuple[str, ...], weights: list[float]
 ) -> None:
-    """The policy gave the tokens 1.25, 2 and 1.25 times the probability that the engine did; the last is masked."""
-    old, engine = (0.5, 0.8, 0.5), (0.4, 0.4, 0.4)
-    logs = {"engine_logprobs": list(map(math.log, engine)), "old_logprobs": list(map(math.log, old))}
+    """The policy gave the tokens 1.25, 2 and 1.25 times the probability that the engine did; the
+    last is masked.
+    """
+    old = (0.5, 0.8, 0.5)
+    engine = (0.4, 0.4, 0.4)
+    logs = {
+        "engine_logprobs": list(map(math.log, engine)),
+        "old_logprobs": list(map(math.log, old)),
+    }
     sample = Sample(0, (1,), (2, 3, 4), reward=1.0, advantage=2.0, mask=(1, 1, 0), **logs)
     now = [math.log(0.55), math.log(0.8), math.log(0.5)]
     (terms,) = token_terms([sample], [0.25], tiny(*options).loss, [now])
     assert terms.weight.tolist() == pytest.approx(weights)
     assert terms.ratio.tolist() == pytest.approx([1.1, 1.0, 1.0])
-    assert terms.gradient.tolist() == pytest.approx([-w * 2.0 * r for w, r in zip(weights, (1.1, 1, 1), strict=True)])
+    assert terms.gradient.tolist() == pytest.approx(
+        [-w * 2.0 * r for w, r in zip(weights, (1.1, 1, 1), strict=True)]
+    )
     assert terms.loss == pytest.approx(sum(terms.gradient.tolist()))
 
 
 # --- what is said where something is missing
 
 
-def test_a_replayed_step_equals_the_run_to_the_last_bit_also_from_the_initial_model(runs: dict[str, Path]) -> None:
-    for name, start in {"dapo": 0, "grpo": STEPS - 1}.items():  # the first has no checkpoint before its last step
+def test_a_replayed_step_equals_the_run_to_the_last_bit_also_from_the_initial_model(
+    runs: dict[str, Path],
+) -> None:
+    # the first has no checkpoint before its last step
+    for name, start in {"dapo": 0, "grpo": STEPS - 1}.items():
         replay = explain_group(runs[name], STEPS)["eq8"]["ratios"]["replay"]
         assert (replay["from_step"], replay["to_step"]) == (start, STEPS)
         assert replay["metrics_equal"] == replay["metrics_compared"] > 10
         assert replay["largest_relative_difference"] == 0
 
 
-def test_inverse_weights_are_replayed_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inverse_weights_are_replayed_and_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
-    weighted = ("dynamic_sampling.predict=proportional", "dynamic_sampling.weights=inverse", "train.save_every=0")
+    weighted = (
+        "dynamic_sampling.predict=proportional",
+        "dynamic_sampling.weights=inverse",
+        "train.save_every=0",
+    )
     config = tiny(*OPTIONS, *RUNS["dapo"], *weighted, f"train.num_steps={STEPS}")
     with new_run(config, run) as started:
         train(started)
@@ -205,7 +282,9 @@ def test_inverse_weights_are_replayed_and_shown(tmp_path: Path, capsys: pytest.C
     assert abs(stored[group] - 1) > 0.01
     eq8 = (found := explain_group(run, STEPS, group))["eq8"]
     assert eq8["group_weight"] == stored[group]
-    assert found["responses"][0]["weight"] == pytest.approx(stored[group] / eq8["trained_tokens"], rel=1e-12)
+    assert found["responses"][0]["weight"] == pytest.approx(
+        stored[group] / eq8["trained_tokens"], rel=1e-12
+    )
     assert f"times {stored[group]:.4g}, the group's" in command(
         capsys, "explain", str(run), "--step", str(STEPS), "--group", str(group)
     )[1].replace("\n", " ")
@@ -234,13 +313,19 @@ def test_in_the_first_update_ratios_are_one_and_need_no_replay(runs: dict[str, P
     table = read_table(runs["dapo"] / "rollouts/step_000001.parquet")
     trained = sorted({r["group_id"] for r in table.to_pylist() if r["outcome"] == "trained"})
     (first,) = (
-        found for g in trained if (found := explain_group(runs["dapo"], 1, g, recompute=False))["eq8"]["update"] == 1
+        found
+        for g in trained
+        if (found := explain_group(runs["dapo"], 1, g, recompute=False))["eq8"]["update"] == 1
     )
     assert first["eq8"]["ratios"]["source"] == "first_update"
-    assert {ratio for each in first["responses"] for ratio in each["token_values"]["ratios"]} == {1.0}
+    assert {ratio for each in first["responses"] for ratio in each["token_values"]["ratios"]} == {
+        1.0
+    }
     assert first["clipped_tokens"] == []
     # -sum of weight x tokens x advantage
-    expected = -sum(each["weight"] * each["tokens"] * each["advantage"] for each in first["responses"])
+    expected = -sum(
+        each["weight"] * each["tokens"] * each["advantage"] for each in first["responses"]
+    )
     assert first["eq8"]["loss"] == pytest.approx(expected, abs=1e-12)
     assert last["eq8"]["update"] == 3
     assert not last["eq8"]["ratios"]["known"]
@@ -248,7 +333,9 @@ def test_in_the_first_update_ratios_are_one_and_need_no_replay(runs: dict[str, P
     assert last["responses"][0]["advantage"] is not None
 
 
-def test_what_is_gone_is_named_with_the_option_that_keeps_it(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_what_is_gone_is_named_with_the_option_that_keeps_it(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs["dapo"], run)
     (run / "rollouts/step_000001.parquet").unlink()
@@ -267,7 +354,11 @@ def test_what_is_gone_is_named_with_the_option_that_keeps_it(runs: dict[str, Pat
 
 
 def test_each_outcome_has_its_reason(runs: dict[str, Path]) -> None:
-    reasons = {"all_correct": "no response is better", "all_wrong": "no response is better", "excess": "batch was full"}
+    reasons = {
+        "all_correct": "no response is better",
+        "all_wrong": "no response is better",
+        "excess": "batch was full",
+    }
     reasons["trained"] = "so the group carries a signal"
     seen = set()
     for step in range(1, STEPS + 1):

@@ -1,4 +1,6 @@
-"""A probe is the run's first step: same responses and verdicts; its expectations hold; it writes nothing."""
+"""A probe is the run's first step: same responses and verdicts; its expectations hold; it writes
+nothing.
+"""
 
 import json
 from dataclasses import replace
@@ -31,7 +33,12 @@ from helpers.run_files import log_metrics
 from helpers.tiny_runs import metrics, tiny
 from sample_intervals import mean_interval
 
-OPTIONS = ("data.eval=null", "train.num_steps=2", "rollout.prompts_per_step=8", "rollout.max_response_tokens=12")
+OPTIONS = (
+    "data.eval=null",
+    "train.num_steps=2",
+    "rollout.prompts_per_step=8",
+    "rollout.max_response_tokens=12",
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +52,13 @@ def probe_of(config: Config, *, problems: int | None = None, samples: int | None
     config = resolve_auto(config)
     with VerifierPool(config.reward) as judge:
         inputs = read_inputs(config, judge.needed_columns)
-        return probe_run(resolve_engine(config, inputs.loaded.model), inputs, judge, problems=problems, samples=samples)
+        return probe_run(
+            resolve_engine(config, inputs.loaded.model),
+            inputs,
+            judge,
+            problems=problems,
+            samples=samples,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -57,21 +70,31 @@ def probe(run: Path) -> Probe:
 def decided_in(run: Path) -> list[int]:
     """The number of groups that each step has decided."""
     undecided = ("rollout/groups_excess", "rollout/groups_aborted")
-    return [row["rollout/groups_generated"] - sum(row[name] for name in undecided) for row in metrics(run)]
+    return [
+        row["rollout/groups_generated"] - sum(row[name] for name in undecided)
+        for row in metrics(run)
+    ]
 
 
-def test_a_probe_of_the_first_two_steps_problems_measures_what_these_steps_report(run: Path, probe: Probe):
-    rows, weights = metrics(run), decided_in(run)
+def test_a_probe_of_the_first_two_steps_problems_measures_what_these_steps_report(
+    run: Path, probe: Probe
+):
+    rows = metrics(run)
+    weights = decided_in(run)
 
     def mean(name: str) -> float:
         return pytest.approx(np.average([row[name] for row in rows], weights=weights), abs=1e-12)
 
-    assert rows[1]["rollout/keep_rate"] < 1, "a step that drops groups, sampled after the first update"
+    assert rows[1]["rollout/keep_rate"] < 1, (
+        "a step that drops groups, sampled after the first update"
+    )
     assert probe.kept == mean("rollout/keep_rate")
     assert probe.accuracy == mean("reward/accuracy")
     assert probe.response_tokens == mean("rollout/response_tokens_mean")
     assert probe.truncated == mean("rollout/truncated_fraction")
-    assert probe.response_quantiles["100%"] == max(row["rollout/response_tokens_max"] for row in rows)
+    assert probe.response_quantiles["100%"] == max(
+        row["rollout/response_tokens_max"] for row in rows
+    )
     assert sum(each.problems for each in probe.histogram) == probe.problems == sum(weights)
 
 
@@ -81,7 +104,9 @@ def test_a_step_takes_what_its_groups_take_at_the_measured_rates(probe: Probe):
     assert probe.update_tokens_per_s is not None
     assert probe.step_s == pytest.approx(probe.load_s + probe.generate_s + probe.update_s)
     assert probe.groups_per_step == pytest.approx(min(16, 8 / probe.expected_keep_rate))
-    assert probe.generate_s * probe.tokens_per_s == pytest.approx(probe.groups_per_step * 4 * probe.response_tokens)
+    assert probe.generate_s * probe.tokens_per_s == pytest.approx(
+        probe.groups_per_step * 4 * probe.response_tokens
+    )
     assert 0.1 < probe.peak_memory_gib < 64
 
 
@@ -93,20 +118,29 @@ def test_a_probe_says_what_the_doctor_would_where_no_response_is_right(probe: Pr
     severities = {each.name: each.severity for each in found.findings}
     assert severities == {"too_hard": "error", "truncation": "warning", "idle_techniques": "note"}
     text = " ".join(" ".join(describe_probe(config, found)).split())
-    assert "of the responses reach 12 tokens, the limit: every response to 8 prompts is wrong, so nothing" in text
+    assert (
+        "of the responses reach 12 tokens, the limit: every response to 8 prompts is wrong, so"
+        " nothing" in text
+    )
     assert "is learned; try rollout.max_response_tokens=24" in text
 
 
 def test_more_samples_and_a_reward_of_scores_alone_are_probed_too():
-    found = probe_of(tiny(*OPTIONS, "reward.verifier=dapo.rewards.examples:digit_share"), problems=3, samples=6)
+    found = probe_of(
+        tiny(*OPTIONS, "reward.verifier=dapo.rewards.examples:digit_share"), problems=3, samples=6
+    )
     assert (found.problems, found.samples, found.group_size) == (3, 6, 4)
     assert (found.accuracy, found.expected_keep_rate, found.histogram) == (None, None, [])
     assert found.groups_per_step == min(16, 8 / found.kept) if found.kept else 16
 
 
 def test_responses_without_a_verdict_are_in_no_pass_rate_of_a_probe():
-    """Every response with a verdict is right: so are all problems, however many responses have none."""
-    found = probe_of(tiny(*OPTIONS, "reward.verifier=helpers.reward_functions:right_or_no_verdict"), problems=8)
+    """Every response with a verdict is right: so are all problems, however many responses have
+    none.
+    """
+    found = probe_of(
+        tiny(*OPTIONS, "reward.verifier=helpers.reward_functions:right_or_no_verdict"), problems=8
+    )
     assert found.verifier_errors > 0
     assert found.accuracy == 1.0
     (always,) = (each for each in found.histogram if each.problems)
@@ -127,7 +161,9 @@ def test_fewer_samples_than_a_group_has_leave_the_keep_rate_without_an_interval(
 
 
 def test_the_default_is_four_steps_prompts_within_bounds():
-    configs = [tiny(f"rollout.prompts_per_step={n}", "train.minibatch_groups=1") for n in (1, 4, 16)]
+    configs = [
+        tiny(f"rollout.prompts_per_step={n}", "train.minibatch_groups=1") for n in (1, 4, 16)
+    ]
     assert [default_problems(config) for config in configs] == [8, 16, 32]
 
 
@@ -136,7 +172,10 @@ def test_the_default_is_four_steps_prompts_within_bounds():
 def test_the_expected_keep_rate_is_that_of_the_population_and_its_interval_holds(
     population: tuple[float, float], samples: int
 ):
-    random, group_size, estimates, covered = np.random.default_rng(0), 8, [], 0
+    random = np.random.default_rng(0)
+    group_size = 8
+    estimates = []
+    covered = 0
     truth = expected_chance(Beta(*population), group_size)
     for _ in range(100):
         correct = random.binomial(samples, random.beta(*population, size=32))
@@ -154,24 +193,48 @@ def test_pass_rates_are_counted_in_bins_with_wilsons_interval():
         "never": 2, "0 to 25 %": 1, "25 to 50 %": 1, "50 to 75 %": 1, "75 to 100 %": 1, "always": 4
     }  # fmt: skip
     # Wilson's interval of 4 of 10
-    assert (found[-1].low, found[-1].high) == (pytest.approx(0.168, abs=1e-3), pytest.approx(0.687, abs=1e-3))
+    assert (found[-1].low, found[-1].high) == (
+        pytest.approx(0.168, abs=1e-3),
+        pytest.approx(0.687, abs=1e-3),
+    )
 
 
 def test_a_probe_is_compared_with_the_means_of_the_first_steps(tmp_path: Path, probe: Probe):
     run = RunDirectory(tmp_path)
     row = {"rollout/groups_generated": 12, "rollout/groups_trained": 4, "rollout/groups_excess": 1}
-    row |= {"rollout/groups_aborted": 1, "rollout/tokens_generated": 480, "rollout/tokens_in_minibatches": 160}
-    row |= {"reward/accuracy": 0.5, "rollout/response_tokens_mean": 10.0, "rollout/truncated_fraction": 0.0}
-    row |= {"time/load_weights_s": 0.5, "time/generate_s": 4.0, "time/update_s": 1.5, "time/old_logprobs_s": 0.5}
-    rows = [row | {"step": step, "time/peak_memory_gib": step} for step in (1, 2, 3)] + [row | {"step": 4, "x": 1e9}]
+    row |= {
+        "rollout/groups_aborted": 1,
+        "rollout/tokens_generated": 480,
+        "rollout/tokens_in_minibatches": 160,
+    }
+    row |= {
+        "reward/accuracy": 0.5,
+        "rollout/response_tokens_mean": 10.0,
+        "rollout/truncated_fraction": 0.0,
+    }
+    row |= {
+        "time/load_weights_s": 0.5,
+        "time/generate_s": 4.0,
+        "time/update_s": 1.5,
+        "time/old_logprobs_s": 0.5,
+    }
+    rows = [row | {"step": step, "time/peak_memory_gib": step} for step in (1, 2, 3)] + [
+        row | {"step": 4, "x": 1e9}
+    ]
     log_metrics(run.metrics, [{"step": 0}, *rows])
     found = {each.name: each for each in compare_with_run(probe, run)}
     assert found["keep rate"].measured == pytest.approx(0.4)
     assert found["groups per step"].measured == 10
     assert (found["generated tokens/s"].measured, found["updated tokens/s"].measured) == (120, 80)
     assert (found["step, s"].measured, found["peak memory, GiB"].measured) == (6.5, 3)
-    assert [Check("x", 1.2, 1.0).is_close, Check("x", 1.21, 1.0).is_close, Check("x", 0.0, 0.0).is_close] == [1, 0, 1]
-    assert "accuracy" not in {each.name for each in compare_with_run(replace(probe, accuracy=None), run)}
+    assert [
+        Check("x", 1.2, 1.0).is_close,
+        Check("x", 1.21, 1.0).is_close,
+        Check("x", 0.0, 0.0).is_close,
+    ] == [1, 0, 1]
+    assert "accuracy" not in {
+        each.name for each in compare_with_run(replace(probe, accuracy=None), run)
+    }
     truncate_after(run.metrics, 0)
     with pytest.raises(DataError, match="has finished no step"):
         compare_with_run(probe, run)

@@ -1,4 +1,6 @@
-"""The page of `dapo view`, and a report, in headless Chromium: real clicks, hostile texts, no errors in the console."""
+"""The page of `dapo view`, and a report, in headless Chromium: real clicks, hostile texts, no
+errors in the console.
+"""
 
 import json
 import re
@@ -43,7 +45,8 @@ class Page:
     """The open page, as someone who clicks on it."""
 
     def __init__(self, browser: Any, address: str) -> None:
-        self.browser, self.address = browser, address
+        self.browser = browser
+        self.address = address
 
     def open(self, fragment: str) -> None:
         self.browser.get("about:blank")
@@ -54,14 +57,21 @@ class Page:
         """What a script returns as soon as that is true."""
         from selenium.webdriver.support.ui import WebDriverWait
 
-        return WebDriverWait(self.browser, WAIT_S, poll_frequency=0.05).until(lambda b: b.execute_script(script))
+        return WebDriverWait(self.browser, WAIT_S, poll_frequency=0.05).until(
+            lambda b: b.execute_script(script)
+        )
 
     def click(self, selector: str, text: str = "") -> None:
-        """Click on the first element that has this text, again if the page has just been drawn anew."""
+        """Click on the first element that has this text, again if the page has just been drawn
+        anew.
+        """
         from selenium.common.exceptions import StaleElementReferenceException
         from selenium.webdriver.support.ui import WebDriverWait
 
-        find = f"return [...document.querySelectorAll({selector!r})].find((e) => e.textContent.includes({text!r}))"
+        find = (
+            f"return [...document.querySelectorAll({selector!r})].find((e) =>"
+            f" e.textContent.includes({text!r}))"
+        )
 
         def clicked(browser: Any) -> bool:
             if (element := browser.execute_script(find)) is None:
@@ -71,7 +81,9 @@ class Page:
             return True
 
         ignored = [StaleElementReferenceException]
-        WebDriverWait(self.browser, 60, poll_frequency=0.05, ignored_exceptions=ignored).until(clicked)
+        WebDriverWait(self.browser, 60, poll_frequency=0.05, ignored_exceptions=ignored).until(
+            clicked
+        )
 
     def texts(self, selector: str) -> list[str]:
         script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
@@ -80,7 +92,9 @@ class Page:
 
     def titles(self, selector: str) -> list[str]:
         found: list[str] = self.browser.execute_script(
-            "return [...document.querySelectorAll(arguments[0])].filter((e) => e.title).map((e) => e.title)", selector
+            "return [...document.querySelectorAll(arguments[0])].filter((e) => e.title).map((e) =>"
+            " e.title)",
+            selector,
         )
         return found
 
@@ -91,7 +105,9 @@ class Page:
 
 @contextmanager
 def shown(browser: Any, *paths: Path) -> Iterator[Page]:
-    """A page of a server for these runs, which is left before the server ends: it would ask it again."""
+    """A page of a server for these runs, which is left before the server ends: it would ask it
+    again.
+    """
     with serving(*paths) as client:
         yield Page(browser, f"http://127.0.0.1:{client.port}/")
         browser.get("about:blank")
@@ -106,12 +122,20 @@ def rewrite(run: Path, step: int, change: Callable[[int, dict[str, Any]], dict[s
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A run whose verifier prints, one with other options whose texts are an attack, and a copy that is at step 2."""
+    """A run whose verifier prints, one with other options whose texts are an attack, and a copy
+    that is at step 2.
+    """
     folder = tmp_path_factory.mktemp("browser")
     first = make_run(folder / "first", ALOUD)
     second = make_run(folder / "second", "optim.lr=0.004", "reward.timeout_s=9", ALOUD)
     for step in (1, 2, 3, 4):
-        rewrite(second, step, lambda i, row: row | {"response": f"{i} {HOSTILE}", "prompt": HOSTILE, "answer": HOSTILE})
+        rewrite(
+            second,
+            step,
+            lambda i, row: (
+                row | {"response": f"{i} {HOSTILE}", "prompt": HOSTILE, "answer": HOSTILE}
+            ),
+        )
     table = (evaluation := load_evaluation(RunDirectory(second).eval(4))).pop("table")
     for row in table:
         row["question"] = HOSTILE
@@ -176,22 +200,32 @@ def test_responses_are_filtered_and_a_group_opened_by_clicks(page, client):
     assert set(page.texts("tbody td:nth-child(3)")) == {"trained"}
     page.click("tbody td:nth-child(2) a")
     page.wait("return document.querySelectorAll('.response').length === 4")
-    page.wait("return document.querySelectorAll('.response .t').length > 8")  # the tokenizer has been loaded
+    # the tokenizer has been loaded
+    page.wait("return document.querySelectorAll('.response .t').length > 8")
     shown = page.texts(".response .text-box")[0]
-    key = {name: page.browser.execute_script(f"return View.state()['{name}']") for name in ("step", "group")}
+    key = {
+        name: page.browser.execute_script(f"return View.state()['{name}']")
+        for name in ("step", "group")
+    }
     group = client.get("group", run="first", **key)
     assert shown.startswith("".join(group["responses"][0]["tokens"])[:4])
     assert all("advantage" in text for text in page.texts(".response .meta"))
     rewards = [response["reward"] for response in group["responses"]]
-    assert f"std {stdev(rewards):.3f}" in page.texts("dl.facts")[0]  # with n - 1, as in the advantages
+    # with n - 1, as in the advantages
+    assert f"std {stdev(rewards):.3f}" in page.texts("dl.facts")[0]
     page.click("button", "by reward")
     page.wait("return location.hash.includes('by=advantage')")
     page.click("a", "to the table")
-    page.wait("return location.hash.includes('outcomes=trained') && document.querySelectorAll('tbody tr').length > 3")
+    page.wait(
+        "return location.hash.includes('outcomes=trained') && document.querySelectorAll('tbody"
+        " tr').length > 3"
+    )
 
 
 def test_tokens_are_coloured_by_ratios_that_a_replay_of_the_step_gives(page, client):
-    trained = client.get("rollouts", run="first", outcomes="trained", first_step=4, limit=200)["rows"]
+    trained = client.get("rollouts", run="first", outcomes="trained", first_step=4, limit=200)[
+        "rows"
+    ]
     groups = {row["group_id"]: {"state": "working"} for row in trained}
     for group in groups:
         while groups[group]["state"] == "working":
@@ -206,7 +240,9 @@ def test_tokens_are_coloured_by_ratios_that_a_replay_of_the_step_gives(page, cli
     assert "trained again in memory" in page.texts("#why")[0]
     ratios = [float(title.split()[1]) for title in page.titles(".t")]
     known = client.get("explain", run="first", step=4, group=second, replay=1)["responses"]
-    assert ratios == pytest.approx([r for each in known for r in each["token_values"]["ratios"]], abs=1e-4)
+    assert ratios == pytest.approx(
+        [r for each in known for r in each["token_values"]["ratios"]], abs=1e-4
+    )
     page.click("button", "sampler gap")
     page.wait("return document.querySelectorAll('.t[title^=trainer]').length > 8")
 
@@ -224,7 +260,10 @@ def test_the_theme_can_be_switched_and_charts_follow(page):
     page.wait("return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0")
     colours = {}
     for theme in ("light", "dark"):
-        while page.browser.execute_script("return document.getElementById('theme').dataset.now") != theme:
+        while (
+            page.browser.execute_script("return document.getElementById('theme').dataset.now")
+            != theme
+        ):
             page.click("#theme")
         background = "getComputedStyle(document.documentElement).backgroundColor"
         line = f"{LENGTH}.line.color"
@@ -241,12 +280,17 @@ def test_problems_lead_to_their_responses(page, client):
     counts = client.get("problems", run="first")["counts"]
     assert page.texts(".cards .number")[0] == str(sum(counts.values()))
     page.click("tbody tr td:nth-child(6)")
-    page.wait("return location.hash.includes('problem=') && document.querySelectorAll('tbody .badge').length > 1")
+    page.wait(
+        "return location.hash.includes('problem=') && document.querySelectorAll('tbody"
+        " .badge').length > 1"
+    )
 
 
 def test_an_evaluation_is_paired_and_a_problem_opened(page, client):
     page.open("evaluation?run=first&a_step=4&b_step=4")
-    page.wait("return document.querySelector('#paired')?.textContent.includes('the same evaluation')")
+    page.wait(
+        "return document.querySelector('#paired')?.textContent.includes('the same evaluation')"
+    )
     page.open("evaluation?run=first")
     page.wait("return document.querySelector('#paired') !== null")
     found = client.get("paired", a_run="first", a_step=0, b_run="first", b_step=4)
@@ -266,7 +310,9 @@ def points(value: float, unit: str = "") -> str:
     return f"{100 * value:+.1f}{unit}".replace("-", "−")
 
 
-def test_runs_are_compared_on_their_last_evaluations_paired_as_dapo_compare_pairs_them(browser, runs, tmp_path):
+def test_runs_are_compared_on_their_last_evaluations_paired_as_dapo_compare_pairs_them(
+    browser, runs, tmp_path
+):
     short = make_run(tmp_path / "short", "train.num_steps=1", "optim.lr=1e-9", ALOUD)
     with shown(browser, runs[0], short) as page:
         page.open("compare?run=first&runs=first,short")
@@ -285,7 +331,8 @@ def test_runs_are_compared_on_their_last_evaluations_paired_as_dapo_compare_pair
         page.click("#held-out a", "short")  # leads to the difference by problem
         page.wait("return document.querySelector('#paired') !== null")
         assert points(found["difference"], " points") in page.texts("#paired")[0]
-        assert page.texts("#paired .neg, #paired .pos") == []  # colours are for differences whose interval excludes 0
+        # colours are for differences whose interval excludes 0
+        assert page.texts("#paired .neg, #paired .pos") == []
     assert page.errors() == []
 
 
@@ -299,11 +346,14 @@ def test_runs_that_must_not_be_paired_are_compared_without_a_difference(browser,
         assert page.texts("#held-out td[data-name=verdict]") == [
             "not paired: temperature is 1.0 in one and 0.1 in the other",
             "not paired: without has no evaluation",
-            "not paired: verifier is helpers.reward_functions:digits_aloud in one and "
-            "dapo.rewards.examples:has_digit in the other",
+            (
+                "not paired: verifier is helpers.reward_functions:digits_aloud in one and "
+                "dapo.rewards.examples:has_digit in the other"
+            ),
         ]
         assert page.texts("#held-out td[data-name=difference]") == ["", "", ""]
-    assert all("status of 404" in error for error in page.errors())  # the browser's own line about the refusal
+    # the browser's own line about the refusal
+    assert all("status of 404" in error for error in page.errors())
 
 
 def test_the_open_run_is_compared_with_the_newest_ones(browser, runs, tmp_path):
@@ -322,8 +372,12 @@ def test_a_run_that_begins_after_the_page_is_shown_live_until_it_stops(browser, 
     with shown(browser, tmp_path) as page:
         page.open("")
         assert "There is no run here yet" in page.texts("main")[0]
-        with training(tmp_path / "late", "train.num_steps=5000", "train.eval_every=5000", "optim.lr=1e-9") as process:
-            page.wait("return document.querySelector('#summary .badge.live')?.textContent === 'running'")
+        with training(
+            tmp_path / "late", "train.num_steps=5000", "train.eval_every=5000", "optim.lr=1e-9"
+        ) as process:
+            page.wait(
+                "return document.querySelector('#summary .badge.live')?.textContent === 'running'"
+            )
             assert run_status(tmp_path / "late").process == process.pid
             page.wait(f"return {LENGTH}?.x.length > 1")
             before = len(page.browser.execute_script(f"return {LENGTH}.x"))
@@ -341,17 +395,25 @@ def test_evaluation_and_compare_follow_a_live_run(page, runs):
         live.eval(4).unlink()
         page.open("evaluation?run=live")
         page.wait("return document.querySelector('#paired') !== null")
-        steps = "[...document.querySelectorAll('td[data-name=step]')].map((e) => e.textContent).join()"
+        steps = (
+            "[...document.querySelectorAll('td[data-name=step]')].map((e) => e.textContent).join()"
+        )
         assert page.browser.execute_script(f"return {steps}") == "0,2"
         table = (evaluation := load_evaluation(RunDirectory(runs[0]).eval(4))).pop("table")
         write_evaluation(live, 4, evaluation, table)
         log_metrics(live.metrics, [{"step": 2, "time/step_s": 1.0}])
         page.wait(f"return {steps} === '0,2,4'")
         page.open("compare?run=first&runs=first,live")
-        curve = "document.querySelector('[data-chart=\"reward/mean\"] .js-plotly-plot')?.data?.[1]?.x.length"
+        curve = (
+            'document.querySelector(\'[data-chart="reward/mean"]'
+            " .js-plotly-plot')?.data?.[1]?.x.length"
+        )
         page.wait(f"return {curve} === 2")
         whole = RunDirectory(runs[0]).metrics.read_bytes()
-        append_bytes(live.metrics, next(line for line in whole.splitlines(True) if line.startswith(b'{"step": 3,')))
+        append_bytes(
+            live.metrics,
+            next(line for line in whole.splitlines(True) if line.startswith(b'{"step": 3,')),
+        )
         page.wait(f"return {curve} === 3")
         truncate_after(live.metrics, 2)
 
@@ -359,17 +421,26 @@ def test_evaluation_and_compare_follow_a_live_run(page, runs):
 def test_a_zoom_survives_the_next_step_of_a_live_run(page, runs):
     from selenium.webdriver.common.action_chains import ActionChains
 
-    live, whole = RunDirectory(runs[2]), RunDirectory(runs[0]).metrics.read_bytes()
+    live = RunDirectory(runs[2])
+    whole = RunDirectory(runs[0]).metrics.read_bytes()
     with live.lock(4):
         page.open("overview?run=live")
         page.wait(f"return {LENGTH}?.x.length === 2")
-        area = page.browser.execute_script("return document.querySelector(\"[data-chart='Response length'] .drag\")")
+        area = page.browser.execute_script(
+            "return document.querySelector(\"[data-chart='Response length'] .drag\")"
+        )
         drag = ActionChains(page.browser).move_to_element_with_offset(area, -60, 0)
         drag.click_and_hold().move_by_offset(60, 0).move_by_offset(60, 0).release().perform()
-        axis = "document.querySelector(\"[data-chart='Response length'] .js-plotly-plot\")._fullLayout.xaxis.range"
+        axis = (
+            "document.querySelector(\"[data-chart='Response length']"
+            ' .js-plotly-plot")._fullLayout.xaxis.range'
+        )
         page.wait(f"return {axis}[0] > 0.1")
         zoomed = page.browser.execute_script(f"return {axis}")
-        append_bytes(live.metrics, next(line for line in whole.splitlines(True) if line.startswith(b'{"step": 3,')))
+        append_bytes(
+            live.metrics,
+            next(line for line in whole.splitlines(True) if line.startswith(b'{"step": 3,')),
+        )
         page.wait(f"return {LENGTH}?.x.length === 3")
         assert page.browser.execute_script(f"return {axis}") == zoomed
         truncate_after(live.metrics, 2)
@@ -381,7 +452,8 @@ def test_a_half_written_line_of_the_metrics_waits_for_its_end(page, runs):
     with RunDirectory(live).lock(4):
         page.open("overview?run=live")
         page.wait(f"return {LENGTH}?.x.length === 2")
-        append_bytes(live / "metrics.jsonl", b"".join(lines[3:-1]) + lines[-1][:40])  # as while it is written
+        # as while it is written
+        append_bytes(live / "metrics.jsonl", b"".join(lines[3:-1]) + lines[-1][:40])
         page.wait(f"return {LENGTH}?.x.length === 3")
         append_bytes(live / "metrics.jsonl", lines[-1][40:])
         page.wait(f"return {LENGTH}?.x.length === 4")
@@ -392,14 +464,23 @@ def test_the_head_names_accuracy_before_and_after_and_the_first_chart_shows_it(p
     page.open("overview?run=first")
     page.wait("return document.querySelector('.headline') !== null")
     change = f"{first['accuracy']:.1%} → {last['accuracy']:.1%}".replace("%", " %")
-    assert page.texts(".headline") == [f"held out {change} ({100 * last['low']:.1f} to {100 * last['high']:.1f})"]
-    change = client.get("paired", a_run="first", a_step=first["step"], b_run="first", b_step=last["step"])
+    assert page.texts(".headline") == [
+        f"held out {change} ({100 * last['low']:.1f} to {100 * last['high']:.1f})"
+    ]
+    change = client.get(
+        "paired", a_run="first", a_step=first["step"], b_run="first", b_step=last["step"]
+    )
     page.wait("return document.querySelector('.change') !== null")
     interval = f"({points(change['low'])} to {points(change['high'])})"
-    assert page.texts(".headline + .change") == [f"paired {points(change['difference'], ' points')} {interval}"]
+    assert page.texts(".headline + .change") == [
+        f"paired {points(change['difference'], ' points')} {interval}"
+    ]
     assert page.texts("[data-chart] h2")[0] == "Held-out accuracy"
     page.wait("return document.querySelector('[data-chart] .js-plotly-plot .point') !== null")
-    clipped = "return document.querySelector('[data-chart] .scatterlayer .point').closest('[clip-path]') !== null"
+    clipped = (
+        "return document.querySelector('[data-chart] .scatterlayer .point').closest('[clip-path]')"
+        " !== null"
+    )
     assert not page.browser.execute_script(clipped)
 
 
@@ -411,8 +492,12 @@ def test_the_marker_of_step_0_has_room_on_both_sides(page, axis):
     for fragment in CHARTED:
         page.open(f"{fragment}?run=first&x={axis}&find=eval&runs=first,second")
         page.wait("return document.querySelector('.js-plotly-plot .scatterlayer .point') !== null")
-        room = "return [...document.querySelectorAll('.js-plotly-plot')].map((e) => e._fullLayout.xaxis.d2p(0))"
-        assert min(page.browser.execute_script(room)) >= 6, fragment  # the marker's radius, and that of its interval
+        room = (
+            "return [...document.querySelectorAll('.js-plotly-plot')].map((e) =>"
+            " e._fullLayout.xaxis.d2p(0))"
+        )
+        # the marker's radius, and that of its interval
+        assert min(page.browser.execute_script(room)) >= 6, fragment
 
 
 def test_the_axis_of_steps_counts_whole_steps(browser, tmp_path):
@@ -422,21 +507,33 @@ def test_the_axis_of_steps_counts_whole_steps(browser, tmp_path):
         for fragment in (*CHARTED, "problems"):
             page.open(f"{fragment}?run=a&runs=a,b&find=eval")
             page.wait("return document.querySelector('.js-plotly-plot .xtick') !== null")
-            assert {text for text in page.texts(".xtick text") if not text.isdecimal()} == set(), fragment
+            assert {text for text in page.texts(".xtick text") if not text.isdecimal()} == set(), (
+                fragment
+            )
         page.open("overview?run=a")
         page.wait(f"return {LENGTH}?.x.length === 1")
         chart = "document.querySelector('[data-chart] .js-plotly-plot')"
         page.browser.execute_script(f"Plotly.relayout({chart}, {{'xaxis.range': [0.2, 1.1]}})")
-        page.wait(f"return [...{chart}.querySelectorAll('.xtick text')].map((e) => e.textContent).join() === '1'")
+        page.wait(
+            f"return [...{chart}.querySelectorAll('.xtick text')].map((e) => e.textContent).join()"
+            " === '1'"
+        )
     assert page.errors() == []
 
 
-def test_a_step_without_a_value_is_a_gap_and_an_evaluation_without_a_verdict_says_so(browser, tmp_path):
-    length, tokens = "rollout/response_tokens_mean", "rollout/tokens_trained"
-    rows = [{"step": step, length: float(step), tokens: 9, "rollout/tokens_generated": 9} for step in range(1, 21)]
+def test_a_step_without_a_value_is_a_gap_and_an_evaluation_without_a_verdict_says_so(
+    browser, tmp_path
+):
+    length = "rollout/response_tokens_mean"
+    tokens = "rollout/tokens_trained"
+    rows = [
+        {"step": step, length: float(step), tokens: 9, "rollout/tokens_generated": 9}
+        for step in range(1, 21)
+    ]
     rows[4] = {"step": 5, length: float("nan")}
     del rows[6][length], rows[8]  # step 7 lacks a metric, and step 9 all of them
-    run, response = new_run(tmp_path / "a"), JudgedResponse("", None, 0.0, "timed out", None, 3, "stop")
+    run = new_run(tmp_path / "a")
+    response = JudgedResponse("", None, 0.0, "timed out", None, 3, "stop")
     for step, correct in ((0, False), (8, None), (20, True)):
         judged = response if correct is None else replace(response, correct=correct, error=None)
         plan = EvaluationPlan("sums", 2, 1.0, 1.0, 8, (), 0, RewardConfig(verifier="exact").judging)
@@ -448,12 +545,20 @@ def test_a_step_without_a_value_is_a_gap_and_an_evaluation_without_a_verdict_say
         page.open("overview?run=a")
         data = "(document.querySelector(\"[data-chart='{}'] .js-plotly-plot\")?.data || [])"
         for title in ("Response length", "Token breakdown", "Held-out accuracy"):
-            page.browser.execute_script(f"document.querySelector(\"[data-chart='{title}']\").scrollIntoView()")
+            page.browser.execute_script(
+                f"document.querySelector(\"[data-chart='{title}']\").scrollIntoView()"
+            )
             page.wait(f"return {data.format(title)}.length > 0")
         for trace in page.browser.execute_script(f"return {data.format('Response length')}"):
             assert [y is None for y in trace["y"]].count(True) == 3
-            assert [x for x, y in zip(trace["x"], trace["y"], strict=True) if y is None] == [6, 8, 10]
-            marked = [x for x, size in zip(trace["x"], trace["marker"]["size"], strict=True) if size]
+            assert [x for x, y in zip(trace["x"], trace["y"], strict=True) if y is None] == [
+                6,
+                8,
+                10,
+            ]
+            marked = [
+                x for x, size in zip(trace["x"], trace["marker"]["size"], strict=True) if size
+            ]
             assert marked == [6, 8]  # between two gaps
         areas = page.browser.execute_script(f"return {data.format('Token breakdown')}")
         assert [each["x"] for each in areas] == [[1, 2, 3, 4], [6, 7, 8], list(range(10, 21))]
@@ -463,7 +568,9 @@ def test_a_step_without_a_value_is_a_gap_and_an_evaluation_without_a_verdict_say
         page.open("evaluation?run=a")
         page.wait("return document.querySelectorAll('td[data-name=accuracy]').length === 3")
         assert page.texts("td[data-name=accuracy]") == ["0.0 %", "nothing judged", "100.0 %"]
-        assert "nothing judged: no response has a verdict" in page.texts("td[data-name='95 % interval']")
+        assert "nothing judged: no response has a verdict" in page.texts(
+            "td[data-name='95 % interval']"
+        )
         assert set(page.texts("td[data-name='judged by']")) == {"exact"}
         page.open("log?run=a")
         page.wait("return document.querySelector('main').textContent.includes('No log')")
@@ -494,7 +601,9 @@ def test_a_run_without_curves_says_why(browser, runs, tmp_path):
     lengths = tmp_path / "infinite" / "metrics.jsonl"
     records = read_metrics(lengths)
     truncate_after(lengths, 0)
-    log_metrics(lengths, [record | {"rollout/response_tokens_mean": float("nan")} for record in records])
+    log_metrics(
+        lengths, [record | {"rollout/response_tokens_mean": float("nan")} for record in records]
+    )
     append_bytes(tmp_path / "damaged" / "metrics.jsonl", b"nonsense\n")
     expected = {
         "failed": "This run ended before its first step.",
@@ -511,7 +620,9 @@ def test_a_run_without_curves_says_why(browser, runs, tmp_path):
 
 def test_many_runs_with_long_names_leave_room_for_the_charts(browser, runs, tmp_path):
     for i in range(50):
-        copied = tmp_path / f"a-name-that-somebody-made-of-the-options-of-a-sweep-lr-0.003-number-{i:02}"
+        copied = (
+            tmp_path / f"a-name-that-somebody-made-of-the-options-of-a-sweep-lr-0.003-number-{i:02}"
+        )
         shutil.copytree(runs[0], copied, ignore=shutil.ignore_patterns("checkpoints", "rollouts"))
     with shown(browser, tmp_path) as page:
         page.open(f"compare?run={copied.name}")
@@ -522,7 +633,10 @@ def test_many_runs_with_long_names_leave_room_for_the_charts(browser, runs, tmp_
         names = page.texts("[data-chart] .legendtext")[:4]
         assert len(set(names)) == 4  # cut in the middle, so that they differ
         assert max(map(len, names)) <= 36
-        plot = "return document.querySelector('[data-chart] .js-plotly-plot')._fullLayout.yaxis._length"
+        plot = (
+            "return document.querySelector('[data-chart]"
+            " .js-plotly-plot')._fullLayout.yaxis._length"
+        )
         assert page.browser.execute_script(plot) > 100
     assert page.errors() == []
 
@@ -542,7 +656,8 @@ def test_every_metric_of_a_run_is_found_by_its_name(page, client):
     assert page.texts("[data-chart] h2") == sorted(columns)
     page.wait("return document.querySelector('#f-find') !== null")
     page.browser.execute_script(
-        "const f = document.querySelector('#f-find'); f.value = 'loss RATIO'; f.dispatchEvent(new Event('input'))"
+        "const f = document.querySelector('#f-find'); f.value = 'loss RATIO'; f.dispatchEvent(new"
+        " Event('input'))"
     )
     shown = [name for name in sorted(columns) if "loss" in name and "ratio" in name]
     assert page.texts("[data-chart]:not([hidden]) h2") == shown
@@ -556,27 +671,41 @@ def test_every_metric_of_a_run_is_found_by_its_name(page, client):
 def test_options_findings_and_the_log_have_pages(page, client):
     page.open("options?run=first")
     page.wait("return document.querySelectorAll('tbody tr').length > 3")
-    changed = [row["name"] for row in client.get("options", run="first")["rows"] if row["value"] != row["default"]]
+    changed = [
+        row["name"]
+        for row in client.get("options", run="first")["rows"]
+        if row["value"] != row["default"]
+    ]
     assert page.texts("tbody td:first-child code") == changed
     assert {"model.name", "optim.lr", "data.train.size"} <= set(changed)
     assert not {"loss.clip_high", "preset", "optim.betas"} & set(changed)
     page.open("findings?run=first")
     found = client.get("findings", run="first")["findings"]
-    assert [text.split(" ", 1)[1] for text in page.texts(".finding h2")] == [f["name"].replace("_", " ") for f in found]
+    assert [text.split(" ", 1)[1] for text in page.texts(".finding h2")] == [
+        f["name"].replace("_", " ") for f in found
+    ]
     assert all(any(f["cause"] in text for text in page.texts(".finding")) for f in found)
     page.open("log?run=first")
     page.wait("return document.querySelector('.log') !== null")
-    assert page.texts(".log")[0].count("judged") == client.get("log", run="first")["text"].count("judged") > 0
+    assert (
+        page.texts(".log")[0].count("judged")
+        == client.get("log", run="first")["text"].count("judged")
+        > 0
+    )
 
 
 def test_an_option_that_a_resume_changed_is_shown_with_its_steps(browser, tmp_path):
-    run = make_run(tmp_path / "changed", "train.num_steps=1", "train.save_every=1", "data.eval=null")
+    run = make_run(
+        tmp_path / "changed", "train.num_steps=1", "train.save_every=1", "data.eval=null"
+    )
     resume_run(run, ["optim.lr=0.002", "train.num_steps=2"])
     with shown(browser, run) as page:
         page.open("options?run=changed&find=optim.lr")
         page.wait("return document.querySelector('tbody tr') !== null")
         assert page.texts("tbody tr:first-child code")[:2] == ["optim.lr", "0.002"]
-        assert page.texts("tbody tr:first-child td[data-name='before a resume']") == ["0.003 up to step 1"]
+        assert page.texts("tbody tr:first-child td[data-name='before a resume']") == [
+            "0.003 up to step 1"
+        ]
     assert page.errors() == []
 
 
@@ -600,7 +729,8 @@ def test_a_wrong_address_says_so(browser, client, fragment, message):
     page.wait(f"return document.querySelector('main').textContent.includes({message!r})")
     if "run=nobody" in fragment:
         assert page.texts("#summary") == [""]
-    assert all("status of 40" in error for error in page.errors())  # the browser's own line about the answer
+    # the browser's own line about the answer
+    assert all("status of 40" in error for error in page.errors())
 
 
 def test_a_sheet_has_every_chart_as_wide_as_itself_and_nothing_to_press(page):
@@ -610,23 +740,31 @@ def test_a_sheet_has_every_chart_as_wide_as_itself_and_nothing_to_press(page):
         page.open("overview?run=first")
         page.wait("return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0")
         has_charts = (
-            "return [...document.querySelectorAll('[data-chart]')].map((c) => c.querySelector('.main-svg') !== null)"
+            "return [...document.querySelectorAll('[data-chart]')].map((c) =>"
+            " c.querySelector('.main-svg') !== null)"
         )
         assert not all(page.browser.execute_script(has_charts))
         page.browser.execute_cdp_cmd("Page.printToPDF", {})
         assert all(page.browser.execute_script(has_charts))
         page.browser.execute_script("dispatchEvent(new Event('beforeprint'))")
         head = page.texts("#print-head")[0]
-        assert all(text in head for text in ("first, finished", *page.texts(".headline"), *page.texts(".change")))
+        assert all(
+            text in head
+            for text in ("first, finished", *page.texts(".headline"), *page.texts(".change"))
+        )
         page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
         shown = (
-            "return [...document.querySelectorAll('header, button, input')].filter((e) => e.checkVisibility()).length"
+            "return [...document.querySelectorAll('header, button, input')].filter((e) =>"
+            " e.checkVisibility()).length"
         )
         assert page.browser.execute_script(shown) == 0
         widths = """return [...document.querySelectorAll('[data-chart] .main-svg')].map((e) =>
             e.getBoundingClientRect().width / document.documentElement.clientWidth)"""
         assert min(page.browser.execute_script(widths)) > 0.9
-        cut = "return [...document.querySelectorAll('.card')].every((e) => getComputedStyle(e).breakInside === 'avoid')"
+        cut = (
+            "return [...document.querySelectorAll('.card')].every((e) =>"
+            " getComputedStyle(e).breakInside === 'avoid')"
+        )
         assert page.browser.execute_script(cut)
     finally:
         page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
@@ -635,13 +773,18 @@ def test_a_sheet_has_every_chart_as_wide_as_itself_and_nothing_to_press(page):
 
 def test_without_printing_every_chart_appears_when_nothing_else_is_to_do(page):
     page.open("overview?run=first")
-    page.wait("return [...document.querySelectorAll('[data-chart]')].every((c) => c.querySelector('.main-svg'))")
+    page.wait(
+        "return [...document.querySelectorAll('[data-chart]')].every((c) =>"
+        " c.querySelector('.main-svg'))"
+    )
 
 
 def luminance(colour: str) -> float:
     """The relative luminance of `rgb(r, g, b)`, by WCAG 2."""
     parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
@@ -661,7 +804,17 @@ def test_the_chosen_button_is_legible_also_under_the_pointer(page, theme):
         assert (ground + 0.05) / (ink + 0.05) >= 4.5
 
 
-PAGES = ("overview", "metrics", "rollouts", "problems", "evaluation", "compare", "findings", "options", "log")
+PAGES = (
+    "overview",
+    "metrics",
+    "rollouts",
+    "problems",
+    "evaluation",
+    "compare",
+    "findings",
+    "options",
+    "log",
+)
 
 
 @pytest.mark.parametrize("width", [400, 800])
@@ -694,22 +847,35 @@ def test_on_a_narrow_window_nothing_is_wider_and_every_tab_is_reached(page, widt
 
 
 def test_hostile_texts_are_shown_and_do_not_run(page):
-    for fragment in ("rollouts?run=second", "problems?run=second", "evaluation?run=second&a_step=4&b_step=0"):
+    for fragment in (
+        "rollouts?run=second",
+        "problems?run=second",
+        "evaluation?run=second&a_step=4&b_step=0",
+    ):
         page.open(fragment)
         page.wait("return document.body.textContent.includes('</script>')")
     page.open("rollouts?run=second")
     page.click("tbody td:nth-child(2) a")
     page.wait("return document.querySelectorAll('.response').length === 4")
     assert HOSTILE in page.texts(".text-box")[0]
-    assert page.browser.execute_script("return document.querySelectorAll('main script, main img').length") == 0
+    assert (
+        page.browser.execute_script(
+            "return document.querySelectorAll('main script, main img').length"
+        )
+        == 0
+    )
 
 
 def attacked(i: int, row: dict[str, Any]) -> dict[str, Any]:
-    """A response whose observations, with their roles and characters that turn text around, are an attack."""
+    """A response whose observations, with their roles and characters that turn text around, are an
+    attack.
+    """
     episode = json.loads(row["episode"])
     observed = {"role": HOSTILE, "content": f"\u202e\x07 {i} {HOSTILE}"}
     messages = [each if each["role"] == "assistant" else observed for each in episode["messages"]]
-    return row | {"episode": json.dumps(episode | {"messages": messages, "tool_calls": 3, "tool_errors": 1})}
+    return row | {
+        "episode": json.dumps(episode | {"messages": messages, "tool_calls": 3, "tool_errors": 1})
+    }
 
 
 def test_episodes_are_conversations_whose_observations_are_no_more_than_text(browser, tmp_path):
@@ -733,11 +899,15 @@ def test_episodes_are_conversations_whose_observations_are_no_more_than_text(bro
             assert page.texts(".message.observed .content") == observed
             assert page.texts(".message.observed .role") == [HOSTILE] * len(observed)
             rewards = [reward for row in rows for reward in json.loads(row["episode"])["rewards"]]
-            assert page.texts(".message .role b") == [f"{reward:+.2f}".replace("-", "−") for reward in rewards]
+            assert page.texts(".message .role b") == [
+                f"{reward:+.2f}".replace("-", "−") for reward in rewards
+            ]
             assert all("3 tool calls, 1 failed" in text for text in page.texts(".response .meta"))
             page.click("button", "tokens")
             page.wait("return document.querySelector('.text-box .t.observed') !== null")
-            assert len(page.texts(".t.observed")) == sum(len(r["response_ids"]) - r["response_tokens"] for r in rows)
+            assert len(page.texts(".t.observed")) == sum(
+                len(r["response_ids"]) - r["response_tokens"] for r in rows
+            )
             page.open("overview?run=episodes")
             page.wait("return document.querySelectorAll('[data-chart]').length === 12")
             assert page.errors() == []
@@ -754,7 +924,10 @@ def test_a_report_is_one_file_that_works_without_a_server(browser, runs, tmp_pat
     page.click("nav a", "Rollouts")
     page.wait("return document.querySelectorAll('tbody tr').length > 3")
     page.click("button", "wrong")
-    page.wait("return [...document.querySelectorAll('tbody td:nth-child(4)')].every((e) => e.textContent === 'wrong')")
+    page.wait(
+        "return [...document.querySelectorAll('tbody td:nth-child(4)')].every((e) => e.textContent"
+        " === 'wrong')"
+    )
     page.click("tbody td:nth-child(2) a")
     page.wait("return document.querySelectorAll('.response').length === 4")
     assert HOSTILE in page.texts(".text-box")[0]

@@ -1,4 +1,6 @@
-"""The server of `dapo view`: who may ask, that nothing is written, and what the answers say of a real run."""
+"""The server of `dapo view`: who may ask, that nothing is written, and what the answers say of a
+real run.
+"""
 
 import json
 import shutil
@@ -47,7 +49,11 @@ def client(run: Path) -> Iterator[Client]:
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
     """All stored responses, read without the index."""
-    return [row for path in sorted(run.glob("rollouts/*.parquet")) for row in pq.read_table(path).to_pylist()]
+    return [
+        row
+        for path in sorted(run.glob("rollouts/*.parquet"))
+        for row in pq.read_table(path).to_pylist()
+    ]
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
@@ -57,16 +63,25 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
 # --- who may ask
 
 
-@pytest.mark.parametrize("host", ["example.org", "example.org:{port}", "127.0.0.1", "127.0.0.1.example.org:{port}", ""])
+@pytest.mark.parametrize(
+    "host", ["example.org", "example.org:{port}", "127.0.0.1", "127.0.0.1.example.org:{port}", ""]
+)
 def test_a_request_under_another_host_name_is_refused(client, host):
-    status, _, body = client.request("/api/overview", headers={"Host": host.format(port=client.port)})
+    status, _, body = client.request(
+        "/api/overview", headers={"Host": host.format(port=client.port)}
+    )
     assert status == 403
     assert b"model" not in body
 
 
-@pytest.mark.parametrize("origin", ["http://example.org", "null", "https://127.0.0.1:{port}", "http://127.0.0.1:1"])
+@pytest.mark.parametrize(
+    "origin", ["http://example.org", "null", "https://127.0.0.1:{port}", "http://127.0.0.1:1"]
+)
 def test_a_request_of_another_origin_is_refused(client, origin):
-    assert client.request("/api/overview", headers={"Origin": origin.format(port=client.port)})[0] == 403
+    assert (
+        client.request("/api/overview", headers={"Origin": origin.format(port=client.port)})[0]
+        == 403
+    )
 
 
 @pytest.mark.parametrize("path", ["/", "/app.js", "/api/overview"])
@@ -109,7 +124,9 @@ def test_it_listens_on_the_loopback_address_only():
             other.connect(("127.0.0.2", port))
 
 
-@pytest.mark.parametrize("path", ["/../pyproject.toml", "/%2e%2e/config.yaml", "/page/app.js", "/api/../style.css"])
+@pytest.mark.parametrize(
+    "path", ["/../pyproject.toml", "/%2e%2e/config.yaml", "/page/app.js", "/api/../style.css"]
+)
 def test_no_path_leads_out_of_the_page(client, path):
     assert client.request(path)[0] == 404
 
@@ -164,8 +181,11 @@ def copy_of(run: Path, target: Path, *, summary: bool = False) -> RunDirectory:
 
 
 def shown_as(run: RunDirectory) -> dict[str, Any]:
-    """The summary of a run on the page, which has the state and the time left that `dapo status` reports."""
-    found, status = RunReader("copy", run.path).summary(), run_status(run.path)
+    """The summary of a run on the page, which has the state and the time left that `dapo status`
+    reports.
+    """
+    found = RunReader("copy", run.path).summary()
+    status = run_status(run.path)
     assert (found["state"], found["note"]) == (status.state, status.exit_reason)
     assert (found["steps"], found["num_steps"]) == (status.step, status.num_steps)
     assert found["seconds_left"] == pytest.approx(status.seconds_left)
@@ -190,7 +210,9 @@ def test_a_budget_of_tokens_counts_in_the_time_left(run, tmp_path):
         assert (
             0
             < shown_as(copy)["seconds_left"]
-            < 1000 * 0.01 * sum(record.get("time/step_s", 0) for record in read_metrics(copy.metrics))
+            < 1000
+            * 0.01
+            * sum(record.get("time/step_s", 0) for record in read_metrics(copy.metrics))
         )
 
 
@@ -212,7 +234,11 @@ def test_an_ended_run_is_shown_as_it_ended(run, tmp_path, reason, state):
 
 def test_runs_are_found_by_path_or_in_a_folder_and_have_names_of_their_own(run, tmp_path):
     for folder in ("a", "b"):
-        shutil.copytree(run, tmp_path / folder / "same", ignore=shutil.ignore_patterns("checkpoints", "rollouts"))
+        shutil.copytree(
+            run,
+            tmp_path / folder / "same",
+            ignore=shutil.ignore_patterns("checkpoints", "rollouts"),
+        )
     assert list(Runs([tmp_path / "a", tmp_path / "b" / "same"]).runs) == ["same", "same.2"]
     with pytest.raises(CheckpointError, match="no run directory"):
         Runs([tmp_path / "c"])
@@ -240,7 +266,11 @@ def test_runs_that_begin_after_the_page_are_found_and_keep_their_names(run, tmp_
 
 def accepts(row: dict[str, Any], **wanted: Any) -> bool:
     """The filter once more, in plain Python."""
-    verdict = "error" if row["error"] else {True: "correct", False: "wrong", None: "score"}[row["correct"]]
+    verdict = (
+        "error"
+        if row["error"]
+        else {True: "correct", False: "wrong", None: "score"}[row["correct"]]
+    )
     return (
         wanted.get("first_step", 0) <= row["step"] <= wanted.get("last_step", 99)
         and wanted.get("min_tokens", 0) <= row["response_tokens"] <= wanted.get("max_tokens", 99)
@@ -278,11 +308,20 @@ def test_a_filter_finds_exactly_the_responses_that_pass_it(run, client, wanted):
 
 def test_pages_hold_each_response_once_in_every_order(run, client):
     for sort in ("newest", "longest", "worst"):
-        pages = [client.get("rollouts", run="first", limit=7, offset=at, sort=sort) for at in range(0, 200, 7)]
-        keys = [(row["step"], row["group_id"], row["sample"]) for page in pages for row in page["rows"]]
-        assert sorted(keys) == sorted((row["step"], row["group_id"], row["sample"]) for row in rows_of(run))
+        pages = [
+            client.get("rollouts", run="first", limit=7, offset=at, sort=sort)
+            for at in range(0, 200, 7)
+        ]
+        keys = [
+            (row["step"], row["group_id"], row["sample"]) for page in pages for row in page["rows"]
+        ]
+        assert sorted(keys) == sorted(
+            (row["step"], row["group_id"], row["sample"]) for row in rows_of(run)
+        )
     longest = client.get("rollouts", run="first", sort="longest", limit=200)["rows"]
-    assert [row["tokens"] for row in longest] == sorted((row["tokens"] for row in longest), reverse=True)
+    assert [row["tokens"] for row in longest] == sorted(
+        (row["tokens"] for row in longest), reverse=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -297,14 +336,20 @@ def test_pages_hold_each_response_once_in_every_order(run, client):
     ],
 )
 def test_a_parameter_that_is_not_understood_is_refused_in_one_sentence(client, given, problem):
-    query = "&".join(f"{name}={value}" for name, value in {"run": "first", **given}.items()).replace(" ", "%20")
+    query = "&".join(
+        f"{name}={value}" for name, value in {"run": "first", **given}.items()
+    ).replace(" ", "%20")
     status, _, body = client.request(f"/api/rollouts?{query}")
     assert status == 400
     assert problem in json.loads(body)["error"]
 
 
 def test_an_unknown_run_group_or_evaluation_is_not_found(client):
-    for path in ("rollouts?run=nobody", "group?run=first&step=1&group=999", "evaluation?run=first&step=3"):
+    for path in (
+        "rollouts?run=nobody",
+        "group?run=first&step=1&group=999",
+        "evaluation?run=first&step=3",
+    ):
         status, _, body = client.request(f"/api/{path}")
         assert status == 404
         assert json.loads(body)["error"]
@@ -312,26 +357,39 @@ def test_an_unknown_run_group_or_evaluation_is_not_found(client):
 
 def test_a_group_has_its_rewards_advantages_and_probabilities(run, client):
     row = next(row for row in rows_of(run) if row["outcome"] == "trained")
-    stored = [r for r in rows_of(run) if (r["step"], r["group_id"]) == (row["step"], row["group_id"])]
+    stored = [
+        r for r in rows_of(run) if (r["step"], r["group_id"]) == (row["step"], row["group_id"])
+    ]
     group = client.get("group", run="first", step=row["step"], group=row["group_id"])
     assert [each["reward"] for each in group["responses"]] == [each["reward"] for each in stored]
-    assert [each["advantage"] for each in group["responses"]] == [each["advantage"] for each in stored]
+    assert [each["advantage"] for each in group["responses"]] == [
+        each["advantage"] for each in stored
+    ]
     from math import exp
 
     for shown, each in zip(group["responses"], stored, strict=True):
-        assert shown["probabilities"] == pytest.approx([exp(p) for p in each["engine_logprobs"]], abs=1e-4)
+        assert shown["probabilities"] == pytest.approx(
+            [exp(p) for p in each["engine_logprobs"]], abs=1e-4
+        )
 
 
 def test_a_group_of_episodes_has_their_turns_and_observed_tokens(tmp_path):
     stored = rows_of(run := make_run(tmp_path / "episodes", *EPISODES))
     assert max(len(row["sampled"] or ()) for row in stored) >= 4  # one with two turns
     with serving(run) as client:
-        listed = {(row["group_id"], row["sample"]): row for row in client.get("rollouts", run="episodes")["rows"]}
+        listed = {
+            (row["group_id"], row["sample"]): row
+            for row in client.get("rollouts", run="episodes")["rows"]
+        }
         for row in stored:
             group = client.get("group", run="episodes", step=1, group=row["group_id"])
             shown = group["responses"][row["sample"]]
             assert shown["episode"] == json.loads(row["episode"])
-            turns = [each["content"] for each in shown["episode"]["messages"] if each["role"] == "assistant"]
+            turns = [
+                each["content"]
+                for each in shown["episode"]["messages"]
+                if each["role"] == "assistant"
+            ]
             observed = len(row["response_ids"]) - row["response_tokens"]
             assert (shown["turns"], shown["observed_tokens"]) == (len(turns), observed)
             assert listed[row["group_id"], row["sample"]]["turns"] == len(turns)
@@ -414,7 +472,13 @@ def test_tokens_have_texts_without_the_model_that_trained_on_this_machine(tmp_pa
 
 
 def test_options_are_marked_where_they_differ_from_the_default_under_the_preset(tmp_path):
-    run = make_run(tmp_path / "run", "preset=grpo", "loss.kl_coef=0.001", "loss.clip_high=0.3", "optim.warmup_steps=20")
+    run = make_run(
+        tmp_path / "run",
+        "preset=grpo",
+        "loss.kl_coef=0.001",
+        "loss.clip_high=0.3",
+        "optim.warmup_steps=20",
+    )
     with serving(run) as client:
         found = client.get("options", run="run")
     rows = {row["name"]: row for row in found["rows"]}
@@ -424,7 +488,11 @@ def test_options_are_marked_where_they_differ_from_the_default_under_the_preset(
     for name in ("loss.kl_coef", "loss.clip_low", "optim.warmup_steps", "optim.betas"):
         assert rows[name]["value"] == rows[name]["default"], name
     assert (rows["data.train.size"]["value"], rows["data.train.size"]["default"]) == (12, None)
-    assert all(row["meaning"] for name, row in rows.items() if name.startswith(("loss.", "train.", "optim.")))
+    assert all(
+        row["meaning"]
+        for name, row in rows.items()
+        if name.startswith(("loss.", "train.", "optim."))
+    )
 
 
 def test_findings_are_those_of_the_doctor(run, client):
@@ -436,7 +504,12 @@ def test_the_log_of_the_verifier_is_shown_from_its_end(tmp_path):
     log = RunDirectory(run).verifier_log
     with serving(run) as client:
         found = client.get("log", run="run")
-        assert found == {"files": ["verifier.log"], "file": "verifier.log", "text": log.read_text(), "left_out": 0}
+        assert found == {
+            "files": ["verifier.log"],
+            "file": "verifier.log",
+            "text": log.read_text(),
+            "left_out": 0,
+        }
         append_bytes(log, b"x" * 300_000 + b"the end")
         assert client.get("log", run="run")["text"].endswith("the end")
         assert client.get("log", run="run")["left_out"] == log.stat().st_size - 200_000
@@ -470,7 +543,9 @@ def test_the_index_follows_new_changed_removed_and_damaged_tables(run, tmp_path)
     (folder / ".step_000008.parquet.tmp").write_bytes(b"half")
     index.wait()
     assert index.page(Filter())["total"] == 4 + counts[2] + counts[3]
-    assert ["step_000009.parquet is damaged" in problem for problem in index.state()["problems"]] == [True]
+    assert [
+        "step_000009.parquet is damaged" in problem for problem in index.state()["problems"]
+    ] == [True]
     index.close()
 
 
@@ -510,7 +585,11 @@ def test_problems_are_counted_as_a_plain_loop_counts_them(run, client):
 
 def test_two_evaluations_are_paired_by_problem(run, client):
     tables = [
-        {row["id"]: row["accuracy"] for row in client.get("evaluation", run="first", step=s)["table"]} for s in (0, 4)
+        {
+            row["id"]: row["accuracy"]
+            for row in client.get("evaluation", run="first", step=s)["table"]
+        }
+        for s in (0, 4)
     ]
     differences = [tables[1][problem] - tables[0][problem] for problem in tables[0]]
     found = client.get("paired", a_run="first", a_step=0, b_run="first", b_step=4)
@@ -526,4 +605,6 @@ def test_the_page_refuses_to_pair_what_dapo_compare_refuses(run, tmp_path):
         status, _, body = client.request("/api/paired?a_run=first&a_step=0&b_run=other&b_step=4")
     assert status == 404
     assert json.loads(body) == {"error": "temperature is 1.0 in one and 0.1 in the other"}
-    assert "temperature is 1.0 in one and 0.1 in the other" in " ".join(compare_runs(run, other).notes)
+    assert "temperature is 1.0 in one and 0.1 in the other" in " ".join(
+        compare_runs(run, other).notes
+    )

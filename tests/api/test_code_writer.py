@@ -1,4 +1,6 @@
-"""Functions that were only typed become a module: another process imports it and computes the same."""
+"""Functions that were only typed become a module: another process imports it and computes the
+same.
+"""
 
 import functools
 import json
@@ -46,8 +48,10 @@ WRITABLE = {
     "a decorator with its arguments": (
         [
             "import functools\nFACTOR = 2\n",
-            "def scaled(by):\n    def wrap(f):\n        @functools.wraps(f)\n"
-            "        def inner(*a, **k): return by * f(*a, **k)\n        return inner\n    return wrap\n",
+            (
+                "def scaled(by):\n    def wrap(f):\n        @functools.wraps(f)\n        def"
+                " inner(*a, **k): return by * f(*a, **k)\n        return inner\n    return wrap\n"
+            ),
         ],
         "@scaled(by=FACTOR)\ndef reward(text): return len(text)",
     ),
@@ -57,15 +61,24 @@ WRITABLE = {
     ),
     "default arguments and annotations": (
         ["from typing import Any\nWEIGHTS = {'a': 1.5, 'b': [1, (2,), {3}]}\n"],
-        "def reward(text: Any, weights=WEIGHTS, *, n: int = len('ab')) -> float: return weights['a'] * n + len(text)",
+        (
+            "def reward(text: Any, weights=WEIGHTS, *, n: int = len('ab')) -> float: return"
+            " weights['a'] * n + len(text)"
+        ),
     ),
     "a closure over constants": (
-        ["def make(word, times):\n    def reward(text):\n        return text.count(word) * times\n    return reward\n"],
+        [
+            "def make(word, times):\n    def reward(text):\n        return text.count(word) *"
+            " times\n    return reward\n"
+        ],
         "reward = make('1', 3)",
     ),
     "submodules by their full path": (
         ["import xml.etree.ElementTree\nimport os.path as p\n"],
-        "def reward(text): return xml.etree.ElementTree.fromstring('<a>1</a>').text + p.basename('x/' + text)",
+        (
+            "def reward(text): return xml.etree.ElementTree.fromstring('<a>1</a>').text +"
+            " p.basename('x/' + text)"
+        ),
     ),
     "an object that is called": (
         [
@@ -76,9 +89,14 @@ WRITABLE = {
     ),
     "a dataclass and the method of an object": (
         [
-            "import dataclasses as d\n@d.dataclass(frozen=True)\nclass Rule:\n    word: str\n    bonus: float = .5\n",
-            "class Judge:\n    def __init__(self, rule): self.rule = rule\n"
-            "    def score(self, text): return text.count(self.rule.word) + self.rule.bonus\n",
+            (
+                "import dataclasses as d\n@d.dataclass(frozen=True)\nclass Rule:\n    word: str\n  "
+                "  bonus: float = .5\n"
+            ),
+            (
+                "class Judge:\n    def __init__(self, rule): self.rule = rule\n"
+                "    def score(self, text): return text.count(self.rule.word) + self.rule.bonus\n"
+            ),
         ],
         "reward = Judge(Rule('1')).score",
     ),
@@ -88,9 +106,14 @@ WRITABLE = {
     ),
     "an enumeration, a path, numbers that are not finite": (
         [
-            "import enum, pathlib, decimal, fractions\nclass Kind(enum.Enum):\n    GOOD = 1\n    BAD = 2\n",
-            "WANT = Kind.GOOD\nHERE = pathlib.Path('/a/b')\nLOW = float('-inf')\nD = decimal.Decimal('1.5')\n"
-            "F = fractions.Fraction(1, 3)\n",
+            (
+                "import enum, pathlib, decimal, fractions\nclass Kind(enum.Enum):\n    GOOD = 1\n  "
+                "  BAD = 2\n"
+            ),
+            (
+                "WANT = Kind.GOOD\nHERE = pathlib.Path('/a/b')\nLOW = float('-inf')\nD ="
+                " decimal.Decimal('1.5')\nF = fractions.Fraction(1, 3)\n"
+            ),
         ],
         "def reward(text): return [WANT.value, HERE.name, LOW < len(text), float(D), float(F)]",
     ),
@@ -100,7 +123,10 @@ WRITABLE = {
     ),
     "annotations that name nothing": (
         [],
-        "from __future__ import annotations\ndef reward(text: Unknown) -> Nothing: return len(text)",
+        (
+            "from __future__ import annotations\ndef reward(text: Unknown) -> Nothing: return"
+            " len(text)"
+        ),
     ),
 }
 
@@ -116,21 +142,27 @@ def test_what_is_written_computes_what_was_typed(name: str):
 
 def test_another_process_imports_it_from_its_folder_and_nothing_else(tmp_path: Path):
     function = run_cells(
-        *WRITABLE["helpers, imports and constants of other cells"][0], "def reward(t): return count(t)"
+        *WRITABLE["helpers, imports and constants of other cells"][0],
+        "def reward(t): return count(t)",
     )
     writer = CodeWriter("reward")
     name = writer.add(function["reward"])[1:]
     module = writer.module()
     module.write(tmp_path)
     code = (
-        f"import sys; sys.path.append({str(tmp_path)!r}); from {module.name} import {name}; print({name}('1 22 3 4'))"
+        f"import sys; sys.path.append({str(tmp_path)!r}); from {module.name} import {name};"
+        f" print({name}('1 22 3 4'))"
     )
-    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False
+    )
     assert (done.stdout, done.stderr) == ("3\n", "")
 
 
 def test_the_name_of_a_module_changes_with_its_text_only():
-    first, same, other = (run_cells(f"N = {n}\n", "def reward(text): return N")["reward"] for n in (1, 1, 2))
+    first, same, other = (
+        run_cells(f"N = {n}\n", "def reward(text): return N")["reward"] for n in (1, 1, 2)
+    )
     names = []
     for function in (first, same, other):
         writer = CodeWriter("reward")
@@ -149,12 +181,18 @@ def test_what_can_be_imported_is_named_and_not_copied():
 
 REFUSED = {
     "an open file": (
-        run_cells("import io\nlog = io.StringIO()\n", "def reward(text): return log.write(text)")["reward"],
-        "reward 'reward' uses 'log', of type StringIO, which is not a constant and cannot be written into the run: ",
+        run_cells("import io\nlog = io.StringIO()\n", "def reward(text): return log.write(text)")[
+            "reward"
+        ],
+        (
+            "reward 'reward' uses 'log', of type StringIO, which is not a constant and cannot be"
+            " written into the run: "
+        ),
     ),
     "an object that a helper closes over": (
         run_cells(
-            "def make(model):\n    def score(text): return model(text)\n    return score\nscore = make(object())\n",
+            "def make(model):\n    def score(text): return model(text)\n    return score\nscore ="
+            " make(object())\n",
             "def reward(text): return score(text)",
         )["reward"],
         "reward 'reward' uses 'model', of type object, which is not a constant",
@@ -166,7 +204,10 @@ REFUSED = {
         )["S"](),
         "reward 's' uses 's.file', of type StringIO",
     ),
-    "a lambda": (run_cells("reward = lambda text: 1")["reward"], "reward: the source of a lambda cannot be copied"),
+    "a lambda": (
+        run_cells("reward = lambda text: 1")["reward"],
+        "reward: the source of a lambda cannot be copied",
+    ),
     "a lambda that is used": (
         run_cells("key = lambda text: 1\n", "def reward(text): return key(text)")["reward"],
         "reward 'reward' uses 'key', a lambda, which has no source of its own",
@@ -187,7 +228,9 @@ REFUSED = {
         "it uses two different things called",
     ),
     "a module of this process": (
-        run_cells("import types\nmine = types.ModuleType('mine')\n", "def reward(text): return mine.x")["reward"],
+        run_cells(
+            "import types\nmine = types.ModuleType('mine')\n", "def reward(text): return mine.x"
+        )["reward"],
         "reward 'reward' uses 'mine', a module that exists only in this process,",
     ),
 }
@@ -203,31 +246,47 @@ def test_what_cannot_be_written_is_refused_with_its_name(name: str):
 
 K = "zqK7vX31"
 SECRETS = {
-    "a constant": ["import os\nAPI_KEY = os.environ['SETTING']\n", "def reward(text): return len(text) > len(API_KEY)"],
+    "a constant": [
+        "import os\nAPI_KEY = os.environ['SETTING']\n",
+        "def reward(text): return len(text) > len(API_KEY)",
+    ],
     "a constant of a harmless name": [f"A = '{K}'\n", "def reward(text): return A in text"],
     "a dict": [f"H = {{'X-Api-Key': 'a{K}'}}\n", "def reward(text): return len(H)"],
     "an attribute": [
-        f"class J:\n    def __init__(self, k): self.token = k\n    def __call__(self, t): pass\nreward = J('b{K}')\n"
+        "class J:\n    def __init__(self, k): self.token = k\n    def __call__(self, t):"
+        f" pass\nreward = J('b{K}')\n"
     ],
-    "a closure": [f"def make(k):\n    def judge(t): return k in t\n    return judge\nreward = make('c{K}')\n"],
+    "a closure": [
+        f"def make(k):\n    def judge(t): return k in t\n    return judge\nreward = make('c{K}')\n"
+    ],
     "a default": [f"def reward(text, *, api_key='d{K}'): return 1"],
-    "a default that is computed": ["import os\nK = os.environ['SETTING']\n", "def reward(text, k=K): return 1"],
-    "an argument": [f"import functools\ndef j(t, api_key): return 1\nreward = functools.partial(j, api_key='e{K}')\n"],
+    "a default that is computed": [
+        "import os\nK = os.environ['SETTING']\n",
+        "def reward(text, k=K): return 1",
+    ],
+    "an argument": [
+        "import functools\ndef j(t, api_key): return 1\nreward = functools.partial(j,"
+        f" api_key='e{K}')\n"
+    ],
     "text in the function": [f"def reward(text):\n    api_key = 'f{K}'\n    return 1"],
 }
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_a_secret_is_refused_before_it_is_written_and_not_repeated(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_secret_is_refused_before_it_is_written_and_not_repeated(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("SETTING", K)
     monkeypatch.setenv("OTHER", f"c{K}")
-    with pytest.raises(RewardError, match="would be written into the run: read it inside the function") as refused:
+    with pytest.raises(
+        RewardError, match="would be written into the run: read it inside the function"
+    ) as refused:
         CodeWriter("reward").add(run_cells(*SECRETS[name])["reward"])
     assert K not in str(refused.value)
 
 
 def test_a_function_that_reads_its_key_is_written():
-    function = run_cells("import os", "def reward(text):\n    api_key = os.environ['JUDGE_KEY']\n    return 1")[
-        "reward"
-    ]
+    function = run_cells(
+        "import os", "def reward(text):\n    api_key = os.environ['JUDGE_KEY']\n    return 1"
+    )["reward"]
     assert "os.environ['JUDGE_KEY']" in written(function)["text"]

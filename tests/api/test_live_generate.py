@@ -1,4 +1,6 @@
-"""`run.generate` within `on_step` answers with the weights after that step, and changes nothing of the run."""
+"""`run.generate` within `on_step` answers with the weights after that step, and changes nothing of
+the run.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,9 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("options", [{}, {"schedule": "async", "max_staleness": 2, "rollout.engines": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"schedule": "async", "max_staleness": 2, "rollout.engines": 1}]
+)
 def test_answers_within_on_step_are_those_of_the_present_weights(options: dict[str, Any]) -> None:
     found: dict[int, list[list[str]]] = {}
 
@@ -49,4 +53,6 @@ def test_an_unfit_prompt_within_on_step_leaves_nothing_in_the_engine() -> None:
         with pytest.raises(TypeError):
             run.generate(["1 + 1 =", 5])
 
-    assert dapo.train("tiny-random", run_dir="run", on_step=on_step, **ARGUMENTS).status == "finished"
+    assert (
+        dapo.train("tiny-random", run_dir="run", on_step=on_step, **ARGUMENTS).status == "finished"
+    )

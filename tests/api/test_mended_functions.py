@@ -1,4 +1,6 @@
-"""A run whose reward or loss was wrong continues with a corrected function, which every later process uses."""
+"""A run whose reward or loss was wrong continues with a corrected function, which every later
+process uses.
+"""
 
 import shlex
 from pathlib import Path
@@ -12,7 +14,13 @@ from helpers.cells import run_cells
 from helpers.commands import run as run_command
 
 ROWS = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
-SMALL: dict[str, Any] = {"prompts_per_step": 2, "group_size": 4, "max_response_tokens": 6, "threads": 1, "workers": 1}
+SMALL: dict[str, Any] = {
+    "prompts_per_step": 2,
+    "group_size": 4,
+    "max_response_tokens": 6,
+    "threads": 1,
+    "workers": 1,
+}
 SMALL |= {"lr": 1e-3, "save_every": 1}
 DIGITS = "dapo.rewards.examples:has_digit"
 
@@ -52,11 +60,17 @@ def modules(path: str) -> set[str]:
     return {file.name for file in Path(path, "code").iterdir() if file.suffix == ".py"}
 
 
-def test_the_commands_and_calls_of_a_failed_reward_work_where_they_stand(capsys: pytest.CaptureFixture[str]):
+def test_the_commands_and_calls_of_a_failed_reward_work_where_they_stand(
+    capsys: pytest.CaptureFixture[str],
+):
     with pytest.raises(VerifierFailed) as failed:
-        dapo.train("tiny-random", data=ROWS, reward=CELLS["broken"], steps=2, run_dir="my run", **SMALL)
+        dapo.train(
+            "tiny-random", data=ROWS, reward=CELLS["broken"], steps=2, run_dir="my run", **SMALL
+        )
     assert "(the command dapo reward test 'my run' shows its verdicts)" in str(failed.value)
-    assert str(failed.value).endswith("with a corrected function: dapo.resume('my run', reward=FUNCTION)")
+    assert str(failed.value).endswith(
+        "with a corrected function: dapo.resume('my run', reward=FUNCTION)"
+    )
     assert "continue with: dapo.resume('my run')\n" in capsys.readouterr().out
     code, out, err = run_command(capsys, *shlex.split("reward test 'my run'"))
     assert code == 1, err
@@ -68,15 +82,23 @@ def test_the_commands_and_calls_of_a_failed_reward_work_where_they_stand(capsys:
 
 
 def test_a_resumed_run_judges_a_function_by_its_own_verdicts_not_by_those_of_before():
-    """256 verdicts of before would hide 128 errors of the new function, or show errors that a function has no more."""
+    """256 verdicts of before would hide 128 errors of the new function, or show errors that a
+    function has no more.
+    """
     many = {**SMALL, "prompts_per_step": 16, "group_size": 4}
     dapo.train("tiny-random", data=ROWS * 8, reward=CELLS["half"], steps=5, run_dir="run", **many)
-    with pytest.raises(VerifierFailed, match=r"^none of the 32 responses judged last has a verdict. 32 times: "):
+    with pytest.raises(
+        VerifierFailed, match=r"^none of the 32 responses judged last has a verdict. 32 times: "
+    ):
         dapo.resume("run", reward=CELLS["broken"], steps=6)
 
 
-def test_later_processes_use_the_function_and_the_run_records_it(capsys: pytest.CaptureFixture[str]):
-    first = dapo.train("tiny-random", data=ROWS, reward=CELLS["fixed"], steps=1, run_dir="run", **SMALL)
+def test_later_processes_use_the_function_and_the_run_records_it(
+    capsys: pytest.CaptureFixture[str],
+):
+    first = dapo.train(
+        "tiny-random", data=ROWS, reward=CELLS["fixed"], steps=1, run_dir="run", **SMALL
+    )
     before = first.config.reward.verifier
     dapo.resume(first, reward={CELLS["half"]: 1.0, DIGITS: 1.0}, steps=2)
     assert run_command(capsys, "resume", "run", "train.num_steps=3")[0] == 0
@@ -91,8 +113,18 @@ def test_later_processes_use_the_function_and_the_run_records_it(capsys: pytest.
 
 
 def test_a_loss_is_corrected_in_the_same_way():
-    with pytest.raises(LossFailed, match=r"with a corrected function: dapo.resume\('run', loss=FUNCTION\)$"):
-        dapo.train("tiny-random", data=ROWS, reward=DIGITS, loss=CELLS["broken_loss"], steps=9, run_dir="run", **SMALL)
+    with pytest.raises(
+        LossFailed, match=r"with a corrected function: dapo.resume\('run', loss=FUNCTION\)$"
+    ):
+        dapo.train(
+            "tiny-random",
+            data=ROWS,
+            reward=DIGITS,
+            loss=CELLS["broken_loss"],
+            steps=9,
+            run_dir="run",
+            **SMALL,
+        )
     run = dapo.resume("run", loss=CELLS["policy_gradient"])
     assert run.status == "finished"
     assert run.config.loss.function is not None
@@ -100,24 +132,41 @@ def test_a_loss_is_corrected_in_the_same_way():
 
 
 def test_a_finished_run_that_is_resumed_says_how_it_trains_on(capsys: pytest.CaptureFixture[str]):
-    first = dapo.train("tiny-random", data=ROWS, reward=CELLS["fixed"], steps=1, run_dir="a run", **SMALL)
+    first = dapo.train(
+        "tiny-random", data=ROWS, reward=CELLS["fixed"], steps=1, run_dir="a run", **SMALL
+    )
     capsys.readouterr()
     same: dict[str, Any] = {"reward": CELLS["fixed"], "lr": 1e-3}
     for options in ({}, same):
         run = dapo.resume("a run", **options)
-        assert capsys.readouterr().out == "already at step 1 of 1; to train on: dapo.resume('a run', num_steps=2)\n"
+        assert (
+            capsys.readouterr().out
+            == "already at step 1 of 1; to train on: dapo.resume('a run', num_steps=2)\n"
+        )
         assert run.status == "finished"
-    code, _, err = run_command(capsys, "resume", "a run", "reward.verifier=math", "train.num_steps=1")
+    code, _, err = run_command(
+        capsys, "resume", "a run", "reward.verifier=math", "train.num_steps=1"
+    )
     assert code == 2
-    assert err == "error: a run has no step left for a change of its options; add train.num_steps=2\n"
+    assert (
+        err == "error: a run has no step left for a change of its options; add train.num_steps=2\n"
+    )
     assert first.config.reward.verifier.endswith(":fixed")
     assert dapo.resume("a run", num_steps=2).state.step == 2
 
 
 def test_a_function_that_is_refused_leaves_the_run_as_it_was():
-    run = dapo.train("tiny-random", data=ROWS, reward=CELLS["fixed"], steps=1, run_dir="run", **SMALL)
-    before = {file: file.read_bytes() for file in run.path.rglob("*") if file.is_file() and file.name != "lock"}
-    names = run_cells("def needs(completions, level, **columns):\n    return [level] * len(completions)\n")
+    run = dapo.train(
+        "tiny-random", data=ROWS, reward=CELLS["fixed"], steps=1, run_dir="run", **SMALL
+    )
+    before = {
+        file: file.read_bytes()
+        for file in run.path.rglob("*")
+        if file.is_file() and file.name != "lock"
+    }
+    names = run_cells(
+        "def needs(completions, level, **columns):\n    return [level] * len(completions)\n"
+    )
     with pytest.raises(dapo.DapoError, match="level"):
         dapo.resume(run, reward=names["needs"], steps=2)
     with pytest.raises(dapo.RewardError, match="lambda"):
@@ -125,7 +174,10 @@ def test_a_function_that_is_refused_leaves_the_run_as_it_was():
     with pytest.raises(dapo.ConfigError, match="loss: expected a function"):
         dapo.resume(run, loss=3, steps=2)
     for change in ({"reward": CELLS["half"]}, {"loss": CELLS["policy_gradient"]}, {"lr": 0.5}):
-        with pytest.raises(dapo.ConfigError, match=r"run has no step left for a change of its options; add steps=2$"):
+        with pytest.raises(
+            dapo.ConfigError,
+            match=r"run has no step left for a change of its options; add steps=2$",
+        ):
             dapo.resume(run, **change)
     assert {file: file.read_bytes() for file in before} == before
     assert len(modules("run")) == 1

@@ -23,25 +23,43 @@ def fails(run, metrics):
     return metrics["no such metric"]
 small = dict(prompts_per_step=2, group_size=4, max_response_tokens=6, threads=1, workers=1, lr=1e-3)
 """
-TRAINS = 'run = dapo.train("tiny-random", data=rows, reward=digits, steps=12, run_dir="run", **small)'
+TRAINS = (
+    'run = dapo.train("tiny-random", data=rows, reward=digits, steps=12, run_dir="run", **small)'
+)
 COMPARES = 'run.compare("tiny-random", rows, samples_per_problem=4, reward="math")'
 WRONG = {
-    'dapo.train("tiny-random", data=rows, reward=digits, stepz=2)': "unknown option stepz; did you mean steps",
+    'dapo.train("tiny-random", data=rows, reward=digits, stepz=2)': (
+        "unknown option stepz; did you mean steps"
+    ),
     'dapo.train("tiny-random", rows)': "WrongCall: dapo.train: too many positional arguments",
     'dapo.train("tiny-random", data=rows, reward=5, **small)': "reward: expected a verifier's name",
-    'dapo.train("tiny-random", data=rows, reward=digits, on_step=5, **small)': "on_step: expected Callable",
+    'dapo.train("tiny-random", data=rows, reward=digits, on_step=5, **small)': (
+        "on_step: expected Callable"
+    ),
     'dapo.train("tiny-random", data=rows, reward=digits, config="nope")': "no config file nope",
-    'dapo.train("tiny-random", data=rows, reward=digits, config=3)': "dapo.train: config: expected str",
-    'dapo.train("tiny-random", data=[1], reward=digits, **small)': "data, row 1: expected a mapping",
+    'dapo.train("tiny-random", data=rows, reward=digits, config=3)': (
+        "dapo.train: config: expected str"
+    ),
+    'dapo.train("tiny-random", data=[1], reward=digits, **small)': (
+        "data, row 1: expected a mapping"
+    ),
     'dapo.train("tiny-random", data=[{"x": 1}], reward=digits, **small)': "data, row 1: no prompt",
-    'dapo.train("tiny-random", data=rows, eval_data=[{"x": 1}], reward=digits, **small)': "eval_data, row 1: no prompt",
-    'dapo.train("tiny-random", data="nope.jsonl", reward=digits, **small)': "no data file nope.jsonl",
+    'dapo.train("tiny-random", data=rows, eval_data=[{"x": 1}], reward=digits, **small)': (
+        "eval_data, row 1: no prompt"
+    ),
+    'dapo.train("tiny-random", data="nope.jsonl", reward=digits, **small)': (
+        "no data file nope.jsonl"
+    ),
     'dapo.train("tiny-random", data=rows, reward="nope:f", **small)': "there is no module 'nope'",
     'dapo.train("tiny-random", data=rows, reward=digits, run_dir="run", **small)': (
         "run already holds a run; continue it with dapo.resume('run') or choose another run_dir"
     ),
-    'dapo.train("tiny-random", data=rows, reward=digits, steps="x", **small)': "train.num_steps: input should be",
-    'dapo.train("tiny-random", data=rows, reward=digits, sinks=[1], **small)': "sinks: expected objects with write",
+    'dapo.train("tiny-random", data=rows, reward=digits, steps="x", **small)': (
+        "train.num_steps: input should be"
+    ),
+    'dapo.train("tiny-random", data=rows, reward=digits, sinks=[1], **small)': (
+        "sinks: expected objects with write"
+    ),
     'dapo.train("tiny-random", data=rows, reward=broken, steps=2, run_dir="failed", **small)': (
         "with a corrected function: dapo.resume('failed', reward=FUNCTION)"
     ),
@@ -54,11 +72,15 @@ WRONG = {
     "dapo.load()": "WrongCall: dapo.load: missing a required argument: 'path'",
     "dapo.load(None)": "WrongCall: dapo.load: path: expected str | pathlib.Path, got None",
     'dapo.load("nope")': "no run directory nope; expected one that dapo.train made",
-    'dapo.resume("nope", reward=digits)': "no run directory nope; expected one that dapo.train made",
+    'dapo.resume("nope", reward=digits)': (
+        "no run directory nope; expected one that dapo.train made"
+    ),
     'dapo.resume("stopped", nope=1)': "unknown option nope",
     "run.evaluate()": "run.evaluate needs data=SOURCE: the run was trained without data.eval",
     'run.evaluate([{"x": 1}])': "data, row 1: no prompt",
-    "run.evaluate(rows, samples_per_problem=0)": "eval.samples_per_problem: input should be greater than 0",
+    "run.evaluate(rows, samples_per_problem=0)": (
+        "eval.samples_per_problem: input should be greater than 0"
+    ),
     "run.generate(5)": "prompt: expected str",
     'run.compare("run", 5)': "data: expected",
     "run.compare(rows * 9)": "ConfigError: other: expected a run, its path or a model, got [{",
@@ -78,8 +100,13 @@ WRONG = {
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """The outputs of each cell."""
-    session = 's = dapo.session("tiny-random", prompts_per_step=2, group_size=4, max_response_tokens=8)'
-    defect = "from dapo.runs import directory; directory.RunDirectory.open = lambda path: None + 1\ndapo.load('run')"
+    session = (
+        's = dapo.session("tiny-random", prompts_per_step=2, group_size=4, max_response_tokens=8)'
+    )
+    defect = (
+        "from dapo.runs import directory; directory.RunDirectory.open = lambda path: None +"
+        " 1\ndapo.load('run')"
+    )
     mine = 'dapo.resume("stopped", on_step=fails)'
     cells = [SETUP, TRAINS, "run", COMPARES, session, *WRONG, mine, defect]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])

@@ -17,7 +17,8 @@ from helpers.paths import ROOT
 
 SMALLER = {
     "smollm2-135m-instruct": "tiny-random",
-    "range(10)": "range(5)",  # the random model writes digits now and then, and numbers of two digits hardly ever
+    # the random model writes digits now and then, and numbers of two digits hardly ever
+    "range(10)": "range(5)",
     "rows[20:]": "rows[5:]",
     "rows[:20]": "rows[:5]",
     "steps=18": "steps=1, threads=1, workers=1",
@@ -32,9 +33,13 @@ SMALLER = {
 ROWS = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
 
 
-def test_the_blocks_of_the_page_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_blocks_of_the_page_run_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/python.md").read_text(), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs/python.md").read_text(), re.DOTALL | re.MULTILINE
+    )
     assert len(blocks) == 8
     text = "\x00".join(blocks)
     for large, small in SMALLER.items():
@@ -59,7 +64,9 @@ SMALLER_START = {
 
 def test_the_lines_that_the_readme_begins_with_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    text = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)[0]
+    text = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )[0]
     for large, small in SMALLER_START.items():
         assert large in text
         text = text.replace(large, small)
@@ -70,21 +77,35 @@ def test_the_lines_that_the_readme_begins_with_run(tmp_path: Path, monkeypatch: 
 
 @pytest.fixture(scope="module")
 def example_run(tmp_path_factory: pytest.TempPathFactory) -> dapo.Run:
-    options = {"prompts_per_step": 2, "group_size": 4, "max_response_tokens": 6, "threads": 1, "workers": 1}
+    options = {
+        "prompts_per_step": 2,
+        "group_size": 4,
+        "max_response_tokens": 6,
+        "threads": 1,
+        "workers": 1,
+    }
     path = tmp_path_factory.mktemp("example") / "run"
     return dapo.train(
-        "tiny-random", data=ROWS, reward="dapo.rewards.examples:has_digit", run_dir=path, steps=1, **options
+        "tiny-random",
+        data=ROWS,
+        reward="dapo.rewards.examples:has_digit",
+        run_dir=path,
+        steps=1,
+        **options,
     )
 
 
-@pytest.mark.parametrize("module", [dapo, dapo.api.code_writer, dapo.api.keywords, dapo.api.run, dapo.api.entry_points])
+@pytest.mark.parametrize(
+    "module", [dapo, dapo.api.code_writer, dapo.api.keywords, dapo.api.run, dapo.api.entry_points]
+)
 def test_examples_in_docstrings_give_what_they_say(
     module: ModuleType, example_run: dapo.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     names = {"dapo": dapo, "run": example_run, "__name__": "__main__"}
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    runner, report = doctest.DocTestRunner(optionflags=options, verbose=False), []
+    runner = doctest.DocTestRunner(optionflags=options, verbose=False)
+    report = []
     for each in doctest.DocTestFinder().find(module, extraglobs=names):
         runner.run(each, out=report.append)
     assert runner.failures == 0, "".join(report)

@@ -1,4 +1,6 @@
-"""`dapo.train` from Python: a run like that of the command, with rows and functions that were only typed."""
+"""`dapo.train` from Python: a run like that of the command, with rows and functions that were only
+typed.
+"""
 
 import json
 import re
@@ -63,7 +65,15 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> dapo.Run:
     """A run of two steps, evaluated before and after."""
     path = tmp_path_factory.mktemp("finished") / "run"
-    return dapo.train("tiny-random", data=ROWS[2:], eval_data=ROWS[:2], reward=DIGITS, steps=2, run_dir=path, **SMALL)
+    return dapo.train(
+        "tiny-random",
+        data=ROWS[2:],
+        eval_data=ROWS[:2],
+        reward=DIGITS,
+        steps=2,
+        run_dir=path,
+        **SMALL,
+    )
 
 
 def test_a_reward_typed_in_a_script_goes_on_in_another_process_and_folder_to_the_same_bytes(
@@ -74,16 +84,29 @@ def test_a_reward_typed_in_a_script_goes_on_in_another_process_and_folder_to_the
         (tmp_path / name).mkdir()
     start: dict[str, Any] = {"program": "helpers.commands:run_script", "output": tmp_path / "out"}
     script = str(tmp_path / "script.py")
-    assert fork_server.run(script, folder=str(tmp_path / "whole"), **start)[0] == 0, (tmp_path / "out").read_text()
-    at = {"file": str(tmp_path / "killed/run/metrics.jsonl"), "lines": 3, "signals": [(0, signal.SIGKILL)]}
-    assert fork_server.run(script, folder=str(tmp_path / "killed"), **start, **at)[0] == -signal.SIGKILL
+    assert fork_server.run(script, folder=str(tmp_path / "whole"), **start)[0] == 0, (
+        tmp_path / "out"
+    ).read_text()
+    at = {
+        "file": str(tmp_path / "killed/run/metrics.jsonl"),
+        "lines": 3,
+        "signals": [(0, signal.SIGKILL)],
+    }
+    assert (
+        fork_server.run(script, folder=str(tmp_path / "killed"), **start, **at)[0]
+        == -signal.SIGKILL
+    )
     (tmp_path / "elsewhere").mkdir()
     shutil.move(tmp_path / "killed/run", tmp_path / "elsewhere/moved")
     (tmp_path / "killed").rmdir()
-    code, _ = fork_server.run("resume", "moved", output=tmp_path / "out", folder=str(tmp_path / "elsewhere"))
+    code, _ = fork_server.run(
+        "resume", "moved", output=tmp_path / "out", folder=str(tmp_path / "elsewhere")
+    )
     assert code == 0, (tmp_path / "out").read_text()
     assert "warning" not in (tmp_path / "out").read_text()
-    assert differences(contents(tmp_path / "elsewhere/moved"), contents(tmp_path / "whole/run")) == []
+    assert (
+        differences(contents(tmp_path / "elsewhere/moved"), contents(tmp_path / "whole/run")) == []
+    )
 
 
 def test_each_call_makes_a_new_run_directory_with_its_rows():
@@ -91,14 +114,25 @@ def test_each_call_makes_a_new_run_directory_with_its_rows():
     assert runs[0].path != runs[1].path
     for run in runs:
         assert run.path.parent == Path("runs")
-        assert [json.loads(line) for line in (run.path / "data/train.jsonl").read_text().splitlines()] == ROWS
+        assert [
+            json.loads(line) for line in (run.path / "data/train.jsonl").read_text().splitlines()
+        ] == ROWS
     assert differences(contents(runs[0].path), contents(runs[1].path)) == []
 
 
-def test_the_command_of_a_run_is_read_by_a_shell_and_makes_the_same_run(capsys: pytest.CaptureFixture[str]):
+def test_the_command_of_a_run_is_read_by_a_shell_and_makes_the_same_run(
+    capsys: pytest.CaptureFixture[str],
+):
     prompt = 'say "it\'s" ${x}: {a: 1}, no, null'
-    options: dict[str, Any] = {"loss.clip_high": 0.3, "data.instruction": prompt, "betas": (0.8, 0.9), "preset": "grpo"}
-    run = dapo.train("tiny-random", data=ROWS, reward=DIGITS, steps=1, run_dir="a b", **SMALL, **options)
+    options: dict[str, Any] = {
+        "loss.clip_high": 0.3,
+        "data.instruction": prompt,
+        "betas": (0.8, 0.9),
+        "preset": "grpo",
+    }
+    run = dapo.train(
+        "tiny-random", data=ROWS, reward=DIGITS, steps=1, run_dir="a b", **SMALL, **options
+    )
     program, *arguments = shlex.split(run.command)
     assert (program, arguments[-2:]) == ("dapo", ["--run-dir", "a b"])
     code, _, err = run_command(capsys, *arguments[:-1], "again")
@@ -109,17 +143,30 @@ def test_the_command_of_a_run_is_read_by_a_shell_and_makes_the_same_run(capsys: 
     assert differences(contents(Path("a b")), contents(Path("again"))) == []
 
 
-def test_a_shipped_configuration_and_one_of_your_own_are_laid_under_the_keywords(capsys: pytest.CaptureFixture[str]):
-    run = dapo.train(config="tiny", steps=1, eval_data=None, threads=1, run_dir="shipped", reward=DIGITS)
-    own = {"model": "tiny-random", "data": {"train": "builtin:sums"}, "rollout": {"prompts_per_step": 4}}
+def test_a_shipped_configuration_and_one_of_your_own_are_laid_under_the_keywords(
+    capsys: pytest.CaptureFixture[str],
+):
+    run = dapo.train(
+        config="tiny", steps=1, eval_data=None, threads=1, run_dir="shipped", reward=DIGITS
+    )
+    own = {
+        "model": "tiny-random",
+        "data": {"train": "builtin:sums"},
+        "rollout": {"prompts_per_step": 4},
+    }
     assert (run.config.train.num_steps, run.config.rollout.prompts_per_step) == (1, 4)
     assert shlex.split(run.command)[:3] == ["dapo", "train", "tiny"]
-    with pytest.raises(dapo.ConfigError, match=r"rollout.prompts_per_step=4 .* must be a multiple of train.minibatch"):
+    with pytest.raises(
+        dapo.ConfigError,
+        match=r"rollout.prompts_per_step=4 .* must be a multiple of train.minibatch",
+    ):
         dapo.train(config=own, steps=1, minibatch_groups=3, max_response_tokens=6)
 
 
 ROWS_IN_MEMORY = {
-    "a DataFrame of pandas": pd.DataFrame({**{k: [r[k] for r in ROWS] for k in ROWS[0]}, "level": [None, *range(7)]}),
+    "a DataFrame of pandas": pd.DataFrame(
+        {**{k: [r[k] for r in ROWS] for k in ROWS[0]}, "level": [None, *range(7)]}
+    ),
     "a table of Arrow": pa.Table.from_pylist(ROWS),
     "a generator": (row for row in ROWS),
 }
@@ -139,7 +186,9 @@ def test_a_dataset_of_hugging_face_is_written_as_it_is(tmp_path: Path):
     datasets = pytest.importorskip("datasets")
     from dapo.api.in_memory_data import is_source, write_rows
 
-    rows = [{"prompt": [{"role": "user", "content": r["prompt"]}], "answer": r["answer"]} for r in ROWS]
+    rows = [
+        {"prompt": [{"role": "user", "content": r["prompt"]}], "answer": r["answer"]} for r in ROWS
+    ]
     assert write_rows(tmp_path / "rows.jsonl", datasets.Dataset.from_list(rows)) == 8
     assert [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == rows
     with pytest.raises(dapo.DataError, match=r"several data sets \(train\); expected one"):
@@ -151,60 +200,108 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"lr": 10**5000},
         "lr: expected text, a number, a list or a mapping, got",
     ),
-    "such an integer in a mapping": ({"config": {"optim": {"betas": [10**5000]}}}, "config: expected text, a number"),
-    "bytes": ({"instruction": b"x"}, "instruction: expected text, a number, a list or a mapping, got bytes"),
-    "an array": ({"lr": np.array([1.0, 2.0])}, "option optim.lr: input should be a valid number, got [1.0, 2.0]"),
+    "such an integer in a mapping": (
+        {"config": {"optim": {"betas": [10**5000]}}},
+        "config: expected text, a number",
+    ),
+    "bytes": (
+        {"instruction": b"x"},
+        "instruction: expected text, a number, a list or a mapping, got bytes",
+    ),
+    "an array": (
+        {"lr": np.array([1.0, 2.0])},
+        "option optim.lr: input should be a valid number, got [1.0, 2.0]",
+    ),
     "an ambiguous keyword": (
         {"temperature": 0.5},
-        "unknown option temperature; did you mean rollout.temperature or eval.temperature? Write the whole name: "
-        '**{"rollout.temperature": ...}',
+        (
+            "unknown option temperature; did you mean rollout.temperature or eval.temperature?"
+            ' Write the whole name: **{"rollout.temperature": ...}'
+        ),
     ),
     "an unknown keyword": (
         {"learning_rate": 1.0},
-        "unknown option learning_rate; TRL's learning_rate=1.0 is optim.lr=1.0 here (dapo docs from_trl)",
+        (
+            "unknown option learning_rate; TRL's learning_rate=1.0 is optim.lr=1.0 here (dapo docs"
+            " from_trl)"
+        ),
     ),
     "a keyword that is nearly one": (
         {"group_sizes": 4},
         "unknown option group_sizes; did you mean group_size (rollout.group_size)?",
     ),
     "a keyword like none": ({"xyzzy": 4}, "unknown option xyzzy; `dapo options` lists all options"),
-    "an option set twice": ({"num_steps": 3}, "num_steps: train.num_steps is set twice in one call"),
+    "an option set twice": (
+        {"num_steps": 3},
+        "num_steps: train.num_steps is set twice in one call",
+    ),
     "an unknown option of a section": (
         {"loss.clip_hih": 0.3},
         "unknown option loss.clip_hih; did you mean clip_high (loss.clip_high)?",
     ),
     "several wrong keywords": (
-        {"stepz": 2, "lrr": 1e-3, "rundir": "x", "rewards": len, "num_generations": 8, "eval.temprature": 0},
-        "unknown option stepz; did you mean steps (train.num_steps)?\n"
-        "  unknown option lrr; did you mean lr (optim.lr)?\n"
-        "  unknown option rundir; did you mean run_dir?\n"
-        "  unknown option rewards; did you mean reward (reward.verifier)?\n"
-        "  unknown option num_generations; TRL's num_generations=8 is rollout.group_size=8 here (dapo docs from_trl)",
+        {
+            "stepz": 2,
+            "lrr": 1e-3,
+            "rundir": "x",
+            "rewards": len,
+            "num_generations": 8,
+            "eval.temprature": 0,
+        },
+        (
+            "unknown option stepz; did you mean steps (train.num_steps)?\n  unknown option lrr; did"
+            " you mean lr (optim.lr)?\n  unknown option rundir; did you mean run_dir?\n  unknown"
+            " option rewards; did you mean reward (reward.verifier)?\n  unknown option"
+            " num_generations; TRL's num_generations=8 is rollout.group_size=8 here (dapo docs"
+            " from_trl)"
+        ),
     ),
     "a name that is not unique": (
         {"eval.temprature": 0},
         'did you mean eval.temperature? Write the whole name: **{"eval.temperature": ...}',
     ),
-    "TRL's keyword with a function": ({"reward_funcs": [DIGITS]}, "is reward.verifier=dapo.rewards.examples:has_digit"),
+    "TRL's keyword with a function": (
+        {"reward_funcs": [DIGITS]},
+        "is reward.verifier=dapo.rewards.examples:has_digit",
+    ),
     "a reward that is none": (
         {"reward": 3},
-        "reward: expected a verifier's name, module:function, a function, or several of them, got 3",
+        (
+            "reward: expected a verifier's name, module:function, a function, or several of them,"
+            " got 3"
+        ),
     ),
-    "rows that are none": ({"data": [1, 2]}, "data, row 1: expected a mapping of columns to values, got int"),
+    "rows that are none": (
+        {"data": [1, 2]},
+        "data, row 1: expected a mapping of columns to values, got int",
+    ),
     "no rows": ({"data": []}, "data: no rows"),
     "a value that no file holds": (
         {"data": [{"prompt": object()}]},
         "data, row 1: prompt holds a value of type object",
     ),
-    "a lambda": ({"reward": lambda completions: [1.0]}, "reward: the source of a lambda cannot be copied"),
-    "columns that the data has not": ({"reward": "dapo.rewards.examples:nothing"}, "has no 'nothing'"),
+    "a lambda": (
+        {"reward": lambda completions: [1.0]},
+        "reward: the source of a lambda cannot be copied",
+    ),
+    "columns that the data has not": (
+        {"reward": "dapo.rewards.examples:nothing"},
+        "has no 'nothing'",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_work_is_refused_in_a_sentence_and_leaves_nothing(name: str):
     options, message = REFUSED[name]
-    arguments: dict[str, Any] = {"data": ROWS, "reward": DIGITS, "steps": 1, "run_dir": "run", **SMALL, **options}
+    arguments: dict[str, Any] = {
+        "data": ROWS,
+        "reward": DIGITS,
+        "steps": 1,
+        "run_dir": "run",
+        **SMALL,
+        **options,
+    }
     with pytest.raises(dapo.DapoError) as refused:
         dapo.train("tiny-random", **arguments)
     assert message in str(refused.value)
@@ -221,7 +318,13 @@ def test_a_directory_with_files_of_its_own_is_left_as_it_was(tmp_path: Path):
 
 def test_keywords_are_the_names_of_options():
     assert options_from(
-        {"steps": 1, "lr": 2, "loss.clip_high": 3, "loss": {"clip_low": 0.1}, "predict": "proportional"}
+        {
+            "steps": 1,
+            "lr": 2,
+            "loss.clip_high": 3,
+            "loss": {"clip_low": 0.1},
+            "predict": "proportional",
+        }
     ) == {
         "train.num_steps": 1,
         "optim.lr": 2,
@@ -233,7 +336,9 @@ def test_keywords_are_the_names_of_options():
 
 def test_keywords_are_read_like_overrides_of_the_command_line():
     base = {"model": "tiny-random", "data": {"train": {"builtin": {"sums": {}}, "size": 50}}}
-    config, _ = build_scaled(base, options_from({"data.train.size": 20, "lr": Decimal("1e-5")}), where="here")
+    config, _ = build_scaled(
+        base, options_from({"data.train.size": 20, "lr": Decimal("1e-5")}), where="here"
+    )
     overridden = build_config(base, ["data.train.size=20", "optim.lr=1e-5"])
     assert config == overridden
     assert (config.data.train["size"], config.optim.lr) == (20, 1e-5)
@@ -254,7 +359,9 @@ def test_keywords_are_read_like_overrides_of_the_command_line():
         ({"train": {"num_steps": 300}}, {}),
     ],
 )
-def test_options_sized_for_the_paper_follow_a_smaller_size_unless_set(raw: dict[str, Any], expected: dict[str, Any]):
+def test_options_sized_for_the_paper_follow_a_smaller_size_unless_set(
+    raw: dict[str, Any], expected: dict[str, Any]
+):
     assert scale_defaults(raw) == expected
 
 
@@ -270,7 +377,9 @@ def test_a_callback_and_a_sink_get_every_step(tmp_path: Path):
         assert run.status == "running"
         seen.append(("call", metrics["step"]))
 
-    run = dapo.train("tiny-random", data=ROWS, reward=DIGITS, steps=2, on_step=on_step, sinks=[Sink()], **SMALL)
+    run = dapo.train(
+        "tiny-random", data=ROWS, reward=DIGITS, steps=2, on_step=on_step, sinks=[Sink()], **SMALL
+    )
     assert seen == [("sink", 1), ("call", 1), ("sink", 2), ("call", 2)]
     assert run.status == "finished"
 
@@ -294,7 +403,10 @@ def test_an_exception_in_a_callback_is_raised_and_the_run_goes_on_to_the_same_by
     whole = dapo.train("tiny-random", run_dir="whole", **arguments)
     assert again.status == "finished"
     assert (
-        differences(contents(again.path, checkpoints="step_000002"), contents(whole.path, checkpoints="step_000002"))
+        differences(
+            contents(again.path, checkpoints="step_000002"),
+            contents(whole.path, checkpoints="step_000002"),
+        )
         == []
     )
 
@@ -311,7 +423,9 @@ def test_a_signal_saves_and_raises_keyboard_interrupt_with_the_run():
     run = stopped.value.run
     assert run.status == "stopped"
     assert run.state.checkpoint is not None
-    assert re.search(r"stopped by SIGINT; continue with: run = dapo.resume\('runs/", str(stopped.value))
+    assert re.search(
+        r"stopped by SIGINT; continue with: run = dapo.resume\('runs/", str(stopped.value)
+    )
 
 
 def test_in_another_thread_a_run_touches_no_signal():
@@ -322,7 +436,11 @@ def test_in_another_thread_a_run_touches_no_signal():
         found.append((signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)))
 
     def train() -> None:
-        found.append(dapo.train("tiny-random", data=ROWS, reward=DIGITS, steps=1, on_step=on_step, **SMALL).status)
+        found.append(
+            dapo.train(
+                "tiny-random", data=ROWS, reward=DIGITS, steps=1, on_step=on_step, **SMALL
+            ).status
+        )
 
     thread = threading.Thread(target=train)
     thread.start()
@@ -351,8 +469,13 @@ def test_what_a_run_holds_is_read_as_tables(finished: dapo.Run):
 
 
 def test_rollouts_have_the_question_without_the_instruction():
-    rows = [{"prompt": [{"role": "user", "content": each["prompt"]}], "answer": each["answer"]} for each in ROWS]
-    run = dapo.train("tiny-random", data=rows, reward=DIGITS, steps=1, instruction="Be brief.", **SMALL)
+    rows = [
+        {"prompt": [{"role": "user", "content": each["prompt"]}], "answer": each["answer"]}
+        for each in ROWS
+    ]
+    run = dapo.train(
+        "tiny-random", data=rows, reward=DIGITS, steps=1, instruction="Be brief.", **SMALL
+    )
     found = run.rollouts
     assert set(found["question"]) <= {row["prompt"] for row in ROWS}
     assert list(found["prompt"]) == [f"{question}\nBe brief." for question in found["question"]]
@@ -379,8 +502,13 @@ def test_a_run_says_in_a_line_and_in_html_how_it_stands(finished: dapo.Run):
     line = repr(finished)
     assert line.startswith(f"<Run {finished.path}: finished, step 2/2, reward ")
     assert f"evaluation held_out {finished.evaluation().accuracy:.1%} after step 2" in line
-    assert "<th style='text-align:left'>state</th><td style='text-align:left'>finished</td>" in finished._repr_html_()
-    assert repr(dapo.Run("nothing<b>")).startswith("<Run nothing<b>: cannot be read (no run directory nothing<b>")
+    assert (
+        "<th style='text-align:left'>state</th><td style='text-align:left'>finished</td>"
+        in finished._repr_html_()
+    )
+    assert repr(dapo.Run("nothing<b>")).startswith(
+        "<Run nothing<b>: cannot be read (no run directory nothing<b>"
+    )
     assert "<b>" not in dapo.Run("nothing<b>")._repr_html_()
 
 
@@ -397,7 +525,12 @@ def test_a_run_answers_questions_alike_each_time(finished: dapo.Run):
     several = finished.generate(["17 + 25?", "1 + 1?"], samples=2, max_new_tokens=4)
     assert [len(each) for each in several] == [2, 2]
     assert several[0][0] == one
-    assert finished.generate([{"role": "user", "content": "17 + 25?"}], max_new_tokens=4, temperature=0) != ""
+    assert (
+        finished.generate(
+            [{"role": "user", "content": "17 + 25?"}], max_new_tokens=4, temperature=0
+        )
+        != ""
+    )
     assert finished.generate("17 + 25?", max_new_tokens=4, seed=1) != one
     finished.close()
 
@@ -437,7 +570,10 @@ def test_a_finished_run_is_left_as_it_is_and_trained_on_where_steps_are_added(
 
 def test_importing_dapo_imports_nothing_else():
     """Its time is that of its modules: counted, for a busy machine takes longer."""
-    code = "import sys, typing; before = set(sys.modules); import dapo; print(sorted(set(sys.modules) - before))"
+    code = (
+        "import sys, typing; before = set(sys.modules); import dapo; print(sorted(set(sys.modules)"
+        " - before))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "['dapo']\n"
     assert set(dapo.__all__) <= set(dir(dapo))
@@ -464,7 +600,9 @@ def test_a_notebook_shows_one_display_that_is_replaced(capsys: pytest.CaptureFix
     assert texts[0] == "step 1/3: start 0s"
     assert texts[1].startswith("step 1/3: generate 1/4 groups, ")
     assert "&lt;b&gt;" in texts[1]
-    assert texts[-1].startswith("reward 0.5step 1/3  reward +0.500  "), "the last lines and the curves stay"
+    assert texts[-1].startswith("reward 0.5step 1/3  reward +0.500  "), (
+        "the last lines and the curves stay"
+    )
     assert "<polyline" in shown[-1]
     assert len(shown) == 3, "the display is not updated more often than every REDRAW_S seconds"
     assert capsys.readouterr().out == "saved; continue with: dapo.resume('runs/x')\n"

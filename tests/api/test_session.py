@@ -1,4 +1,6 @@
-"""`dapo.session`: its steps are those of a run, what it shows is what it trains on, and mistakes are one sentence."""
+"""`dapo.session`: its steps are those of a run, what it shows is what it trains on, and mistakes
+are one sentence.
+"""
 
 import os
 import signal
@@ -17,7 +19,14 @@ import dapo
 from dapo.algo.advantages import group_advantages
 from dapo.api.session import Session
 from dapo.cli.train import start_run
-from dapo.core.errors import ConfigError, DataError, LossFailed, RewardError, ShortfallError, VerifierFailed
+from dapo.core.errors import (
+    ConfigError,
+    DataError,
+    LossFailed,
+    RewardError,
+    ShortfallError,
+    VerifierFailed,
+)
 from dapo.policy.checkpoint import SavedWeights
 from examples.losses import dapo as dapo_loss
 from examples.losses import reinforce
@@ -25,7 +34,11 @@ from helpers.commands import run as run_command
 from helpers.paths import CONFIGS
 from helpers.tiny_runs import metrics, tiny
 
-ROWS = [{"prompt": f"What is {a} + {b}?", "answer": str(a + b), "level": a} for a in range(4) for b in range(5)]
+ROWS = [
+    {"prompt": f"What is {a} + {b}?", "answer": str(a + b), "level": a}
+    for a in range(4)
+    for b in range(5)
+]
 
 
 def has_digit(completions: list[str], **columns: Any) -> list[bool]:
@@ -33,7 +46,13 @@ def has_digit(completions: list[str], **columns: Any) -> list[bool]:
 
 
 def small(**options: Any) -> Session:
-    given: dict[str, Any] = {"prompts_per_step": 4, "group_size": 4, "max_response_tokens": 8, "lr": 3e-3, "steps": 4}
+    given: dict[str, Any] = {
+        "prompts_per_step": 4,
+        "group_size": 4,
+        "max_response_tokens": 8,
+        "lr": 3e-3,
+        "steps": 4,
+    }
     return dapo.session("tiny-random", **(given | {"threads": 1, "dtype": "float32"} | options))
 
 
@@ -45,11 +64,20 @@ def shared() -> Iterator[Session]:
 
 
 def weights(s: Session) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in s._policy.weights(version=s.step).named_tensors()}
+    return {
+        name: tensor.clone() for name, tensor in s._policy.weights(version=s.step).named_tensors()
+    }
 
 
-def test_five_lines_of_a_session_equal_the_steps_of_a_run_in_loss_and_weights(tmp_path: Path) -> None:
-    options = ["train.num_steps=2", "train.save_every=1", "data.eval=null", "train.minibatch_groups=2"]
+def test_five_lines_of_a_session_equal_the_steps_of_a_run_in_loss_and_weights(
+    tmp_path: Path,
+) -> None:
+    options = [
+        "train.num_steps=2",
+        "train.save_every=1",
+        "data.eval=null",
+        "train.minibatch_groups=2",
+    ]
     start_run(tiny(*options), run_dir=tmp_path / "run", config_name="tiny")
     expected = metrics(tmp_path / "run")
     with dapo.session(config=CONFIGS / "tiny.yaml", threads=1, steps=2, **{"data.eval": None}) as s:
@@ -59,7 +87,9 @@ def test_five_lines_of_a_session_equal_the_steps_of_a_run_in_loss_and_weights(tm
             saved = SavedWeights(tmp_path / "run" / "checkpoints" / f"step_{step:06d}")
             for name, tensor in saved.named_tensors():
                 assert torch.equal(tensor, weights(s)[name]), name
-            stored = read_table(tmp_path / "run" / "rollouts" / f"step_{step:06d}.parquet").to_pandas()
+            stored = read_table(
+                tmp_path / "run" / "rollouts" / f"step_{step:06d}.parquet"
+            ).to_pandas()
             table = batch.rollouts
             assert list(table.columns) == list(stored.columns)
             assert table["response"].tolist() == stored["response"].tolist()
@@ -71,19 +101,26 @@ def test_five_lines_of_a_session_equal_the_steps_of_a_run_in_loss_and_weights(tm
 def test_a_batch_shows_groups_outcomes_rewards_and_advantages(shared: Session) -> None:
     limit = 3
 
-    def short_and_early(completions: list[str], level: list[int], **columns: Any) -> list[bool]:  # a closure
+    # a closure
+    def short_and_early(completions: list[str], level: list[int], **columns: Any) -> list[bool]:
         return [
-            any(c.isdigit() for c in text[:limit]) and a < limit for a, text in zip(level, completions, strict=True)
+            any(c.isdigit() for c in text[:limit]) and a < limit
+            for a, text in zip(level, completions, strict=True)
         ]
 
     batch = shared.collect(pd.DataFrame(ROWS), short_and_early)
     assert len(batch.groups) == len(batch.rewards) == len(batch.advantages) == 4
     assert sum(batch.outcomes.values()) == len(batch.judged) + batch.outcomes.get("aborted", 0)
-    for group, rewards, advantages in zip(batch.groups, batch.rewards, batch.advantages, strict=True):
+    for group, rewards, advantages in zip(
+        batch.groups, batch.rewards, batch.advantages, strict=True
+    ):
         assert rewards == list(group.rewards)
         expected = group_advantages(torch.tensor(rewards, dtype=torch.float64))
         assert advantages == pytest.approx(expected.tolist())
-        correct = [any(c.isdigit() for c in text[:3]) and group.problem.fields["level"] < 3 for text in group.texts]
+        correct = [
+            any(c.isdigit() for c in text[:3]) and group.problem.fields["level"] < 3
+            for text in group.texts
+        ]
         assert correct == [verdict.correct for verdict in group.verdicts]
     trained = batch.rollouts.query("outcome == 'trained'")
     assert trained["reward"].tolist() == [reward for rewards in batch.rewards for reward in rewards]
@@ -93,7 +130,9 @@ def test_a_batch_shows_groups_outcomes_rewards_and_advantages(shared: Session) -
 
 
 def test_model_text_is_escaped_in_a_notebook(shared: Session) -> None:
-    batch = shared.collect([{"prompt": f"<script>{i}</script>", "answer": "1"} for i in range(8)], has_digit)
+    batch = shared.collect(
+        [{"prompt": f"<script>{i}</script>", "answer": "1"} for i in range(8)], has_digit
+    )
     html = batch._repr_html_()
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
@@ -101,9 +140,13 @@ def test_model_text_is_escaped_in_a_notebook(shared: Session) -> None:
     assert "<code>batch.rollouts</code> has every response" in html
 
 
-def test_equal_sessions_collect_equal_batches_and_each_goes_on_where_the_last_closed(shared: Session) -> None:
+def test_equal_sessions_collect_equal_batches_and_each_goes_on_where_the_last_closed(
+    shared: Session,
+) -> None:
     with small() as first, small() as second:
-        pairs = [(s.collect(ROWS, has_digit), s.collect(list(ROWS), has_digit)) for s in (first, second)]
+        pairs = [
+            (s.collect(ROWS, has_digit), s.collect(list(ROWS), has_digit)) for s in (first, second)
+        ]
         assert pairs[0][0].samples == pairs[1][0].samples
         assert pairs[0][1].samples == pairs[1][1].samples
         positions = [group.id for batch in pairs[0] for group, _ in batch.batch.decided]
@@ -137,10 +180,24 @@ def test_a_run_writes_a_typed_loss_into_its_directory_and_resumes_with_it(
     strength = 0.5
 
     def typed(logprobs: Any, old_logprobs: Any, advantages: Any, mask: Any, weights: Any) -> Any:
-        return -(strength * weights * advantages * logprobs).sum(), {"strength": (strength * weights).sum()}
+        return -(strength * weights * advantages * logprobs).sum(), {
+            "strength": (strength * weights).sum()
+        }
 
-    given: dict[str, Any] = {"prompts_per_step": 2, "group_size": 4, "max_response_tokens": 6, "threads": 1}
-    run = dapo.train("tiny-random", data=ROWS, reward="dapo.rewards.examples:has_digit", loss=typed, steps=1, **given)
+    given: dict[str, Any] = {
+        "prompts_per_step": 2,
+        "group_size": 4,
+        "max_response_tokens": 6,
+        "threads": 1,
+    }
+    run = dapo.train(
+        "tiny-random",
+        data=ROWS,
+        reward="dapo.rewards.examples:has_digit",
+        loss=typed,
+        steps=1,
+        **given,
+    )
     name = run.config.loss.function
     assert name is not None
     assert name.startswith("loss_")
@@ -190,7 +247,9 @@ def test_a_batch_is_used_once_and_one_without_a_signal_says_why() -> None:
         assert empty.outcomes["all_wrong"] == 4
         assert empty.groups == ()
         for _ in range(2):  # as in a run, a few such steps are chance
-            assert "loss/policy" not in s.update(s.collect(ROWS, lambda completions, **columns: [False] * 4))
+            assert "loss/policy" not in s.update(
+                s.collect(ROWS, lambda completions, **columns: [False] * 4)
+            )
         with pytest.raises(ShortfallError, match="all wrong"):
             s.update(s.collect(ROWS, lambda completions, **columns: [False] * 4))
 
@@ -215,7 +274,10 @@ def test_what_a_reward_or_a_loss_raises_is_named_and_the_session_goes_on() -> No
         with pytest.raises(RewardError, match="unknown verifier 'maht'; did you mean math"):
             s.collect(ROWS, "maht")
         batch = s.collect(ROWS, {has_digit: 2.0, "dapo.rewards.examples:has_digit": 1.0})
-        assert {verdict.score for group in batch.groups for verdict in group.verdicts} == {-3.0, 3.0}
+        assert {verdict.score for group in batch.groups for verdict in group.verdicts} == {
+            -3.0,
+            3.0,
+        }
         with pytest.raises(LossFailed, match=r"loss failing raised RuntimeError: not here"):
             s.update(batch, loss=failing)
         assert s.step == 0
@@ -240,7 +302,9 @@ def test_ctrl_c_undoes_the_batch() -> None:
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_answers_and_scores_are_those_of_the_exported_model(shared: Session, tmp_path: Path) -> None:
+def test_answers_and_scores_are_those_of_the_exported_model(
+    shared: Session, tmp_path: Path
+) -> None:
     answer = shared.generate("What is 2 + 3?", temperature=0)
     assert answer == shared.generate(["What is 2 + 3?", "2"], temperature=0)[0]
     several = shared.generate([{"role": "user", "content": "2"}], samples=3)
@@ -250,11 +314,17 @@ def test_answers_and_scores_are_those_of_the_exported_model(shared: Session, tmp
     exported = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     expected = weights(shared)
     assert all(torch.equal(value, expected[name]) for name, value in exported.named_parameters())
-    with dapo.session(str(path), max_response_tokens=8, prompts_per_step=4, group_size=4, dtype="float32") as again:
+    with dapo.session(
+        str(path), max_response_tokens=8, prompts_per_step=4, group_size=4, dtype="float32"
+    ) as again:
         assert again.generate("What is 2 + 3?", temperature=0) == answer
         one, two = (s.evaluate(ROWS, has_digit, samples_per_problem=2) for s in (shared, again))
     assert one.table.equals(two.table)
-    digits = [any(c.isdigit() for c in r["text"]) for responses in one.table["responses"] for r in responses]
+    digits = [
+        any(c.isdigit() for c in r["text"])
+        for responses in one.table["responses"]
+        for r in responses
+    ]
     assert one.accuracy == pytest.approx(sum(digits) / 40)
 
 
@@ -264,7 +334,10 @@ def test_answers_and_scores_are_those_of_the_exported_model(shared: Session, tmp
         ({"engines": 1}, "rollout.engines, .* need dapo.train"),
         ({"trainer_ranks": 2}, "distributed.trainer_ranks above 1 need dapo.train"),
         ({"schedule": "one_step_off", "engines": 1}, "schedule=async needs dapo.train"),
-        ({"predict": "proportional"}, "dynamic_sampling.predict=proportional predicts from a run's history"),
+        (
+            {"predict": "proportional"},
+            "dynamic_sampling.predict=proportional predicts from a run's history",
+        ),
         ({"promts_per_step": 4}, "unknown option promts_per_step; did you mean prompts_per_step"),
     ],
 )
@@ -285,9 +358,13 @@ def test_scores_that_no_sum_can_hold_are_errors_that_show_them(score: Any) -> No
 
     with small() as s:
         batch = s.collect(ROWS, reward)
-        (error,) = {v.error for group, _ in batch.judged for v in group.verdicts if v.error is not None}
+        (error,) = {
+            v.error for group, _ in batch.judged for v in group.verdicts if v.error is not None
+        }
         assert f"{score:g}"[:4] in error if isinstance(score, float) else "1000000" in error
-        with pytest.raises(DataError, match=r"finite numbers, at most 1e\+12 in size|too large to convert"):
+        with pytest.raises(
+            DataError, match=r"finite numbers, at most 1e\+12 in size|too large to convert"
+        ):
             batch.with_advantages(lambda rewards: [score] * len(rewards))
 
 

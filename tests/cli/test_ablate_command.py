@@ -1,4 +1,6 @@
-"""`dapo ablate` as it is typed: whole runs of the tiny model, the table, and what is made of stored results."""
+"""`dapo ablate` as it is typed: whole runs of the tiny model, the table, and what is made of stored
+results.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -42,20 +44,29 @@ def server() -> Iterator[ForkServer]:
     server.close()
 
 
-def test_two_rows_of_the_tiny_model_begin_alike_and_end_in_a_table(tmp_path: Path, server: ForkServer):
+def test_two_rows_of_the_tiny_model_begin_alike_and_end_in_a_table(
+    tmp_path: Path, server: ForkServer
+):
     (tmp_path / "mine.yaml").write_text(FILE.format(base=TINY))
     experiment = load_experiment(tmp_path / "mine.yaml", ["train.threads=1"])
 
     def start(arguments: Sequence[str], log: Path) -> FakeCommand:
-        return FakeCommand(arguments, polls=0, finish=lambda given: server.run(*given, output=log)[0])
+        return FakeCommand(
+            arguments, polls=0, finish=lambda given: server.run(*given, output=log)[0]
+        )
 
-    failures = run_experiment(experiment, tmp_path / "x", jobs=1, stop=StopRequest(), display=Quiet(), start=start)
+    failures = run_experiment(
+        experiment, tmp_path / "x", jobs=1, stop=StopRequest(), display=Quiet(), start=start
+    )
     assert failures == {}
     results = collect(experiment, tmp_path / "x")
     first, second = results.facts["runs"]
     assert (first["state"], second["state"]) == ("finished", "finished")
     assert first["accuracy_before"] == second["accuracy_before"]
-    assert (first["steps"], first["tokens"]) == (2, sum(_tokens(tmp_path / "x" / "runs" / "GRPO-seed0")))
+    assert (first["steps"], first["tokens"]) == (
+        2,
+        sum(_tokens(tmp_path / "x" / "runs" / "GRPO-seed0")),
+    )
     (table,) = make_table(results)
     assert table["notes"] == []
     difference = table["rows"][1]["to_baseline"]
@@ -73,18 +84,24 @@ def _tokens(path: Path) -> list[int]:
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
     """Results of two rows and two seeds, without runs."""
-    (tmp_path / "mine.yaml").write_text("{base: tiny, seeds: [0, 1], variants: {a: [], b: {inherits: a, set: []}}}")
+    (tmp_path / "mine.yaml").write_text(
+        "{base: tiny, seeds: [0, 1], variants: {a: [], b: {inherits: a, set: []}}}"
+    )
     experiment = load_experiment(tmp_path / "mine.yaml")
     for planned in experiment.runs():
         path = tmp_path / "x" / "runs" / planned.name
         accuracy = 0.9 if planned.variant == "b" else 0.2
-        write_run(["train", str(TINY), *planned.overrides, "--run-dir", str(path)], accuracy=accuracy)
+        write_run(
+            ["train", str(TINY), *planned.overrides, "--run-dir", str(path)], accuracy=accuracy
+        )
     results = collect(experiment, tmp_path / "x")
     write_results(results, make_table(results), tmp_path / "kept")
     return tmp_path / "kept"
 
 
-def test_a_report_needs_nothing_but_the_stored_results(capsys: pytest.CaptureFixture[str], stored: Path):
+def test_a_report_needs_nothing_but_the_stored_results(
+    capsys: pytest.CaptureFixture[str], stored: Path
+):
     code, out, _ = run(capsys, "ablate", "--report", str(stored))
     assert code == 0
     assert "avg@4, 6 held-out problems, 2 seeds" in out
@@ -93,21 +110,29 @@ def test_a_report_needs_nothing_but_the_stored_results(capsys: pytest.CaptureFix
     assert row.rstrip().endswith("*")
     assert (stored / "curves.png").is_file()
     before = json.loads((stored / "results.json").read_text())
-    code, out, _ = run(capsys, "ablate", "--report", str(stored), "--output", str(stored / "again"), "--json")
+    code, out, _ = run(
+        capsys, "ablate", "--report", str(stored), "--output", str(stored / "again"), "--json"
+    )
     found: dict[str, Any] = json.loads(out)
     assert found["table"] == before["table"]
     assert json.loads((stored / "again" / "results.json").read_text()) == before
-    assert found["pictures"] == [str(stored / "again" / name) for name in ("curves.png", "differences.png")]
+    assert found["pictures"] == [
+        str(stored / "again" / name) for name in ("curves.png", "differences.png")
+    ]
 
 
-def test_seeds_of_two_machines_are_put_together(capsys: pytest.CaptureFixture[str], stored: Path, tmp_path: Path):
+def test_seeds_of_two_machines_are_put_together(
+    capsys: pytest.CaptureFixture[str], stored: Path, tmp_path: Path
+):
     facts = json.loads((stored / "results.json").read_text())
     for seed in facts["experiment"]["seeds"]:
         part = {**facts, "experiment": {**facts["experiment"], "seeds": [seed]}}
         part["runs"] = [run for run in facts["runs"] if run["seed"] == seed]
         write_results(Results(part), [], tmp_path / f"part{seed}")
     parts = [
-        argument for seed in facts["experiment"]["seeds"] for argument in ("--report", str(tmp_path / f"part{seed}"))
+        argument
+        for seed in facts["experiment"]["seeds"]
+        for argument in ("--report", str(tmp_path / f"part{seed}"))
     ]
     code, out, _ = run(capsys, "ablate", *parts, "--output", str(tmp_path / "all"), "--json")
     assert code == 0
@@ -115,13 +140,22 @@ def test_seeds_of_two_machines_are_put_together(capsys: pytest.CaptureFixture[st
     assert json.loads((tmp_path / "all" / "results.json").read_text()) == facts
 
 
-def test_a_plan_lists_rows_changes_and_options_without_effect(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    code, out, _ = run(capsys, "ablate", str(TINY), "train.minibatch_groups=4", "--dry-run", "--seeds", "3-4")
+def test_a_plan_lists_rows_changes_and_options_without_effect(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    code, out, _ = run(
+        capsys, "ablate", str(TINY), "train.minibatch_groups=4", "--dry-run", "--seeds", "3-4"
+    )
     assert code == 0
     assert "tiny-table1: 12 runs of" in out
     assert "  + clip-higher: loss.clip_high 0.2 -> 0.28  (from + overlong filtering)" in out
-    assert "note: + clip-higher: an option without effect: loss.clip_high: needs several updates per step" in out
-    code, out, _ = run(capsys, "ablate", str(TINY), "--dry-run", "--json", "--folder", str(tmp_path / "f"))
+    assert (
+        "note: + clip-higher: an option without effect: loss.clip_high: needs several updates per"
+        " step" in out
+    )
+    code, out, _ = run(
+        capsys, "ablate", str(TINY), "--dry-run", "--json", "--folder", str(tmp_path / "f")
+    )
     found = json.loads(out)
     assert len(found["runs"]) == 30
     assert found["variants"][1] == {
@@ -146,7 +180,9 @@ def test_a_row_of_its_own_is_shown_by_its_difference_to_the_configuration(
     assert "  three: loss.clip_low 0.2 -> 0.1  (from two)\n" in out
 
 
-def test_a_ladder_is_shown_as_it_stands_and_faults_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_a_ladder_is_shown_as_it_stands_and_faults_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
     for name, path in shipped_ladders().items():
         assert run(capsys, "ablate", "--show", name) == (0, path.read_text(), "")
     for arguments, message in (
@@ -154,10 +190,19 @@ def test_a_ladder_is_shown_as_it_stands_and_faults_are_named(capsys: pytest.Capt
         (("ablate", "--show", "table2"), "no ladder 'table2'; did you mean table1?"),
         (("ablate", "--report", str(tmp_path)), "cannot read"),
         (("ablate", "tiny", "--seeds", "a"), "--seeds a: expected seeds such as 0,1,2 or 100-104"),
-        (("ablate", "tiny", "optim.lrr=1", "--dry-run"), "unknown option optim.lrr; did you mean optim.lr?"),
-        (("ablate", "tiny", "train.seed=1", "--dry-run"), "train.seed cannot be set here: give --seeds"),
+        (
+            ("ablate", "tiny", "optim.lrr=1", "--dry-run"),
+            "unknown option optim.lrr; did you mean optim.lr?",
+        ),
+        (
+            ("ablate", "tiny", "train.seed=1", "--dry-run"),
+            "train.seed cannot be set here: give --seeds",
+        ),
         (("ablate", "--report", str(tmp_path), "tiny"), "give a folder, and no configuration"),
-        (("ablate", "--report", str(tmp_path), "--report", str(tmp_path)), "add --output FOLDER for it"),
+        (
+            ("ablate", "--report", str(tmp_path), "--report", str(tmp_path)),
+            "add --output FOLDER for it",
+        ),
     ):
         code, _, err = run(capsys, *arguments)
         assert code == 2

@@ -12,7 +12,13 @@ from dapo.runs.directory import RunDirectory
 from helpers.commands import run
 from helpers.paths import CONFIGS
 
-TINY = ("train", str(CONFIGS / "tiny.yaml"), "train.threads=1", "train.num_steps=3", "train.save_every=1")
+TINY = (
+    "train",
+    str(CONFIGS / "tiny.yaml"),
+    "train.threads=1",
+    "train.num_steps=3",
+    "train.save_every=1",
+)
 QUIET = ("data.eval=null", "log.rollouts=none")
 
 
@@ -24,7 +30,10 @@ def trained(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> st
 
 def checkpoints(path: Path) -> dict[int, bool]:
     """Whether each checkpoint has the optimizer's state."""
-    return {int(each.name[5:]): not has_weights_only(each) for each in sorted((path / "checkpoints").iterdir())}
+    return {
+        int(each.name[5:]): not has_weights_only(each)
+        for each in sorted((path / "checkpoints").iterdir())
+    }
 
 
 @pytest.mark.parametrize(
@@ -48,12 +57,14 @@ def test_a_finished_run_keeps_the_optimizers_state_of_as_many_checkpoints_as_the
 def test_a_run_of_weights_only_is_small_evaluated_and_exported_but_not_continued(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
-    whole, small = tmp_path / "whole", tmp_path / "small"
+    whole = tmp_path / "whole"
+    small = tmp_path / "small"
     for path, keep in ((whole, 1), (small, 0)):
         trained(capsys, path, "model.dtype=bfloat16", f"train.keep_checkpoints={keep}")
     names = "*.safetensors"
     newest, reduced = (RunDirectory(path).checkpoints.path(3) for path in (whole, small))
-    assert bytes_below(reduced, names) < 0.2 * bytes_below(newest, names)  # 2 of 12 bytes per parameter
+    # 2 of 12 bytes per parameter
+    assert bytes_below(reduced, names) < 0.2 * bytes_below(newest, names)
     for (name, exact), (_, stored) in zip(
         *(SavedWeights(each).named_tensors() for each in (newest, reduced)), strict=True
     ):
@@ -62,7 +73,9 @@ def test_a_run_of_weights_only_is_small_evaluated_and_exported_but_not_continued
     data = ("--data", "{builtin: {sums: {}}, size: 4}", "--samples-per-problem", "1", "--output")
     for path in (whole, small):
         assert run(capsys, "eval", str(path), *data, str(tmp_path / f"{path.name}.json"))[0] == 0
-    first, second = (json.loads((tmp_path / f"{each}.json").read_text())["table"] for each in ("whole", "small"))
+    first, second = (
+        json.loads((tmp_path / f"{each}.json").read_text())["table"] for each in ("whole", "small")
+    )
     assert [row["responses"] for row in first] == [row["responses"] for row in second]
     assert run(capsys, "export", str(small), str(tmp_path / "model"))[0] == 0
     for command in (
@@ -70,13 +83,19 @@ def test_a_run_of_weights_only_is_small_evaluated_and_exported_but_not_continued
         ("fork", str(small), "--step", "3", "train.num_steps=4"),
     ):
         code, _, err = run(capsys, *command)
-        assert (code, "has its weights only" in err, "train.keep_checkpoints=1" in err) == (2, True, True)
+        assert (code, "has its weights only" in err, "train.keep_checkpoints=1" in err) == (
+            2,
+            True,
+            True,
+        )
     assert "already at step 3 of 3" in run(capsys, "resume", str(whole))[1]
     assert "to train on" not in run(capsys, "resume", str(small))[1]  # it could not
     assert run(capsys, "resume", str(whole), "train.num_steps=4")[0] == 0
 
 
-def test_clean_lists_what_it_would_remove_and_removes_it_with_yes(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_clean_lists_what_it_would_remove_and_removes_it_with_yes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
     path = tmp_path / "run"
     trained(capsys, path, "train.keep_checkpoints=9")
     before = bytes_below(path)
@@ -103,8 +122,11 @@ def test_clean_lists_what_it_would_remove_and_removes_it_with_yes(capsys: pytest
     )
 
 
-def test_clean_refuses_runs_of_which_one_is_being_trained(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    live, ended = tmp_path / "live", tmp_path / "ended"
+def test_clean_refuses_runs_of_which_one_is_being_trained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    live = tmp_path / "live"
+    ended = tmp_path / "ended"
     for path in (live, ended):
         trained(capsys, path, "train.keep_checkpoints=9")
     with RunDirectory(live).lock(3):

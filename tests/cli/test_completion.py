@@ -65,7 +65,12 @@ def test_every_option_is_reached_by_completing():
 
 def test_a_path_is_left_to_the_shell():
     assert words("dapo train qui") == ["quickstart"]
-    assert words("dapo train ./") == words("dapo resume runs") == words("dapo eval --compare runs/") == []
+    assert (
+        words("dapo train ./")
+        == words("dapo resume runs")
+        == words("dapo eval --compare runs/")
+        == []
+    )
 
 
 def test_an_unknown_shell_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]):
@@ -90,10 +95,14 @@ def test_completing_imports_no_torch_and_prints_nothing_but_words():
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home with `dapo` on the path and the scripts of the shells."""
     program = tmp_path / "dapo"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT / "src"} exec {sys.executable} -m dapo.cli.main "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH={ROOT / "src"} exec {sys.executable} -m dapo.cli.main "$@"\n'
+    )
     program.chmod(0o755)
     for name in SHELLS:
-        script = subprocess.run([program, "completion", name], text=True, capture_output=True, check=True).stdout
+        script = subprocess.run(
+            [program, "completion", name], text=True, capture_output=True, check=True
+        ).stdout
         (tmp_path / f"complete.{name}").write_text(script)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -110,7 +119,8 @@ def typed_in(command: list[str], *steps: tuple[str, str], folder: Path) -> str:
     shown = ""
     try:
         for expected, text in (*steps, ("", "")):
-            start, deadline = len(shown), time.monotonic() + 100
+            start = len(shown)
+            deadline = time.monotonic() + 100
             while expected not in shown[start:]:
                 assert time.monotonic() < deadline, shown
                 if select.select([terminal], [], [], 1)[0]:
@@ -158,7 +168,15 @@ def test_zsh_completes_an_option_of_the_configuration(shell: Path):
 
 def test_fish_completes_commands_and_options_with_their_meanings(shell: Path):
     needs("fish")
-    code = "source complete.fish; complete -C 'dapo tra'; complete -C 'dapo train my.yaml loss.clip'"
-    done = subprocess.run(["fish", "--no-config", "-c", code], cwd=shell, text=True, capture_output=True, check=True)
-    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["train", "loss.clip_high=", "loss.clip_low="]
+    code = (
+        "source complete.fish; complete -C 'dapo tra'; complete -C 'dapo train my.yaml loss.clip'"
+    )
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", code], cwd=shell, text=True, capture_output=True, check=True
+    )
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == [
+        "train",
+        "loss.clip_high=",
+        "loss.clip_low=",
+    ]
     assert done.stdout.count("\t") == 3

@@ -1,4 +1,6 @@
-"""`dapo data`: what each command writes and prints; bad input is one error message and writes nothing."""
+"""`dapo data`: what each command writes and prints; bad input is one error message and writes
+nothing.
+"""
 
 import json
 import re
@@ -12,11 +14,27 @@ from dapo.training.problem_stats import ProblemStats, write_problem_stats
 from dapo.types import Group, Problem, Verdict
 from helpers.run_files import new_run
 
-NUMBERS = [(9, 2), (12, 5), (15, 4), (20, 6), (31, 7), (44, 8), (50, 9), (61, 10), (77, 11), (83, 12)]
+NUMBERS = [
+    (9, 2),
+    (12, 5),
+    (15, 4),
+    (20, 6),
+    (31, 7),
+    (44, 8),
+    (50, 9),
+    (61, 10),
+    (77, 11),
+    (83, 12),
+]
 QUESTIONS = [
-    f"How many of the {n} apples are left when {k} are eaten by {n - k} hungry children?"
-    if n % 2 == 0
-    else f"Of {n} eggs a basket holds {k}, and each further one holds {n - k}; find the number of baskets."
+    (
+        f"How many of the {n} apples are left when {k} are eaten by {n - k} hungry children?"
+        if n % 2 == 0
+        else (
+            f"Of {n} eggs a basket holds {k}, and each further one holds {n - k}; find the number"
+            " of baskets."
+        )
+    )
     for n, k in NUMBERS
 ]
 BEFORE = "Solve the following math problem step by step and say the answer:"
@@ -30,7 +48,12 @@ def run(capsys, *arguments):
 
 
 def group_of(problem_id, verdicts):
-    return Group(Problem(problem_id, "?", "!"), (1,), (), tuple(Verdict(correct, 0.0) for correct in verdicts))
+    return Group(
+        Problem(problem_id, "?", "!"),
+        (1,),
+        (),
+        tuple(Verdict(correct, 0.0) for correct in verdicts),
+    )
 
 
 @pytest.fixture
@@ -42,7 +65,12 @@ def released(tmp_path) -> Path:
     rows = [
         {
             "data_source": "math_dapo",
-            "prompt": [{"content": f"{BEFORE}\n\n{question}\n\nRemember to put it on a line.", "role": "user"}],
+            "prompt": [
+                {
+                    "content": f"{BEFORE}\n\n{question}\n\nRemember to put it on a line.",
+                    "role": "user",
+                }
+            ],
             "ability": "MATH",
             "reward_model": {"ground_truth": str(n), "style": "rule-lighteval/MATH_v2"},
             "extra_info": {"index": f"{n}"},
@@ -66,7 +94,8 @@ def test_import_writes_what_reads_back_equal(tmp_path, capsys, released, ending)
     out = tmp_path / f"out.{ending}"
     code, output, _ = run(capsys, "import", released, out)
     assert (code, output) == (0, f"{out}: 1,000 problems, 10 distinct\n")
-    before, after = load_problems(str(released)), load_problems(str(out))
+    before = load_problems(str(released))
+    after = load_problems(str(out))
     assert [(p.id, p.prompt, p.answer, p.source) for p in after] == [
         (p.id, p.prompt, p.answer, p.source) for p in before
     ]
@@ -89,22 +118,34 @@ def test_dedupe_collapses_hundredfold_copies(tmp_path, capsys, released):
     assert code == 0
     table = counts(output)
     assert (table["rows"], table["removed: exact duplicate"], table["kept"]) == (1000, 990, 10)
-    assert [p.id for p in load_problems(str(out))] == [p.id for p in load_problems(str(released))[:10]]
-    removed = [json.loads(line) for line in (tmp_path / "out.parquet.removed.jsonl").read_text().splitlines()]
-    assert [(line["row"], line["copy_of_row"]) for line in removed] == [(n, (n - 1) % 10 + 1) for n in range(11, 1001)]
+    assert [p.id for p in load_problems(str(out))] == [
+        p.id for p in load_problems(str(released))[:10]
+    ]
+    removed = [
+        json.loads(line)
+        for line in (tmp_path / "out.parquet.removed.jsonl").read_text().splitlines()
+    ]
+    assert [(line["row"], line["copy_of_row"]) for line in removed] == [
+        (n, (n - 1) % 10 + 1) for n in range(11, 1001)
+    ]
 
 
 def test_decontaminate_reports_the_matching_text(tmp_path, capsys, released):
     held_out = tmp_path / "held.jsonl"
     held_out.write_text(json.dumps({"prompt": f"Please: {QUESTIONS[3]}", "answer": "14"}) + "\n")
     out = tmp_path / "out.jsonl"
-    code, output, _ = run(capsys, "decontaminate", released, out, "--against", held_out, "--against", "builtin:gcd")
+    code, output, _ = run(
+        capsys, "decontaminate", released, out, "--against", held_out, "--against", "builtin:gcd"
+    )
     assert code == 0
     table = counts(output)
     assert (table["removed"], table["kept"], table["evaluation problems found"]) == (100, 900, 1)
     line = json.loads((tmp_path / "out.jsonl.removed.jsonl").read_text().splitlines()[0])
     assert line["question"] == QUESTIONS[3]
-    assert line["matching_text"] == "how many of the 20 apples are left when 6 are eaten by 14 hungry children"
+    assert (
+        line["matching_text"]
+        == "how many of the 20 apples are left when 6 are eaten by 14 hungry children"
+    )
     assert line["against_answer"] == "14"
     # 16 words have 9 n-grams of eight words, and `Please` makes one more
     assert line["overlap"] == 0.9
@@ -118,10 +159,18 @@ def test_stats_counts_and_joins_the_pass_rates_of_a_run(tmp_path, capsys, releas
     code, _, err = run(capsys, *arguments)
     assert (code, err) == (
         2,
-        f"error: {run_dir} has no problems.parquet yet; a run writes it with its first checkpoint\n",
+        (
+            f"error: {run_dir} has no problems.parquet yet; a run writes it with its first"
+            " checkpoint\n"
+        ),
     )
     # for each step: verdicts by problem id; None where the verifier only gives a score
-    verdicts = {ids[0]: [True] * 4, ids[1]: [True, False, False, False], "other": [False] * 4, ids[2]: [None] * 4}
+    verdicts = {
+        ids[0]: [True] * 4,
+        ids[1]: [True, False, False, False],
+        "other": [False] * 4,
+        ids[2]: [None] * 4,
+    }
     statistics = ProblemStats()
     for step in (1, 2):
         statistics.record([group_of(*item) for item in verdicts.items()], step=step)
@@ -130,7 +179,10 @@ def test_stats_counts_and_joins_the_pass_rates_of_a_run(tmp_path, capsys, releas
     code, output, _ = run(capsys, *arguments, "--output", out)
     assert code == 0
     assert "990 (at most 100 rows per problem)" in output
-    assert "expected keep rate of dynamic sampling with groups of 2: 21.4% (each batch samples 4.7 times its" in output
+    assert (
+        "expected keep rate of dynamic sampling with groups of 2: 21.4% (each batch samples 4.7"
+        " times its" in output
+    )
     result = json.loads(out.read_text())
     assert (result["rows"], result["distinct"], result["instruction_before"]) == (1000, 10, BEFORE)
     assert result["run"]["histogram"] == [0, 0, 1, 0, 0, 0, 0, 0, 0, 1]
@@ -143,7 +195,10 @@ def test_stats_counts_and_joins_the_pass_rates_of_a_run(tmp_path, capsys, releas
 
 
 def test_square_brackets_in_data_are_shown_as_they_are(tmp_path, capsys):
-    rows = [{"prompt": f"[INST] be [bold]brief about [/INST] {n}", "answer": "1", "source": "[/b]"} for n in range(9)]
+    rows = [
+        {"prompt": f"[INST] be [bold]brief about [/INST] {n}", "answer": "1", "source": "[/b]"}
+        for n in range(9)
+    ]
     (tmp_path / "[in].jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, output, _ = run(capsys, "stats", tmp_path / "[in].jsonl")
     assert code == 0
@@ -155,7 +210,11 @@ def test_square_brackets_in_data_are_shown_as_they_are(tmp_path, capsys):
 def test_stats_samples_a_model(tmp_path, capsys):
     out = tmp_path / "stats.json"
     options = ["--model", "tiny-random", "--samples", "3", "--problems", "2", "--output", out]
-    judged = ["reward.verifier=dapo.rewards.examples:has_digit", "rollout.max_response_tokens=8", "reward.workers=1"]
+    judged = [
+        "reward.verifier=dapo.rewards.examples:has_digit",
+        "rollout.max_response_tokens=8",
+        "reward.workers=1",
+    ]
     code, output, _ = run(capsys, "stats", "{builtin: {sums: {}}, size: 12}", *judged, *options)
     assert code == 0
     result = json.loads(out.read_text())
@@ -163,7 +222,9 @@ def test_stats_samples_a_model(tmp_path, capsys):
     assert result["model"]["responses"] == 6
     assert result["prompt_tokens"]["min"] > 0
     assert "3 responses per problem of tiny-random" in output
-    code, output, _ = run(capsys, "stats", "builtin:sums", "--model", "tiny-random", "--samples", "0")
+    code, output, _ = run(
+        capsys, "stats", "builtin:sums", "--model", "tiny-random", "--samples", "0"
+    )
     assert code == 0
     assert "prompt, tokens" in output
     assert "keep rate" not in output
@@ -171,7 +232,8 @@ def test_stats_samples_a_model(tmp_path, capsys):
 
 def test_select_keeps_what_a_run_solved_at_times_and_lists_the_others(tmp_path, capsys, released):
     ids = [p.id for p in load_problems(str(released))[:10]]
-    run_dir, out = tmp_path / "run", tmp_path / "out.jsonl"
+    run_dir = tmp_path / "run"
+    out = tmp_path / "out.jsonl"
     new_run(run_dir)
     statistics = ProblemStats()
     for step in (1, 2):
@@ -191,12 +253,30 @@ def test_select_keeps_what_a_run_solved_at_times_and_lists_the_others(tmp_path, 
 
 def test_select_measures_a_model_on_every_row(tmp_path, capsys):
     out = tmp_path / "out.jsonl"
-    judged = ["reward.verifier=dapo.rewards.examples:has_digit", "rollout.max_response_tokens=8", "reward.workers=1"]
-    arguments = ["--model", "tiny-random", "--samples", "4", "--low", "0", "--high", "0.5", "--json"]
-    code, output, _ = run(capsys, "select", "{builtin: {sums: {}}, size: 12}", out, *judged, *arguments)
+    judged = [
+        "reward.verifier=dapo.rewards.examples:has_digit",
+        "rollout.max_response_tokens=8",
+        "reward.workers=1",
+    ]
+    arguments = [
+        "--model",
+        "tiny-random",
+        "--samples",
+        "4",
+        "--low",
+        "0",
+        "--high",
+        "0.5",
+        "--json",
+    ]
+    code, output, _ = run(
+        capsys, "select", "{builtin: {sums: {}}, size: 12}", out, *judged, *arguments
+    )
     assert code == 0
     found = json.loads(output)
-    removed = [json.loads(line) for line in (tmp_path / "out.jsonl.removed.jsonl").read_text().splitlines()]
+    removed = [
+        json.loads(line) for line in (tmp_path / "out.jsonl.removed.jsonl").read_text().splitlines()
+    ]
     assert found["counts"]["rows"] == 12 == found["counts"]["kept"] + len(removed)
     assert 0 <= found["mean_pass_rate"] <= 0.5
     assert all(row["reason"] == "pass rate too high" and row["pass_rate"] > 0.5 for row in removed)
@@ -212,16 +292,28 @@ def test_select_measures_a_model_on_every_row(tmp_path, capsys):
             ["import", "{builtin: [", "{dir}/out.jsonl"],
             "{builtin: [': line 2: a value is missing, or a bracket is not closed",
         ),
-        (["import", "builtin:sums", "{dir}/out.csv"], "expected a file that ends in .jsonl or .parquet, got '.csv'"),
+        (
+            ["import", "builtin:sums", "{dir}/out.csv"],
+            "expected a file that ends in .jsonl or .parquet, got '.csv'",
+        ),
         (["import", "builtin:sums", "{dir}/no/out.jsonl"], "there is no directory {dir}/no"),
         (
             ["import", "builtin:sums", "{dir}/there.jsonl"],
             "there.jsonl exists already; choose another name, or --force",
         ),
         (["dedupe", "builtin:sums", "{dir}/new.jsonl"], "new.jsonl.removed.jsonl exists already"),
-        (["decontaminate", "builtin:sums", "{dir}/out.jsonl", "--against", "no.jsonl"], "no data file no.jsonl"),
-        (["select", "builtin:sums", "{dir}/out.jsonl"], "needs pass rates: give --rates FILE or RUN_DIR, or --model"),
-        (["select", "builtin:sums", "{dir}/out.jsonl", "--rates", "{dir}/none"], "none cannot be read as pass rates"),
+        (
+            ["decontaminate", "builtin:sums", "{dir}/out.jsonl", "--against", "no.jsonl"],
+            "no data file no.jsonl",
+        ),
+        (
+            ["select", "builtin:sums", "{dir}/out.jsonl"],
+            "needs pass rates: give --rates FILE or RUN_DIR, or --model",
+        ),
+        (
+            ["select", "builtin:sums", "{dir}/out.jsonl", "--rates", "{dir}/none"],
+            "none cannot be read as pass rates",
+        ),
         (
             ["select", "builtin:sums", "{dir}/out.jsonl", "--rates", "x", "--low", "0.9"],
             "--low 0.9 is above --high 0.8: no row would be kept",
@@ -232,13 +324,18 @@ def test_select_measures_a_model_on_every_row(tmp_path, capsys):
         ),
         (["stats", "builtin:sums", "--run", "{dir}/none"], "no run directory {dir}/none"),
         (["stats", "builtin:sums", "--output", "{dir}/there.jsonl"], "there.jsonl exists already"),
-        (["stats", "builtin:sums", "eval.top_p=1"], "options configure how a model is sampled; add --model"),
+        (
+            ["stats", "builtin:sums", "eval.top_p=1"],
+            "options configure how a model is sampled; add --model",
+        ),
     ],
 )
 def test_bad_input_exits_2_with_one_message_and_writes_nothing(tmp_path, capsys, arguments, output):
     (tmp_path / "there.jsonl").write_text("precious")
     (tmp_path / "new.jsonl.removed.jsonl").write_text("precious")
-    code, out, err = run(capsys, *(argument.replace("{dir}", str(tmp_path)) for argument in arguments))
+    code, out, err = run(
+        capsys, *(argument.replace("{dir}", str(tmp_path)) for argument in arguments)
+    )
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert output.replace("{dir}", str(tmp_path)) in err
@@ -258,7 +355,8 @@ def test_force_overwrites_also_the_source_itself(tmp_path, capsys):
 
 def test_what_fails_while_it_is_written_leaves_the_old_file_and_nothing_else(tmp_path, capsys):
     (tmp_path / "in.jsonl").write_text(
-        '{"prompt": "q", "answer": "1"}\n{"prompt": [{"role": "user", "content": "q"}], "answer": "1"}\n'
+        '{"prompt": "q", "answer": "1"}\n{"prompt": [{"role": "user", "content": "q"}], "answer":'
+        ' "1"}\n'
     )
     (tmp_path / "out.parquet").write_text("old")
     code, _, err = run(capsys, "import", tmp_path / "in.jsonl", tmp_path / "out.parquet", "--force")
@@ -269,15 +367,22 @@ def test_what_fails_while_it_is_written_leaves_the_old_file_and_nothing_else(tmp
 
 
 def test_data_without_a_majority_answer_is_refused_whole(tmp_path, capsys):
-    (tmp_path / "in.jsonl").write_text('{"prompt": "q", "answer": "1"}\n{"prompt": "q", "answer": "2"}\n')
+    (tmp_path / "in.jsonl").write_text(
+        '{"prompt": "q", "answer": "1"}\n{"prompt": "q", "answer": "2"}\n'
+    )
     code, _, err = run(capsys, "dedupe", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert (code, err) == (2, "error: nothing would be left: all answers conflict\n")
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_import_with_drop_invalid_leaves_out_rows_and_lists_them(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    source, out = tmp_path / "bad.jsonl", tmp_path / "good.jsonl"
-    source.write_text('{"prompt": "1+1", "answer": "2"}\n{"prompt": \n{"prompt": "", "answer": "2"}\n')
+def test_import_with_drop_invalid_leaves_out_rows_and_lists_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    source = tmp_path / "bad.jsonl"
+    out = tmp_path / "good.jsonl"
+    source.write_text(
+        '{"prompt": "1+1", "answer": "2"}\n{"prompt": \n{"prompt": "", "answer": "2"}\n'
+    )
     code, _, err = run(capsys, "import", source, out)
     assert (code, out.exists()) == (2, False)
     assert err.startswith("error: 2 rows cannot be used:\n")

@@ -1,4 +1,6 @@
-"""`dapo data demonstrations`: right responses of runs and evaluations, chosen, decontaminated and read back."""
+"""`dapo data demonstrations`: right responses of runs and evaluations, chosen, decontaminated and
+read back.
+"""
 
 import json
 from pathlib import Path
@@ -47,13 +49,23 @@ def test_each_problem_gives_its_shortest_right_responses_that_ended(
 ) -> None:
     output = tmp_path / "sft.jsonl"
     code, text, _ = run(
-        capsys, "data", "demonstrations", str(judged), "--output", str(output), "--per-problem", "2", "--json"
+        capsys,
+        "data",
+        "demonstrations",
+        str(judged),
+        "--output",
+        str(output),
+        "--per-problem",
+        "2",
+        "--json",
     )
     assert code == 0
     expected: dict[str, dict[str, int]] = {}
     for row in rows_of(judged):
         if row["correct"] and row["finish"] == "stop":
-            expected.setdefault(row["question"], {}).setdefault(row["response"], row["response_tokens"])
+            expected.setdefault(row["question"], {}).setdefault(
+                row["response"], row["response_tokens"]
+            )
     found: dict[str, list[str]] = {}
     for row in read(output):
         found.setdefault(row["prompt"], []).append(row["response"])
@@ -85,7 +97,8 @@ def test_random_choice_follows_from_the_seed_and_not_from_the_order_of_the_files
 def test_an_evaluation_is_a_source_and_held_out_problems_are_removed_and_counted(
     judged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output, evaluation = tmp_path / "a.jsonl", sorted(judged.glob("eval/*.json"))[-1]
+    output = tmp_path / "a.jsonl"
+    evaluation = sorted(judged.glob("eval/*.json"))[-1]
     assert run(capsys, "data", "demonstrations", str(evaluation), "--output", str(output))[0] == 0
     right = {
         row["question"]
@@ -99,14 +112,24 @@ def test_an_evaluation_is_a_source_and_held_out_problems_are_removed_and_counted
     assert "nothing would be written: all problems are held out" in text + error
     assert read(output)  # unchanged
     code, text, _ = run(
-        capsys, "data", "demonstrations", str(judged), str(evaluation), "--output", str(output), "--force", "--json"
+        capsys,
+        "data",
+        "demonstrations",
+        str(judged),
+        str(evaluation),
+        "--output",
+        str(output),
+        "--force",
+        "--json",
     )
     assert code == 0
     assert json.loads(text)["counts"]["removed_held_out"] == len(right)
     assert not {row["prompt"] for row in read(output)} & right
 
 
-def test_episodes_become_conversations_with_every_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_episodes_become_conversations_with_every_turn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = tiny(
         "environment=helpers.environments:Digits",
         "environment.max_observation_tokens=24",
@@ -117,7 +140,16 @@ def test_episodes_become_conversations_with_every_turn(tmp_path: Path, capsys: p
     start_run(config, run_dir=tmp_path / "e", config_name="t")
     output = tmp_path / "sft.jsonl"
     assert (
-        run(capsys, "data", "demonstrations", str(tmp_path / "e"), "--min-score", "-99", "--output", str(output))[0]
+        run(
+            capsys,
+            "data",
+            "demonstrations",
+            str(tmp_path / "e"),
+            "--min-score",
+            "-99",
+            "--output",
+            str(output),
+        )[0]
         == 0
     )
     for row, each in zip(read(output), load_demonstrations(parse_spec(str(output))), strict=True):
@@ -128,9 +160,15 @@ def test_episodes_become_conversations_with_every_turn(tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere", "--output", "a.jsonl"], "nowhere: there is no such run or result of dapo eval"),
+        (
+            ["nowhere", "--output", "a.jsonl"],
+            "nowhere: there is no such run or result of dapo eval",
+        ),
         (["RUN", "--output", "a.csv"], "a.csv"),
-        (["RUN", "--output", "a.jsonl", "--min-score", "1e9"], "nothing would be written: no response is right"),
+        (
+            ["RUN", "--output", "a.jsonl", "--min-score", "1e9"],
+            "nothing would be written: no response is right",
+        ),
         (["RUN", "--output", "no/a.jsonl"], "there is no directory no"),
     ],
 )
@@ -143,7 +181,9 @@ def test_what_cannot_be_written_is_refused_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, text, error = run(capsys, "data", "demonstrations", *[str(judged) if a == "RUN" else a for a in arguments])
+    code, text, error = run(
+        capsys, "data", "demonstrations", *[str(judged) if a == "RUN" else a for a in arguments]
+    )
     assert code != 0
     assert message in text + error
     assert not (tmp_path / "a.jsonl").exists()

@@ -1,4 +1,6 @@
-"""`dapo environment test`: what nonsense is paid, and which environments are no function of seed and actions."""
+"""`dapo environment test`: what nonsense is paid, and which environments are no function of seed
+and actions.
+"""
 
 import json
 import linecache
@@ -24,7 +26,9 @@ def test_the_calculator_rewards_no_nonsense(capsys: pytest.CaptureFixture[str]):
 
 def test_the_rewards_of_all_turns_are_added(capsys: pytest.CaptureFixture[str]):
     code, found = outcome_of(capsys, "helpers.environments:Echo", "environment.options.turns=3")
-    assert {(each["turns"], each["paid"], each["correct"]) for each in found["episodes"]} == {(3, 6.0, True)}
+    assert {(each["turns"], each["paid"], each["correct"]) for each in found["episodes"]} == {
+        (3, 6.0, True)
+    }
     code, found = outcome_of(capsys, "helpers.environments:Echo", "environment.max_turns=2")
     assert {(each["paid"], each["correct"]) for each in found["episodes"]} == {
         (2.5, False)
@@ -33,14 +37,26 @@ def test_the_rewards_of_all_turns_are_added(capsys: pytest.CaptureFixture[str]):
 
 
 def test_the_environment_of_a_run_is_played_also_one_that_was_typed_in_a_cell(tmp_path, capsys):
-    source = "from dapo.environments import StepResult\n\nclass Kind:\n    def reset(self, problem, seed):\n"
+    source = (
+        "from dapo.environments import StepResult\n\nclass Kind:\n    def reset(self, problem,"
+        " seed):\n"
+    )
     source += "        return 'Say something.'\n    def step(self, action):\n"
     source += "        return StepResult(reward=3.0, done=True)\n"
     namespace: dict[str, Any] = {"__name__": "__main__"}
     linecache.cache["<kind>"] = (len(source), None, source.splitlines(keepends=True), "<kind>")
     exec(compile(source, "<kind>", "exec"), namespace)
-    sizes: dict[str, Any] = {"steps": 1, "prompts_per_step": 2, "group_size": 2, "max_response_tokens": 8}
-    options: dict[str, Any] = {"dynamic_sampling.enabled": False, "threads": 1, "run_dir": tmp_path / "run"}
+    sizes: dict[str, Any] = {
+        "steps": 1,
+        "prompts_per_step": 2,
+        "group_size": 2,
+        "max_response_tokens": 8,
+    }
+    options: dict[str, Any] = {
+        "dynamic_sampling.enabled": False,
+        "threads": 1,
+        "run_dir": tmp_path / "run",
+    }
     dapo.train("tiny-random", data="environment", environment=namespace["Kind"], **sizes, **options)
     capsys.readouterr()
     code, found = outcome_of(capsys, str(tmp_path / "run"))
@@ -59,7 +75,9 @@ def test_two_plays_that_differ_are_named_and_end_with_1(capsys: pytest.CaptureFi
 def test_an_environment_that_fails_ends_with_1_and_its_reason(capsys: pytest.CaptureFixture[str]):
     code, found = outcome_of(capsys, "helpers.environments:Broken")
     assert code == 1
-    assert all("ConnectionError: the game server is down" in each["error"] for each in found["episodes"])
+    assert all(
+        "ConnectionError: the game server is down" in each["error"] for each in found["episodes"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,6 +87,8 @@ def test_an_environment_that_fails_ends_with_1_and_its_reason(capsys: pytest.Cap
         (["calculator", "optim.lr=1"], "takes options of environment only"),
     ],
 )
-def test_what_cannot_be_tested_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str):
+def test_what_cannot_be_tested_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
+):
     code, found = outcome_of(capsys, *arguments)
     assert (code, expected in found["error"]) == (2, True)

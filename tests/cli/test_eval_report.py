@@ -1,11 +1,18 @@
-"""What `dapo eval` prints: no figure twice, no name cut to that of another, intervals or why there is none."""
+"""What `dapo eval` prints: no figure twice, no name cut to that of another, intervals or why there
+is none.
+"""
 
 from typing import Any
 
 import pytest
 
 from dapo.api.result_types import EvaluationResult
-from dapo.cli.eval_report import _paired_problem_table, _problem_table, print_evaluation, short_names
+from dapo.cli.eval_report import (
+    _paired_problem_table,
+    _problem_table,
+    print_evaluation,
+    short_names,
+)
 from dapo.evaluation.pairing import paired_difference
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
 from dapo.runs.console import SafeConsole, final_report
@@ -24,22 +31,31 @@ def response(mark: str) -> JudgedResponse:
 def result(model: str, *marks: str) -> dict[str, Any]:
     """An evaluation as in a file: a string of marks for each problem."""
     problems = tuple(
-        JudgedProblem(Problem(str(i), f"question {i}", "4"), tuple(map(response, row))) for i, row in enumerate(marks)
+        JudgedProblem(Problem(str(i), f"question {i}", "4"), tuple(map(response, row)))
+        for i, row in enumerate(marks)
     )
     evaluation = Evaluation(EvaluationPlan("toy", len(marks[0]), 1.0, 0.7, 20, (9,), 0), problems)
     return {"model": model, **evaluation.summary(), "table": evaluation.table()}
 
 
-def printed(capsys: pytest.CaptureFixture[str], found: dict[str, Any], *, by_problem: bool = False) -> str:
+def printed(
+    capsys: pytest.CaptureFixture[str], found: dict[str, Any], *, by_problem: bool = False
+) -> str:
     print_evaluation(found, None, by_problem=by_problem)
     return capsys.readouterr().out
 
 
 def compared(
-    capsys: pytest.CaptureFixture[str], first: dict[str, Any], second: dict[str, Any], *, by_problem: bool = False
+    capsys: pytest.CaptureFixture[str],
+    first: dict[str, Any],
+    second: dict[str, Any],
+    *,
+    by_problem: bool = False,
 ) -> str:
     difference = paired_difference(first, second)
-    print_evaluation({"first": first, "second": second, "comparison": difference}, None, by_problem=by_problem)
+    print_evaluation(
+        {"first": first, "second": second, "comparison": difference}, None, by_problem=by_problem
+    )
     return capsys.readouterr().out
 
 
@@ -48,13 +64,22 @@ def test_pass_at_1_is_printed_only_where_it_is_not_avg_at_k(capsys: pytest.Captu
     assert "avg@1" in one
     assert "pass@" not in one
     two = printed(capsys, result("m", "rw", "ww"))
-    assert [name in two for name in ("avg@2", "pass@1", "pass@2", "cons@2")] == [True, False, True, True]
+    assert [name in two for name in ("avg@2", "pass@1", "pass@2", "cons@2")] == [
+        True,
+        False,
+        True,
+        True,
+    ]
     incomplete = printed(capsys, result("m", "rw", "re"))
     assert [name in incomplete for name in ("avg@2", "pass@1", "pass@2")] == [True, True, True]
-    assert [line.split()[-2] for line in incomplete.splitlines() if "pass@j over problems" in line] == ["1"]
+    assert [
+        line.split()[-2] for line in incomplete.splitlines() if "pass@j over problems" in line
+    ] == ["1"]
 
 
-def test_scores_without_an_interval_say_so_and_are_no_percentages(capsys: pytest.CaptureFixture[str]):
+def test_scores_without_an_interval_say_so_and_are_no_percentages(
+    capsys: pytest.CaptureFixture[str],
+):
     text = printed(capsys, result("m", "55", "55"), by_problem=True)
     assert "mean score, avg@2" in text
     assert "0.5000 (no interval)" in text
@@ -66,7 +91,11 @@ def test_scores_without_an_interval_say_so_and_are_no_percentages(capsys: pytest
 
 def test_right_answers_are_shown_as_the_most_frequent_one(capsys: pytest.CaptureFixture[str]):
     text = printed(capsys, result("m", "rrw", "wwr"), by_problem=True)
-    rows = {line.split("│")[1].strip(): line.split("│")[6].strip() for line in text.splitlines() if "question" in line}
+    rows = {
+        line.split("│")[1].strip(): line.split("│")[6].strip()
+        for line in text.splitlines()
+        if "question" in line
+    }
     assert rows == {"question 0": "4 km", "question 1": "5"}
 
 
@@ -75,14 +104,24 @@ def test_two_files_of_one_folder_are_named_by_their_steps(capsys: pytest.Capture
     first, second = (result(f"{folder}/step_0000{step}.json", "rw", "ww") for step in ("00", "20"))
     text = compared(capsys, first, second)
     heading = text[: text.index("avg@2")]
-    columns = ["".join(line.split("┃")[i].strip() for line in heading.splitlines() if "┃" in line) for i in (2, 3)]
+    columns = [
+        "".join(line.split("┃")[i].strip() for line in heading.splitlines() if "┃" in line)
+        for i in (2, 3)
+    ]
     assert columns == ["step 0", "step 20"]
 
 
-def test_a_comparison_by_problem_has_a_line_for_each_from_worse_to_better(capsys: pytest.CaptureFixture[str]):
-    first, second = result("a", "rw", "ww", "rr", "rr"), result("b", "rr", "ww", "rw", "ee")
+def test_a_comparison_by_problem_has_a_line_for_each_from_worse_to_better(
+    capsys: pytest.CaptureFixture[str],
+):
+    first = result("a", "rw", "ww", "rr", "rr")
+    second = result("b", "rr", "ww", "rw", "ee")
     text = compared(capsys, first, second, by_problem=True)
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "question" in line]
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in text.splitlines()
+        if "question" in line
+    ]
     assert rows == [
         ["question 2", "4", "1.000", "0.500", "-0.500"],
         ["question 1", "4", "0.000", "0.000", "+0.000"],
@@ -92,10 +131,14 @@ def test_a_comparison_by_problem_has_a_line_for_each_from_worse_to_better(capsys
     assert "question" not in compared(capsys, first, second)
 
 
-def test_a_comparison_without_an_interval_or_without_pairs_says_so(capsys: pytest.CaptureFixture[str]):
+def test_a_comparison_without_an_interval_or_without_pairs_says_so(
+    capsys: pytest.CaptureFixture[str],
+):
     equal = compared(capsys, result("a", "22", "44"), result("b", "33", "55"))
     assert "+0.1000 (no interval: fewer than two problems, or the same difference on all)" in equal
-    assert "no problem has a verdict in both" in compared(capsys, result("a", "e"), result("b", "r"))
+    assert "no problem has a verdict in both" in compared(
+        capsys, result("a", "e"), result("b", "r")
+    )
     assert "95 % interval" in compared(capsys, result("a", "rw", "ww"), result("b", "rr", "ww"))
 
 
@@ -104,19 +147,30 @@ def test_an_evaluation_without_any_verdict_shows_no_percentage_but_that_nothing_
 ):
     nothing = result("m", "ee", "ee")
     text = printed(capsys, nothing, by_problem=True)
-    assert [line.split("│")[2].strip() for line in text.splitlines() if "avg@2" in line] == ["nothing judged"]
-    assert "nothing judged: no response has a verdict\n4 of 4 responses have no verdict: timed out\n" in text
+    assert [line.split("│")[2].strip() for line in text.splitlines() if "avg@2" in line] == [
+        "nothing judged"
+    ]
+    assert (
+        "nothing judged: no response has a verdict\n4 of 4 responses have no verdict: timed out\n"
+        in text
+    )
     final_report(SafeConsole(), before=nothing, after=result("m", "rr", "rr"), samples=[], files={})
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "accuracy" in line]
     assert [cell.strip() for cell in row.split("│")[2:-1]] == ["nothing judged", "100.0%"]
     python = repr(EvaluationResult.of(nothing))
-    assert python == "<toy: avg@2 nothing judged on 2 problems; 4 responses without a verdict: timed out>"
+    assert (
+        python
+        == "<toy: avg@2 nothing judged on 2 problems; 4 responses without a verdict: timed out>"
+    )
 
 
 def test_names_lose_the_folders_that_they_share_and_steps_are_called_steps():
     first, last = (f"runs/quickstart/eval/step_{step:06}.json" for step in (0, 18))
     assert short_names([first, last]) == ["step 0", "step 18"]
-    assert short_names([first, first.replace("quickstart", "b")]) == ["quickstart/eval/step 0", "b/eval/step 0"]
+    assert short_names([first, first.replace("quickstart", "b")]) == [
+        "quickstart/eval/step 0",
+        "b/eval/step 0",
+    ]
     assert short_names(["Qwen/Qwen2.5-0.5B", "runs/b"]) == ["Qwen/Qwen2.5-0.5B", "runs/b"]
 
 
@@ -125,12 +179,28 @@ def test_heads_of_the_tables_by_problem_are_whole_at_80_columns(
 ):
     monkeypatch.setenv("COLUMNS", "80")
     responses = [{"error": None, "correct": True, "answer": "42", "tokens": 9}]
-    row = {"id": "1", "question": "Which is the largest? " * 9, "answer": "42", "accuracy": 0.5, "responses": responses}
+    row = {
+        "id": "1",
+        "question": "Which is the largest? " * 9,
+        "answer": "42",
+        "accuracy": 0.5,
+        "responses": responses,
+    }
     for table in (_problem_table([row, row]), _paired_problem_table([row], [row])):
         SafeConsole().print(table)
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    heads = ["problem", "answer", "score", "correct", "tokens", "most frequent answer", "first", "second", "difference"]
+    heads = [
+        "problem",
+        "answer",
+        "score",
+        "correct",
+        "tokens",
+        "most frequent answer",
+        "first",
+        "second",
+        "difference",
+    ]
     for head in heads:
         assert f" {head} " in text
     assert text.count("│ Which is") == 3  # one line per problem

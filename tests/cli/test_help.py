@@ -14,7 +14,9 @@ from dapo.config import build_config
 from helpers.commands import run
 
 
-def commands_below(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def commands_below(
+    command: Any, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     yield path, command
     for name, inner in getattr(command, "commands", {}).items():
         yield from commands_below(inner, (*path, name))
@@ -30,18 +32,26 @@ def _terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch):
 
 
 @PATHS
-def test_help_fits_80_columns_and_names_no_python_type(capsys: pytest.CaptureFixture[str], path: tuple[str, ...]):
+def test_help_fits_80_columns_and_names_no_python_type(
+    capsys: pytest.CaptureFixture[str], path: tuple[str, ...]
+):
     code, text, _ = run(capsys, *path, "--help")
     assert code == 0
     assert max(map(len, text.splitlines())) <= 80
     head = text.split("\n\n")[0]  # the usage
-    assert not re.search(r"[<>{}]|\bstr\b|\bint\b|\bfloat\b|\bpath\b|\brange\b|\]\.\.\.\.\.\.", head)
+    assert not re.search(
+        r"[<>{}]|\bstr\b|\bint\b|\bfloat\b|\bpath\b|\brange\b|\]\.\.\.\.\.\.", head
+    )
     assert not re.search(r"<\w+( \w+)?>|list\[|x>=|<=x", text)
     assert "docs/" not in text  # a wheel has no such folder
 
 
-@pytest.mark.parametrize("path", [path for path, each in COMMANDS.items() if hasattr(each, "commands")])
-def test_each_command_has_one_whole_sentence_in_the_list(capsys: pytest.CaptureFixture[str], path: tuple[str, ...]):
+@pytest.mark.parametrize(
+    "path", [path for path, each in COMMANDS.items() if hasattr(each, "commands")]
+)
+def test_each_command_has_one_whole_sentence_in_the_list(
+    capsys: pytest.CaptureFixture[str], path: tuple[str, ...]
+):
     command = COMMANDS[path]
     lines = run(capsys, *path, "--help")[1].splitlines()
     for name, inner in command.commands.items():
@@ -59,7 +69,9 @@ def test_each_argument_and_option_is_explained_by_a_sentence(path: tuple[str, ..
 
 
 @PATHS
-def test_each_command_ends_with_two_examples_that_it_accepts(capsys: pytest.CaptureFixture[str], path: tuple[str, ...]):
+def test_each_command_ends_with_two_examples_that_it_accepts(
+    capsys: pytest.CaptureFixture[str], path: tuple[str, ...]
+):
     text = run(capsys, *path, "--help")[1]
     examples = re.search(r"\nExamples:\n((?:  dapo .*\n)+)", text)
     assert examples is not None
@@ -71,7 +83,8 @@ def test_each_command_ends_with_two_examples_that_it_accepts(capsys: pytest.Capt
         command = COMMANDS[()]
         while words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words.pop(0)]
-        overrides = command.make_context("dapo", words).params.get("overrides") or []  # raises for a wrong option
+        # raises for a wrong option
+        overrides = command.make_context("dapo", words).params.get("overrides") or []
         build_config({"model": "tiny-random", "data": {"train": "builtin:sums"}}, overrides)
 
 
@@ -83,8 +96,16 @@ def test_the_texts_belong_to_commands_that_exist():
 def test_commands_are_listed_by_subject(capsys: pytest.CaptureFixture[str]):
     text = run(capsys, "--help")[1]
     groups = dict(re.findall(r"^(\w[\w ]*):\n((?:  .*\n)+)", text, flags=re.MULTILINE))
-    assert list(groups)[:5] == ["Train", "Look into runs", "Compare", "Data and rewards", "Options and configurations"]
-    named = {group: [line.split()[0] for line in lines.splitlines()] for group, lines in groups.items()}
+    assert list(groups)[:5] == [
+        "Train",
+        "Look into runs",
+        "Compare",
+        "Data and rewards",
+        "Options and configurations",
+    ]
+    named = {
+        group: [line.split()[0] for line in lines.splitlines()] for group, lines in groups.items()
+    }
     assert {"train", "resume", "check"} <= set(named["Train"])
     assert {"view", "doctor", "explain"} <= set(named["Look into runs"])
     assert {"eval", "compare", "ablate"} <= set(named["Compare"])
@@ -92,5 +113,7 @@ def test_commands_are_listed_by_subject(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize("command", ["resume", "fork", "eval", "reward test"])
-def test_where_there_is_no_file_options_are_not_those_of_a_file(capsys: pytest.CaptureFixture[str], command: str):
+def test_where_there_is_no_file_options_are_not_those_of_a_file(
+    capsys: pytest.CaptureFixture[str], command: str
+):
     assert "of the file" not in run(capsys, *command.split(), "--help")[1]

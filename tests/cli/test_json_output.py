@@ -1,4 +1,6 @@
-"""`--json`: every command that reports prints one object, with the keys that docs/programs.md lists."""
+"""`--json`: every command that reports prints one object, with the keys that docs/programs.md
+lists.
+"""
 
 import io
 import json
@@ -46,7 +48,8 @@ class Answer(NamedTuple):
 
 def answer(*arguments: object) -> Answer:
     """Run a command with --json in this process."""
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as stopped:
         main([*map(str, arguments), "--json"])
     return Answer(int(stopped.value.code or 0), out.getvalue(), err.getvalue())
@@ -113,7 +116,10 @@ def test_a_run_ends_with_the_object_of_its_status_and_its_progress_is_on_the_sta
         ("data stats", ["RUN"]),
         ("data import", [SUMS, "OUT.jsonl"]),
         ("data dedupe", [SUMS, "OUT.jsonl"]),
-        ("data select", [SUMS, "OUT.jsonl", "--model", "RUN", "--samples", "2", "--low", "0", "--high", "1"]),
+        (
+            "data select",
+            [SUMS, "OUT.jsonl", "--model", "RUN", "--samples", "2", "--low", "0", "--high", "1"],
+        ),
         ("data decontaminate", [SUMS, "OUT.jsonl", "--against", "builtin:gcd"]),
         ("export", ["RUN", "OUT"]),
         ("submit", [TINY, "--dry-run"]),
@@ -122,7 +128,11 @@ def test_a_run_ends_with_the_object_of_its_status_and_its_progress_is_on_the_sta
 def test_an_object_has_the_keys_of_the_page_and_nothing_else_is_printed(
     trained: tuple[Path, Answer], tmp_path: Path, command: str, arguments: list[str]
 ):
-    names = {"RUN": str(trained[0]), "OUT": str(tmp_path / "out"), "OUT.jsonl": str(tmp_path / "out.jsonl")}
+    names = {
+        "RUN": str(trained[0]),
+        "OUT": str(tmp_path / "out"),
+        "OUT.jsonl": str(tmp_path / "out.jsonl"),
+    }
     given = answer(*command.split(), *(names.get(word, word) for word in arguments))
     assert given.code == 0, given.err
     assert given.found
@@ -133,7 +143,9 @@ def test_two_evaluations_are_compared_in_one_object(trained: tuple[Path, Answer]
     files = [tmp_path / "first.json", tmp_path / "second.json"]
     for file in files:
         given = answer("eval", "tiny-random", "--data", SUMS, "--output", file, *VERIFIER)
-        assert {**given.found, "table": json.loads(file.read_text())["table"]} == json.loads(file.read_text())
+        assert {**given.found, "table": json.loads(file.read_text())["table"]} == json.loads(
+            file.read_text()
+        )
     both = answer("eval", "--compare", *files).found
     assert set(both) == {"first", "second", "comparison"}
     assert both["comparison"]["difference"] == 0
@@ -191,7 +203,8 @@ class Ascii(io.StringIO):
 
 
 def test_json_is_valid_whatever_the_numbers_and_the_encoding(monkeypatch: pytest.MonkeyPatch):
-    stream, other = Ascii(), io.StringIO()
+    stream = Ascii()
+    other = io.StringIO()
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(sys, "stderr", other)
     with stdout_to_stderr():

@@ -1,4 +1,6 @@
-"""The command line: bad input is answered in words and writes nothing, good input does what it says."""
+"""The command line: bad input is answered in words and writes nothing, good input does what it
+says.
+"""
 
 import json
 import re
@@ -39,8 +41,14 @@ def write(path: Path, text: str) -> str:
     [
         ("loss.clip_hihg=0.3", "unknown option loss.clip_hihg; did you mean loss.clip_high?"),
         ("rollout.temperature=warm", "option rollout.temperature: input should be a valid number"),
-        ("rollout.group_size=1", "rollout.group_size must be at least 2 to compare responses with each other, got 1"),
-        ("train.minibatch_groups=3", "rollout.prompts_per_step=4 (prompts per step) must be a multiple of"),
+        (
+            "rollout.group_size=1",
+            "rollout.group_size must be at least 2 to compare responses with each other, got 1",
+        ),
+        (
+            "train.minibatch_groups=3",
+            "rollout.prompts_per_step=4 (prompts per step) must be a multiple of",
+        ),
         ("rollout.top_p=0.9", "unknown option rollout.top_p; it is fixed to 1"),
         ("clip_high", "override 'clip_high': expected key=value, for example loss.clip_high=0.3"),
         ("data.train=nowhere.jsonl", "nowhere.jsonl"),
@@ -84,7 +92,13 @@ def test_bad_data_exits_2_and_names_file_and_line(
 ):
     data = write(tmp_path / "bad.jsonl", content)
     code, _, err = run(
-        capsys, "train", TINY, f"data.train={data}", "reward.verifier=exact", "--run-dir", str(tmp_path / "run")
+        capsys,
+        "train",
+        TINY,
+        f"data.train={data}",
+        "reward.verifier=exact",
+        "--run-dir",
+        str(tmp_path / "run"),
     )
     assert (code, "Traceback" in err) == (2, False)
     assert data in err
@@ -92,11 +106,15 @@ def test_bad_data_exits_2_and_names_file_and_line(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_directory_without_weights_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_a_model_directory_without_weights_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text('{"model_type": "llama"}')
-    code, _, err = run(capsys, "train", TINY, f"model.name={model}", "--run-dir", str(tmp_path / "run"))
+    code, _, err = run(
+        capsys, "train", TINY, f"model.name={model}", "--run-dir", str(tmp_path / "run")
+    )
     assert code == 2
     assert "has no weights" in err
 
@@ -105,12 +123,16 @@ def test_a_missing_config_file_is_named(capsys: pytest.CaptureFixture[str]):
     code, _, err = run(capsys, "train", "nowhere.yaml")
     assert (code, err) == (
         2,
-        "error: no config file nowhere.yaml; expected a YAML file, or the name of a shipped one: "
-        "calculator, dapo_32b, four_digits, gsm8k_0.5b, quickstart, tiny\n",
+        (
+            "error: no config file nowhere.yaml; expected a YAML file, or the name of a shipped"
+            " one: calculator, dapo_32b, four_digits, gsm8k_0.5b, quickstart, tiny\n"
+        ),
     )
 
 
-def test_a_directory_that_holds_a_run_is_refused_and_left_alone(capsys: pytest.CaptureFixture[str], finished_run: Path):
+def test_a_directory_that_holds_a_run_is_refused_and_left_alone(
+    capsys: pytest.CaptureFixture[str], finished_run: Path
+):
     before = {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")}
     code, _, err = run(capsys, "train", TINY, "--run-dir", str(finished_run))
     assert code == 2
@@ -119,14 +141,22 @@ def test_a_directory_that_holds_a_run_is_refused_and_left_alone(capsys: pytest.C
 
 
 @pytest.mark.parametrize("command", ["resume", "export"])
-def test_what_is_no_run_cannot_be_resumed_or_exported(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str):
-    code, _, err = run(capsys, command, str(tmp_path), *([str(tmp_path / "out")] if command == "export" else []))
+def test_what_is_no_run_cannot_be_resumed_or_exported(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+):
+    code, _, err = run(
+        capsys, command, str(tmp_path), *([str(tmp_path / "out")] if command == "export" else [])
+    )
     assert code == 2
     assert "is not a run directory: it has no config.yaml and no manifest.json" in err
 
 
 def test_a_run_writes_what_the_architecture_says(finished_run: Path):
-    names = {path.relative_to(finished_run).as_posix() for path in finished_run.rglob("*") if path.is_file()}
+    names = {
+        path.relative_to(finished_run).as_posix()
+        for path in finished_run.rglob("*")
+        if path.is_file()
+    }
     assert {
         "config.yaml",
         "manifest.json",
@@ -151,7 +181,11 @@ def test_a_run_writes_what_the_architecture_says(finished_run: Path):
     steps = [json.loads(line) for line in (finished_run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in steps] == [0, 1, 2]
     for row in steps[1:]:
-        outcomes = [v for k, v in row.items() if k.startswith("rollout/groups_") and not k.endswith("_generated")]
+        outcomes = [
+            v
+            for k, v in row.items()
+            if k.startswith("rollout/groups_") and not k.endswith("_generated")
+        ]
         assert row["rollout/groups_generated"] == sum(outcomes)
         tokens = [
             v
@@ -211,16 +245,25 @@ def test_export_writes_a_model_that_transformers_loads_with_the_trained_weights(
     assert "already exists" in err
 
 
-def test_eval_of_a_run_and_of_its_export_agree(capsys: pytest.CaptureFixture[str], finished_run: Path, tmp_path: Path):
+def test_eval_of_a_run_and_of_its_export_agree(
+    capsys: pytest.CaptureFixture[str], finished_run: Path, tmp_path: Path
+):
     options = ["--data", "{builtin: {sums: {}}, size: 6}", "--samples-per-problem", "2"]
-    first, second, model = tmp_path / "first.json", tmp_path / "second.json", tmp_path / "model"
+    first = tmp_path / "first.json"
+    second = tmp_path / "second.json"
+    model = tmp_path / "model"
     assert run(capsys, "eval", str(finished_run), *options, "--output", str(first))[0] == 0
     assert run(capsys, "export", str(finished_run), str(model))[0] == 0
-    verifier = ["reward.verifier=dapo.rewards.examples:has_digit", "model.dtype=float32", "eval.max_response_tokens=8"]
+    verifier = [
+        "reward.verifier=dapo.rewards.examples:has_digit",
+        "model.dtype=float32",
+        "eval.max_response_tokens=8",
+    ]
     code, output, _ = run(capsys, "eval", str(model), *options, "--output", str(second), *verifier)
     assert code == 0
     assert "avg@2" in output
-    one, two = json.loads(first.read_text()), json.loads(second.read_text())
+    one = json.loads(first.read_text())
+    two = json.loads(second.read_text())
     assert [row["responses"] for row in one["table"]] == [row["responses"] for row in two["table"]]
     assert one["problems"] == 6
     assert set(one) >= {"accuracy", "low", "high", "pass@1", "pass@2"}
@@ -232,7 +275,9 @@ def test_eval_wants_data(capsys: pytest.CaptureFixture[str]):
     assert "--data" in err
 
 
-def test_check_says_what_would_run_and_trains_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_check_says_what_would_run_and_trains_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
     code, output, _ = run(capsys, "check", TINY, "overlong.mode=off", "loss.clip_high=0.3")
     assert code == 0
     for words in (
@@ -273,7 +318,13 @@ def test_a_reward_that_sometimes_raises_costs_its_own_responses_and_the_run_goes
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "my_rewards.py", MISBEHAVING)
     code, output, _ = run(
-        capsys, "train", TINY, *QUICK, "reward.verifier=my_rewards:raises", "--run-dir", str(tmp_path / "run")
+        capsys,
+        "train",
+        TINY,
+        *QUICK,
+        "reward.verifier=my_rewards:raises",
+        "--run-dir",
+        str(tmp_path / "run"),
     )
     assert code == 0
     assert "verifier errors, most often: " in output
@@ -282,9 +333,15 @@ def test_a_reward_that_sometimes_raises_costs_its_own_responses_and_the_run_goes
     assert last["rollout/verifier_errors"] > 0
 
 
-@pytest.mark.parametrize(("function", "reason"), [("miscounts", "1"), ("not_a_number", "nan"), ("a_string", "good")])
+@pytest.mark.parametrize(
+    ("function", "reason"), [("miscounts", "1"), ("not_a_number", "nan"), ("a_string", "good")]
+)
 def test_a_reward_that_only_fails_ends_the_run_saved_and_says_why(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, reason: str
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    function: str,
+    reason: str,
 ):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "my_rewards.py", MISBEHAVING)
@@ -302,12 +359,17 @@ def test_a_reward_that_only_fails_ends_the_run_saved_and_says_why(
         str(path),
     )
     assert code == 1
-    assert err.startswith(f"error: none of the 32 responses judged last has a verdict. 32 times: my_rewards:{function}")
+    assert err.startswith(
+        "error: none of the 32 responses judged last has a verdict. 32 times:"
+        f" my_rewards:{function}"
+    )
     assert f"(dapo reward test {path} shows its verdicts)" in err
     assert reason in err
     assert "Traceback" not in err
     assert (path / "checkpoints" / "step_000000").is_dir()
-    assert json.loads((path / "summary.json").read_text())["exit_reason"].startswith("VerifierFailed: none of the 32")
+    assert json.loads((path / "summary.json").read_text())["exit_reason"].startswith(
+        "VerifierFailed: none of the 32"
+    )
 
 
 def test_what_a_reward_prints_is_in_a_file_of_the_run_and_once_on_the_console(
@@ -315,7 +377,9 @@ def test_what_a_reward_prints_is_in_a_file_of_the_run_and_once_on_the_console(
 ):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "my_rewards.py", MISBEHAVING)
-    code, out, err = run(capfd, "train", TINY, *QUICK, "reward.verifier=my_rewards:prints", "--run-dir", "run")
+    code, out, err = run(
+        capfd, "train", TINY, *QUICK, "reward.verifier=my_rewards:prints", "--run-dir", "run"
+    )
     assert code == 0
     (line,) = (line for line in (out + err).splitlines() if "the verifier prints" in line)
     assert re.fullmatch(r"the verifier prints: 'JUDGING \d'; kept in run/logs/verifier.log", line)
@@ -324,7 +388,9 @@ def test_what_a_reward_prints_is_in_a_file_of_the_run_and_once_on_the_console(
     assert set(kept) <= {"JUDGING 4", "JUDGING 1"}
 
 
-def test_prompts_that_are_too_long_are_dropped_and_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_prompts_that_are_too_long_are_dropped_and_counted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
     rows = [{"prompt": "1+1=" if i % 2 else "long " * 30, "answer": "2"} for i in range(20)]
     data = write(tmp_path / "data.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     code, output, _ = run(
@@ -339,14 +405,20 @@ def test_prompts_that_are_too_long_are_dropped_and_counted(capsys: pytest.Captur
 def test_a_full_disk_behind_the_output_is_one_line(arguments: list[str]):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "dapo", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [sys.executable, "-m", "dapo", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
         )
     errors = own_errors(done.stderr)
     assert (done.returncode, errors.count("\n")) == (2, 1)
     assert errors.startswith("error: the output: No space left on device; name another place")
 
 
-def test_an_error_of_a_path_is_one_line_that_names_it(finished_run: Path, tmp_path: Path, capsys: Any):
+def test_an_error_of_a_path_is_one_line_that_names_it(
+    finished_run: Path, tmp_path: Path, capsys: Any
+):
     (tmp_path / "file").write_text("")
     code, _, err = run(capsys, "export", str(finished_run), str(tmp_path / "file" / "model"))
     assert (code, err.count("\n")) == (2, 1)

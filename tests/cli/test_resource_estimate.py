@@ -1,4 +1,6 @@
-"""Sizes by formula against real models, and the estimates of `dapo check` against hand-typed numbers."""
+"""Sizes by formula against real models, and the estimates of `dapo check` against hand-typed
+numbers.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +40,9 @@ def paper(*overrides: str) -> Config:
     return load_config(CONFIGS / "dapo_32b.yaml", overrides)
 
 
-def make_estimate(config: Config, dimensions: str = "qwen2.5-32b", **profile: float) -> ResourceEstimate:
+def make_estimate(
+    config: Config, dimensions: str = "qwen2.5-32b", **profile: float
+) -> ResourceEstimate:
     hardware = replace(hardware_profile_for(config, ["device=gpu"]), **profile)
     resolved = resolve_auto(config, cuda=True, training=False)
     return resolve_estimate(ResourceEstimate(resolved, sizes_of(dimensions), hardware))[0]
@@ -67,7 +71,9 @@ OWN_HEAD_DIM = {name: value for name, value in COMMON.items() if name != "head_d
         MistralConfig(**COMMON),
         SmolLM3Config(**OWN_HEAD_DIM, no_rope_layers=[1, 0]),
     ],
-    ids=lambda config: f"{config.model_type}-{'tied' if config.tie_word_embeddings else 'own-head'}",
+    ids=lambda config: (
+        f"{config.model_type}-{'tied' if config.tie_word_embeddings else 'own-head'}"
+    ),
 )
 def test_layers_embedding_and_last_norm_are_all_parameters(config: PretrainedConfig):
     with torch.device("meta"):
@@ -75,7 +81,10 @@ def test_layers_embedding_and_last_norm_are_all_parameters(config: PretrainedCon
     found = dimensions_of(model)
     assert found is not None
     assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert found.parameters == found.layers * found.layer_parameters + found.embedding_parameters + found.hidden
+    assert (
+        found.parameters
+        == found.layers * found.layer_parameters + found.embedding_parameters + found.hidden
+    )
 
 
 def test_models_have_the_published_numbers_of_parameters():
@@ -104,7 +113,10 @@ def test_a_model_is_found_by_its_directory_or_as_one_of_the_shipped_configuratio
         expected = dimensions_of(AutoModelForCausalLM.from_config(LlamaConfig(**COMMON)))
     assert find_dimensions(ModelConfig(name=name)) == expected
     assert find_dimensions(ModelConfig(name="nobody/nothing-1b")) is None
-    assert find_dimensions(ModelConfig(name=model_directory(tmp_path, GPTNeoXConfig(**GPT_NEOX)))) is None
+    assert (
+        find_dimensions(ModelConfig(name=model_directory(tmp_path, GPTNeoXConfig(**GPT_NEOX))))
+        is None
+    )
 
 
 @pytest.mark.parametrize("config", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -136,7 +148,8 @@ def test_adapters_are_compared_with_training_all_weights():
 
 
 def test_what_a_rank_holds_is_its_part_of_weights_gradients_and_moments():
-    sharded, alone = make_estimate(paper()), make_estimate(paper("distributed.trainer_ranks=1"))
+    sharded = make_estimate(paper())
+    alone = make_estimate(paper("distributed.trainer_ranks=1"))
     parameters = 32_763_876_352
     for each, ranks in ((sharded, 64), (alone, 1)):
         breakdown = each.trainer_memory()
@@ -147,12 +160,16 @@ def test_what_a_rank_holds_is_its_part_of_weights_gradients_and_moments():
 
 
 def test_lora_trains_adapters_and_keeps_the_weights_frozen():
-    lora = make_estimate(paper("model.lora={rank: 16, alpha: 32}", "distributed.trainer_ranks=1", "launcher=local"))
-    breakdown, adapters = lora.trainer_memory(), sizes_of("qwen2.5-32b").lora_parameters(16)
+    lora = make_estimate(
+        paper("model.lora={rank: 16, alpha: 32}", "distributed.trainer_ranks=1", "launcher=local")
+    )
+    breakdown = lora.trainer_memory()
+    adapters = sizes_of("qwen2.5-32b").lora_parameters(16)
     assert breakdown["frozen weights"] == 2 * 32_763_876_352
     assert breakdown["AdamW's moments"] == 8 * adapters
     assert lora.memory.trainable_parameters == adapters
-    assert lora.sync_bytes == 2 * 32_763_876_352  # engines get merged weights, in the type that computes
+    # engines get merged weights, in the type that computes
+    assert lora.sync_bytes == 2 * 32_763_876_352
 
 
 def test_an_engine_holds_its_part_of_the_weights_and_the_cache_it_is_given():
@@ -183,8 +200,11 @@ def test_a_cache_of_auto_is_what_the_weights_leave_of_nine_tenths_of_a_gpu():
 
 @pytest.mark.parametrize("repeats", [2, 6])
 def test_activations_are_what_the_layers_really_keep(repeats: int):
-    """All bytes that a forward saves for its backward, each storage once, against the estimate a token."""
-    prompt, response = 24, 40
+    """All bytes that a forward saves for its backward, each storage once, against the estimate a
+    token.
+    """
+    prompt = 24
+    response = 40
     tiny = loaded(dtype=torch.float32)
     use_packed_forward(tiny.model)
     (microbatch,) = pack(groups_of([(prompt, (response,) * repeats)] * 3), max_tokens=10**6)
@@ -204,12 +224,17 @@ def test_activations_are_what_the_layers_really_keep(repeats: int):
         del hidden
         return sum(kept.values())
 
-    config = load_config(CONFIGS / "tiny.yaml", [f"rollout.group_size={repeats}", "model.dtype=float32"])
+    config = load_config(
+        CONFIGS / "tiny.yaml", [f"rollout.group_size={repeats}", "model.dtype=float32"]
+    )
     dimensions = dimensions_of(tiny.model)
     assert dimensions is not None
-    profile = replace(hardware_profile_for(config), prompt_tokens=prompt, mean_response_tokens=response)
+    profile = replace(
+        hardware_profile_for(config), prompt_tokens=prompt, mean_response_tokens=response
+    )
     estimate = (
-        ResourceEstimate(config, dimensions, profile).memory.activation_bytes(recompute=False) * microbatch.num_tokens
+        ResourceEstimate(config, dimensions, profile).memory.activation_bytes(recompute=False)
+        * microbatch.num_tokens
     )
     total_kept = kept_bytes()
     assert 0.7 * total_kept < estimate < 1.4 * total_kept
@@ -224,7 +249,9 @@ def test_recomputing_changes_no_bit_of_an_update():
     kept, again = map(make_policy, models)
     for policy in (kept, again):
         policy.update(samples, step=1)
-    for (name, one), other in zip(weights_of(kept).items(), weights_of(again).values(), strict=True):
+    for (name, one), other in zip(
+        weights_of(kept).items(), weights_of(again).values(), strict=True
+    ):
         assert torch.equal(one, other), name
     assert kept.record_old_logprobs(samples) == again.record_old_logprobs(samples)
 
@@ -253,9 +280,18 @@ def test_too_few_ranks_are_an_error_with_the_number_that_fits():
     [
         (["rollout.vllm.cache_gib=70"], "set rollout.vllm.cache_gib to at most 60"),
         (["rollout.vllm.tensor_parallel=1"], "at most 14"),
-        (["rollout.vllm.tensor_parallel=1", "rollout.vllm.cache_gib=4"], "set rollout.vllm.cache_gib to 6 or more"),
-        (["rollout.vllm.tensor_parallel=3"], "does not divide the model's 40 query and 8 key-value heads"),
-        (["rollout.max_response_tokens=131072"], "leaves no room for a prompt in the 131,072 positions"),
+        (
+            ["rollout.vllm.tensor_parallel=1", "rollout.vllm.cache_gib=4"],
+            "set rollout.vllm.cache_gib to 6 or more",
+        ),
+        (
+            ["rollout.vllm.tensor_parallel=3"],
+            "does not divide the model's 40 query and 8 key-value heads",
+        ),
+        (
+            ["rollout.max_response_tokens=131072"],
+            "leaves no room for a prompt in the 131,072 positions",
+        ),
     ],
 )
 def test_what_cannot_work_is_reported_with_what_to_change(overrides: list[str], words: str):
@@ -281,7 +317,10 @@ def test_check_prints_the_cluster_of_the_paper():
     for words in (
         "resources (launcher ray, 32,763,876,352 parameters):",
         "trainer      64 ranks (FSDP2), one GPU each",
-        "each rank reads 1.02 GB of the model's files; loading takes 24.4 GiB of a node's main memory",
+        (
+            "each rank reads 1.02 GB of the model's files; loading takes 24.4 GiB of a node's main"
+            " memory"
+        ),
         "engines      16 x vllm, by load, 4 GPUs each (tensor parallel)",
         "GPUs         128 = 16 nodes of 8",
         "AdamW's moments",
@@ -294,11 +333,15 @@ def test_check_prints_the_cluster_of_the_paper():
     ):
         assert words in output
     assert "problem:" not in output
-    assert "problem: a trainer rank needs" in "\n".join(describe_estimate(paper(), ["memory_gib=24"]))
+    assert "problem: a trainer rank needs" in "\n".join(
+        describe_estimate(paper(), ["memory_gib=24"])
+    )
 
 
 def test_the_papers_weights_reach_all_engines_in_at_most_15_s():
-    """25 GB per second of a link of 50, and 50 ms of calls per chunk; with half of that speed, too."""
+    """25 GB per second of a link of 50, and 50 ms of calls per chunk; with half of that speed,
+    too.
+    """
     found = make_estimate(paper())
     assert found.transfer_seconds == pytest.approx(65.53e9 / 25e9 + 62 * 0.05, rel=1e-3)
     assert found.sync_bytes / 12.5e9 + 62 * 0.1 < 15
@@ -308,7 +351,10 @@ def test_the_papers_weights_reach_all_engines_in_at_most_15_s():
 def test_check_says_what_a_laptop_holds():
     config = load_config(CONFIGS / "quickstart.yaml", ["model.dtype=float32"])
     output = "\n".join(describe_estimate(config, ["device=cpu", "memory_gib=16"]))
-    assert "1 process: the loop, data, rollout tables, checkpoints, the policy, the native engine" in output
+    assert (
+        "1 process: the loop, data, rollout tables, checkpoints, the policy, the native engine"
+        in output
+    )
     assert "memory of the process that samples and trains:" in output
     assert "problem:" not in output
     assert "GPUs" not in output
@@ -317,7 +363,9 @@ def test_check_says_what_a_laptop_holds():
 def test_several_processes_on_a_cpu_share_its_memory():
     config = load_config(CONFIGS / "quickstart.yaml", ["model.dtype=float32", "rollout.engines=2"])
     (line,) = (
-        line for line in describe_estimate(config, ["device=cpu", "memory_gib=4"]) if line.startswith("problem:")
+        line
+        for line in describe_estimate(config, ["device=cpu", "memory_gib=4"])
+        if line.startswith("problem:")
     )
     assert "all processes of this machine need" in line
 
@@ -344,12 +392,17 @@ def test_an_unknown_assumption_is_refused(given: str, words: str):
 
 
 def test_a_single_trainer_on_ray_is_a_process_of_its_own_and_shares_no_device():
-    config = load_config(CONFIGS / "gsm8k_0.5b.yaml", ["launcher=ray", "distributed.trainer_ranks=1"])
+    config = load_config(
+        CONFIGS / "gsm8k_0.5b.yaml", ["launcher=ray", "distributed.trainer_ranks=1"]
+    )
     found = make_estimate(config, "qwen2.5-0.5b")
     assert found.config.is_multiprocess
     assert found.devices == 2
     output = "\n".join(describe_estimate(config, ["device=gpu"]))
-    assert "controller   1 process: the loop, data, rollout tables, checkpoints, the native engine\n" in output
+    assert (
+        "controller   1 process: the loop, data, rollout tables, checkpoints, the native engine\n"
+        in output
+    )
     assert "trainer      1 process, one GPU each" in output
     assert "memory of a trainer's GPU:" in output
     assert "that samples and trains" not in output
@@ -359,11 +412,14 @@ def test_a_single_trainer_on_ray_is_a_process_of_its_own_and_shares_no_device():
 def test_one_gpu_is_one_gpu_whose_processes_get_what_the_run_gives_them():
     overrides = ["rollout.engine=vllm", "model.dtype=bfloat16"]
     config = load_config(CONFIGS / "gsm8k_0.5b.yaml", overrides)
-    alone, shared = ("\n".join(describe_estimate(config, ["device=gpu", f"devices_per_node={n}"])) for n in (2, 1))
+    alone, shared = (
+        "\n".join(describe_estimate(config, ["device=gpu", f"devices_per_node={n}"]))
+        for n in (2, 1)
+    )
     assert "GPUs         2 = 1 node of 2\n" in alone
     assert (
-        "GPUs         1 = 1 node of 1, each shared by 1 trainer rank and 1 engine process, which use it in turn"
-        in shared
+        "GPUs         1 = 1 node of 1, each shared by 1 trainer rank and 1 engine process, which"
+        " use it in turn" in shared
     )
     assert "total, of 76.0 GiB" in shared
     kept = (2 + 4 + 8) * sizes_of("qwen2.5-0.5b").parameters / GIB + 4
@@ -380,17 +436,25 @@ def test_processes_and_their_order_are_described():
         return [line for line in output if line.startswith("  engines ")]
 
     assert engines() == []
-    assert engines("rollout.engines=2") == ["  engines      2 x native, in lockstep, on this machine's cores"]
+    assert engines("rollout.engines=2") == [
+        "  engines      2 x native, in lockstep, on this machine's cores"
+    ]
     assert engines("rollout.engines=2", "rollout.clock=load") == [
         "  engines      2 x native, by load, on this machine's cores"
     ]
 
 
-def test_check_prints_problems_first_and_the_hardware_profile_with_verbose(capsys: pytest.CaptureFixture[str]):
+def test_check_prints_problems_first_and_the_hardware_profile_with_verbose(
+    capsys: pytest.CaptureFixture[str],
+):
     code, out, _ = run(capsys, "check", "quickstart", "--assume", "memory_gib=0.1")
     assert code == 2
     assert out.startswith("problem: ")
     assert "keep_rate=" in out  # a machine was described
     code, out, _ = run(capsys, "check", "tiny")
-    assert (code, "keep_rate=" in out, out.splitlines()[-1].endswith(": --verbose")) == (0, False, True)
+    assert (code, "keep_rate=" in out, out.splitlines()[-1].endswith(": --verbose")) == (
+        0,
+        False,
+        True,
+    )
     assert "keep_rate=" in run(capsys, "check", "tiny", "--verbose")[1]

@@ -17,7 +17,10 @@ def run(capsys, *arguments):
 
 def issues(verifier, problem=SUM, right=None, **options):
     audit = audit_reward(InlineJudge(verifier, options=options), problem, right)
-    return {check.name if check.reference is None else "broken": check.issues for check in audit.suspicious}
+    return {
+        check.name if check.reference is None else "broken": check.issues
+        for check in audit.suspicious
+    }
 
 
 @pytest.mark.parametrize(
@@ -69,12 +72,19 @@ def test_the_nonsense_holds_what_the_documentation_says():
     assert texts["all numbers 0 to 999"].split() == [str(n) for n in range(1000)]
     assert texts["the prompt repeated"] == SUM.prompt
     assert sum(len(text) >= 99_000 for text in texts.values()) == 5
-    assert nonsense(Problem("1", [{"role": "user", "content": "Q?"}], "7"))["the prompt repeated"] == "Q?"
+    assert (
+        nonsense(Problem("1", [{"role": "user", "content": "Q?"}], "7"))["the prompt repeated"]
+        == "Q?"
+    )
 
 
 def test_nothing_suspicious_is_exit_0_and_a_false_positive_is_exit_1(capsys):
     code, out, _ = run(capsys, "math", "reward.workers=1")
-    assert (code, "nothing suspicious" in out, "19 of 19 verdicts are errors" in out) == (0, True, True)
+    assert (code, "nothing suspicious" in out, "19 of 19 verdicts are errors" in out) == (
+        0,
+        True,
+        True,
+    )
     assert re.search(r"a group of 16 responses: [\d.e-]+ s with 1 workers\n$", out)
     code, out, _ = run(capsys, "exact", "reward.options.extract=last_number", "reward.workers=1")
     assert code == 1
@@ -93,21 +103,29 @@ def test_what_is_not_suspicious_is_shown_on_demand_only(capsys):
 def test_a_function_that_needs_a_column_is_to_be_audited_on_data_that_has_it(capsys, tmp_path):
     code, out, err = run(capsys, "helpers.reward_functions:needs_solution")
     assert (code, out) == (2, "")
-    assert err == (
-        "error: helpers.reward_functions:needs_solution needs solution, which the example problem does not have; audit "
-        "it on problems of your data that have it: --data train.jsonl\n"
+    assert (
+        err == "error: helpers.reward_functions:needs_solution needs solution, which the example"
+        " problem does not have; audit it on problems of your data that have it: --data"
+        " train.jsonl\n"
     )
     (tmp_path / "train.jsonl").write_text('{"prompt": "6 * 7?", "solution": "42"}\n')
     assert (
         "Reference '42'"
-        in run(capsys, "helpers.reward_functions:needs_solution", "--data", str(tmp_path / "train.jsonl"))[1]
+        in run(
+            capsys,
+            "helpers.reward_functions:needs_solution",
+            "--data",
+            str(tmp_path / "train.jsonl"),
+        )[1]
     )
 
 
 def test_problems_come_from_data_or_an_answer_is_given(capsys):
     code, out, _ = run(capsys, "gsm8k", "--data", "builtin:sums", "reward.workers=1")
     assert (code, out.count("Reference")) == (0, 3)
-    code, out, _ = run(capsys, "math", "--answer", "\\frac{1}{2}", "--right", "Answer: 0.5", "reward.workers=1")
+    code, out, _ = run(
+        capsys, "math", "--answer", "\\frac{1}{2}", "--right", "Answer: 0.5", "reward.workers=1"
+    )
     assert (code, "a right answer" in out) == (0, True)
     code, out, _ = run(capsys, "regex", "--answer", "\\d+", "--right", "none", "reward.workers=1")
     assert "no usual form of the right answer is accepted" in out
@@ -118,10 +136,16 @@ def test_problems_come_from_data_or_an_answer_is_given(capsys):
     [
         (["maths"], "error: unknown verifier 'maths'; did you mean math?"),
         (["nowhere:f"], "error: 'nowhere:f': there is no module 'nowhere' in"),
-        (["math", "reward.options.strict=1"], "error: verifier math has no option 'strict'; it has none"),
+        (
+            ["math", "reward.options.strict=1"],
+            "error: verifier math has no option 'strict'; it has none",
+        ),
         (["math", "loss.clip_high=0.3"], "error: dapo reward test takes options of reward only"),
         (["math", "--data", "builtin:sumz"], "sumz"),
-        (["math", "--data", "builtin:sums", "--answer", "3"], "error: --answer and --right belong to the example"),
+        (
+            ["math", "--data", "builtin:sums", "--answer", "3"],
+            "error: --answer and --right belong to the example",
+        ),
         (
             ["math", "reward.workers=0"],
             "error: command line: option reward.workers: input should be greater than 0",

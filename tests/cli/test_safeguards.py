@@ -1,4 +1,6 @@
-"""Differences from the paper: each option that could be one says the paper's value, and each safeguard is named."""
+"""Differences from the paper: each option that could be one says the paper's value, and each
+safeguard is named.
+"""
 
 import re
 
@@ -27,30 +29,55 @@ NO_DIFFERENCE = {
         "data.system",
         "data.chat_template",
     ),
-    *("reward.verifier", "reward.options", "train.num_steps", "train.seed", "model.trust_remote_code"),
+    *(
+        "reward.verifier",
+        "reward.options",
+        "train.num_steps",
+        "train.seed",
+        "model.trust_remote_code",
+    ),
     "train.token_budget",
     # parts of an option whose default is the paper's
     *("model.lora.rank", "model.lora.alpha"),
     # parts of `environment.name`: without an environment they change nothing
-    *("environment.options", "environment.tools", "environment.max_turns", "environment.max_turn_tokens"),
-    *("environment.max_observation_tokens", "environment.history", "environment.credit", "environment.timeout_s"),
+    *(
+        "environment.options",
+        "environment.tools",
+        "environment.max_turns",
+        "environment.max_turn_tokens",
+    ),
+    *(
+        "environment.max_observation_tokens",
+        "environment.history",
+        "environment.credit",
+        "environment.timeout_s",
+    ),
     *("environment.workers", "environment.lag_polls"),
     "max_staleness",  # a part of `schedule: async`
     *("critic.lr", "critic.gae_lambda", "critic.pretrain_steps"),
     *("dynamic_sampling.filter.min_spread", "dynamic_sampling.filter.mean_between"),
     *("loss.engine_ratio", "loss.engine_over_cap"),
     # where and how fast it runs, and what is computed is the same up to rounding
-    *("model.dtype", "launcher", "train.microbatch_tokens", "train.recompute", "train.threads", "train.device"),
+    *(
+        "model.dtype",
+        "launcher",
+        "train.microbatch_tokens",
+        "train.recompute",
+        "train.threads",
+        "train.device",
+    ),
     *("rollout.engine", "rollout.engines", "rollout.clock"),
     *("distributed.trainer_ranks", "distributed.gpus_per_process"),
-    *("reward.workers", "reward.timeout_s", "reward.memory_gib"),  # beyond them there is no verdict: a safeguard
+    # beyond them there is no verdict: a safeguard
+    *("reward.workers", "reward.timeout_s", "reward.memory_gib"),
     # what is written and measured
     *("train.save_every", "train.keep_checkpoints", "train.eval_every", "eval.max_response_tokens"),
     *("log.sinks", "log.rollouts", "profile.steps", "audit.share"),
 }
 """Options without a value of the paper, whose default changes no update."""
 ENGINE_SECTIONS = tuple(f"rollout.{engine}." for engine in ENGINES)
-"""The options of one engine: how fast it samples, and what is sampled is the same up to rounding."""
+"""The options of one engine: how fast it samples, and what is sampled is the same up to rounding.
+"""
 
 
 def default() -> Config:
@@ -65,28 +92,38 @@ def test_an_option_has_the_papers_value_or_is_a_safeguard_or_changes_no_update()
     }
     shown = "\n".join(safeguards(default()))
     unexplained = {
-        name for name, info in options.items() if "paper" not in known_about(info) and f"{name}=" not in shown
+        name
+        for name, info in options.items()
+        if "paper" not in known_about(info) and f"{name}=" not in shown
     }
-    assert unexplained - NO_DIFFERENCE == set(), "give the option its paper= value, or list it as a safeguard"
+    assert unexplained - NO_DIFFERENCE == set(), (
+        "give the option its paper= value, or list it as a safeguard"
+    )
     assert NO_DIFFERENCE - unexplained == set(), "no such option, or it has a paper's value"
 
 
 def test_defaults_that_are_not_the_papers_are_named_on_its_page():
     lines = list(differences_from_paper(default()))
-    assert lines == ["loss.max_approx_kl: 10 (paper: none)", "eval.samples_per_problem: 1 (paper: 32)"]
+    assert lines == [
+        "loss.max_approx_kl: 10 (paper: none)",
+        "eval.samples_per_problem: 1 (paper: 32)",
+    ]
     assert all(f"`{line.split(':')[0]}`" in PAGE for line in lines)
 
 
 def test_each_safeguard_is_a_row_of_the_paper_page_with_a_test():
     section = PAGE[PAGE.index("## Safeguards") : PAGE.index("## Paper values")]
     rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
-    lines = list(safeguards(default().changed("loss", old_logprobs="engine")))  # one more than by default
+    # one more than by default
+    lines = list(safeguards(default().changed("loss", old_logprobs="engine")))
     assert len(rows) == len(lines)
     assert all("::test_" in row for row in rows)
     for row, line in zip(rows, lines, strict=True):
         named = re.findall(r"[a-z_]+\.[a-z_]+(?==)", line)
         assert all(f"`{name}`" in row for name in named), (row, named)
-        assert named or any(f"`{constant}`" in row for constant in re.findall(r"[A-Z]+(?:_[A-Z]+)+", row))
+        assert named or any(
+            f"`{constant}`" in row for constant in re.findall(r"[A-Z]+(?:_[A-Z]+)+", row)
+        )
 
 
 def test_safeguards_follow_the_options_and_check_prints_them():

@@ -14,7 +14,13 @@ from helpers.fork_server import ForkServer
 from helpers.paths import CONFIGS
 
 TINY = str(CONFIGS / "tiny.yaml")
-ONE_STEP = ["train.num_steps=1", "train.threads=1", "data.eval=null", "train.eval_every=0", "reward.workers=1"]
+ONE_STEP = [
+    "train.num_steps=1",
+    "train.threads=1",
+    "data.eval=null",
+    "train.eval_every=0",
+    "reward.workers=1",
+]
 REWARDS = """
 def accuracy_reward(completions, solution, **kwargs):
     return [float(completion == right) + completion.count("1") for completion, right in zip(completions, solution)]
@@ -32,10 +38,16 @@ def unit(completions, unit, level):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, with rewards and rows in the layouts of TRL and verl, and without answers."""
+    """The current directory, with rewards and rows in the layouts of TRL and verl, and without
+    answers.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_rewards.py").write_text(REWARDS)
-    verl = {"data_source": "d", "reward_model": {"ground_truth": "7", "style": "rule"}, "extra_info": {"index": 1}}
+    verl = {
+        "data_source": "d",
+        "reward_model": {"ground_truth": "7", "style": "rule"},
+        "extra_info": {"index": 1},
+    }
     for name, columns in {"trl": {"solution": "7"}, "verl": verl, "bare": {}}.items():
         rows = [{"prompt": f"{i}+1=", **columns} for i in range(16)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -63,30 +75,41 @@ def test_rewards_of_trl_and_verl_train_unchanged_on_their_data(
 
 
 NO_SUCH_NAME = (
-    "unknown verifier 'maht'; did you mean math? known: choice, code, environment, exact, gsm8k, gym, json_schema, "
-    "math, math_dapo, regex, reward_model, server, or your own function as module:function"
+    "unknown verifier 'maht'; did you mean math? known: choice, code, environment, exact, gsm8k,"
+    " gym, json_schema, math, math_dapo, regex, reward_model, server, or your own function as"
+    " module:function"
 )
 ADVICE = "Rename a column, give the parameter a default value, or set it in reward.options"
 REFUSED = {
     "columns that a function needs": (
         ["data.train=trl.jsonl", "reward.verifier=my_rewards:unit"],
-        "my_rewards:unit needs level, unit, which 16 rows (the first: 1) of the 16 of data.train do not have; columns "
-        f"there: answer, prompt, solution, source. {ADVICE}",
+        (
+            "my_rewards:unit needs level, unit, which 16 rows (the first: 1) of the 16 of"
+            f" data.train do not have; columns there: answer, prompt, solution, source. {ADVICE}"
+        ),
     ),
     "a ground truth that is not there": (
         ["data.train=bare.jsonl", "reward.verifier=my_rewards:compute_score"],
-        "my_rewards:compute_score needs ground_truth, which 16 rows (the first: 1) of the 16 of data.train do not "
-        f"have; columns there: prompt, source. {ADVICE}",
+        (
+            "my_rewards:compute_score needs ground_truth, which 16 rows (the first: 1) of the 16"
+            f" of data.train do not have; columns there: prompt, source. {ADVICE}"
+        ),
     ),
     "an answer that a verifier compares with": (
         ["data.train=bare.jsonl", "reward.verifier=math"],
-        "bare.jsonl, line 1: no answer; expected a column reward_model.ground_truth, answer, solution, ground_truth or "
-        "target, columns here: prompt; name yours with {path: FILE, answer: COLUMN}",
+        (
+            "bare.jsonl, line 1: no answer; expected a column reward_model.ground_truth, answer,"
+            " solution, ground_truth or target, columns here: prompt; name yours with {path: FILE,"
+            " answer: COLUMN}"
+        ),
     ),
     "an unknown verifier": (["reward.verifier=maht"], NO_SUCH_NAME),
     "a module that is not there": (
         ["reward.verifier=no_such_module:f"],
-        "'no_such_module:f': there is no module 'no_such_module' in {dir} or among the installed packages",
+        (
+            "'no_such_module:f': there is no module 'no_such_module' in {dir} or among the"
+            " installed packages"
+        ),
     ),
     "a function that is not there": (
         ["reward.verifier=my_rewards:brevit"],
@@ -94,7 +117,10 @@ REFUSED = {
     ),
     "a filter that is not there": (
         ["dynamic_sampling.filter=my_rewards:brevit"],
-        "dynamic_sampling.filter='my_rewards:brevit': module my_rewards has no 'brevit'; did you mean brevity?",
+        (
+            "dynamic_sampling.filter='my_rewards:brevit': module my_rewards has no 'brevit'; did"
+            " you mean brevity?"
+        ),
     ),
     "an unknown option of a verifier": (
         ["reward.verifier=exact", "reward.options={strict: true}"],
@@ -102,8 +128,10 @@ REFUSED = {
     ),
     "a model of no kind": (
         ["model=smollm2"],
-        "model 'smollm2' is no alias (smollm2-135m-instruct, tiny-random), no directory here and no Hugging Face id, "
-        "which is OWNER/NAME; did you mean smollm2-135m-instruct?",
+        (
+            "model 'smollm2' is no alias (smollm2-135m-instruct, tiny-random), no directory here"
+            " and no Hugging Face id, which is OWNER/NAME; did you mean smollm2-135m-instruct?"
+        ),
     ),
     "the same problems for training and evaluation": (
         ["data.train=trl.jsonl", "data.eval=trl.jsonl"],
@@ -136,7 +164,9 @@ def test_what_is_wrong_is_found_at_the_start_and_by_check(
     assert not Path("run").exists()
 
 
-@pytest.mark.parametrize("option", ["reward.verifier=maht", "reward.verifier=my_rewards:brevit", "model=smollm2"])
+@pytest.mark.parametrize(
+    "option", ["reward.verifier=maht", "reward.verifier=my_rewards:brevit", "model=smollm2"]
+)
 def test_a_wrong_name_is_answered_without_torch(folder: Path, option: str):
     script = (
         "import sys; from dapo.cli.main import main\n"
@@ -148,7 +178,9 @@ def test_a_wrong_name_is_answered_without_torch(folder: Path, option: str):
     assert (done.returncode, done.stdout.strip()) == (2, "")
 
 
-def test_check_of_a_run_elsewhere_asks_for_nothing_of_this_machine(capsys: pytest.CaptureFixture[str], folder: Path):
+def test_check_of_a_run_elsewhere_asks_for_nothing_of_this_machine(
+    capsys: pytest.CaptureFixture[str], folder: Path
+):
     gpu = ["--assume", "device=gpu"]
     code, out, _ = run(capsys, "check", TINY, "train.device=cuda", "log.sinks=[wandb]", *gpu)
     assert (code, "\nproblem: " in out) == (0, False)
@@ -157,7 +189,9 @@ def test_check_of_a_run_elsewhere_asks_for_nothing_of_this_machine(capsys: pytes
 def test_check_exits_with_2_where_memory_does_not_suffice_and_names_the_processor(
     capsys: pytest.CaptureFixture[str], folder: Path
 ):
-    code, out, _ = run(capsys, "check", TINY, "--assume", "memory_gib=0.1", "--assume", "device=cpu")
+    code, out, _ = run(
+        capsys, "check", TINY, "--assume", "memory_gib=0.1", "--assume", "device=cpu"
+    )
     assert code == 2
     assert out.splitlines()[0].startswith("problem: the process needs ")
     assert out.splitlines()[0].endswith("for a run on a GPU add --assume device=gpu")
@@ -166,9 +200,21 @@ def test_check_exits_with_2_where_memory_does_not_suffice_and_names_the_processo
 @pytest.mark.parametrize(
     ("verifier", "ask", "expected"),
     [
-        ("math_dapo", "Put it into \\boxed{}.", "0 of 16 prompts request; they request \\boxed{...} (16 rows)"),
-        ("math_dapo", "Reply with the number.", "0 of 16 prompts request. Request it in data.instruction"),
-        ("gsm8k", "Reply with the number.", "0 of 16 prompts request. Request it in data.instruction"),
+        (
+            "math_dapo",
+            "Put it into \\boxed{}.",
+            "0 of 16 prompts request; they request \\boxed{...} (16 rows)",
+        ),
+        (
+            "math_dapo",
+            "Reply with the number.",
+            "0 of 16 prompts request. Request it in data.instruction",
+        ),
+        (
+            "gsm8k",
+            "Reply with the number.",
+            "0 of 16 prompts request. Request it in data.instruction",
+        ),
         ("math_dapo", "End with `Answer: 7`.", None),
         ("math", "Put it into \\boxed{}.", None),
         ("exact", "Reply with the number.", None),
@@ -177,11 +223,17 @@ def test_check_exits_with_2_where_memory_does_not_suffice_and_names_the_processo
 def test_check_says_where_the_prompts_ask_for_another_mark_than_the_verifier_reads(
     capsys: pytest.CaptureFixture[str], folder: Path, verifier: str, ask: str, expected: str | None
 ):
-    options = ["data.train=trl.jsonl", f"reward.verifier={verifier}", f"data.instruction={json.dumps(ask)}"]
+    options = [
+        "data.train=trl.jsonl",
+        f"reward.verifier={verifier}",
+        f"data.instruction={json.dumps(ask)}",
+    ]
     code, out, _ = run(capsys, "check", TINY, *ONE_STEP, *options)
     assert code == 0
     assert ("warning: " in out) == (expected is not None)
-    assert expected is None or f"data.train: the verifier {verifier} reads an answer marked by" in out
+    assert (
+        expected is None or f"data.train: the verifier {verifier} reads an answer marked by" in out
+    )
     assert expected is None or expected in out
 
 
@@ -197,7 +249,9 @@ def test_a_run_continues_in_another_folder_with_its_own_data_and_with_trust_its_
     (elsewhere / "trl.jsonl").write_text('{"prompt": "another file of that name", "answer": "1"}\n')
     command = ["resume", str(folder / "run"), "train.num_steps=2", "--trust"]
     errors = elsewhere / "errors"
-    code, _ = fork_server.run(*command, output=elsewhere / "output", folder=str(elsewhere), errors=str(errors))
+    code, _ = fork_server.run(
+        *command, output=elsewhere / "output", folder=str(elsewhere), errors=str(errors)
+    )
     assert (code, own_errors(errors.read_text())) == (0, "")
     assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 2
 
@@ -207,13 +261,21 @@ def test_a_run_whose_folder_is_gone_says_where_it_was_started(
 ):
     (tmp_path / "old").mkdir()
     monkeypatch.chdir(tmp_path / "old")
-    Path("rows.jsonl").write_text("".join(f'{{"prompt": "{i}+1", "answer": "1"}}\n' for i in range(16)))
-    assert run(capsys, "train", TINY, *ONE_STEP, "data.train=rows.jsonl", "--run-dir", "../run")[0] == 0
+    Path("rows.jsonl").write_text(
+        "".join(f'{{"prompt": "{i}+1", "answer": "1"}}\n' for i in range(16))
+    )
+    assert (
+        run(capsys, "train", TINY, *ONE_STEP, "data.train=rows.jsonl", "--run-dir", "../run")[0]
+        == 0
+    )
     monkeypatch.chdir(tmp_path)
     Path("old/rows.jsonl").unlink()
     code, _, err = run(capsys, "resume", "run", "train.num_steps=2")
     assert code == 2
-    assert f"no data file rows.jsonl; the folder holds no data file (the run was started in {tmp_path}/old: " in err
+    assert (
+        "no data file rows.jsonl; the folder holds no data file (the run was started in"
+        f" {tmp_path}/old: " in err
+    )
     assert "its data is searched there, then here; override it by data.train=PATH)" in err
     for command in (
         ("eval", "run", "--data", "mine.jsonl"),
@@ -221,5 +283,10 @@ def test_a_run_whose_folder_is_gone_says_where_it_was_started(
     ):
         code, _, err = run(capsys, *command)
         assert (code, "no data file mine.jsonl" in err, "started in" in err) == (2, True, False)
-    code, _, err = run(capsys, "eval", "run", "reward.verifier=nobody:judge", "--data", "builtin:sums")
-    assert f"(the run was started in {tmp_path}/old: its modules are searched here, with --trust also in" in err
+    code, _, err = run(
+        capsys, "eval", "run", "reward.verifier=nobody:judge", "--data", "builtin:sums"
+    )
+    assert (
+        f"(the run was started in {tmp_path}/old: its modules are searched here, with --trust"
+        " also in" in err
+    )

@@ -1,6 +1,8 @@
-"""Every form in which tests are written, with a right and a wrong program; tests that assert nothing; cheats.
+"""Every form in which tests are written, with a right and a wrong program; tests that assert
+nothing; cheats.
 
-The cases are in `tests/data/code_*.txt`: `=== NAME {columns of the row}`, then parts such as `--- tests`.
+The cases are in `tests/data/code_*.txt`: `=== NAME {columns of the row}`, then parts such as `---
+tests`.
 """
 
 import json
@@ -14,7 +16,9 @@ from code_sandbox import LocalSandbox, UnusableTests, probe, read_tests
 
 SANDBOX = LocalSandbox(2**30)
 WEAKNESSES = set(probe(SANDBOX).values())
-pytestmark = pytest.mark.skipif(bool(WEAKNESSES), reason=f"no program can be confined here: it could {WEAKNESSES}")
+pytestmark = pytest.mark.skipif(
+    bool(WEAKNESSES), reason=f"no program can be confined here: it could {WEAKNESSES}"
+)
 
 DATA = Path(__file__).parents[1] / "data"
 ADD = "def add(a, b):\n    return a + b"
@@ -31,7 +35,9 @@ class np:
 
 
 def cases(name):
-    """Name, columns of the row and parts of each case of a file; equal parts follow each other in a list."""
+    """Name, columns of the row and parts of each case of a file; equal parts follow each other in a
+    list.
+    """
     found = []
     for case in re.split(r"^=== ", (DATA / name).read_text(), flags=re.MULTILINE)[1:]:
         head, *parts = re.split(r"^--- (\w+)\n", case, flags=re.MULTILINE)
@@ -45,7 +51,9 @@ def cases(name):
 
 def judged(source, tests, prompt="Q", entry_point=None, **setup):
     """True, False, or the error."""
-    texts = [text for part in setup.values() for text in ([part] if isinstance(part, str) else part)]
+    texts = [
+        text for part in setup.values() for text in ([part] if isinstance(part, str) else part)
+    ]
     try:
         read = read_tests(tests, setup=texts, entry_point=entry_point, prompt=prompt)
         return read.passed_by(source, SANDBOX, deadline=time.monotonic() + 60)
@@ -70,8 +78,14 @@ RIGHT = "def f(): return 918273"
 TESTS_OF_CHEATS = [
     ["assert f() == 918273"],
     ["assert f() - 918273 == 0"],
-    "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(f(), 918273)",
-    "import pytest\n@pytest.mark.parametrize('x', [918273])\ndef test_f(x):\n    assert f() == pytest.approx(x)",
+    (
+        "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n       "
+        " self.assertEqual(f(), 918273)"
+    ),
+    (
+        "import pytest\n@pytest.mark.parametrize('x', [918273])\ndef test_f(x):\n    assert f() =="
+        " pytest.approx(x)"
+    ),
     ["for got, want in zip(map(lambda x: f(), [1, 2]), [918273, 918273]):\n    assert got == want"],
     ["assert all(f() == want for want in (918273, 918273))"],
     ["assert f() in [918273]", "assert f() in {918273}"],
@@ -96,20 +110,52 @@ def test_no_cheat_passes(index, case):
 @pytest.mark.parametrize(
     ("tests", "columns", "message"),
     [
-        ("def helper():\n    assert add(1, 2) == 3", {}, "these tests run no assertion on a value of the program"),
-        ("assert (add(1, 2) == 3, 'no')", {}, "its tests run no assertion on a value of the program"),
-        ("import numpy\nassert add(1, 2) == 3", {}, "its tests import 'numpy', which is not in Python's standard"),
-        ("assert close(add(1, 2), 3)", {}, "its tests use add, close, which neither they nor Python define"),
-        ("assert add(1, 2) < LIMIT", {"entry_point": "add"}, "its tests use LIMIT, which neither they nor Python"),
+        (
+            "def helper():\n    assert add(1, 2) == 3",
+            {},
+            "these tests run no assertion on a value of the program",
+        ),
+        (
+            "assert (add(1, 2) == 3, 'no')",
+            {},
+            "its tests run no assertion on a value of the program",
+        ),
+        (
+            "import numpy\nassert add(1, 2) == 3",
+            {},
+            "its tests import 'numpy', which is not in Python's standard",
+        ),
+        (
+            "assert close(add(1, 2), 3)",
+            {},
+            "its tests use add, close, which neither they nor Python define",
+        ),
+        (
+            "assert add(1, 2) < LIMIT",
+            {"entry_point": "add"},
+            "its tests use LIMIT, which neither they nor Python",
+        ),
         (
             "def test_a(db):\n    assert add(1, 2) == 3",
             {},
             "the tests cannot run: UnusableTest: there is no fixture 'db'",
         ),
         (["x = {}['a']", "assert add(1, 2) == 3"], {}, "the tests cannot run: KeyError: 'a'"),
-        ("assert V(1) == V(2)", {}, "the tests cannot run: they compare two objects of the program"),
-        ({"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}, {}, "its tests call a function by fn_name"),
-        ("assert add(1, 2) == 3", {"entry_point": "add("}, "its entry_point must be the name of a function"),
+        (
+            "assert V(1) == V(2)",
+            {},
+            "the tests cannot run: they compare two objects of the program",
+        ),
+        (
+            {"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]},
+            {},
+            "its tests call a function by fn_name",
+        ),
+        (
+            "assert add(1, 2) == 3",
+            {"entry_point": "add("},
+            "its entry_point must be the name of a function",
+        ),
     ],
 )
 def test_the_error_says_what_is_wrong_with_the_tests(tests, columns, message):

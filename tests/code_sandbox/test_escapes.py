@@ -1,4 +1,5 @@
-"""Programs that attack the sandbox: none is called correct, none outlives its time, and missing layers are found out.
+"""Programs that attack the sandbox: none is called correct, none outlives its time, and missing
+layers are found out.
 
 A hostile program prints (or returns) the right answer if and only if its probe succeeds.
 """
@@ -20,7 +21,9 @@ from helpers.sandbox_processes import sandbox_processes_left
 
 SANDBOX = LocalSandbox(2**30)
 WEAKNESSES = set(probe(SANDBOX).values())
-pytestmark = pytest.mark.skipif(bool(WEAKNESSES), reason=f"no program can be confined here: it could {WEAKNESSES}")
+pytestmark = pytest.mark.skipif(
+    bool(WEAKNESSES), reason=f"no program can be confined here: it could {WEAKNESSES}"
+)
 
 RIGHT = 918273
 
@@ -128,7 +131,12 @@ COMPARING = ("equal to everything", "a number equal to everything", "names of bu
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [(n, f) for n in ESCAPES for f in ("statements", "pairs") if f == "statements" or n not in COMPARING],
+    [
+        (n, f)
+        for n in ESCAPES
+        for f in ("statements", "pairs")
+        if f == "statements" or n not in COMPARING
+    ],
 )
 def test_no_probe_makes_a_program_correct(escape_targets, name, form):
     source = ESCAPES[name]
@@ -137,13 +145,17 @@ def test_no_probe_makes_a_program_correct(escape_targets, name, form):
     if "def probe" in source:
         # the number does not stand in the program, where it would find it
         source += (
-            f"\ndef answer():\n    return int('{escape_targets['right_halves']}'.replace(' ', '')) if probe() else 0"
+            f"\ndef answer():\n    return int('{escape_targets['right_halves']}'.replace(' ', ''))"
+            " if probe() else 0"
         )
     if form == "pairs":
         source += "\nprint(answer())" if "def answer" in source else ""
         tests = [{"input": "", "output": str(RIGHT)}]
     else:
-        tests = [f"assert answer() == {RIGHT}", f"assert abs(answer() - {RIGHT}) < 1 and int(answer()) == {RIGHT}"]
+        tests = [
+            f"assert answer() == {RIGHT}",
+            f"assert abs(answer() - {RIGHT}) < 1 and int(answer()) == {RIGHT}",
+        ]
     assert judged(source, tests) is (name == "the answer itself, to see that this table can fail")
 
 
@@ -153,14 +165,19 @@ def test_no_probe_makes_a_program_correct(escape_targets, name, form):
         "while True:\n    pass",
         "import time\ntime.sleep(60)",
         "input()\nimport os\nos.read(0, 1)\nwhile True:\n    pass",
-        "import signal\nfor s in range(1, 30):\n    try:\n        signal.signal(s, signal.SIG_IGN)\n"
-        "    except (OSError, ValueError):\n        pass\nwhile True:\n    pass",
+        (
+            "import signal\nfor s in range(1, 30):\n    try:\n        signal.signal(s,"
+            " signal.SIG_IGN)\n    except (OSError, ValueError):\n        pass\nwhile True:\n   "
+            " pass"
+        ),
         "while True:\n    print('x' * 1000)",
         f"print({RIGHT})\nwhile True:\n    print('x' * 1000, flush=True)",
         f"print({RIGHT}, flush=True)\nwhile True:\n    pass",
     ],
 )
-@pytest.mark.parametrize("tests", [[{"input": "", "output": str(RIGHT)}], [f"assert answer() == {RIGHT}"]])
+@pytest.mark.parametrize(
+    "tests", [[{"input": "", "output": str(RIGHT)}], [f"assert answer() == {RIGHT}"]]
+)
 def test_a_program_without_end_is_wrong_and_leaves_nothing_running(source, tests):
     began = time.monotonic()
     assert judged(source, tests, time_s=0.6) is False
@@ -172,7 +189,10 @@ def test_a_program_without_end_is_wrong_and_leaves_nothing_running(source, tests
     ("missing", "weakness"),
     [
         (
-            {"    if abi < 1:": "    if True:", "    pivot_root = ": "    raise OSError\n    pivot_root = "},
+            {
+                "    if abi < 1:": "    if True:",
+                "    pivot_root = ": "    raise OSError\n    pivot_root = ",
+            },
             "read files",
         ),
         ({"    if not program:": "    if True:"}, "open sockets"),
@@ -184,13 +204,20 @@ def test_a_sandbox_without_one_of_its_layers_is_found_out(tmp_path, missing, wea
     for text, instead in missing.items():
         assert text in sandbox_script.read_text()
         sandbox_script.write_text(sandbox_script.read_text().replace(text, instead))
-    script = "from code_sandbox import LocalSandbox, probe; print(set(probe(LocalSandbox(2**30)).values()))"
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env={}, capture_output=True, text=True)
+    script = (
+        "from code_sandbox import LocalSandbox, probe;"
+        " print(set(probe(LocalSandbox(2**30)).values()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env={}, capture_output=True, text=True
+    )
     assert weakness in done.stdout, done.stderr
 
 
 def test_a_confined_process_loads_nothing_of_the_package():
     script = f"import runpy, sys; runpy.run_path({rpc.__file__!r})\n"
     script += "print([m for m in sys.modules if 'dapo' in m or 'sandbox' in m])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -21,22 +21,77 @@ MEMORY_BYTES = 2**27
 ALL = get_args(Layer)
 MACHINE = platform.machine()
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the layers are Linux's")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="the layers are Linux's"
+)
 needs_landlock = pytest.mark.skipif(
-    sys.platform == "linux" and "read files" in probe(LocalSandbox(MEMORY_BYTES, layers=["landlock"])).values(),
+    sys.platform == "linux"
+    and "read files" in probe(LocalSandbox(MEMORY_BYTES, layers=["landlock"])).values(),
     reason="no Landlock here",
 )
-needs_filter = pytest.mark.skipif(filter_program(MACHINE) is None, reason=f"no filter is written for {MACHINE}")
+needs_filter = pytest.mark.skipif(
+    filter_program(MACHINE) is None, reason=f"no filter is written for {MACHINE}"
+)
 
 READING = {"open to read", "openat to read", "list a folder", "read the list of users"}
 READING_OF_PROCESSES = {"list processes", "read an environment", "open the memory"}
 DEPENDS_ON_THE_SYSTEM = {
-    *("lease", "setxattr", "fsetxattr", "removexattr", "fchmodat2", "openat2 to write", "open without a name"),
-    *("copy_file_range", "fallocate", "bpf", "perf_event_open", "fsopen", "open_tree", "mount", "chroot", "unshare"),
-    *("userfaultfd", "io_uring_setup", "io_setup", "memfd_secret", "add_key", "keyctl", "membarrier", "fanotify_init"),
-    *("ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "get_robust_list", "name_to_handle_at", "F_NOTIFY"),
-    *("read an environment", "open the memory", "allocate", "shared memory", "message queue", "semaphores", "mlock"),
-    *("tkill", "tgkill", "clone3", "POSIX message queue", "rt_tgsigqueueinfo", "socket of the kernel"),
+    *(
+        "lease",
+        "setxattr",
+        "fsetxattr",
+        "removexattr",
+        "fchmodat2",
+        "openat2 to write",
+        "open without a name",
+    ),
+    *(
+        "copy_file_range",
+        "fallocate",
+        "bpf",
+        "perf_event_open",
+        "fsopen",
+        "open_tree",
+        "mount",
+        "chroot",
+        "unshare",
+    ),
+    *(
+        "userfaultfd",
+        "io_uring_setup",
+        "io_setup",
+        "memfd_secret",
+        "add_key",
+        "keyctl",
+        "membarrier",
+        "fanotify_init",
+    ),
+    *(
+        "ptrace",
+        "process_vm_readv",
+        "process_vm_writev",
+        "kcmp",
+        "get_robust_list",
+        "name_to_handle_at",
+        "F_NOTIFY",
+    ),
+    *(
+        "read an environment",
+        "open the memory",
+        "allocate",
+        "shared memory",
+        "message queue",
+        "semaphores",
+        "mlock",
+    ),
+    *(
+        "tkill",
+        "tgkill",
+        "clone3",
+        "POSIX message queue",
+        "rt_tgsigqueueinfo",
+        "socket of the kernel",
+    ),
 }
 """Probes that a container, a kernel's configuration or a file system may refuse by itself."""
 
@@ -88,7 +143,8 @@ def successes(request):
 
 def test_each_probe_succeeds_where_nothing_confines_it_so_that_the_others_can_fail(successes):
     assert len(all_probes()) > 120
-    always_held = {"inherit the environment"}  # not a layer: test_probing.py shows this probe to succeed elsewhere
+    # not a layer: test_probing.py shows this probe to succeed elsewhere
+    always_held = {"inherit the environment"}
     assert all_probes() - successes["none"] <= DEPENDS_ON_THE_SYSTEM | always_held
 
 
@@ -101,7 +157,9 @@ def test_no_probe_succeeds_where_filter_and_any_landlock_are_in_force(successes,
 
 @needs_filter
 @needs_landlock
-def test_filter_and_landlock_need_neither_limits_nor_another_user_for_anything_but_memory(successes):
+def test_filter_and_landlock_need_neither_limits_nor_another_user_for_anything_but_memory(
+    successes,
+):
     assert successes["neither change of user nor limits"] == {"allocate"}
 
 
@@ -146,20 +204,54 @@ def test_the_filter_alone_lets_a_program_read_and_nothing_else(successes):
 
 @needs_landlock
 def test_landlock_alone_refuses_files_and_programs_but_no_change_of_mode_and_no_socket(successes):
-    writing = {"open to write", "open to append", "open and create", "open to truncate", "mkdir", "unlink", "rename"}
-    refused = READING | writing | {"run a program", "bind", "list processes", "ptrace", "link", "mkfifo"}
+    writing = {
+        "open to write",
+        "open to append",
+        "open and create",
+        "open to truncate",
+        "mkdir",
+        "unlink",
+        "rename",
+    }
+    refused = (
+        READING | writing | {"run a program", "bind", "list processes", "ptrace", "link", "mkfifo"}
+    )
     for configuration in ("landlock", "landlock of Linux 5.13 alone"):
         assert successes[configuration] & refused == set()
-        assert successes[configuration] >= {"chmod", "utime", "socket", "socketpair", "fork", "inotify_init"}
+        assert successes[configuration] >= {
+            "chmod",
+            "utime",
+            "socket",
+            "socketpair",
+            "fork",
+            "inotify_init",
+        }
     assert {"truncate", "prlimit of another"} <= successes["landlock of Linux 5.13 alone"]
 
 
-def test_namespaces_alone_hide_files_other_processes_and_the_network_or_are_not_to_be_had(successes):
+def test_namespaces_alone_hide_files_other_processes_and_the_network_or_are_not_to_be_had(
+    successes,
+):
     if "kill" in successes["namespaces"]:
         pytest.skip("no namespaces here")
-    hidden = {"kill", "rt_sigqueueinfo", "prlimit of another", "setpriority", "sched_setaffinity", "F_SETOWN"}
-    hidden |= {"connect by UDP", "connect to an abstract name", "connect to a Unix socket", "list processes"}
-    assert successes["namespaces"] & {*hidden, *READING, "open to write", "chmod", "truncate", "mkdir"} == set()
+    hidden = {
+        "kill",
+        "rt_sigqueueinfo",
+        "prlimit of another",
+        "setpriority",
+        "sched_setaffinity",
+        "F_SETOWN",
+    }
+    hidden |= {
+        "connect by UDP",
+        "connect to an abstract name",
+        "connect to a Unix socket",
+        "list processes",
+    }
+    assert (
+        successes["namespaces"] & {*hidden, *READING, "open to write", "chmod", "truncate", "mkdir"}
+        == set()
+    )
     assert successes["namespaces"] >= {"socket", "socketpair", "fork", "pipe", "inotify_init"}
 
 
@@ -188,11 +280,20 @@ def test_a_missing_layer_is_a_weakness_and_ends_processes_where_confinement_is_r
 @needs_filter
 @needs_landlock
 def test_what_a_program_may_read_is_confined_by_landlock_or_by_namespaces():
-    assert probe(LocalSandbox(MEMORY_BYTES, layers=[layer for layer in ALL if layer != "namespaces"])) == {}
+    assert (
+        probe(LocalSandbox(MEMORY_BYTES, layers=[layer for layer in ALL if layer != "namespaces"]))
+        == {}
+    )
     if "read files" in probe(LocalSandbox(MEMORY_BYTES, layers=["namespaces"])).values():
         pytest.skip("no namespaces here")
-    assert probe(LocalSandbox(MEMORY_BYTES, layers=[layer for layer in ALL if layer != "landlock"])) == {}
-    source = "import os; print([p for p in ('/etc', '/etc/passwd', '/proc', '/sys', '/var') if os.path.exists(p)])"
+    assert (
+        probe(LocalSandbox(MEMORY_BYTES, layers=[layer for layer in ALL if layer != "landlock"]))
+        == {}
+    )
+    source = (
+        "import os; print([p for p in ('/etc', '/etc/passwd', '/proc', '/sys', '/var') if"
+        " os.path.exists(p)])"
+    )
     assert run(source, ["namespaces", "system_calls"]).output == b"['/etc']\n"
 
 
@@ -241,14 +342,18 @@ def test_shared_libraries_of_python_are_found_under_each_of_their_names(tmp_path
     for name in ("libfound.so", "libfound.so.1"):
         (installed / name).symlink_to(in_use)
     shared_libraries.cache_clear()
-    assert sorted(shared_libraries(str(tmp_path))) == [f"{installed}/libfound.so", f"{installed}/libfound.so.1"]
+    assert sorted(shared_libraries(str(tmp_path))) == [
+        f"{installed}/libfound.so",
+        f"{installed}/libfound.so.1",
+    ]
     assert shared_libraries(str(tmp_path / "none")) == ()
 
 
 @needs_filter
 def test_every_number_that_is_not_on_the_list_is_refused_those_of_x32_too():
     allowed = sorted(allowed_numbers(MACHINE).values())
-    # uretprobe and uprobe: newer kernels pass these by every filter, and answer all but a probe of theirs with SIGILL
+    # uretprobe and uprobe: newer kernels pass these by every filter, and answer all but a probe of
+    # theirs with SIGILL
     exempt = [335, 336] if MACHINE == "x86_64" else []
     source = f"""{CALLS}
 numbers = [number for number in range(1024) if number not in {allowed + exempt}]
@@ -268,7 +373,9 @@ flags = [bit for bit in range(32) if error_of({openat}, -100, address, 1 << bit,
 print(flags, error_of({openat}, -100, address, 1 << 40, 0))
 """
     directory, no_follow, large = (16, 17, 15) if MACHINE == "x86_64" else (14, 15, 17)
-    o_noctty, o_nonblock, o_cloexec = 8, 11, 19
+    o_noctty = 8
+    o_nonblock = 11
+    o_cloexec = 19
     expected = sorted([directory, no_follow, large, o_noctty, o_nonblock, o_cloexec])
     assert run(source, ["system_calls"]).output.decode() == f"{expected} 0\n"
 
@@ -296,7 +403,10 @@ ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page))
 print("after", flush=True)
 """
     confined = run(source, ["system_calls"])
-    assert (confined.output, confined.exit_code) in ((b"before\n", 128 + 31), (b"before\n", 128 + 11))
+    assert (confined.output, confined.exit_code) in (
+        (b"before\n", 128 + 31),
+        (b"before\n", 128 + 11),
+    )
 
 
 def test_a_program_that_becomes_another_program_is_refused_that_by_the_filter_and_by_landlock():
@@ -324,34 +434,41 @@ def verdict(machine, number, *arguments, arch=None):
             position += if_true if word == value else if_false
         else:
             assert code == 0x06
-            return {0x80000000: "kill", 0x00050000 | errno.EPERM: "refuse", 0x7FFF0000: "allow"}[value]
+            return {0x80000000: "kill", 0x00050000 | errno.EPERM: "refuse", 0x7FFF0000: "allow"}[
+                value
+            ]
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_filter_of_either_machine_decides_by_convention_number_and_arguments(machine):
     numbers = allowed_numbers(machine)
-    openat, prlimit, futex, madvise = (numbers[name] for name in ("openat", "prlimit64", "futex", "madvise"))
+    openat, prlimit, futex, madvise = (
+        numbers[name] for name in ("openat", "prlimit64", "futex", "madvise")
+    )
     refused = [
         *[(openat, 0, 0, flags) for flags in (1, 2, 3, 0o1000, 0o100, 0o2000, 0x200000, 0x400000)],
-        *[(prlimit, 1, 4, 0, 1), (prlimit, 0, 4, 1, 0), (prlimit, 0, 4, 1 << 32, 0), (prlimit, 1 << 31, 0)],
+        (prlimit, 1, 4, 0, 1),
+        (prlimit, 0, 4, 1, 0),
+        (prlimit, 0, 4, 1 << 32, 0),
+        (prlimit, 1 << 31, 0),
         *[(futex, 0, command) for command in (2, 6, 7, 8, 11, 12, 13)],
         *[(madvise, 0, 0, advice) for advice in (9, 12, 100)],
         *[(number,) for number in range(1024) if number not in numbers.values()],
     ]
     allowed = [
         *[(openat, 0, 0, flags) for flags in (0, 0x80000, 0x80000 | 0o4000)],
-        *[
-            (prlimit, 0, 4, 0, 1),
-            (numbers["ioctl"], 0, 0x5401),
-            (futex, 0, 128 | 9),
-            (futex, 0, 256 | 128 | 9),
-            (madvise, 0, 0, 4),
-        ],
+        (prlimit, 0, 4, 0, 1),
+        (numbers["ioctl"], 0, 0x5401),
+        (futex, 0, 128 | 9),
+        (futex, 0, 256 | 128 | 9),
+        (madvise, 0, 0, 4),
         *[(number,) for name, number in numbers.items() if name != "ioctl"],
     ]
     assert {verdict(machine, *call) for call in refused} == {"refuse"}
     assert {verdict(machine, *call) for call in allowed} == {"allow"}
-    assert {verdict(machine, *call, arch=arch) for call in allowed for arch in (0x40000003, 0x40000028)} == {"kill"}
+    assert {
+        verdict(machine, *call, arch=arch) for call in allowed for arch in (0x40000003, 0x40000028)
+    } == {"kill"}
     assert filter_program("riscv64") is None
 
 
@@ -437,5 +554,9 @@ def attempts():
 """
     layers = ["system_calls", "landlock"]
     tests = read_tests(["assert attempts() == [], attempts()"])
-    assert tests.passed_by(source, LocalSandbox(2**30, layers=layers), deadline=time.monotonic() + 60)
-    assert not tests.passed_by(source, LocalSandbox(2**30, layers=[]), deadline=time.monotonic() + 60)
+    assert tests.passed_by(
+        source, LocalSandbox(2**30, layers=layers), deadline=time.monotonic() + 60
+    )
+    assert not tests.passed_by(
+        source, LocalSandbox(2**30, layers=[]), deadline=time.monotonic() + 60
+    )

@@ -1,4 +1,6 @@
-"""The self-check: the local sandbox passes it, and one that confines nothing fails it probe by probe."""
+"""The self-check: the local sandbox passes it, and one that confines nothing fails it probe by
+probe.
+"""
 
 import os
 import subprocess
@@ -20,12 +22,21 @@ needs_confinement = pytest.mark.skipif(not CONFINED, reason="no program can be c
 
 
 class PlainProcess:
-    """A sandbox as in many reward functions: a process of the same user, judged by its exit code."""
+    """A sandbox as in many reward functions: a process of the same user, judged by its exit
+    code.
+    """
 
     memory_bytes = MEMORY_BYTES
 
-    def run(self, source: str, stdin: str, *, deadline: float, max_output_bytes: int = 1 << 16) -> ProcessResult:
-        done = subprocess.run([sys.executable, "-c", source], input=stdin.encode(), stdout=subprocess.PIPE, check=False)
+    def run(
+        self, source: str, stdin: str, *, deadline: float, max_output_bytes: int = 1 << 16
+    ) -> ProcessResult:
+        done = subprocess.run(
+            [sys.executable, "-c", source],
+            input=stdin.encode(),
+            stdout=subprocess.PIPE,
+            check=False,
+        )
         return ProcessResult(done.stdout, done.returncode)
 
     def run_tests(self, source: str, tests: Mapping[str, Any], *, deadline: float) -> str:
@@ -56,7 +67,15 @@ def test_a_plain_process_fails_the_self_check_by_name():
         "pass tests without solving them",
     }
     assert {
-        *("read the list of users", "open and create", "connect by UDP", "fork", "thread", "kill", "allocate"),
+        *(
+            "read the list of users",
+            "open and create",
+            "connect by UDP",
+            "fork",
+            "thread",
+            "kill",
+            "allocate",
+        ),
         *("inherit the environment", "compute without end", "ignore signals", "print without end"),
         *("answer wrong", "exit before the tests", "equal everything", "report the result"),
     } <= found.keys()
@@ -71,14 +90,20 @@ class Weakened:
     fault: str
     memory_bytes: int = MEMORY_BYTES
 
-    def run(self, source: str, stdin: str, *, deadline: float, max_output_bytes: int = 1 << 16) -> ProcessResult:
+    def run(
+        self, source: str, stdin: str, *, deadline: float, max_output_bytes: int = 1 << 16
+    ) -> ProcessResult:
         late = 60 if self.fault == "late" else 0
         length = 1 << 20 if self.fault == "long" else max_output_bytes
         return LOCAL.run(source, stdin, deadline=deadline + late, max_output_bytes=length)
 
     def run_tests(self, source: str, tests: Mapping[str, Any], *, deadline: float) -> str:
         result = LOCAL.run_tests(source, tests, deadline=deadline)
-        return "failed" if self.fault == "strict" else "passed" if self.fault == "lenient" else result
+        if self.fault == "strict":
+            return "failed"
+        if self.fault == "lenient":
+            return "passed"
+        return result
 
 
 @needs_confinement
@@ -97,7 +122,9 @@ def test_the_self_check_names_the_one_thing_that_does_not_hold(fault: str, weakn
 
 def test_a_sandbox_that_ends_the_probes_is_an_error_and_not_a_pass():
     class Silent(PlainProcess):
-        def run(self, source: str, stdin: str, *, deadline: float, max_output_bytes: int = 1 << 16) -> ProcessResult:
+        def run(
+            self, source: str, stdin: str, *, deadline: float, max_output_bytes: int = 1 << 16
+        ) -> ProcessResult:
             return ProcessResult(b"", None)
 
     with pytest.raises(SandboxError, match="the program that probes the sandbox did not finish"):

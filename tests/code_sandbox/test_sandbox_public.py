@@ -13,11 +13,15 @@ import code_sandbox.sandbox
 from code_sandbox import LocalSandbox, probe
 
 README = Path(code_sandbox.__file__).with_name("README.md").read_text(encoding="utf-8")
-needs_confinement = pytest.mark.skipif(probe(LocalSandbox(2**30)) != {}, reason="no program can be confined here")
+needs_confinement = pytest.mark.skipif(
+    probe(LocalSandbox(2**30)) != {}, reason="no program can be confined here"
+)
 
 
 @needs_confinement
-@pytest.mark.parametrize("module", [code_sandbox, code_sandbox.code_tests, code_sandbox.probing, code_sandbox.sandbox])
+@pytest.mark.parametrize(
+    "module", [code_sandbox, code_sandbox.code_tests, code_sandbox.probing, code_sandbox.sandbox]
+)
 def test_the_examples_of_docstrings_give_what_they_show(module):
     result = doctest.testmod(module)
     assert result.attempted > 0

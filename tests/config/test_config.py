@@ -50,7 +50,11 @@ def test_defaults_are_the_papers_values():
     assert (paper.rollout.max_response_tokens, paper.overlong.buffer_tokens) == (20480, 4096)
     assert (paper.overlong.mode, paper.overlong.penalty) == ("soft", 1.0)
     assert (paper.loss.clip_low, paper.loss.clip_high, paper.loss.dual_clip) == (0.2, 0.28, None)
-    assert (paper.loss.aggregate, paper.loss.kl_coef, paper.loss.entropy_coef) == ("token", 0.0, 0.0)
+    assert (paper.loss.aggregate, paper.loss.kl_coef, paper.loss.entropy_coef) == (
+        "token",
+        0.0,
+        0.0,
+    )
     assert (paper.optim.lr, paper.optim.warmup_steps, paper.optim.weight_decay) == (1e-6, 20, 0.1)
     assert (paper.optim.betas, paper.optim.max_grad_norm) == ((0.9, 0.999), 1.0)
     assert paper.rollout.temperature == 1.0
@@ -83,7 +87,9 @@ def test_a_preset_on_the_command_line_replaces_the_one_in_the_file():
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_preset_is_valid_and_is_not_changed_by_using_it(name):
     before = json.dumps(PRESETS)
-    needed = {"distill": ["loss.reference=big"], "sft": ["data.demonstrations=sft.jsonl"]}.get(name, [])
+    needed = {"distill": ["loss.reference=big"], "sft": ["data.demonstrations=sft.jsonl"]}.get(
+        name, []
+    )
     assert config("loss.clip_high=0.5", *needed, preset=name).preset == name
     assert json.dumps(PRESETS) == before
 
@@ -91,9 +97,18 @@ def test_every_preset_is_valid_and_is_not_changed_by_using_it(name):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["loss.surrogate=sapo", "loss.dual_clip=3"], "replaces the loss that loss.dual_clip=3.0 bounds"),
-        (["loss.surrogate=gspo", "loss.function=a:b"], "replaces the loss that loss.function=a:b replaces too"),
-        (["loss.engine_correction=0.5", "loss.engine_over_cap=mask"], "loss.engine_correction must be at least 1"),
+        (
+            ["loss.surrogate=sapo", "loss.dual_clip=3"],
+            "replaces the loss that loss.dual_clip=3.0 bounds",
+        ),
+        (
+            ["loss.surrogate=gspo", "loss.function=a:b"],
+            "replaces the loss that loss.function=a:b replaces too",
+        ),
+        (
+            ["loss.engine_correction=0.5", "loss.engine_over_cap=mask"],
+            "loss.engine_correction must be at least 1",
+        ),
     ],
 )
 def test_surrogates_and_corrections_that_contradict_each_other_are_refused(options, reason):
@@ -105,7 +120,9 @@ def test_options_without_an_effect_under_a_surrogate_are_named():
     (ignored,) = ignored_options(config(*several, "loss.surrogate=sapo", "loss.clip_high=0.3"))
     assert ignored.startswith("loss.clip_high: needs several updates per step")
     assert not list(ignored_options(config(*several, "loss.surrogate=cispo", "loss.clip_high=0.3")))
-    (ignored,) = ignored_options(config(several[0], "train.minibatch_groups=8", "loss.surrogate=gspo"))
+    (ignored,) = ignored_options(
+        config(several[0], "train.minibatch_groups=8", "loss.surrogate=gspo")
+    )
     assert ignored.startswith("loss.surrogate: needs several updates per step")
 
 
@@ -167,7 +184,9 @@ def test_a_models_name_alone_is_short_for_its_section():
     }
 
 
-@pytest.mark.parametrize("overrides", [["model=n", "model.dtype=float64"], ["model.dtype=float64", "model=n"]])
+@pytest.mark.parametrize(
+    "overrides", [["model=n", "model.dtype=float64"], ["model.dtype=float64", "model=n"]]
+)
 def test_naming_another_model_keeps_its_other_options(overrides):
     model = config(*overrides, model={"name": "m", "trust_remote_code": True}).model
     assert (model.name, model.dtype, model.trust_remote_code) == ("n", "float64", True)
@@ -175,10 +194,18 @@ def test_naming_another_model_keeps_its_other_options(overrides):
 
 @pytest.mark.parametrize(
     "spec",
-    ["builtin:sums,products", "gym:chain_sum", "hub:open-r1/DAPO-Math-17k:train", "data/train.jsonl", "x.parquet"],
+    [
+        "builtin:sums,products",
+        "gym:chain_sum",
+        "hub:open-r1/DAPO-Math-17k:train",
+        "data/train.jsonl",
+        "x.parquet",
+    ],
 )
 def test_a_data_source_is_text_or_a_mapping_in_the_file_and_on_the_command_line(spec):
-    assert config(data={"train": spec}).data.train == config(f"data.train={spec}").data.train == spec
+    assert (
+        config(data={"train": spec}).data.train == config(f"data.train={spec}").data.train == spec
+    )
     mapping = {"gym": {"chain_sum": {"max_terms": 2}}, "size": 2000, "seed": 1}
     typed = "data.train={gym: {chain_sum: {max_terms: 2}}, size: 2000, seed: 1}"
     assert config(data={"train": mapping}).data.train == config(typed).data.train == mapping
@@ -187,7 +214,9 @@ def test_a_data_source_is_text_or_a_mapping_in_the_file_and_on_the_command_line(
 def test_another_data_source_replaces_the_old_one_whole():
     old = {"gym": {"chain_sum": {}}, "size": 2000}
     assert config("data.train=builtin:sums", data={"train": old}).data.train == "builtin:sums"
-    assert config("data.train={gym: {products: {}}}", data={"train": old}).data.train == {"gym": {"products": {}}}
+    assert config("data.train={gym: {products: {}}}", data={"train": old}).data.train == {
+        "gym": {"products": {}}
+    }
     assert config("data.train=builtin:products", data={"train": "x", "eval": "y"}).data.eval == "y"
 
 
@@ -196,14 +225,18 @@ def test_several_verifiers_are_a_mapping_to_their_weights_and_replace_one():
         "math": 1.0,
         "my.module:style": 0.5,
     }
-    assert config("reward.verifier=gym", reward={"verifier": {"math": 1.0}}).reward.verifier == "gym"
+    assert (
+        config("reward.verifier=gym", reward={"verifier": {"math": 1.0}}).reward.verifier == "gym"
+    )
 
 
 # --- what users are told
 
 
 def test_a_missing_option_says_what_it_takes():
-    with pytest.raises(ConfigError, match=r"option data.train is missing. Training problems: a path, hub:NAME"):
+    with pytest.raises(
+        ConfigError, match=r"option data.train is missing. Training problems: a path, hub:NAME"
+    ):
         build_config({"model": "m", "data": {}})
     with pytest.raises(ConfigError, match=r"option model.name is missing. The model: an alias"):
         build_config({"model": {"dtype": "float32"}, "data": {"train": "x"}})
@@ -227,7 +260,9 @@ def test_sizes_that_do_not_divide_name_both_numbers_and_their_units():
 
 
 def test_a_minibatch_larger_than_the_batch_is_refused():
-    assert "rollout.prompts_per_step=8" in message("rollout.prompts_per_step=8", "train.minibatch_groups=16")
+    assert "rollout.prompts_per_step=8" in message(
+        "rollout.prompts_per_step=8", "train.minibatch_groups=16"
+    )
 
 
 def test_top_p_below_one_is_refused_in_training_and_free_in_evaluation():
@@ -239,7 +274,9 @@ def test_top_p_below_one_is_refused_in_training_and_free_in_evaluation():
 def test_a_punished_buffer_longer_than_the_response_is_refused_only_if_it_is_used():
     wrong = "rollout.max_response_tokens=128"
     error_text = message(wrong)
-    assert "overlong.buffer_tokens=4096 must not exceed rollout.max_response_tokens=128" in error_text
+    assert (
+        "overlong.buffer_tokens=4096 must not exceed rollout.max_response_tokens=128" in error_text
+    )
     assert config(wrong, "overlong.mode=off").rollout.max_response_tokens == 128
     assert config(wrong, "overlong.buffer_tokens=128").overlong.buffer_tokens == 128
 
@@ -261,7 +298,9 @@ def test_a_config_cannot_be_changed_once_it_is_made():
 
 def test_a_file_is_read_with_overrides_over_it(tmp_path: Path):
     path = tmp_path / "run.yaml"
-    path.write_text("preset: grpo\nmodel: m\ndata: {train: a.jsonl, eval: b.jsonl}\noverlong: {mode: off}\n")
+    path.write_text(
+        "preset: grpo\nmodel: m\ndata: {train: a.jsonl, eval: b.jsonl}\noverlong: {mode: off}\n"
+    )
     loaded = load_config(path, ["loss.clip_high=0.3"])
     assert (loaded.preset, loaded.model.name, loaded.data.eval) == ("grpo", "m", "b.jsonl")
     assert (loaded.overlong.mode, loaded.loss.clip_high) == ("off", 0.3)
@@ -302,7 +341,9 @@ def test_a_file_that_does_not_exist_is_named(tmp_path: Path):
         ["data.instruction='on: 1\n\"two\" # three'", "data.system=yes, off and null"],
     ],
 )
-def test_a_dumped_config_loads_as_an_equal_one_and_holds_every_option(tmp_path: Path, overrides: list[str]):
+def test_a_dumped_config_loads_as_an_equal_one_and_holds_every_option(
+    tmp_path: Path, overrides: list[str]
+):
     made = config(*overrides)
     path = tmp_path / "dumped.yaml"
     path.write_text(dump_config(made))
@@ -315,14 +356,19 @@ def test_a_dumped_config_loads_as_an_equal_one_and_holds_every_option(tmp_path: 
 
 
 def test_a_whole_mapping_of_options_replaces_the_old_one():
-    assert config("reward.options={strict: true}", reward={"options": {"digits": 3}}).reward.options == {"strict": True}
+    assert config(
+        "reward.options={strict: true}", reward={"options": {"digits": 3}}
+    ).reward.options == {"strict": True}
 
 
 # --- promises to other code
 
 
 def test_importing_the_config_imports_no_torch_and_no_model_library():
-    code = "import sys, dapo.config; print([m for m in ('torch', 'transformers', 'ray', 'vllm') if m in sys.modules])"
+    code = (
+        "import sys, dapo.config; print([m for m in ('torch', 'transformers', 'ray', 'vllm') if m"
+        " in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -378,7 +424,9 @@ def test_the_nearest_option_is_one_that_can_be_typed(override, wrong):
         ("rewards=math", "did you mean reward.verifier?"),
     ],
 )
-def test_an_option_is_found_by_its_last_part_its_keyword_in_python_and_in_any_case(override: str, answer: str):
+def test_an_option_is_found_by_its_last_part_its_keyword_in_python_and_in_any_case(
+    override: str, answer: str
+):
     assert answer in message(override)
 
 
@@ -390,7 +438,9 @@ def test_a_reward_may_be_written_as_its_verifier():
 
 def test_the_filter_is_a_function_or_thresholds():
     base = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
-    assert build_config(base, ["dynamic_sampling.filter=my:keep"]).dynamic_sampling.filter == "my:keep"
+    assert (
+        build_config(base, ["dynamic_sampling.filter=my:keep"]).dynamic_sampling.filter == "my:keep"
+    )
     found = build_config(
         base, ["dynamic_sampling.filter={min_spread: 1.5, mean_between: [null, 9]}"]
     ).dynamic_sampling.filter
@@ -401,7 +451,10 @@ def test_the_filter_is_a_function_or_thresholds():
     for override, error_text in (
         (
             "dynamic_sampling.filter={mean_between: [2, 1]}",
-            r"option dynamic_sampling.filter.mean_between: the first number must be less than the second, got \[2, 1\]",
+            (
+                r"option dynamic_sampling.filter.mean_between: the first number must be less than"
+                r" the second, got \[2, 1\]"
+            ),
         ),
         ("dynamic_sampling.filter.min_spred=1", "did you mean dynamic_sampling.filter.min_spread?"),
         ("dynamic_sampling.filter.min_spread=-1", "greater than or equal to 0"),
@@ -418,14 +471,19 @@ def test_the_filter_is_a_function_or_thresholds():
             ["reward.verifier=code", "reward.timeout_s=6"],
             "reward.options.time_s=6 (s) must be less than reward.timeout_s=6",
         ),
-        (["reward.verifier=server", "reward.options.total_s=20"], "reward.options.total_s=20 (s) must be less than"),
+        (
+            ["reward.verifier=server", "reward.options.total_s=20"],
+            "reward.options.total_s=20 (s) must be less than",
+        ),
         (
             ["reward.verifier={code: 1.0, regex: 1.0}", "reward.options={code: {time_s: 30}}"],
             "reward.options.code.time_s=30 (s) must be less than reward.timeout_s=10",
         ),
     ],
 )
-def test_a_verifier_must_end_before_its_verdict_becomes_an_error(overrides: list[str], error_text: str):
+def test_a_verifier_must_end_before_its_verdict_becomes_an_error(
+    overrides: list[str], error_text: str
+):
     assert error_text in message(*overrides)
     assert config("reward.verifier=code").reward.timeout_s == 10
 
@@ -443,7 +501,9 @@ def test_a_verifier_must_end_before_its_verdict_becomes_an_error(overrides: list
         (["model.dtype=auto"], "model.dtype=float32 or float64, not auto"),
     ],
 )
-def test_the_engine_s_logprobs_are_pi_old_only_where_it_computes_as_the_trainer_does(overrides: list[str], needed: str):
+def test_the_engine_s_logprobs_are_pi_old_only_where_it_computes_as_the_trainer_does(
+    overrides: list[str], needed: str
+):
     with_engine = ["model.dtype=float32", "loss.old_logprobs=engine"]
     text = message(*with_engine, *overrides)
     assert "loss.old_logprobs=engine" in text
@@ -458,15 +518,26 @@ def test_predictions_are_refused_where_eq_11_does_not_decide():
         given = f"dynamic_sampling.predict={predict}"
         assert "enabled=false drops none" in message(given, "dynamic_sampling.enabled=false")
         assert "enabled=false drops none" in message(given, "preset=grpo")
-        assert "not those of dynamic_sampling.filter" in message(given, "dynamic_sampling.filter=my:keep")
-        assert "not those of dynamic_sampling.filter" in message(given, "dynamic_sampling.filter.min_spread=1")
-    assert config("dynamic_sampling.predict=off", "dynamic_sampling.weights=none").dynamic_sampling.predict == "off"
+        assert "not those of dynamic_sampling.filter" in message(
+            given, "dynamic_sampling.filter=my:keep"
+        )
+        assert "not those of dynamic_sampling.filter" in message(
+            given, "dynamic_sampling.filter.min_spread=1"
+        )
+    assert (
+        config(
+            "dynamic_sampling.predict=off", "dynamic_sampling.weights=none"
+        ).dynamic_sampling.predict
+        == "off"
+    )
     assert any(
         "predict=proportional or thompson" in line
         for line in ignored_options(config("dynamic_sampling.weights=inverse"))
     )
     differing = list(
-        differences_from_paper(config("dynamic_sampling.predict=proportional", "dynamic_sampling.weights=inverse"))
+        differences_from_paper(
+            config("dynamic_sampling.predict=proportional", "dynamic_sampling.weights=inverse")
+        )
     )
     assert "dynamic_sampling.predict: proportional (paper: off)" in differing
     assert "dynamic_sampling.weights: inverse (paper: none)" in differing
@@ -483,14 +554,18 @@ def test_a_loss_of_ones_own_and_a_falling_rate_are_differences_from_the_paper():
     shown = list(explain(config("data.train=builtin:sums", "loss.function=my_losses:reinforce")))
     assert any("my_losses:reinforce, averaged by token" in line for line in shown)
     assert not [line for line in shown if "ratio clipped" in line or "log-ratio" in line]
-    assert "expected module:function, for example my_losses:reinforce" in message("loss.function=reinforce")
+    assert "expected module:function, for example my_losses:reinforce" in message(
+        "loss.function=reinforce"
+    )
     both = message("loss.function=my_losses:reinforce", "loss.dual_clip=10")
     assert "loss.dual_clip=10 bounds the ratio of the paper's loss, which loss.function" in both
     assert "train.num_steps=20 leaves no step for that; lower optim.warmup_steps" in message(
         "optim.schedule=linear", "train.num_steps=20"
     )
     for wrong in ("cosine:1.5", "constant:0.1", "cosine:nan", "linear:-0.1", "falling"):
-        assert "expected constant, linear or cosine, or with a fraction" in message(f"optim.schedule={wrong}")
+        assert "expected constant, linear or cosine, or with a fraction" in message(
+            f"optim.schedule={wrong}"
+        )
     assert config("optim.schedule=linear:0").optim.decay == ("linear", 0.0)
     assert config("optim.schedule=cosine").optim.decay == ("cosine", 0.1)
     assert "optim.schedule=cosine:0.05" in message("optim.min_lr_fraction=0.05")
@@ -500,7 +575,11 @@ def test_rloo_and_reinforce_pp_take_the_divergence_from_the_reward_by_k1():
     for preset, aggregate in (("rloo", "constant"), ("reinforce_pp", "sequence")):
         found = config(preset=preset)
         assert (found.advantage.estimator, found.loss.aggregate) == (preset, aggregate)
-        assert (found.loss.kl_coef, found.loss.kl_in, found.loss.kl_estimator) == (0.001, "reward", "k1")
+        assert (found.loss.kl_coef, found.loss.kl_in, found.loss.kl_estimator) == (
+            0.001,
+            "reward",
+            "k1",
+        )
         assert (found.loss.clip_low, found.loss.clip_high) == (0.2, 0.2)
         assert not found.dynamic_sampling.enabled
         assert found.overlong.mode == "off"
@@ -514,7 +593,10 @@ def test_rloo_and_reinforce_pp_take_the_divergence_from_the_reward_by_k1():
 
 def test_reinforce_pp_with_a_baseline_has_the_divergence_in_the_loss_by_k2():
     found = config(preset="reinforce_pp_baseline")
-    assert (found.advantage.estimator, found.loss.aggregate) == ("reinforce_pp_baseline", "sequence")
+    assert (found.advantage.estimator, found.loss.aggregate) == (
+        "reinforce_pp_baseline",
+        "sequence",
+    )
     assert (found.loss.kl_coef, found.loss.kl_in, found.loss.kl_estimator) == (0.001, "loss", "k2")
     assert (found.dynamic_sampling.enabled, found.overlong.mode) == (False, "off")
     assert list(ignored_options(found)) == []
@@ -522,7 +604,9 @@ def test_reinforce_pp_with_a_baseline_has_the_divergence_in_the_loss_by_k2():
 
 def test_an_estimate_where_it_has_no_useful_gradient_is_named():
     def ignored(*overrides: str) -> list[str]:
-        return [line for line in ignored_options(config(*overrides)) if line.startswith("loss.kl_coef:")]
+        return [
+            line for line in ignored_options(config(*overrides)) if line.startswith("loss.kl_coef:")
+        ]
 
     assert ignored("loss.kl_coef=0.1") == ignored("loss.kl_coef=0.1", "loss.kl_estimator=k2") == []
     (line,) = ignored("loss.kl_coef=0.1", "loss.kl_estimator=k1")
@@ -531,7 +615,10 @@ def test_an_estimate_where_it_has_no_useful_gradient_is_named():
         (line,) = ignored("loss.kl_coef=0.1", "loss.kl_in=reward", f"loss.kl_estimator={estimator}")
         assert f"{estimator} in the reward has next to no gradient near the reference" in line
     unused = list(ignored_options(config("loss.kl_in=reward", "loss.reference=5")))
-    assert unused == ["loss.reference: needs loss.kl_coef above 0", "loss.kl_in: needs loss.kl_coef above 0"]
+    assert unused == [
+        "loss.reference: needs loss.kl_coef above 0",
+        "loss.kl_in: needs loss.kl_coef above 0",
+    ]
 
 
 def test_what_sets_the_entropys_weight_twice_or_the_reference_of_adapters_is_refused():
@@ -549,7 +636,9 @@ def test_a_removed_option_is_answered_with_what_to_do(name: str):
 
 
 def test_the_page_of_options_is_what_the_options_give():
-    assert (ROOT / "docs" / "options.md").read_text(encoding="utf-8") == options_page(), "run `make docs`"
+    assert (ROOT / "docs" / "options.md").read_text(encoding="utf-8") == options_page(), (
+        "run `make docs`"
+    )
 
 
 def test_the_tables_of_methods_in_losses_md_are_those_of_the_code():
@@ -575,7 +664,10 @@ def test_every_condition_of_an_option_names_an_option_or_a_property():
 
 
 def test_every_option_of_the_other_engine_is_reported():
-    for engine, override in (("vllm", "rollout.native.slots=8"), ("native", "rollout.vllm.python=python3")):
+    for engine, override in (
+        ("vllm", "rollout.native.slots=8"),
+        ("native", "rollout.vllm.python=python3"),
+    ):
         other = override.split(".")[1]
         lines = list(ignored_options(config(f"rollout.engine={engine}", override)))
         assert lines == [f"rollout.{other}.*: rollout.engine is {engine}"]
@@ -598,18 +690,32 @@ def test_only_vllm_on_a_gpu_gives_up_lockstep_and_the_start_reports_it(
     sizes = ["train.microbatch_tokens=64", "train.recompute=false"]
     found = resolve_auto(config(*sizes, *overrides), cuda=on_gpu, log=lines.append)
     assert found.rollout.clock == expected
-    line = "auto: rollout.clock=load: runs on a GPU are not equal, and vLLM schedules the next step ahead"
+    line = (
+        "auto: rollout.clock=load: runs on a GPU are not equal, and vLLM schedules the next step"
+        " ahead"
+    )
     assert lines == ([line] if expected == "load" else [])
 
 
 def test_auto_is_settled_by_machine_and_data():
     settled = resolve_auto(config(), cuda=True)
-    assert (settled.train.device, settled.model.dtype, settled.reward.verifier) == ("cuda", "bfloat16", "exact")
+    assert (settled.train.device, settled.model.dtype, settled.reward.verifier) == (
+        "cuda",
+        "bfloat16",
+        "exact",
+    )
     assert resolve_auto(settled, cuda=False) == settled
-    asked = resolve_auto(config("train.device=cpu", "model.dtype=float64", "reward.verifier=math"), cuda=True)
-    assert (asked.train.device, asked.model.dtype, asked.reward.verifier) == ("cpu", "float64", "math")
+    asked = resolve_auto(
+        config("train.device=cpu", "model.dtype=float64", "reward.verifier=math"), cuda=True
+    )
+    assert (asked.train.device, asked.model.dtype, asked.reward.verifier) == (
+        "cpu",
+        "float64",
+        "math",
+    )
     on_ray = resolve_auto(config("launcher=ray", "data.train=gym:gcd"), cuda=False)
-    assert (on_ray.train.device, on_ray.reward.verifier) == ("auto", "gym")  # each machine has its own devices
+    # each machine has its own devices
+    assert (on_ray.train.device, on_ray.reward.verifier) == ("auto", "gym")
 
 
 # --- what people write instead
@@ -628,7 +734,10 @@ def test_a_data_source_alone_is_short_for_the_training_data(tmp_path: Path):
 
 
 def test_a_value_for_a_section_is_answered_with_an_option_in_it():
-    assert "option optim: input should be a section of options, such as optim.lr, got 'adamw'" in message("optim=adamw")
+    assert (
+        "option optim: input should be a section of options, such as optim.lr, got 'adamw'"
+        in message("optim=adamw")
+    )
 
 
 @pytest.mark.parametrize(
@@ -638,7 +747,10 @@ def test_a_value_for_a_section_is_answered_with_an_option_in_it():
         ("model: a: b\n", "line 1: a colon where no value can begin"),
         ("model: m\nmodel: n\n", "line 2: model is set twice"),
         ("model: m\ndata: x\n\ttrain: 3\n", "line 3: a tab indents the line; indent with spaces"),
-        ("train:\n  seed: 1\n lr: 2\n", "line 3: the indentation differs from that of the lines above"),
+        (
+            "train:\n  seed: 1\n lr: 2\n",
+            "line 3: the indentation differs from that of the lines above",
+        ),
         ("a: 1\nmodel: 'x\n", "line 2: a quote is not closed"),
         ("a: 1\ntrain: {seed: 1\nb: 2\n", "line 2: a mapping is not closed"),
         ("model: *x\n", "line 1: a value that begins with `*`"),
@@ -663,4 +775,6 @@ def test_a_mistake_in_yaml_is_named_with_its_line(tmp_path: Path, text: str, fau
 )
 def test_a_fault_is_blamed_on_the_source_that_sets_the_option(overrides: list[str], where: str):
     rollout = {"prompts_per_step": 8, "group_size": 4 if overrides != ["optim.lr=1e-5"] else 1}
-    assert message(*overrides, rollout=rollout, train={"minibatch_groups": 8}).startswith(f"{where}: ")
+    assert message(*overrides, rollout=rollout, train={"minibatch_groups": 8}).startswith(
+        f"{where}: "
+    )

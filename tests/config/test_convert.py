@@ -1,4 +1,6 @@
-"""`dapo convert`, and the answers to options of verl, AReaL and TRL: values arrive, and nothing is passed over."""
+"""`dapo convert`, and the answers to options of verl, AReaL and TRL: values arrive, and nothing is
+passed over.
+"""
 
 import json
 import re
@@ -16,7 +18,9 @@ from helpers.commands import run
 from helpers.paths import ROOT
 
 ANY = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
-NAMES: dict[str, dict[str, list[str]]] = json.loads((Path(__file__).parent / "their_options.json").read_text())
+NAMES: dict[str, dict[str, list[str]]] = json.loads(
+    (Path(__file__).parent / "their_options.json").read_text()
+)
 """Names of options as their projects have them: a list for each file or class that was read."""
 
 RECIPE = r"""#!/usr/bin/env bash
@@ -125,12 +129,28 @@ def test_a_script_of_verl_with_variables_arithmetic_arrays_and_comments(
         "/data/grpo.parquet",
     )
     assert (config.data.max_prompt_tokens, config.rollout.max_response_tokens) == (2048, 8192)
-    assert (config.rollout.prompts_per_step, config.train.minibatch_groups, config.rollout.group_size) == (64, 16, 8)
-    assert (config.train.microbatch_tokens, config.train.passes_per_step, config.train.num_steps) == (20480, 3, 200)
+    assert (
+        config.rollout.prompts_per_step,
+        config.train.minibatch_groups,
+        config.rollout.group_size,
+    ) == (64, 16, 8)
+    assert (
+        config.train.microbatch_tokens,
+        config.train.passes_per_step,
+        config.train.num_steps,
+    ) == (20480, 3, 200)
     assert config.dynamic_sampling.max_groups_per_step == 5 * 3 * 64
     assert (config.loss.clip_low, config.loss.clip_high, config.loss.dual_clip) == (0.2, 0.28, 3.0)
-    assert (config.optim.lr, config.optim.max_grad_norm, config.optim.weight_decay) == (2e-6, 0.5, 0.01)
-    assert (config.overlong.mode, config.overlong.buffer_tokens, config.log.sinks) == ("soft", 512, ["wandb"])
+    assert (config.optim.lr, config.optim.max_grad_norm, config.optim.weight_decay) == (
+        2e-6,
+        0.5,
+        0.01,
+    )
+    assert (config.overlong.mode, config.overlong.buffer_tokens, config.log.sinks) == (
+        "soft",
+        512,
+        ["wandb"],
+    )
     assert (config.eval.temperature, config.rollout.engine) == (0.0, "vllm")  # verl's defaults
     assert "#   data.truncation=left" in text
     assert "#   trainer.experiment_name=run-$(date +%s)" in text
@@ -142,47 +162,85 @@ def test_a_script_of_verl_with_variables_arithmetic_arrays_and_comments(
 def test_a_script_of_trl_is_read_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     config, text = converted(tmp_path, "train.py", TRL_SCRIPT, capsys, code=3)
     assert (config.model.name, config.data.train) == ("Qwen/Qwen2.5-0.5B-Instruct", "train.jsonl")
-    assert config.reward.verifier == {"trl.rewards:accuracy_reward": 1.0, "train:format_reward": 0.5}
+    assert config.reward.verifier == {
+        "trl.rewards:accuracy_reward": 1.0,
+        "train:format_reward": 0.5,
+    }
     # 32 x 8 responses / 8; 32 x 2 responses per update; 8 / 2 updates in each of two passes
     assert (config.rollout.prompts_per_step, config.train.minibatch_groups) == (32, 8)
-    assert (config.train.passes_per_step, config.updates_per_step, config.train.num_steps) == (2, 8, 50)
-    assert (config.overlong.mode, config.loss.aggregate, config.dynamic_sampling.enabled) == ("filter", "token", False)
+    assert (config.train.passes_per_step, config.updates_per_step, config.train.num_steps) == (
+        2,
+        8,
+        50,
+    )
+    assert (config.overlong.mode, config.loss.aggregate, config.dynamic_sampling.enabled) == (
+        "filter",
+        "token",
+        False,
+    )
     assert (config.optim.decay, config.optim.weight_decay) == (("linear", 0), 0)
     assert (config.loss.clip_low, config.loss.clip_high) == (0.2, 0.28)
-    assert "# Set train.seed yourself: the value is known only when the script runs:\n#   seed=chosen_seed()" in text
+    assert (
+        "# Set train.seed yourself: the value is known only when the script runs:\n#  "
+        " seed=chosen_seed()" in text
+    )
     assert '#   generation_kwargs={"top_k": 5}' in text
 
 
-def test_a_yaml_of_areal_and_of_verl_and_of_trls_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_yaml_of_areal_and_of_verl_and_of_trls_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     config, text = converted(tmp_path, "areal.yaml", AREAL, capsys)
     assert config.data.train == {"hub": "openai/gsm8k", "config": "main", "split": "train"}
     assert config.rollout.prompts_per_step == 128
     assert (config.train.minibatch_groups, config.train.seed, config.schedule) == (32, 1, "async")
     assert config.max_staleness == 2
-    assert (config.loss.clip_low, config.loss.clip_high, config.loss.engine_correction) == (0.3, 0.3, 5.0)
+    assert (config.loss.clip_low, config.loss.clip_high, config.loss.engine_correction) == (
+        0.3,
+        0.3,
+        5.0,
+    )
     assert (config.optim.betas, config.overlong.mode) == ((0.9, 0.95), "off")
     assert "#   actor.max_new_tokens=1024" in text
-    verl = {"actor_rollout_ref": {"model": {"path": "m"}, "rollout": {"n": 4}}, "data": {"train_files": "a.parquet"}}
+    verl = {
+        "actor_rollout_ref": {"model": {"path": "m"}, "rollout": {"n": 4}},
+        "data": {"train_files": "a.parquet"},
+    }
     config, _ = converted(tmp_path, "verl.yaml", yaml.safe_dump(verl), capsys)
     assert (config.rollout.group_size, config.advantage.estimator) == (4, "gae")  # verl's default
-    trl = {"model_name_or_path": "m", "dataset_name": "a/b", "learning_rate": 1e-5, "reward_funcs": ["accuracy_reward"]}
+    trl = {
+        "model_name_or_path": "m",
+        "dataset_name": "a/b",
+        "learning_rate": 1e-5,
+        "reward_funcs": ["accuracy_reward"],
+    }
     config, _ = converted(tmp_path, "trl.yaml", yaml.safe_dump(trl), capsys)
-    assert (config.data.train, config.reward.verifier) == ("hub:a/b:train", "trl.rewards:accuracy_reward")
+    assert (config.data.train, config.reward.verifier) == (
+        "hub:a/b:train",
+        "trl.rewards:accuracy_reward",
+    )
     assert (config.overlong.mode, config.rollout.max_response_tokens) == ("off", 512)
 
 
-def test_what_a_file_leaves_empty_is_answered_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_a_file_leaves_empty_is_answered_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     theirs = {
         "actor_rollout_ref": {"model": {"path": "m"}, "actor": {}, "rollout": {"n": 4}},
         "data": {"train_files": "a.parquet"},
     }
     theirs |= {"reward_model": {}, "ray_init": None, "trainer": {"nnodes": None}}
     _, text = converted(tmp_path, "a.yaml", yaml.safe_dump(theirs), capsys)
-    assert "# A section of options, which sets none:\n#   actor_rollout_ref.actor={}\n#   reward_model={}\n" in text
+    assert (
+        "# A section of options, which sets none:\n#   actor_rollout_ref.actor={}\n#  "
+        " reward_model={}\n" in text
+    )
     assert "# Null, as if they were not set:\n#   ray_init=null\n#   trainer.nnodes=null\n" in text
     with pytest.raises(ConfigError) as caught:
         build_config(ANY | {"gconfig": {}, "actor": {"optimizer": {}, "path": "m"}})
-    answer = "no option here for gconfig={}, actor.optimizer={}: a section of options, which sets none"
+    answer = (
+        "no option here for gconfig={}, actor.optimizer={}: a section of options, which sets none"
+    )
     assert answer in str(caught.value)
 
 
@@ -191,7 +249,11 @@ def test_what_a_file_leaves_empty_is_answered_as_well(tmp_path: Path, capsys: py
     [
         ("a.py", "print(1)\n", "there is no call of GRPOConfig or GRPOTrainer"),
         ("a.py", "def f(:\n", "is not readable (invalid syntax"),
-        ("a.yaml", "a: 1\nb: {c: 2}\n", "has 0 options of verl, AReaL or TRL; expected a shell script"),
+        (
+            "a.yaml",
+            "a: 1\nb: {c: 2}\n",
+            "has 0 options of verl, AReaL or TRL; expected a shell script",
+        ),
         (
             "a.yaml",
             "model: m\ndata: builtin:sums\ntrain: {seed: 3}\n",
@@ -199,7 +261,11 @@ def test_what_a_file_leaves_empty_is_answered_as_well(tmp_path: Path, capsys: py
         ),
         ("a.sh", "echo 'hello\n", "No closing quotation"),
         ("a.sh", "ls -l\n", "has 0 options of verl, AReaL or TRL"),
-        ("a.sh", "python3 -m main_ppo data.train_batch_size=8 actor_rollout_ref.rollout.n=4\n", "model is missing"),
+        (
+            "a.sh",
+            "python3 -m main_ppo data.train_batch_size=8 actor_rollout_ref.rollout.n=4\n",
+            "model is missing",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_converted_says_why(
@@ -212,8 +278,13 @@ def test_a_file_that_cannot_be_converted_says_why(
     assert "Traceback" not in err
 
 
-def test_a_script_cannot_make_the_reader_work_for_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    text = "x=$((9**9**9**9))\npython3 data.train_batch_size=$x actor_rollout_ref.model.path=m data.train_files=a"
+def test_a_script_cannot_make_the_reader_work_for_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    text = (
+        "x=$((9**9**9**9))\npython3 data.train_batch_size=$x actor_rollout_ref.model.path=m"
+        " data.train_files=a"
+    )
     text += " actor_rollout_ref.rollout.n=4\n"
     _, printed = converted(tmp_path, "a.sh", text, capsys, code=3)
     assert "#   data.train_batch_size=$((9**9**9**9))" in printed
@@ -223,26 +294,36 @@ def test_a_secret_of_the_environment_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    text = "python3 actor_rollout_ref.model.path=$HF_TOKEN data.train_files=a.parquet data.train_batch_size=8\n"
+    text = (
+        "python3 actor_rollout_ref.model.path=$HF_TOKEN data.train_files=a.parquet"
+        " data.train_batch_size=8\n"
+    )
     (tmp_path / "a.sh").write_text(text)
     _, out, err = run(capsys, "convert", str(tmp_path / "a.sh"))
     assert "hf_secret" not in out + err
     assert "#   actor_rollout_ref.model.path=$HF_TOKEN" in out
 
 
-@pytest.mark.parametrize(("peer", "source"), [(peer, source) for peer in TITLES for source in NAMES[peer]])
+@pytest.mark.parametrize(
+    ("peer", "source"), [(peer, source) for peer in TITLES for source in NAMES[peer]]
+)
 def test_each_option_of_the_files_that_the_pages_name_is_in_the_table(peer: Peer, source: str):
     names = NAMES[peer][source]
     assert [name for name in names if not OTHERS[peer].rows_of(name)] == []
     page = (ROOT / "docs" / f"from_{peer}.md").read_text(encoding="utf-8")
-    assert re.search(rf"\b{len(names)}\b[^.]*{re.escape(source)}", " ".join(page.split())), (len(names), source)
+    assert re.search(rf"\b{len(names)}\b[^.]*{re.escape(source)}", " ".join(page.split())), (
+        len(names),
+        source,
+    )
 
 
 @pytest.mark.parametrize("peer", TITLES)
 def test_formulas_and_defaults_name_options_of_the_table(peer: Peer):
     ours = {name for name, _ in options_of()}
     helpers = {
-        name for name, value in OTHERS[peer].defaults.items() if isinstance(value, str) and value.startswith("= ")
+        name
+        for name, value in OTHERS[peer].defaults.items()
+        if isinstance(value, str) and value.startswith("= ")
     }
     for name in OTHERS[peer].defaults.keys() - helpers:
         assert OTHERS[peer].rows_of(name), name
@@ -261,7 +342,10 @@ def test_all_options_of_another_system_are_answered_in_one_message_each_with_its
     for answer in (
         "verl's actor_rollout_ref.rollout.n=3 is rollout.group_size=3 here",
         "verl's algorithm.adv_estimator=rloo is advantage.estimator=rloo here",
-        "verl's algorithm.filter_groups.max_num_gen_batches=3 is dynamic_sampling.max_groups_per_step=9 here",
+        (
+            "verl's algorithm.filter_groups.max_num_gen_batches=3 is"
+            " dynamic_sampling.max_groups_per_step=9 here"
+        ),
         "dapo convert FILE translates a file of them",
     ):
         assert answer in text
@@ -275,7 +359,10 @@ def test_a_whole_yaml_of_areal_is_answered_leaf_by_leaf():
     for answer in (
         "AReaL's actor.eps_clip=0.3 is loss.clip_low=0.3 here",
         "AReaL's gconfig.n_samples=4 is rollout.group_size=4 here",
-        "AReaL's rollout.max_head_offpolicyness=2 is max_staleness=2 and schedule=async and rollout.engines=1 here",
+        (
+            "AReaL's rollout.max_head_offpolicyness=2 is max_staleness=2 and schedule=async and"
+            " rollout.engines=1 here"
+        ),
         "no option here for gconfig.min_new_tokens=0, gconfig.greedy=false",
         "actor.optimizer.type=adam",
     ):
@@ -285,12 +372,28 @@ def test_a_whole_yaml_of_areal_is_answered_leaf_by_leaf():
 @pytest.mark.parametrize(
     ("option", "value", "answer"),
     [
-        ("mask_truncated_completions", True, "TRL's mask_truncated_completions=true is overlong.mode=filter here"),
-        ("actor_rollout_ref.actor.use_kl_loss", False, "actor.use_kl_loss=false is loss.kl_coef=0 here"),
-        ("loss_type", "dapo", "TRL's loss_type=dapo is loss.surrogate=clip and loss.aggregate=token here"),
+        (
+            "mask_truncated_completions",
+            True,
+            "TRL's mask_truncated_completions=true is overlong.mode=filter here",
+        ),
+        (
+            "actor_rollout_ref.actor.use_kl_loss",
+            False,
+            "actor.use_kl_loss=false is loss.kl_coef=0 here",
+        ),
+        (
+            "loss_type",
+            "dapo",
+            "TRL's loss_type=dapo is loss.surrogate=clip and loss.aggregate=token here",
+        ),
         ("loss_type", "vespo", "has no option here"),
         ("learning_rate", 2e-6, "is optim.lr=2e-06 here"),
-        ("vllm_mode", "colocate", "TRL's vllm_mode=colocate has no option here: engines have their own processes"),
+        (
+            "vllm_mode",
+            "colocate",
+            "TRL's vllm_mode=colocate has no option here: engines have their own processes",
+        ),
     ],
 )
 def test_values_of_theirs_are_in_the_answer(option: str, value: Any, answer: str):
@@ -298,15 +401,21 @@ def test_values_of_theirs_are_in_the_answer(option: str, value: Any, answer: str
 
 
 VERL = (
-    "python3 -m verl.trainer.main_ppo data.train_files=a.parquet actor_rollout_ref.model.path=m "
-    "actor_rollout_ref.rollout.n=8 data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=32 "
+    "python3 -m verl.trainer.main_ppo data.train_files=a.parquet actor_rollout_ref.model.path=m"
+    " actor_rollout_ref.rollout.n=8 data.train_batch_size=64"
+    " actor_rollout_ref.actor.ppo_mini_batch_size=32 "
 )
 LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 
 
 @pytest.mark.parametrize(
     "option",
-    ["algorithm.adv_estimator=remax", "algorithm.adv_estimator=of_tomorrow", f"{LOSS}=kl_cov", f"{LOSS}=geo_mean"],
+    [
+        "algorithm.adv_estimator=remax",
+        "algorithm.adv_estimator=of_tomorrow",
+        f"{LOSS}=kl_cov",
+        f"{LOSS}=geo_mean",
+    ],
 )
 def test_an_algorithm_without_a_counterpart_stops_above_the_configuration(
     tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
@@ -331,16 +440,24 @@ def test_options_that_could_not_be_read_are_named_above_and_no_value_is_called_a
 def test_a_dual_clip_that_verl_does_not_use_with_a_loss_is_left_out_by_name(
     tmp_path: Path, loss: str, capsys: pytest.CaptureFixture[str]
 ):
-    config, text = converted(tmp_path, "a.sh", f"{VERL} {LOSS}={loss} actor_rollout_ref.actor.clip_ratio_c=10", capsys)
+    config, text = converted(
+        tmp_path, "a.sh", f"{VERL} {LOSS}={loss} actor_rollout_ref.actor.clip_ratio_c=10", capsys
+    )
     assert (config.loss.surrogate, config.loss.dual_clip) == (loss, None)
     assert "#   actor_rollout_ref.actor.clip_ratio_c=10" in text
 
 
-def test_variables_of_the_chat_template_arrive_from_both_systems(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_variables_of_the_chat_template_arrive_from_both_systems(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     option = "+data.apply_chat_template_kwargs.enable_thinking=False"
     config, _ = converted(tmp_path, "a.sh", f"{VERL} {option}", capsys)
     assert config.data.chat_template_kwargs == {"enable_thinking": False}
-    trl = {"model_name_or_path": "m", "dataset_name": "a/b", "chat_template_kwargs": {"enable_thinking": False}}
+    trl = {
+        "model_name_or_path": "m",
+        "dataset_name": "a/b",
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
     config, _ = converted(tmp_path, "trl.yaml", yaml.safe_dump(trl), capsys)
     assert config.data.chat_template_kwargs == {"enable_thinking": False}
 
@@ -352,7 +469,9 @@ GRPOTrainer(model="m", args=args, train_dataset="d.jsonl", reward_funcs="r:f").t
 """
 
 
-def test_a_batch_that_needs_several_processes_asks_for_their_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_batch_that_needs_several_processes_asks_for_their_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     (tmp_path / "a.py").write_text(BATCH.format(size=16, group=14))
     code, out, err = run(capsys, "convert", str(tmp_path / "a.py"))
     assert (code, "prompts_per_step:" in out) == (2, False)
@@ -362,11 +481,15 @@ def test_a_batch_that_needs_several_processes_asks_for_their_number(tmp_path: Pa
 
 
 def test_unsloth_raises_the_batch_to_the_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    config, _ = converted(tmp_path, "a.py", f"import unsloth{BATCH.format(size=1, group=6)}", capsys)
+    config, _ = converted(
+        tmp_path, "a.py", f"import unsloth{BATCH.format(size=1, group=6)}", capsys
+    )
     assert config.rollout.prompts_per_step == 1
 
 
-def test_a_notebook_is_read_without_its_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_notebook_is_read_without_its_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     cells = [["!pip install trl\n", "import os"], ["%%bash\n", "ls"], BATCH.format(size=8, group=4)]
     notebook = {"cells": [{"cell_type": "code", "source": cell} for cell in cells]}
     config, _ = converted(tmp_path, "a.ipynb", json.dumps(notebook), capsys)

@@ -4,13 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from dapo.config.data_spec import Columns, FileSource, HubSource, MixSource, TaskSource, kinds, parse_spec, paths_in
+from dapo.config.data_spec import (
+    Columns,
+    FileSource,
+    HubSource,
+    MixSource,
+    TaskSource,
+    kinds,
+    parse_spec,
+    paths_in,
+)
 from dapo.core.errors import DataError
 
 EXPECTED = (
-    "expected a path (.jsonl, .parquet, .csv, .tsv, .json), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,..., "
-    "environment, a benchmark (aime24, aime25, math500, gsm8k, amc23) or a mapping with one of the keys path, hub, "
-    "builtin, gym, environment, mix"
+    "expected a path (.jsonl, .parquet, .csv, .tsv, .json), hub:NAME[:SPLIT], builtin:TASK,...,"
+    " gym:TASK,..., environment, a benchmark (aime24, aime25, math500, gsm8k, amc23) or a mapping"
+    " with one of the keys path, hub, builtin, gym, environment, mix"
 )
 
 
@@ -24,11 +33,18 @@ EXPECTED = (
         ("builtin:sums, products", TaskSource("builtin", {"sums": {}, "products": {}})),
         (
             "aime24",
-            HubSource("HuggingFaceH4/aime_2024", "train", columns=Columns("problem", "answer"), benchmark="aime24"),
+            HubSource(
+                "HuggingFaceH4/aime_2024",
+                "train",
+                columns=Columns("problem", "answer"),
+                benchmark="aime24",
+            ),
         ),
         (
             "gsm8k",
-            HubSource("openai/gsm8k", "test", "main", Columns("question", "answer"), benchmark="gsm8k"),
+            HubSource(
+                "openai/gsm8k", "test", "main", Columns("question", "answer"), benchmark="gsm8k"
+            ),
         ),
         ("gym:chain_sum", TaskSource("gym", {"chain_sum": {}})),
         (
@@ -39,7 +55,10 @@ EXPECTED = (
             {"builtin": {"sums": {"digits": 1}, "products": None}, "size": 400, "seed": 7},
             TaskSource("builtin", {"sums": {"digits": 1}, "products": {}}, 400, 7),
         ),
-        ({"builtin": "sums,products", "size": None}, TaskSource("builtin", {"sums": {}, "products": {}})),
+        (
+            {"builtin": "sums,products", "size": None},
+            TaskSource("builtin", {"sums": {}, "products": {}}),
+        ),
         ({"builtin": ["sums", "gcd"]}, TaskSource("builtin", {"sums": {}, "gcd": {}})),
         (
             {"path": "f.jsonl", "prompt": "question", "answer": "target", "size": 5},
@@ -52,7 +71,10 @@ EXPECTED = (
         (
             {"mix": {"easy": "builtin:sums", "from-file": {"path": "f.jsonl", "size": 5}}},
             MixSource(
-                {"easy": TaskSource("builtin", {"sums": {}}), "from-file": FileSource(Path("f.jsonl"), Columns(), 5)}
+                {
+                    "easy": TaskSource("builtin", {"sums": {}}),
+                    "from-file": FileSource(Path("f.jsonl"), Columns(), 5),
+                }
             ),
         ),
     ],
@@ -68,7 +90,10 @@ def test_every_form_of_the_contract_is_read(spec, source):
         (7, f"data source 7 is a int; {EXPECTED}"),
         (
             "buildin:sums",
-            f"data source 'buildin:sums': unknown kind 'buildin', did you mean builtin?; {EXPECTED}",
+            (
+                "data source 'buildin:sums': unknown kind 'buildin', did you mean builtin?;"
+                f" {EXPECTED}"
+            ),
         ),
         ({}, f"data source: the keys (none); {EXPECTED}"),
         ({"file": "x"}, f"data source: the keys file; {EXPECTED}"),
@@ -89,9 +114,18 @@ def test_every_form_of_the_contract_is_read(spec, source):
             {"builtin": "sums", "size": 0},
             "data source builtin: size must be an integer of at least 1, got 0",
         ),
-        ({"gym": "gcd", "seed": True}, "data source gym: seed must be an integer of at least 0, got True"),
-        ({"gym": "gcd", "seed": "1"}, "data source gym: seed must be an integer of at least 0, got '1'"),
-        ("builtin:", "data source builtin: no task is named; write for example builtin:sums,products"),
+        (
+            {"gym": "gcd", "seed": True},
+            "data source gym: seed must be an integer of at least 0, got True",
+        ),
+        (
+            {"gym": "gcd", "seed": "1"},
+            "data source gym: seed must be an integer of at least 0, got '1'",
+        ),
+        (
+            "builtin:",
+            "data source builtin: no task is named; write for example builtin:sums,products",
+        ),
         ({"gym": {}}, "data source gym: no task is named; write for example gym:chain_sum,gcd"),
         ("builtin:sums,sums", "data source builtin: task sums is listed twice"),
         (
@@ -100,13 +134,19 @@ def test_every_form_of_the_contract_is_read(spec, source):
         ),
         (
             {"builtin": {"sums": 2}},
-            "data source builtin: the options of task sums must be a mapping (option: value), got 2",
+            (
+                "data source builtin: the options of task sums must be a mapping (option: value),"
+                " got 2"
+            ),
         ),
         ("hub:", "data source hub: hub must be text, got ''"),
         ({"path": None}, "data source path: path must be text, got None"),
         ({"path": "x.jsonl", "prompt": 3}, "data source path: prompt must be text, got 3"),
         ({"mix": {}}, "data source mix: expected a mapping of names to data sources, got {}"),
-        ({"mix": ["a", "b"]}, "data source mix: expected a mapping of names to data sources, got ['a', 'b']"),
+        (
+            {"mix": ["a", "b"]},
+            "data source mix: expected a mapping of names to data sources, got ['a', 'b']",
+        ),
         (
             {"mix": {"a": "builtin:sums"}, "size": 3},
             "data source mix: unknown option 'size'; options belong to the parts of the mix",
@@ -156,7 +196,10 @@ def test_paths_are_found_wherever_a_source_may_have_one():
     assert paths_in({"path": "x.jsonl", "size": 3}, "data.eval") == {"data.eval.path": "x.jsonl"}
     assert paths_in({"builtin": "sums"}, "data.train") == {}
     mix = {"mix": {"a": "x.jsonl", "b": {"path": "y.jsonl"}, "c": {"gym": "gcd"}}}
-    assert paths_in(mix, "data.train") == {"data.train.mix.a": "x.jsonl", "data.train.mix.b.path": "y.jsonl"}
+    assert paths_in(mix, "data.train") == {
+        "data.train.mix.a": "x.jsonl",
+        "data.train.mix.b.path": "y.jsonl",
+    }
 
 
 def test_a_home_folder_is_expanded():

@@ -17,7 +17,13 @@ from helpers.commands import run
 from helpers.paths import CONFIGS, ROOT
 
 SCHEMA = config_schema()
-UNITS = {"_tokens": "tokens", "_s": "s", "_gib": "GiB", "_steps": "steps", "_processes": "processes"}
+UNITS = {
+    "_tokens": "tokens",
+    "_s": "s",
+    "_gib": "GiB",
+    "_steps": "steps",
+    "_processes": "processes",
+}
 PURE = {
     *("critic.lr", "critic.gae_lambda"),
     "rollout.temperature", "dynamic_sampling.filter.min_spread", "overlong.penalty", "loss.clip_low",
@@ -100,10 +106,13 @@ def test_every_option_is_in_the_schema_with_what_the_page_says_of_it():
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     page = re.sub(r"\[(\w+)\.md\]\(\1\.md\)", r"`dapo docs \1`", page)
     for entry in option_entries():
-        section, leaf = SCHEMA, entry.name.split(".")[-1]
+        section = SCHEMA
+        leaf = entry.name.split(".")[-1]
         for part in entry.name.split(".")[:-1]:
             branches = [section["properties"][part], *section["properties"][part].get("anyOf", [])]
-            section = next(SCHEMA["$defs"][each["$ref"].split("/")[-1]] for each in branches if "$ref" in each)
+            section = next(
+                SCHEMA["$defs"][each["$ref"].split("/")[-1]] for each in branches if "$ref" in each
+            )
         described = section["properties"][leaf]
         assert described["description"].startswith(entry.meaning)
         assert (f"Unit: {entry.unit}." in described["description"]) == bool(entry.unit)
@@ -137,13 +146,22 @@ def test_the_schema_is_printed_as_json(capsys: pytest.CaptureFixture[str]):
 
 
 def test_sources_and_verifiers_without_options_differ_by_their_names():
-    ours = {"model": "tiny-random", "reward": {"verifier": "exact"}, "audit": {"verifier": {"regex": {}}}}
-    sums, words = (build_config(ours | {"data": {"train": {"builtin": {name: {}}}}}) for name in ("sums", "sorting"))
+    ours = {
+        "model": "tiny-random",
+        "reward": {"verifier": "exact"},
+        "audit": {"verifier": {"regex": {}}},
+    }
+    sums, words = (
+        build_config(ours | {"data": {"train": {"builtin": {name: {}}}}})
+        for name in ("sums", "sorting")
+    )
     assert option_differences(sums, words) == {
         "data.train.builtin.sums": [{}, None],
         "data.train.builtin.sorting": [None, {}],
     }
-    other = sums.changed("audit", verifier={"math": {}}).changed("reward", options={"extract": "final"})
+    other = sums.changed("audit", verifier={"math": {}}).changed(
+        "reward", options={"extract": "final"}
+    )
     assert option_differences(sums, other) == {
         "reward.options.extract": [None, "final"],
         "audit.verifier.regex": [{}, None],

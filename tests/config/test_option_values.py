@@ -1,4 +1,6 @@
-"""The value of an option of text is taken letter by letter; every other type has its forms, and each can be written."""
+"""The value of an option of text is taken letter by letter; every other type has its forms, and
+each can be written.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -68,7 +70,9 @@ def value_of(options: Any, name: str) -> Any:
 
 
 def test_the_options_of_text_are_found_by_their_type() -> None:
-    assert {"data.instruction", "data.system", "model.name", "environment.name"} <= set(TEXT_OPTIONS)
+    assert {"data.instruction", "data.system", "model.name", "environment.name"} <= set(
+        TEXT_OPTIONS
+    )
 
 
 @pytest.mark.parametrize("name", TEXT_OPTIONS)
@@ -82,7 +86,9 @@ def test_an_option_of_text_is_taken_letter_by_letter(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_an_instruction_arrives_as_it_was_typed_also_after_it_was_stored(text: str, tmp_path: Path) -> None:
+def test_an_instruction_arrives_as_it_was_typed_also_after_it_was_stored(
+    text: str, tmp_path: Path
+) -> None:
     typed = build_config(BASE, [f"data.instruction={text}"])
     assert typed.data.instruction == text
     (tmp_path / "c.yaml").write_text(dump_config(typed), encoding="utf-8")
@@ -91,7 +97,9 @@ def test_an_instruction_arrives_as_it_was_typed_also_after_it_was_stored(text: s
     assert built.data.instruction == text
 
 
-@pytest.mark.parametrize("name", [*TEXT_OPTIONS, *UNION_OPTIONS, "reward.options.x", "environment.options.x"])
+@pytest.mark.parametrize(
+    "name", [*TEXT_OPTIONS, *UNION_OPTIONS, "reward.options.x", "environment.options.x"]
+)
 def test_every_text_can_be_written_on_a_command_line(name: str) -> None:
     for text in TEXTS:
         (value,) = options_from({name: text}).values()
@@ -131,7 +139,9 @@ def test_values_of_several_types_are_told_apart_by_their_form() -> None:
         assert value_of(parse_overrides([typed]), name) == expected, typed
 
 
-@pytest.mark.parametrize("typed", ["environment.tools=[a, b # c\n]", "reward.options.x={a: 1 # b\n}"])
+@pytest.mark.parametrize(
+    "typed", ["environment.tools=[a, b # c\n]", "reward.options.x={a: 1 # b\n}"]
+)
 def test_a_comment_in_a_list_or_mapping_is_refused_and_not_dropped(typed: str) -> None:
     with pytest.raises(ConfigError, match="`#` begins a comment here"):
         parse_overrides([typed])
@@ -139,7 +149,9 @@ def test_a_comment_in_a_list_or_mapping_is_refused_and_not_dropped(typed: str) -
 
 @pytest.mark.parametrize("name", ["data.instruction", "model.name"])
 @pytest.mark.parametrize("value", [5, True, ["a"]])
-def test_a_value_from_python_that_is_no_text_is_refused_where_a_text_is_wanted(name: str, value: Any) -> None:
+def test_a_value_from_python_that_is_no_text_is_refused_where_a_text_is_wanted(
+    name: str, value: Any
+) -> None:
     with pytest.raises(ConfigError, match=f"option {name}"):
         build_scaled(BASE, options_from({name: value}), where="test")
     with pytest.raises(ConfigError, match=f"option {name}: input should be a text"):
@@ -147,14 +159,18 @@ def test_a_value_from_python_that_is_no_text_is_refused_where_a_text_is_wanted(n
 
 
 def test_a_list_of_data_sources_is_a_mix_named_after_them() -> None:
-    typed = build_config(BASE, ["data.train=[data/a.jsonl, b c.parquet, 'hub:org/a', builtin:sums]"])
+    typed = build_config(
+        BASE, ["data.train=[data/a.jsonl, b c.parquet, 'hub:org/a', builtin:sums]"]
+    )
     names = ["a", "b-c", "a-3", "sums"]
     assert typed.data.train == {
-        "mix": dict(zip(names, ["data/a.jsonl", "b c.parquet", "hub:org/a", "builtin:sums"], strict=True))
+        "mix": dict(
+            zip(names, ["data/a.jsonl", "b c.parquet", "hub:org/a", "builtin:sums"], strict=True)
+        )
     }
-    assert build_config({"model": "m", "data": ["x.jsonl", {"path": "y.jsonl", "size": 3}]}).data.train == {
-        "mix": {"x": "x.jsonl", "y": {"path": "y.jsonl", "size": 3}}
-    }
+    assert build_config(
+        {"model": "m", "data": ["x.jsonl", {"path": "y.jsonl", "size": 3}]}
+    ).data.train == {"mix": {"x": "x.jsonl", "y": {"path": "y.jsonl", "size": 3}}}
     assert list(flat_options(typed))
 
 
@@ -190,7 +206,9 @@ def test_options_that_contradict_each_other_in_one_call_are_refused() -> None:
         {"steps": 2, "train": {"num_steps": 3}},
     ],
 )
-def test_a_section_and_one_of_its_options_are_one_option_set_twice(keywords: dict[str, Any]) -> None:
+def test_a_section_and_one_of_its_options_are_one_option_set_twice(
+    keywords: dict[str, Any],
+) -> None:
     with pytest.raises(ConfigError, match="is set twice"):
         options_from(keywords)
     assert Config.model_fields.keys() >= keywords.keys() & Config.model_fields.keys()

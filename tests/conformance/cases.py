@@ -12,13 +12,28 @@ Family = dict[str, Any]
 
 
 def family(
-    about: str, inputs: dict[str, str], parameters: dict[str, str], expected: dict[str, str], **more: Any
+    about: str,
+    inputs: dict[str, str],
+    parameters: dict[str, str],
+    expected: dict[str, str],
+    **more: Any,
 ) -> Family:
-    return {"about": about, "inputs": inputs, "parameters": parameters, "expected": expected, **more}
+    return {
+        "about": about,
+        "inputs": inputs,
+        "parameters": parameters,
+        "expected": expected,
+        **more,
+    }
 
 
 def case(
-    name: str, why: str, source: str, inputs: dict[str, Any], parameters: dict[str, Any], expected: dict[str, Any]
+    name: str,
+    why: str,
+    source: str,
+    inputs: dict[str, Any],
+    parameters: dict[str, Any],
+    expected: dict[str, Any],
 ) -> Case:
     return {
         "name": name,
@@ -63,7 +78,10 @@ def all_of(rows: naive.Rows) -> list[list[bool]]:
 
 def without_masked(rows: naive.Rows, mask: Sequence[Sequence[bool]]) -> list[list[float | None]]:
     """The rows with null, which stands for NaN, wherever nothing trains."""
-    return [[x if m else None for x, m in zip(*pair, strict=True)] for pair in zip(rows, mask, strict=True)]
+    return [
+        [x if m else None for x, m in zip(*pair, strict=True)]
+        for pair in zip(rows, mask, strict=True)
+    ]
 
 
 MODES = ("token", "group", "sequence", "constant")

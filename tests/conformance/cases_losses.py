@@ -51,7 +51,11 @@ def loss_case(
     each = list(weights or naive.aggregation_weights(lengths, range(len(lengths)), "token", None))
     loss, gradient = naive.policy_loss(new, old, trained, advantages, each, **parameters)
     naive.central_differences(
-        lambda moved: naive.policy_loss(moved, old, trained, advantages, each, at=new, **parameters)[0], new, gradient
+        lambda moved: naive.policy_loss(
+            moved, old, trained, advantages, each, at=new, **parameters
+        )[0],
+        new,
+        gradient,
     )
     inputs = {
         "logprobs": without_masked(new, trained),
@@ -64,14 +68,16 @@ def loss_case(
 
 
 def policy_losses() -> Family:
-    eq8, dual = f"{DAPO}, Eq. 8 and 10", "dual clip, arXiv 1912.09729"
+    eq8 = f"{DAPO}, Eq. 8 and 10"
+    dual = "dual clip, arXiv 1912.09729"
     table = from_log_ratios([[0.22, 0.26, -0.7], [-0.36, -0.1, 0.4]])
     far = from_log_ratios([[1.5, 2.5, -1.0, 0.1], [1.5, 2.5, -1.0, 0.1]])
     mask = [[False], [True, False, True], [True] * 9, [False, True, True, True, False]]
     cases = [
         loss_case(
             "the table of clips",
-            "A > 0: r = 1.25 and 0.5 have a gradient, 1.3 has none; A < 0: 0.9 and 1.5 have one, 0.7 has none",
+            "A > 0: r = 1.25 and 0.5 have a gradient, 1.3 has none; A < 0: 0.9 and 1.5 have one,"
+            " 0.7 has none",
             eq8,
             table,
             [1.0, -1.0],
@@ -120,7 +126,14 @@ def policy_losses() -> Family:
             CLIP,
             mask=[[False, False], [False]],
         ),
-        loss_case("a log-ratio of 100, A > 0", "clipped", eq8, from_log_ratios([[100.0]], old=-101.0), [1.0], CLIP),
+        loss_case(
+            "a log-ratio of 100, A > 0",
+            "clipped",
+            eq8,
+            from_log_ratios([[100.0]], old=-101.0),
+            [1.0],
+            CLIP,
+        ),
         loss_case(
             "a log-ratio of 100, A < 0",
             "clamped to 20: finite, and no gradient",
@@ -130,7 +143,12 @@ def policy_losses() -> Family:
             CLIP,
         ),
         loss_case(
-            "a log-ratio of -100, A > 0", "clamped to -20", eq8, from_log_ratios([[-100.0]], old=-1.0), [1.0], CLIP
+            "a log-ratio of -100, A > 0",
+            "clamped to -20",
+            eq8,
+            from_log_ratios([[-100.0]], old=-1.0),
+            [1.0],
+            CLIP,
         ),
         loss_case(
             "dual clip of 3",
@@ -140,19 +158,33 @@ def policy_losses() -> Family:
             [1.0, -1.0],
             {**CLIP, "dual_clip": 3.0},
         ),
-        loss_case("dual clip of 10", "4.5 keeps its gradient", dual, far, [1.0, -1.0], {**CLIP, "dual_clip": 10.0}),
+        loss_case(
+            "dual clip of 10",
+            "4.5 keeps its gradient",
+            dual,
+            far,
+            [1.0, -1.0],
+            {**CLIP, "dual_clip": 10.0},
+        ),
         case(
             "dual clip of 1",
             "it would take the gradient of every A < 0 on policy: refused",
             dual,
-            {"logprobs": [[-1.0]], "old_logprobs": [[-1.0]], "mask": [[True]], "advantages": [-1.0], "weights": [1.0]},
+            {
+                "logprobs": [[-1.0]],
+                "old_logprobs": [[-1.0]],
+                "mask": [[True]],
+                "advantages": [-1.0],
+                "weights": [1.0],
+            },
             {**CLIP, "dual_clip": 1.0},
             REFUSED,
         ),
     ]
     return family(
-        "-sum_i w_i sum_t min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) over the trained tokens, r = exp(log pi - "
-        "log pi_old) with the exponent clamped to +-20. dual_clip c: for A < 0 at least c A.",
+        "-sum_i w_i sum_t min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) over the trained tokens,"
+        " r = exp(log pi - log pi_old) with the exponent clamped to +-20. dual_clip c: for A < 0 at"
+        " least c A.",
         LOSS_INPUTS,
         {
             "clip_low": "r is clipped to at least 1 - clip_low",
@@ -226,9 +258,10 @@ def surrogates() -> Family:
             )
         )
     return family(
-        "-sum_i w_i sum_t f. gspo: f = min(s A, clip(s) A) with one ratio s of the response, exp of the mean of its "
-        "trained tokens' log-ratios. cispo: f = min(r, 1 + clip_high) A log pi, where the weight has no gradient. "
-        "sapo: f = (4 / tau) sigmoid(tau (r - 1)) A, tau by the sign of A.",
+        "-sum_i w_i sum_t f. gspo: f = min(s A, clip(s) A) with one ratio s of the response, exp of"
+        " the mean of its trained tokens' log-ratios. cispo: f = min(r, 1 + clip_high) A log pi,"
+        " where the weight has no gradient. sapo: f = (4 / tau) sigmoid(tau (r - 1)) A, tau by the"
+        " sign of A.",
         LOSS_INPUTS,
         {
             "surrogate": "gspo, cispo or sapo",
@@ -243,13 +276,16 @@ def surrogates() -> Family:
 
 
 def corrected_losses() -> Family:
-    """Losses whose tokens have different weights, by a correction for the engine's probabilities."""
+    """Losses whose tokens have different weights, by a correction for the engine's
+    probabilities.
+    """
     new, old = from_log_ratios([[0.05, -0.04, 0.03, -0.02], [0.4, 0.02, -0.3], [0.06]])
     off = [[0.1, 0.9, -0.2, -0.05], [-1.2, 0.3, -0.1], [0.2]]  # old - engine
     engine = [[o - d for o, d in zip(*rows, strict=True)] for rows in zip(old, off, strict=True)]
     reference = [[n - 0.3 * (-1) ** t for t, n in enumerate(row)] for row in new]
     mask = [[True] * 4, [True, True, False], [True]]
-    advantages, weights = [1.0, -0.7, 0.5], naive.aggregation_weights([4, 2, 1], range(3), "sequence", None)
+    advantages = [1.0, -0.7, 0.5]
+    weights = naive.aggregation_weights([4, 2, 1], range(3), "sequence", None)
     cases = []
     for surrogate, bounds in (("clip", CLIP), *((name, bounds) for name, _, bounds in SURROGATES)):
         for ratio, over_cap, kl_coef in (
@@ -261,7 +297,9 @@ def corrected_losses() -> Family:
             correction = {"cap": 1.5, "ratio": ratio, "over_cap": over_cap}
             parameters = {"surrogate": surrogate, **bounds, **correction, "kl_coef": kl_coef}
             factors = naive.importance_weights(old, engine, mask, **correction)
-            _, slopes = naive.policy_loss(new, old, mask, advantages, weights, surrogate=surrogate, **bounds)
+            _, slopes = naive.policy_loss(
+                new, old, mask, advantages, weights, surrogate=surrogate, **bounds
+            )
             _, _, pulls = naive.kl_loss(new, reference, mask, weights, estimator="k3")
             gradient = [
                 [u * (slope + kl_coef * pull) for u, slope, pull in zip(*rows, strict=True)]
@@ -281,13 +319,18 @@ def corrected_losses() -> Family:
                 if over_cap == "mask"
                 else ("each token's gradient has its own factor")
             )
-            source = "GSPO-token, arXiv 2507.18071, Eq. 13 and 14" if surrogate == "gspo" else "a factor of each term"
+            source = (
+                "GSPO-token, arXiv 2507.18071, Eq. 13 and 14"
+                if surrogate == "gspo"
+                else "a factor of each term"
+            )
             name = f"{surrogate}: {ratio}, {over_cap}{', k3' if kl_coef else ''}"
             cases.append(case(name, why, source, inputs, parameters, {"gradient": gradient}))
     return family(
-        "The gradient of sum_i w_i sum_t u_it (f_it + kl_coef k3_it), where f is the negated term of `surrogates` or "
-        "`policy_loss`, and u the factor of `importance_weights`, which has no gradient. gspo: the ratio has the value "
-        "of the response's and the gradient of the own token, so that u reaches no other token.",
+        "The gradient of sum_i w_i sum_t u_it (f_it + kl_coef k3_it), where f is the negated term"
+        " of `surrogates` or `policy_loss`, and u the factor of `importance_weights`, which has no"
+        " gradient. gspo: the ratio has the value of the response's and the gradient of the own"
+        " token, so that u reaches no other token.",
         {**LOSS_INPUTS, "engine_logprobs": "[i][t]", "reference_logprobs": "[i][t]"},
         {
             "surrogate": "clip, gspo, cispo or sapo",
@@ -318,12 +361,22 @@ def divergences() -> Family:
             ("ragged", f"{formula} of each token", (new, reference), mask, weights),
             ("near the reference", "no digits are lost", near, all_of(near[0]), [1.0]),
             ("far from it", "an estimate of 16 is not bounded", far, all_of(far[0]), [0.5]),
-            ("beyond the bound", "d of +-25 counts as +-20 and has no gradient", beyond, all_of(beyond[0]), [0.5]),
+            (
+                "beyond the bound",
+                "d of +-25 counts as +-20 and has no gradient",
+                beyond,
+                all_of(beyond[0]),
+                [0.5],
+            ),
         ):
             moved, fixed = rows
-            loss, estimates, gradient = naive.kl_loss(moved, fixed, trained, each, estimator=estimator)
+            loss, estimates, gradient = naive.kl_loss(
+                moved, fixed, trained, each, estimator=estimator
+            )
             naive.central_differences(
-                lambda point, f=fixed, m=trained, w=each, e=estimator: naive.kl_loss(point, f, m, w, estimator=e)[0],
+                lambda point, f=fixed, m=trained, w=each, e=estimator: naive.kl_loss(
+                    point, f, m, w, estimator=e
+                )[0],
                 moved,
                 gradient,
             )
@@ -334,11 +387,19 @@ def divergences() -> Family:
                 "weights": each,
             }
             expected = {"estimates": estimates, "loss": loss, "gradient": gradient}
-            source = "Schulman, Approximating KL Divergence (2020); k3: Eq. 5's penalty, GRPO, arXiv 2402.03300"
-            cases.append(case(f"{estimator}: {name}", why, source, inputs, {"estimator": estimator}, expected))
+            source = (
+                "Schulman, Approximating KL Divergence (2020); k3: Eq. 5's penalty, GRPO, arXiv"
+                " 2402.03300"
+            )
+            cases.append(
+                case(
+                    f"{estimator}: {name}", why, source, inputs, {"estimator": estimator}, expected
+                )
+            )
     return family(
-        "Estimates of KL(policy || reference) from the sampled tokens, d = log pi - log pi_ref clamped to +-20. k1: d; "
-        "k2: d^2 / 2; k3: exp(-d) - 1 + d. The loss is sum_i w_i sum_t of them.",
+        "Estimates of KL(policy || reference) from the sampled tokens, d = log pi - log pi_ref"
+        " clamped to +-20. k1: d; k2: d^2 / 2; k3: exp(-d) - 1 + d. The loss is sum_i w_i sum_t of"
+        " them.",
         {
             "logprobs": "[i][t]",
             "reference_logprobs": "[i][t]",

@@ -1,4 +1,6 @@
-"""Write the conformance set: `python tests/conformance/make.py [FOLDER]`, by default beside this file."""
+"""Write the conformance set: `python tests/conformance/make.py [FOLDER]`, by default beside this
+file.
+"""
 
 import json
 import sys
@@ -15,7 +17,9 @@ SCHEMA = 1
 
 
 def text_of(value: Any, indent: int = 0) -> str:
-    """JSON with what fits on a line on one line: Python's floats are the shortest that read back the same."""
+    """JSON with what fits on a line on one line: Python's floats are the shortest that read back
+    the same.
+    """
     if value == 0 and isinstance(value, float):
         value = 0.0  # not -0.0
     short = json.dumps(value, allow_nan=False)
@@ -23,7 +27,10 @@ def text_of(value: Any, indent: int = 0) -> str:
         return short
     space = " " * (indent + 1)
     if isinstance(value, dict):
-        lines = [f"{space}{json.dumps(key)}: {text_of(entry, indent + 1)}" for key, entry in value.items()]
+        lines = [
+            f"{space}{json.dumps(key)}: {text_of(entry, indent + 1)}"
+            for key, entry in value.items()
+        ]
         return "{\n" + ",\n".join(lines) + f"\n{' ' * indent}}}"
     lines = [space + text_of(entry, indent + 1) for entry in value]
     return "[\n" + ",\n".join(lines) + f"\n{' ' * indent}]"

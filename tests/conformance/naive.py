@@ -1,8 +1,9 @@
-"""The equations as plain loops over lists in float64: the expected values of the conformance set come from here.
+"""The equations as plain loops over lists in float64: the expected values of the conformance set
+come from here.
 
-Written from the papers. The package is not imported, and there are no tensors: a sum is a loop. `[i][t]` is token t of
-response i. Each loss comes with its gradient by the log-probabilities, derived by hand, and `central_differences` of
-the loss alone checks it whenever the set is made.
+Written from the papers. The package is not imported, and there are no tensors: a sum is a loop.
+`[i][t]` is token t of response i. Each loss comes with its gradient by the log-probabilities,
+derived by hand, and `central_differences` of the loss alone checks it whenever the set is made.
 """
 
 import math
@@ -17,7 +18,9 @@ DIGITS = 40
 
 
 def exp(x: float) -> float:
-    """e^x, correctly rounded: a C library's may differ in the last digit, and the files are compared byte by byte."""
+    """e^x, correctly rounded: a C library's may differ in the last digit, and the files are
+    compared byte by byte.
+    """
     with localcontext(prec=DIGITS):
         return float(Decimal(x).exp())
 
@@ -64,18 +67,26 @@ def rloo_advantages(rewards: Sequence[float]) -> list[float]:
     """The reward minus the mean of the others' (arXiv 2402.14740)."""
     if max(rewards) == min(rewards):
         return [0.0 for _ in rewards]
-    return [reward - mean([other for j, other in enumerate(rewards) if j != i]) for i, reward in enumerate(rewards)]
+    return [
+        reward - mean([other for j, other in enumerate(rewards) if j != i])
+        for i, reward in enumerate(rewards)
+    ]
 
 
-def reinforce_pp_baseline_advantages(rewards: Sequence[float], group_ids: Sequence[int]) -> list[float]:
-    """Rewards less their group's mean, whitened over the batch (arXiv 2501.03262, REINFORCE++ w/ baseline)."""
+def reinforce_pp_baseline_advantages(
+    rewards: Sequence[float], group_ids: Sequence[int]
+) -> list[float]:
+    """Rewards less their group's mean, whitened over the batch (arXiv 2501.03262, REINFORCE++ w/
+    baseline).
+    """
     above = []
     for reward, own in zip(rewards, group_ids, strict=True):
         of_group = [other for other, group in zip(rewards, group_ids, strict=True) if group == own]
         above.append(0.0 if max(of_group) == min(of_group) else reward - mean(of_group))
     if not any(above):
         return above
-    std = math.sqrt(math.fsum(squared(difference) for difference in above) / (len(above) - 1))  # their mean is 0
+    # their mean is 0
+    std = math.sqrt(math.fsum(squared(difference) for difference in above) / (len(above) - 1))
     return [difference / (std + 1e-6) for difference in above]
 
 
@@ -89,8 +100,12 @@ def is_informative(correct: Sequence[bool | None], scores: Sequence[float | None
     return max(s for _, s in valid) > min(s for _, s in valid)
 
 
-def generalized_advantages(rewards: Rows, values: Rows, gamma: float, gae_lambda: float) -> tuple[Rows, Rows]:
-    """A_t = sum_l (gamma lambda)^l delta_{t+l} (arXiv 1506.02438, Eq. 16) as a double loop, and A_t + V_t."""
+def generalized_advantages(
+    rewards: Rows, values: Rows, gamma: float, gae_lambda: float
+) -> tuple[Rows, Rows]:
+    """A_t = sum_l (gamma lambda)^l delta_{t+l} (arXiv 1506.02438, Eq. 16) as a double loop, and A_t
+    + V_t.
+    """
     advantages = []
     for reward, value in zip(rewards, values, strict=True):
         length = len(reward)
@@ -98,19 +113,29 @@ def generalized_advantages(rewards: Rows, values: Rows, gamma: float, gae_lambda
         deltas = [reward[t] + gamma * following[t] - value[t] for t in range(length)]
         row = []
         for t in range(length):
-            terms, factor = [], 1.0
+            terms = []
+            factor = 1.0
             for later in range(t, length):
                 terms.append(factor * deltas[later])
                 factor *= gamma * gae_lambda
             row.append(math.fsum(terms))
         advantages.append(row)
-    targets = [[a + v for a, v in zip(*pair, strict=True)] for pair in zip(advantages, values, strict=True)]
+    targets = [
+        [a + v for a, v in zip(*pair, strict=True)] for pair in zip(advantages, values, strict=True)
+    ]
     return advantages, targets
 
 
 def whiten(values: Rows, mask: Sequence[Sequence[bool]]) -> Rows:
-    """(x - mean) / sqrt(variance + 1e-8) over the trained tokens, divisor n - 1; equal ones give zeros."""
-    chosen = [x for pair in zip(values, mask, strict=True) for x, trained in zip(*pair, strict=True) if trained]
+    """(x - mean) / sqrt(variance + 1e-8) over the trained tokens, divisor n - 1; equal ones give
+    zeros.
+    """
+    chosen = [
+        x
+        for pair in zip(values, mask, strict=True)
+        for x, trained in zip(*pair, strict=True)
+        if trained
+    ]
     if max(chosen) == min(chosen):
         return [[0.0 for _ in row] for row in values]
     centre = mean(chosen)
@@ -150,14 +175,23 @@ def aggregation_weights(
             weights.append(1 / (num_groups * in_group))
         else:
             responses = sum(1 for n in lengths if n > 0)
-            weights.append(1 / (responses * (length if aggregate == "sequence" else max_length or 0)))
+            weights.append(
+                1 / (responses * (length if aggregate == "sequence" else max_length or 0))
+            )
     return weights
 
 
 def importance_weights(
-    old_logprobs: Rows, engine_logprobs: Rows, mask: Sequence[Sequence[bool]], cap: float, over_cap: str, ratio: str
+    old_logprobs: Rows,
+    engine_logprobs: Rows,
+    mask: Sequence[Sequence[bool]],
+    cap: float,
+    over_cap: str,
+    ratio: str,
 ) -> Rows:
-    """min(u, cap), or u within 1/cap .. cap and else 0, where u is pi_old / pi_engine; 1 at masked tokens."""
+    """min(u, cap), or u within 1/cap .. cap and else 0, where u is pi_old / pi_engine; 1 at masked
+    tokens.
+    """
     weights = []
     for old, engine, trained in zip(old_logprobs, engine_logprobs, mask, strict=True):
         tokens = [t for t in range(len(trained)) if trained[t]]
@@ -180,8 +214,12 @@ def bounded(log_ratio: float) -> float:
     return min(max(log_ratio, -LOG_RATIO_BOUND), LOG_RATIO_BOUND)
 
 
-def clip_surrogate(log_ratio: float, advantage: float, clip_low: float, clip_high: float) -> tuple[float, float]:
-    """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), Eq. 8 and 10, and its derivative by log r."""
+def clip_surrogate(
+    log_ratio: float, advantage: float, clip_low: float, clip_high: float
+) -> tuple[float, float]:
+    """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), Eq. 8 and 10, and its derivative by log
+    r.
+    """
     ratio = exp(bounded(log_ratio))
     clipped = min(max(ratio, 1 - clip_low), 1 + clip_high)
     if clipped * advantage < ratio * advantage:
@@ -202,7 +240,9 @@ def dual_clip_surrogate(
 def sapo_surrogate(
     log_ratio: float, advantage: float, positive_temperature: float, negative_temperature: float
 ) -> tuple[float, float]:
-    """(4 / tau) sigmoid(tau (r - 1)) A (arXiv 2511.20347), and 4 p (1 - p) r A with p the sigmoid."""
+    """(4 / tau) sigmoid(tau (r - 1)) A (arXiv 2511.20347), and 4 p (1 - p) r A with p the
+    sigmoid.
+    """
     tau = positive_temperature if advantage > 0 else negative_temperature
     ratio = exp(bounded(log_ratio))
     p = 1 / (1 + exp(-tau * (ratio - 1)))
@@ -222,7 +262,8 @@ def policy_loss(
 ) -> tuple[float, Rows]:
     """-sum_i w_i sum_t f_it over the trained tokens, and its derivative by each log-probability.
 
-    `at`: the log-probabilities at which CISPO's weight, which has no gradient, is taken; by default `logprobs`.
+    `at`: the log-probabilities at which CISPO's weight, which has no gradient, is taken; by default
+    `logprobs`.
     """
     terms = []
     gradient = []
@@ -235,16 +276,21 @@ def policy_loss(
                 value, slope = dual_clip_surrogate(log_ratios[t], advantages[i], **parameters)
             elif surrogate == "clip":
                 value, slope = clip_surrogate(log_ratios[t], advantages[i], **parameters)
-            elif surrogate == "gspo":  # arXiv 2507.18071: one ratio of the response, the geometric mean
-                value, slope = clip_surrogate(mean(list(log_ratios.values())), advantages[i], **parameters)
+            # arXiv 2507.18071: one ratio of the response, the geometric mean
+            elif surrogate == "gspo":
+                value, slope = clip_surrogate(
+                    mean(list(log_ratios.values())), advantages[i], **parameters
+                )
             elif surrogate == "cispo":  # arXiv 2506.13585: a bounded weight without gradient
                 held = logprobs[i][t] if at is None else at[i][t]
                 weight = min(exp(bounded(held - old_logprobs[i][t])), 1 + parameters["clip_high"])
-                value, slope = weight * advantages[i] * logprobs[i][t], weight * advantages[i]
+                value = weight * advantages[i] * logprobs[i][t]
+                slope = weight * advantages[i]
             else:
                 value, slope = sapo_surrogate(log_ratios[t], advantages[i], **parameters)
             terms.append(-weights[i] * value)
-            row[t] = -weights[i] * slope  # for gspo: each of n tokens adds slope / n to each of n terms
+            # for gspo: each of n tokens adds slope / n to each of n terms
+            row[t] = -weights[i] * slope
         gradient.append(row)
     return math.fsum(terms), gradient
 
@@ -263,14 +309,18 @@ def speed_of_choice(
     clip_low: float,
     clip_high: float,
 ) -> float:
-    """sum_i w_i f'(r_i) d log pi_i / dz over the first tokens, with log pi_i = log p or log(1 - p), p = sigmoid(z)."""
+    """sum_i w_i f'(r_i) d log pi_i / dz over the first tokens, with log pi_i = log p or log(1 - p),
+    p = sigmoid(z).
+    """
     advantages = [0.0] * len(rewards)
     for group in set(groups):
         members = [i for i in range(len(groups)) if groups[i] == group]
         of_group = group_advantages([rewards[i] for i in members], "std")
         for i, advantage in zip(members, of_group, strict=True):
             advantages[i] = advantage
-    trained = [0 if filter_truncated and cut else n for n, cut in zip(lengths, truncated, strict=True)]
+    trained = [
+        0 if filter_truncated and cut else n for n, cut in zip(lengths, truncated, strict=True)
+    ]
     weights = aggregation_weights(trained, groups, aggregate, None)
     terms = []
     for is_b, advantage, weight in zip(chooses_b, advantages, weights, strict=True):
@@ -299,11 +349,19 @@ def kl_loss(
     *,
     estimator: str,
 ) -> tuple[float, Rows, Rows]:
-    """sum_i w_i sum_t of the estimate, the estimates themselves, and the derivative by each log-probability."""
-    terms, each, gradient = [], [], []
+    """sum_i w_i sum_t of the estimate, the estimates themselves, and the derivative by each
+    log-probability.
+    """
+    terms = []
+    each = []
+    gradient = []
     for i, trained in enumerate(mask):
         pairs = [
-            kl_estimate(logprobs[i][t] - reference_logprobs[i][t], estimator) if trained[t] else (0.0, 0.0)
+            (
+                kl_estimate(logprobs[i][t] - reference_logprobs[i][t], estimator)
+                if trained[t]
+                else (0.0, 0.0)
+            )
             for t in range(len(trained))
         ]
         terms += [weights[i] * value for value, _ in pairs]
@@ -319,14 +377,19 @@ def value_loss(
     weights: Sequence[float],
     clip_range: float | None,
 ) -> tuple[float, list[float]]:
-    """sum_t w_t max((V - target)^2, (V_old + clip(V - V_old) - target)^2) / 2, and its derivative by each V."""
-    terms, gradient = [], []
+    """sum_t w_t max((V - target)^2, (V_old + clip(V - V_old) - target)^2) / 2, and its derivative
+    by each V.
+    """
+    terms = []
+    gradient = []
     for value, old, target, weight in zip(values, old_values, targets, weights, strict=True):
-        error, slope = squared(value - target), 2 * (value - target)
+        error = squared(value - target)
+        slope = 2 * (value - target)
         if clip_range is not None:
             held = old + min(max(value - old, -clip_range), clip_range)
             if squared(held - target) > error:
-                error, slope = squared(held - target), 0.0
+                error = squared(held - target)
+                slope = 0.0
         terms.append(weight * error / 2)
         gradient.append(weight * slope / 2)
     return math.fsum(terms), gradient
@@ -336,22 +399,31 @@ def value_loss(
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """The fraction of the subsets of k of the samples that hold a correct one (arXiv 2107.03374, Eq. 1)."""
+    """The fraction of the subsets of k of the samples that hold a correct one (arXiv 2107.03374,
+    Eq. 1).
+    """
     return float(1 - Decimal(math.comb(samples - correct, k)) / Decimal(math.comb(samples, k)))
 
 
 # --- the check of every gradient --------------------------------------------------------------------------------------
 
 
-def central_differences(loss_of: Callable[[Any], float], point: Rows, gradient: Rows, step: float = 1e-5) -> None:
-    """Raise unless `gradient` is what differences of `loss_of` around `point` give; null numbers are left alone."""
+def central_differences(
+    loss_of: Callable[[Any], float], point: Rows, gradient: Rows, step: float = 1e-5
+) -> None:
+    """Raise unless `gradient` is what differences of `loss_of` around `point` give; null numbers
+    are left alone.
+    """
     for i, row in enumerate(point):
         for t, number in enumerate(row):
             if math.isnan(number):
                 continue
-            ahead, behind = [list(r) for r in point], [list(r) for r in point]
+            ahead = [list(r) for r in point]
+            behind = [list(r) for r in point]
             ahead[i][t] += step
             behind[i][t] -= step
             found = (loss_of(ahead) - loss_of(behind)) / (2 * step)
             if not abs(found - gradient[i][t]) <= 1e-7 * max(1.0, abs(found)):
-                raise AssertionError(f"token {t} of row {i}: the formula gives {gradient[i][t]}, differences {found}")
+                raise AssertionError(
+                    f"token {t} of row {i}: the formula gives {gradient[i][t]}, differences {found}"
+                )

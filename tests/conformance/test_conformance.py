@@ -51,7 +51,8 @@ Case = dict[str, Any]
 Found = Mapping[str, Any]
 FOLDER = Path(__file__).parent
 FAMILIES: dict[str, dict[str, Any]] = {
-    path.stem: json.loads(path.read_text(encoding="ascii")) for path in sorted(FOLDER.glob("*.json"))
+    path.stem: json.loads(path.read_text(encoding="ascii"))
+    for path in sorted(FOLDER.glob("*.json"))
 }
 CASES = [(family, case) for family, content in FAMILIES.items() for case in content["cases"]]
 
@@ -60,7 +61,9 @@ CASES = [(family, case) for family, content in FAMILIES.items() for case in cont
 
 
 def numbers(values: list[float | None]) -> Tensor:
-    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
+    return torch.tensor(
+        [math.nan if value is None else value for value in values], dtype=torch.float64
+    )
 
 
 def rows_of(flat: Tensor, like: list[list[Any]]) -> list[list[float]]:
@@ -86,7 +89,10 @@ def responses_of(inputs: Case) -> Responses:
 
 def padded(values: list[list[Any]], filling: Any) -> Tensor:
     longest = max(len(row) for row in values)
-    rows = [[filling if value is None else value for value in row] + [filling] * (longest - len(row)) for row in values]
+    rows = [
+        [filling if value is None else value for value in row] + [filling] * (longest - len(row))
+        for row in values
+    ]
     return torch.tensor(rows, dtype=torch.bool if isinstance(filling, bool) else torch.float64)
 
 
@@ -94,7 +100,9 @@ LOSS = ("logprobs", "old_logprobs", "advantages", "mask", "weights")
 
 
 def of_policy_loss(inputs: Case, parameters: Case) -> Found:
-    """Padded with NaN, then packed; the gradient by autograd and by the formula that the policy uses."""
+    """Padded with NaN, then packed; the gradient by autograd and by the formula that the policy
+    uses.
+    """
     logprobs = padded(inputs["logprobs"], math.nan).requires_grad_()
     loss, sums = policy_loss(
         logprobs,
@@ -124,7 +132,9 @@ def of_surrogates(inputs: Case, parameters: Case) -> Found:
     if parameters["surrogate"] == "gspo":
         loss, _ = gspo_loss(now, *rest, responses_of(inputs), **bounds)
     else:
-        loss, _ = {"cispo": cispo_loss, "sapo": sapo_loss}[parameters["surrogate"]](now, *rest, **bounds)
+        loss, _ = {"cispo": cispo_loss, "sapo": sapo_loss}[parameters["surrogate"]](
+            now, *rest, **bounds
+        )
     (gradient,) = torch.autograd.grad(loss, now)
     return {"loss": loss.item(), "gradient": rows_of(gradient, inputs["mask"])}
 
@@ -141,7 +151,10 @@ def of_corrected_loss(inputs: Case, parameters: Case) -> Found:
         **bounds,
     )
     names = (*LOSS, "engine_logprobs", *(["reference_logprobs"] if config.has_kl_term else []))
-    tokens = {name.removesuffix("_logprobs"): of for name, of in zip(names, packed(inputs, *names), strict=True)}
+    tokens = {
+        name.removesuffix("_logprobs"): of
+        for name, of in zip(names, packed(inputs, *names), strict=True)
+    }
     logprobs = tokens.pop("logprobs")
     terms = gradient_terms(tokens, config, responses_of(inputs), logprobs)
     gradient = objective_gradient(logprobs, terms, config).by_logprob
@@ -150,7 +163,9 @@ def of_corrected_loss(inputs: Case, parameters: Case) -> Found:
 
 
 def of_kl(inputs: Case, parameters: Case) -> Found:
-    now, reference, mask, weights = packed(inputs, "logprobs", "reference_logprobs", "mask", "weights")
+    now, reference, mask, weights = packed(
+        inputs, "logprobs", "reference_logprobs", "mask", "weights"
+    )
     now.requires_grad_()
     each = token_kl(now, reference, mask, **parameters)
     loss = kl_penalty(now, reference, mask, weights, **parameters)
@@ -165,7 +180,9 @@ def of_kl(inputs: Case, parameters: Case) -> Found:
 
 
 def of_minibatch(inputs: Case, parameters: Case) -> Found:
-    """Weights of the whole minibatch; then every cut of it into microbatches, whose sums must agree."""
+    """Weights of the whole minibatch; then every cut of it into microbatches, whose sums must
+    agree.
+    """
     clip = {name: parameters[name] for name in ("clip_low", "clip_high")}
     weights = aggregation_weights(
         torch.tensor([sum(row) for row in inputs["mask"]]),
@@ -175,7 +192,8 @@ def of_minibatch(inputs: Case, parameters: Case) -> Found:
     ).tolist()
     results = []
     for cut in inputs["cuts"]:
-        loss, gradient = 0.0, [[0.0]] * len(weights)
+        loss = 0.0
+        gradient = [[0.0]] * len(weights)
         for part in cut:
             names = ("logprobs", "old_logprobs", "mask", "advantages")
             of_part = {name: [inputs[name][i] for i in part] for name in names}
@@ -210,10 +228,16 @@ def of_step(inputs: Case, parameters: Case) -> Found:
     groups = []
     for g, correct in enumerate(inputs["correct"]):
         described = zip(inputs["lengths"][g], inputs["finish"][g], strict=True)
-        generations = tuple(Generation("", (3,) * n, (-1.0,) * n, finish, 0) for n, finish in described)
+        generations = tuple(
+            Generation("", (3,) * n, (-1.0,) * n, finish, 0) for n, finish in described
+        )
         verdicts = tuple(Verdict(right, 1.0 if right else -1.0) for right in correct)
-        rewards = tuple(shaped_reward(*pair, config) for pair in zip(generations, verdicts, strict=True))
-        groups.append(Group(Problem("", "", ""), (1,), generations, verdicts, id=g, rewards=rewards))
+        rewards = tuple(
+            shaped_reward(*pair, config) for pair in zip(generations, verdicts, strict=True)
+        )
+        groups.append(
+            Group(Problem("", "", ""), (1,), generations, verdicts, id=g, rewards=rewards)
+        )
     kept = [group for group in groups if group.is_informative]
     samples = with_advantages(kept, config)
     minibatch = {
@@ -245,18 +269,26 @@ def of_group_advantages(inputs: Case, parameters: Case) -> Found:
 
 def of_other_advantages(inputs: Case, parameters: Case) -> Found:
     ids = [torch.tensor(inputs["group_ids"])] if "group_ids" in inputs else []
-    return {"advantages": ESTIMATORS[parameters["estimator"]].load()(numbers(inputs["rewards"]), *ids).tolist()}
+    return {
+        "advantages": (
+            ESTIMATORS[parameters["estimator"]].load()(numbers(inputs["rewards"]), *ids).tolist()
+        )
+    }
 
 
 def of_informative_groups(inputs: Case, parameters: Case) -> Found:
     pairs = zip(inputs["correct"], inputs["scores"], strict=True)
-    verdicts = [Verdict(None, 0.0, "timed out") if score is None else Verdict(c, score) for c, score in pairs]
+    verdicts = [
+        Verdict(None, 0.0, "timed out") if score is None else Verdict(c, score)
+        for c, score in pairs
+    ]
     return {"informative": is_informative(verdicts)}
 
 
 def of_gae(inputs: Case, parameters: Case) -> Found:
     lengths = torch.tensor([len(row) for row in inputs["values"]])
-    rewards, values = padded(inputs["rewards"], math.nan), padded(inputs["values"], math.nan)
+    rewards = padded(inputs["rewards"], math.nan)
+    values = padded(inputs["values"], math.nan)
     found = generalized_advantages(rewards, values, lengths, **parameters)
     rows = [[row[:n].tolist() for row, n in zip(tensor, lengths, strict=True)] for tensor in found]
     return dict(zip(("advantages", "targets"), rows, strict=True))
@@ -281,22 +313,32 @@ def of_overlong_penalty(inputs: Case, parameters: Case) -> Found:
 
 def of_choice_speed(inputs: Case, parameters: Case) -> Found:
     """Minus the derivative of the loss by the logit, by autograd."""
-    is_b, groups, rewards = (torch.tensor(inputs[name]) for name in ("chooses_b", "groups", "rewards"))
+    is_b, groups, rewards = (
+        torch.tensor(inputs[name]) for name in ("chooses_b", "groups", "rewards")
+    )
     advantages = torch.zeros(len(rewards), dtype=torch.float64)
     for group in groups.unique():
         advantages[groups == group] = group_advantages(rewards[groups == group].double())
     trains = ~(torch.tensor(inputs["truncated"]) & parameters["filter_truncated"])
-    weights = aggregation_weights(torch.tensor(inputs["lengths"]) * trains, groups, aggregate=parameters["aggregate"])
+    weights = aggregation_weights(
+        torch.tensor(inputs["lengths"]) * trains, groups, aggregate=parameters["aggregate"]
+    )
     sign = torch.where(is_b, 1.0, -1.0).double()
-    z, old = (torch.tensor(inputs[name], dtype=torch.float64).logit().requires_grad_() for name in ("p", "p_old"))
-    now, before = (torch.nn.functional.logsigmoid(sign * each)[:, None] for each in (z, old.detach()))
+    z, old = (
+        torch.tensor(inputs[name], dtype=torch.float64).logit().requires_grad_()
+        for name in ("p", "p_old")
+    )
+    now, before = (
+        torch.nn.functional.logsigmoid(sign * each)[:, None] for each in (z, old.detach())
+    )
     clips = {name: parameters[name] for name in ("clip_low", "clip_high")}
     loss, _ = policy_loss(now, before, advantages, trains[:, None], weights, **clips)
     return {"speed": -torch.autograd.grad(loss, z)[0].item()}
 
 
 def of_aggregation_weights(inputs: Case, parameters: Case) -> Found:
-    lengths, groups = torch.tensor(inputs["lengths"]), torch.tensor(inputs["groups"])
+    lengths = torch.tensor(inputs["lengths"])
+    groups = torch.tensor(inputs["groups"])
     return {"weights": aggregation_weights(lengths, groups, **parameters).tolist()}
 
 
@@ -318,7 +360,9 @@ def of_pass_at_k(inputs: Case, parameters: Case) -> Found:
 
 
 DAPO: dict[str, Callable[[Case, Case], Found]] = {
-    name.removeprefix("of_"): function for name, function in list(globals().items()) if name.startswith("of_")
+    name.removeprefix("of_"): function
+    for name, function in list(globals().items())
+    if name.startswith("of_")
 }
 
 
@@ -334,18 +378,23 @@ def assert_equal(found: Any, expected: Any, tolerance: float, where: str = "") -
     elif isinstance(expected, bool):
         assert found is expected, where
     else:
-        assert abs(found - expected) <= tolerance * max(1.0, abs(expected)), f"{where}: {found}, not {expected}"
+        assert abs(found - expected) <= tolerance * max(1.0, abs(expected)), (
+            f"{where}: {found}, not {expected}"
+        )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_dapo_gives_the_expected_numbers_of_every_case_of(family: str):
     for case in FAMILIES[family]["cases"]:
-        inputs, parameters = case["inputs"], case["parameters"]
+        inputs = case["inputs"]
+        parameters = case["parameters"]
         if case["expected"] == {"refused": True}:
             with pytest.raises(ValueError):
                 DAPO[family](inputs, parameters)
         else:
-            assert_equal(DAPO[family](inputs, parameters), case["expected"], case["tolerance"], case["name"])
+            assert_equal(
+                DAPO[family](inputs, parameters), case["expected"], case["tolerance"], case["name"]
+            )
 
 
 # --- through a policy -------------------------------------------------------------------------------------------------
@@ -360,25 +409,39 @@ UPDATES = [
 
 
 @pytest.mark.parametrize(("family", "name"), UPDATES, ids=lambda value: value.replace(" ", "-"))
-def test_the_gradient_of_an_update_is_the_cases_gradient_through_the_model(family: str, name: str, tmp_path: Path):
+def test_the_gradient_of_an_update_is_the_cases_gradient_through_the_model(
+    family: str, name: str, tmp_path: Path
+):
     case = next(case for case in FAMILIES[family]["cases"] if case["name"] == name)
-    inputs, parameters = case["inputs"], case["parameters"]
+    inputs = case["inputs"]
+    parameters = case["parameters"]
     groups = inputs.get("groups", list(range(len(inputs["mask"]))))
     samples = [
-        sample(g, ids(4, "prompt", g), ids(len(mask), "response", i), inputs["advantages"][i], mask=tuple(mask))
+        sample(
+            g,
+            ids(4, "prompt", g),
+            ids(len(mask), "response", i),
+            inputs["advantages"][i],
+            mask=tuple(mask),
+        )
         for i, (g, mask) in enumerate(zip(groups, inputs["mask"], strict=True))
     ]
     model = float64_model()
     now = [logprobs for logprobs, _ in plain_scores(model, samples)]
     for i, row in enumerate(samples):  # pi_old such that each token's ratio is the case's
-        log_ratios = padded([inputs["logprobs"][i]], 0.0)[0] - padded([inputs["old_logprobs"][i]], 0.0)[0]
+        log_ratios = (
+            padded([inputs["logprobs"][i]], 0.0)[0] - padded([inputs["old_logprobs"][i]], 0.0)[0]
+        )
         samples[i] = replace(row, old_logprobs=tuple((now[i].detach() - log_ratios).tolist()))
     through = sum(
-        (numbers(row) * logprobs).sum() for row, logprobs in zip(case["expected"]["gradient"], now, strict=True)
+        (numbers(row) * logprobs).sum()
+        for row, logprobs in zip(case["expected"]["gradient"], now, strict=True)
     )
     weights = dict(model.named_parameters())
     expected = dict(zip(weights, torch.autograd.grad(through, list(weights.values())), strict=True))
-    options = {"aggregate": "token"} | {k: v for k, v in parameters.items() if k in ("aggregate", "surrogate")}
+    options = {"aggregate": "token"} | {
+        k: v for k, v in parameters.items() if k in ("aggregate", "surrogate")
+    }
     options |= {k: v for k, v in parameters.items() if k.startswith("clip_")}
     policy = make_policy(loaded(float64_model()), loss=options, microbatch_tokens=24)
     found = gradient_of(policy, samples, tmp_path / "update")
@@ -411,7 +474,15 @@ def test_the_scripts_import_neither_the_package_nor_anything_installed():
                 imported |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 imported.add(str(node.module).split(".")[0])
-        assert imported <= own | {"collections", "decimal", "json", "math", "pathlib", "sys", "typing"}, path.name
+        assert imported <= own | {
+            "collections",
+            "decimal",
+            "json",
+            "math",
+            "pathlib",
+            "sys",
+            "typing",
+        }, path.name
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -425,7 +496,10 @@ def test_every_field_of_a_case_is_described_in_its_file(family: str):
         used = {key for case in content["cases"] for key in case[part]} - {"refused"}
         assert used == content[part].keys(), part
         assert all(content[part].values()), part
-    assert all(case["why"] and case["source"] and 0 < case["tolerance"] <= 1e-12 for case in content["cases"])
+    assert all(
+        case["why"] and case["source"] and 0 < case["tolerance"] <= 1e-12
+        for case in content["cases"]
+    )
 
 
 def test_the_table_of_the_page_is_what_the_script_prints_and_each_row_is_a_difference():

@@ -1,4 +1,7 @@
-"""What every rollout engine promises, run over each of them. A new engine joins by an entry in `ENGINES`."""
+"""What every rollout engine promises, run over each of them.
+
+A new engine joins by an entry in `ENGINES`.
+"""
 
 import pickle
 from collections.abc import Callable, Sequence
@@ -59,7 +62,9 @@ def native_on_gpu(name: str) -> EngineUnderTest:
     model_kernels = ModelKernels(fuses_weights=True, attend=decode_attention, num_splits=1)
     return replace(
         native(name),
-        make=lambda slots: NativeEngine(tiny_model(name), NativeConfig(slots=slots), model_kernels=model_kernels),
+        make=lambda slots: NativeEngine(
+            tiny_model(name), NativeConfig(slots=slots), model_kernels=model_kernels
+        ),
     )
 
 
@@ -82,7 +87,9 @@ def vllm(name: str) -> EngineUnderTest:
         engine.load_weights(ModelWeights(wide_model(name)), 0)
         return engine
 
-    return EngineUnderTest(make=make, model=lambda seed: wide_model(name, seed=seed), tolerance=1e-4)
+    return EngineUnderTest(
+        make=make, model=lambda seed: wide_model(name, seed=seed), tolerance=1e-4
+    )
 
 
 ENGINES: dict[str, EngineUnderTest] = {
@@ -94,7 +101,11 @@ ENGINES: dict[str, EngineUnderTest] = {
     "pool of 2 by load": pool(2, reproducible=False),
     **({"vllm, llama": vllm("llama")} if vllm_engines.AVAILABLE else {}),
 }
-PROTOCOL = [name for name in ENGINES if name in ("scripted", "native, llama", "vllm, llama") or name.startswith("pool")]
+PROTOCOL = [
+    name
+    for name in ENGINES
+    if name in ("scripted", "native, llama", "vllm, llama") or name.startswith("pool")
+]
 MODELLED = [name for name, entry in ENGINES.items() if entry.model is not None]
 # a law over tokens is drawn the same way whatever the model
 STATISTICAL = [name for name in ENGINES if name in ("native, llama", "vllm, llama")]
@@ -102,18 +113,26 @@ STATISTICAL = [name for name in ENGINES if name in ("native, llama", "vllm, llam
 
 @pytest.fixture(autouse=True)
 def one_step_a_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In POLL_S, for which a pool by load decodes in one poll, the tiny model ends a whole response."""
+    """In POLL_S, for which a pool by load decodes in one poll, the tiny model ends a whole
+    response.
+    """
     monkeypatch.setattr("dapo.distributed.engine_pool.POLL_S", 0.0)
 
 
 def each(names: Sequence[str]) -> pytest.MarkDecorator:
     """Run a test for each of these engines."""
     return pytest.mark.parametrize(
-        "name", [pytest.param(name, marks=[pytest.mark.vllm] if name.startswith("vllm") else []) for name in names]
+        "name",
+        [
+            pytest.param(name, marks=[pytest.mark.vllm] if name.startswith("vllm") else [])
+            for name in names
+        ],
     )
 
 
-each_engine, each_model, each_statistical = each(PROTOCOL), each(MODELLED), each(STATISTICAL)
+each_engine = each(PROTOCOL)
+each_model = each(MODELLED)
+each_statistical = each(STATISTICAL)
 
 
 def new_weights(name: str) -> ModelWeights:
@@ -170,7 +189,10 @@ def mixed_requests() -> list[GenerationRequest]:
     limits = (1, 12, 3, 7, 12, 2, 9)
     stop_ids = tuple(range(0, VOCABULARY, 9))
     first = [request(f"p{i}", max_new_tokens=n, stop_ids=stop_ids) for i, n in enumerate(limits)]
-    second = [replace(r, id=f"q{i}", prompt_ids=LONGER_PROMPT, seed=r.seed + 1) for i, r in enumerate(first)]
+    second = [
+        replace(r, id=f"q{i}", prompt_ids=LONGER_PROMPT, seed=r.seed + 1)
+        for i, r in enumerate(first)
+    ]
     return first + second
 
 
@@ -208,18 +230,26 @@ def test_an_end_token_exactly_at_the_limit_is_stop(name: str) -> None:
 
 @each_engine
 def test_no_end_token_comes_among_the_first_min_new_tokens(name: str) -> None:
-    stop_ids = tuple(range(0, VOCABULARY, 2))  # every other token: five in a row without one are rare by chance
-    done = run(ENGINES[name].make(8), group("a", 24, max_new_tokens=12, min_new_tokens=5, stop_ids=stop_ids))
+    # every other token: five in a row without one are rare by chance
+    stop_ids = tuple(range(0, VOCABULARY, 2))
+    done = run(
+        ENGINES[name].make(8),
+        group("a", 24, max_new_tokens=12, min_new_tokens=5, stop_ids=stop_ids),
+    )
     for generation in done.values():
         assert not set(generation.token_ids[:5]) & set(stop_ids)
-        assert (len(generation.token_ids) >= 6 and generation.finish == "stop") or len(generation.token_ids) == 12
+        assert (len(generation.token_ids) >= 6 and generation.finish == "stop") or len(
+            generation.token_ids
+        ) == 12
     assert any(generation.finish == "stop" for generation in done.values())
 
 
 @each_engine
 @pytest.mark.parametrize("least", [-1, 9])
 def test_a_least_length_outside_the_limit_is_refused(name: str, least: int) -> None:
-    with pytest.raises(EngineError, match=f"min_new_tokens must be from 0 to max_new_tokens=8, got {least}"):
+    with pytest.raises(
+        EngineError, match=f"min_new_tokens must be from 0 to max_new_tokens=8, got {least}"
+    ):
         ENGINES[name].make(2).submit([request(max_new_tokens=8, min_new_tokens=least)])
 
 
@@ -227,7 +257,8 @@ def test_a_least_length_outside_the_limit_is_refused(name: str, least: int) -> N
 def test_either_of_two_stop_ids_ends_a_response(name: str) -> None:
     engine = ENGINES[name].make(4)
     free = run(engine, [request(max_new_tokens=8)])["a"].token_ids
-    early, late = free[2], next(token for token in free[3:] if token not in free[:3])
+    early = free[2]
+    late = next(token for token in free[3:] if token not in free[:3])
     for stop_ids, end in (((late, early), early), ((early, late), early), ((late,), late)):
         done = run(engine, [request(stop_ids=stop_ids)])["a"]
         assert (done.finish, done.token_ids) == ("stop", free[: free.index(end) + 1])
@@ -255,7 +286,9 @@ def test_requests_may_come_while_others_are_live(name: str) -> None:
         engine.submit([r])
         done |= {g.request_id: g for g in engine.poll()}
     done |= finish_all(engine, len(requests) - len(done))
-    assert {i: g.token_ids for i, g in done.items()} == {i: g.token_ids for i, g in expected.items()}
+    assert {i: g.token_ids for i, g in done.items()} == {
+        i: g.token_ids for i, g in expected.items()
+    }
 
 
 @each_engine
@@ -268,7 +301,8 @@ def test_service_is_first_come_first_served(name: str) -> None:
 
 @each_engine
 def test_abort_gives_partial_responses_and_queued_ones_give_none(name: str) -> None:
-    # of different prompts: an engine may start a group as a whole; six, so that two engines of two slots have queues
+    # of different prompts: an engine may start a group as a whole; six, so that two engines of two
+    # slots have queues
     requests = [request(f"a{i}", max_new_tokens=10, prompt_ids=(*PROMPT, i)) for i in range(6)]
     whole = run(ENGINES[name].make(2), requests)
     engine = ENGINES[name].make(2)
@@ -284,7 +318,9 @@ def test_abort_gives_partial_responses_and_queued_ones_give_none(name: str) -> N
     assert len(stopped[1].logprobs) == len(stopped[1].token_ids)
     # the slot is free for the queue, and nobody else noticed
     rest = finish_all(engine, 4)
-    assert {i: g.token_ids for i, g in rest.items()} == {i: whole[i].token_ids for i in ("a1", "a2", "a3", "a4")}
+    assert {i: g.token_ids for i, g in rest.items()} == {
+        i: whole[i].token_ids for i in ("a1", "a2", "a3", "a4")
+    }
     # the ids are free again, and the answer is the one it would have been
     assert run(engine, requests[:1])["a0"].token_ids == whole["a0"].token_ids
 
@@ -306,14 +342,18 @@ def continuation(r: GenerationRequest, part: Generation) -> GenerationRequest:
 def assert_continued_equals_whole(
     engine: RolloutEngine, requests: list[GenerationRequest], tolerance: float
 ) -> set[int]:
-    """Abort and continue these requests together after several numbers of polls; returns the numbers of tokens left."""
+    """Abort and continue these requests together after several numbers of polls; returns the
+    numbers of tokens left.
+    """
     left: set[int] = set()
     whole = run(engine, requests)
     longest = max(len(g.token_ids) for g in whole.values())
     for polls in (0, 1, 2, longest // 2, longest - 1):
         engine.submit(requests)
         done = {g.request_id: g for _ in range(polls) for g in engine.poll()}
-        parts = {g.request_id: g for g in engine.abort([r.id for r in requests if r.id not in done])}
+        parts = {
+            g.request_id: g for g in engine.abort([r.id for r in requests if r.id not in done])
+        }
         for name, part in parts.items():
             if part.finish != "aborted":  # it had ended before the abort
                 assert (part.token_ids, part.finish) == (whole[name].token_ids, whole[name].finish)
@@ -321,39 +361,55 @@ def assert_continued_equals_whole(
         rest = run(engine, [continuation(r, parts[r.id]) for r in unfinished])
         left |= {len(whole[name].token_ids) - len(part.token_ids) for name, part in parts.items()}
         for r in unfinished:
-            part, last = parts[r.id], rest[f"{r.id}+"]
+            part = parts[r.id]
+            last = rest[f"{r.id}+"]
             assert [*part.token_ids, *last.token_ids] == list(whole[r.id].token_ids)
-            assert [*part.logprobs, *last.logprobs] == pytest.approx(list(whole[r.id].logprobs), abs=tolerance)
+            assert [*part.logprobs, *last.logprobs] == pytest.approx(
+                list(whole[r.id].logprobs), abs=tolerance
+            )
             assert last.finish == whole[r.id].finish
     return left
 
 
 def requests_to_continue(name: str) -> list[GenerationRequest]:
-    """A group with a least length and stop ids, alone samples, a nucleus, and a greedy one; vLLM's are all greedy."""
+    """A group with a least length and stop ids, alone samples, a nucleus, and a greedy one; vLLM's
+    are all greedy.
+    """
     stop_ids = tuple(range(0, VOCABULARY, 9))
     grouped = group("g", 4, max_new_tokens=12, min_new_tokens=5, stop_ids=stop_ids)
-    alone = [request(f"a{i}", max_new_tokens=10 + i, prompt_ids=(*LONGER_PROMPT, i), temperature=0.7) for i in range(2)]
-    others = [request("n", max_new_tokens=12, top_p=0.8), request("z", max_new_tokens=12, temperature=0.0)]
+    alone = [
+        request(f"a{i}", max_new_tokens=10 + i, prompt_ids=(*LONGER_PROMPT, i), temperature=0.7)
+        for i in range(2)
+    ]
+    others = [
+        request("n", max_new_tokens=12, top_p=0.8),
+        request("z", max_new_tokens=12, temperature=0.0),
+    ]
     found = [*grouped, *alone, *others]
     return [replace(r, temperature=0.0) for r in found] if name.startswith("vllm") else found
 
 
 @each([name for name in ENGINES if name in PROTOCOL or name in MODELLED])
 def test_a_response_aborted_and_continued_equals_the_whole_one(name: str) -> None:
-    assert_continued_equals_whole(ENGINES[name].make(16), requests_to_continue(name), ENGINES[name].tolerance)
+    assert_continued_equals_whole(
+        ENGINES[name].make(16), requests_to_continue(name), ENGINES[name].tolerance
+    )
 
 
 @pytest.mark.parametrize("name", SERVED)
 def test_in_float64_a_continued_response_has_the_same_log_probabilities_to_1e_9(name: str) -> None:
     engine = NativeEngine(tiny_model(name).double(), NativeConfig(slots=16))
-    assert {1, 10, 11, 12} <= assert_continued_equals_whole(engine, requests_to_continue(name), 1e-9)
+    assert {1, 10, 11, 12} <= assert_continued_equals_whole(
+        engine, requests_to_continue(name), 1e-9
+    )
 
 
 @each([name for name in ENGINES if name.startswith("vllm")])
 def test_vllm_continues_a_response_repeatably_and_with_new_numbers(
     name: str,
 ) -> None:
-    engine, r = ENGINES[name].make(8), request(max_new_tokens=24, prompt_ids=(*PROMPT, 3, 3))
+    engine = ENGINES[name].make(8)
+    r = request(max_new_tokens=24, prompt_ids=(*PROMPT, 3, 3))
     first = run(engine, [r])["a"]
     again = [run(engine, [replace(r, offset=2)])["a"] for _ in range(2)]
     assert again[0].token_ids == again[1].token_ids != first.token_ids
@@ -362,7 +418,9 @@ def test_vllm_continues_a_response_repeatably_and_with_new_numbers(
 
 @each_engine
 def test_a_negative_offset_is_refused(name: str) -> None:
-    with pytest.raises(EngineError, match="'a': offset must be 0 or more, the tokens sampled before, got -1"):
+    with pytest.raises(
+        EngineError, match="'a': offset must be 0 or more, the tokens sampled before, got -1"
+    ):
         ENGINES[name].make(2).submit([request(offset=-1)])
 
 
@@ -468,21 +526,29 @@ def twin(name: str, seed: int = 0) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def response_logits(model: PreTrainedModel, prompt_ids: Sequence[int], response: Sequence[int]) -> Tensor:
+def response_logits(
+    model: PreTrainedModel, prompt_ids: Sequence[int], response: Sequence[int]
+) -> Tensor:
     """`[tokens, vocabulary]` that the model's own forward gives for each token of a response."""
     logits = model(input_ids=torch.tensor([[*prompt_ids, *response]]), use_cache=False).logits[0]
     return logits[len(prompt_ids) - 1 : -1]
 
 
-def assert_logprobs_agree(name: str, model: PreTrainedModel, r: GenerationRequest, g: Generation) -> None:
-    distribution = (response_logits(model, r.prompt_ids, g.token_ids) / r.temperature).log_softmax(-1)
+def assert_logprobs_agree(
+    name: str, model: PreTrainedModel, r: GenerationRequest, g: Generation
+) -> None:
+    distribution = (response_logits(model, r.prompt_ids, g.token_ids) / r.temperature).log_softmax(
+        -1
+    )
     expected = distribution[range(len(g.token_ids)), list(g.token_ids)]
     assert (torch.tensor(g.logprobs) - expected).abs().max() < ENGINES[name].tolerance
 
 
 @each_model
 def test_logprobs_are_those_of_the_plain_forward(name: str) -> None:
-    requests = [replace(r, temperature=t, id=f"{r.id}{t}") for t in (1.0, 0.7) for r in mixed_requests()]
+    requests = [
+        replace(r, temperature=t, id=f"{r.id}{t}") for t in (1.0, 0.7) for r in mixed_requests()
+    ]
     requests.append(request("long", max_new_tokens=90))
     done = run(ENGINES[name].make(9), requests)
     model = twin(name)
@@ -491,19 +557,24 @@ def test_logprobs_are_those_of_the_plain_forward(name: str) -> None:
 
 
 @each_statistical
-def test_before_the_least_length_the_distribution_is_renormalised_without_end_tokens(name: str) -> None:
+def test_before_the_least_length_the_distribution_is_renormalised_without_end_tokens(
+    name: str,
+) -> None:
     entry = ENGINES[name]
     assert entry.model is not None
     stop_ids = tuple(range(0, VOCABULARY, 2))
     done = run(entry.make(4), [request(max_new_tokens=1, min_new_tokens=1, stop_ids=stop_ids)])["a"]
     logits = entry.model(0)(input_ids=torch.tensor([PROMPT])).logits[0, -1].detach()
     logits[list(stop_ids)] = -torch.inf
-    assert done.logprobs[0] == pytest.approx(float(logits.log_softmax(-1)[done.token_ids[0]]), abs=entry.tolerance)
+    assert done.logprobs[0] == pytest.approx(
+        float(logits.log_softmax(-1)[done.token_ids[0]]), abs=entry.tolerance
+    )
 
 
 @each_model
 def test_new_weights_are_sampled_from_and_old_ones_are_gone(name: str) -> None:
-    engine, requests = ENGINES[name].make(4), group("a", 3, temperature=0.7)
+    engine = ENGINES[name].make(4)
+    requests = group("a", 3, temperature=0.7)
     before = run(engine, requests)
     new = twin(name, seed=1)
     engine.load_weights(ModelWeights(new), 1)
@@ -516,7 +587,10 @@ def test_new_weights_are_sampled_from_and_old_ones_are_gone(name: str) -> None:
 
 @each_model
 def test_greedy_takes_the_argmax_of_the_plain_forward(name: str) -> None:
-    requests = [request("a", temperature=0.0, max_new_tokens=20), request("b", temperature=0.0, top_p=0.5)]
+    requests = [
+        request("a", temperature=0.0, max_new_tokens=20),
+        request("b", temperature=0.0, top_p=0.5),
+    ]
     done = run(ENGINES[name].make(4), requests)
     for r in requests:
         logits = response_logits(twin(name), r.prompt_ids, done[r.id].token_ids)
@@ -535,7 +609,12 @@ def chi_square(counts: Tensor, distribution: Tensor, tokens: Sequence[int]) -> f
     """Over the bins `tokens` and "any other"."""
     observed = torch.cat((counts[list(tokens)], (counts.sum() - counts[list(tokens)].sum())[None]))
     expected = (
-        torch.cat((distribution[list(tokens)], (distribution.sum() - distribution[list(tokens)].sum())[None]))
+        torch.cat(
+            (
+                distribution[list(tokens)],
+                (distribution.sum() - distribution[list(tokens)].sum())[None],
+            )
+        )
         * counts.sum()
     )
     return float(((observed - expected) ** 2 / expected).sum())
@@ -549,21 +628,28 @@ def next_token_distributions(model: PreTrainedModel, temperature: float) -> tupl
     """`[vocabulary]` of the first token after `PROMPT`, and of the second whatever the first."""
     with torch.no_grad():
         prompts = torch.tensor([[*PROMPT, token] for token in range(VOCABULARY)])
-        distributions = (model(input_ids=prompts, use_cache=False).logits[:, -2:].double() / temperature).softmax(-1)
+        distributions = (
+            model(input_ids=prompts, use_cache=False).logits[:, -2:].double() / temperature
+        ).softmax(-1)
     return distributions[0, 0], distributions[0, 0] @ distributions[:, 1]
 
 
 @each_statistical
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_tokens_follow_the_models_distribution(name: str, temperature: float) -> None:
-    done = run(ENGINES[name].make(500), group("a", SAMPLES, max_new_tokens=2, temperature=temperature))
+    done = run(
+        ENGINES[name].make(500), group("a", SAMPLES, max_new_tokens=2, temperature=temperature)
+    )
     distributions = next_token_distributions(twin(name), temperature)
     for position, distribution in enumerate(distributions):
         counts = count([g.token_ids[position] for g in done.values()])
-        assert chi_square(counts, distribution, distribution.topk(30).indices.tolist()) < QUANTILE_30
+        assert (
+            chi_square(counts, distribution, distribution.topk(30).indices.tolist()) < QUANTILE_30
+        )
         # the test can tell one law from another
         assert (
-            chi_square(counts, distributions[1 - position], distribution.topk(30).indices.tolist()) > 10 * QUANTILE_30
+            chi_square(counts, distributions[1 - position], distribution.topk(30).indices.tolist())
+            > 10 * QUANTILE_30
         )
 
 
@@ -572,7 +658,8 @@ def test_top_p_samples_from_the_renormalised_nucleus(name: str) -> None:
     distribution, _ = next_token_distributions(twin(name), 1.3)
     ordered, ids = distribution.sort(descending=True)
     size = int((ordered.cumsum(0) < 0.7).sum()) + 1
-    nucleus, mass = ids[:size].tolist(), ordered[:size].sum()
+    nucleus = ids[:size].tolist()
+    mass = ordered[:size].sum()
     assert size > 20
     entry = ENGINES[name]
     done = run(entry.make(500), group("a", SAMPLES, max_new_tokens=1, temperature=1.3, top_p=0.7))
@@ -583,14 +670,18 @@ def test_top_p_samples_from_the_renormalised_nucleus(name: str) -> None:
     inside[nucleus] = distribution[nucleus] / mass
     assert chi_square(count(tokens), inside, nucleus[:12]) < QUANTILE_12
     for g in done.values():
-        assert g.logprobs[0] == pytest.approx(float(inside[g.token_ids[0]].log()), abs=entry.tolerance)
+        assert g.logprobs[0] == pytest.approx(
+            float(inside[g.token_ids[0]].log()), abs=entry.tolerance
+        )
 
 
 # --- the scripted engine's own promises -------------------------------------------------------------------------------
 
 
 def test_a_script_is_cut_at_the_first_stop_id_and_at_the_limit() -> None:
-    def answer(token_ids: Sequence[int], finish: Finish = "stop", **options: object) -> tuple[tuple[int, ...], Finish]:
+    def answer(
+        token_ids: Sequence[int], finish: Finish = "stop", **options: object
+    ) -> tuple[tuple[int, ...], Finish]:
         g = run(ScriptedEngine(lambda _: (token_ids, finish)), [request(**options)])["a"]
         return g.token_ids, g.finish
 
@@ -609,9 +700,16 @@ def test_a_delay_decides_the_order_of_finishing() -> None:
     engine = ScriptedEngine(lambda r: ([1] * lengths[r.id], "stop"))
     engine.submit([request(label) for label in lengths])
     assert [[g.request_id for g in engine.poll()] for _ in range(4)] == [["b"], ["c"], [], ["a"]]
-    slowest_first = ScriptedEngine(lambda r: ([1] * lengths[r.id], "stop"), delay=lambda r: 5 - lengths[r.id])
+    slowest_first = ScriptedEngine(
+        lambda r: ([1] * lengths[r.id], "stop"), delay=lambda r: 5 - lengths[r.id]
+    )
     slowest_first.submit([request(label) for label in lengths])
-    assert [[g.request_id for g in slowest_first.poll()] for _ in range(4)] == [["a"], [], ["c"], ["b"]]
+    assert [[g.request_id for g in slowest_first.poll()] for _ in range(4)] == [
+        ["a"],
+        [],
+        ["c"],
+        ["b"],
+    ]
     with pytest.raises(EngineError, match="delay must be at least 1 poll, got 0"):
         ScriptedEngine(keyed_script, delay=lambda _: 0).submit([request()])
 
@@ -631,5 +729,10 @@ def test_what_was_asked_of_a_scripted_engine_can_be_read() -> None:
     engine.submit(requests)
     engine.poll()
     engine.abort(["a2"])
-    assert (engine.submitted, engine.aborted, engine.loaded, engine.polls) == (requests, ["a2"], [5], 1)
+    assert (engine.submitted, engine.aborted, engine.loaded, engine.polls) == (
+        requests,
+        ["a2"],
+        [5],
+        1,
+    )
     assert list(engine.in_flight) == ["a1"]

@@ -1,4 +1,6 @@
-"""A process that trains keeps the memory that it frees; whoever has set the allocator has set it."""
+"""A process that trains keeps the memory that it frees; whoever has set the allocator has set
+it.
+"""
 
 import os
 import platform
@@ -24,7 +26,9 @@ print(faults(), keep_freed_memory(), faults(), faults())
 
 
 def measure(**variables: str) -> list[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLES)}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(VARIABLES)
+    }
     command = [sys.executable, "-c", PROGRAM]
     return subprocess.run(
         command, env=environment | variables, capture_output=True, text=True, check=True

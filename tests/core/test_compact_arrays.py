@@ -1,4 +1,6 @@
-"""Arrays of token ids and log-probabilities are small, cross to other processes small, and are used like tuples."""
+"""Arrays of token ids and log-probabilities are small, cross to other processes small, and are used
+like tuples.
+"""
 
 import math
 import pickle
@@ -31,7 +33,8 @@ def request(name: str = "a", limit: int = 8, least: int = 0) -> GenerationReques
 
 
 @pytest.mark.parametrize(
-    ("values", "size"), [((0.5, -1.25), 4), ((0.1, 1 / 3), 8), ((1e300, 0.0), 8), ((-math.inf, -0.0), 4), ((), 4)]
+    ("values", "size"),
+    [((0.5, -1.25), 4), ((0.1, 1 / 3), 8), ((1e300, 0.0), 8), ((-math.inf, -0.0), 4), ((), 4)],
 )
 def test_floats_take_four_bytes_where_that_holds_them_exactly_and_eight_otherwise(values, size):
     found = float_array(values)
@@ -42,7 +45,8 @@ def test_floats_take_four_bytes_where_that_holds_them_exactly_and_eight_otherwis
 
 def test_a_generation_and_a_sample_cross_to_another_process_equal_and_small():
     count = 1000
-    ids, logprobs = array("i", range(count)), float_array([-i / 8 for i in range(count)])
+    ids = array("i", range(count))
+    logprobs = float_array([-i / 8 for i in range(count)])
     generation = Generation("a", ids, logprobs, "stop", 3)
     sample = Sample(7, (1, 2), ids, 1.0, 0.5, logprobs, None, array("b", [True]) * count)
     for value, bytes_per_token in ((generation, 8), (sample, 9)):
@@ -50,7 +54,11 @@ def test_a_generation_and_a_sample_cross_to_another_process_equal_and_small():
         assert len(sent) < bytes_per_token * count + 1000
         assert pickle.loads(sent) == value
     received = pickle.loads(pickle.dumps(sample))
-    assert (received.old_logprobs, received.prompt_ids, received.num_trained_tokens) == (None, (1, 2), count)
+    assert (received.old_logprobs, received.prompt_ids, received.num_trained_tokens) == (
+        None,
+        (1, 2),
+        count,
+    )
 
 
 def test_masks_count_trained_tokens_as_tuples_and_as_arrays():
@@ -80,10 +88,15 @@ def test_a_script_of_arrays_is_cut_like_one_of_tuples(ids, limit, least, expecte
 
 def test_right_answers_of_arrays_pass_the_checks():
     script = {"a": (row(3, 9), "stop"), "b": (row(*[3] * 8), "length")}
-    engine = ScriptedEngine(lambda r: script[r.id], delay=lambda r: 1, logprob=lambda count: array("f", [-0.5]) * count)
+    engine = ScriptedEngine(
+        lambda r: script[r.id], delay=lambda r: 1, logprob=lambda count: array("f", [-0.5]) * count
+    )
     checked = CheckedEngine(engine, vocabulary=10)
     checked.submit([request("a"), request("b")])
-    assert [(tuple(g.token_ids), g.logprobs[0]) for g in checked.poll()] == [((3, 9), -0.5), ((3,) * 8, -0.5)]
+    assert [(tuple(g.token_ids), g.logprobs[0]) for g in checked.poll()] == [
+        ((3, 9), -0.5),
+        ((3,) * 8, -0.5),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +115,9 @@ def test_invalid_compact_answers_get_the_message_of_plain_ones(ids, logprobs, me
     for wrap in (tuple, lambda values: row(*values)):
         engine = FaultyEngine(
             lambda r: ((3, 9), "stop"),
-            lambda found, wrap=wrap: [Generation(g.request_id, wrap(ids), wrap(logprobs), "stop", 0) for g in found],
+            lambda found, wrap=wrap: [
+                Generation(g.request_id, wrap(ids), wrap(logprobs), "stop", 0) for g in found
+            ],
             delay=lambda r: 1,
         )
         checked = CheckedEngine(engine, vocabulary=10)
@@ -120,27 +135,42 @@ def byte_level() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<eos>"], initial_alphabet=list(byte_alphabet()), show_progress=False
+        vocab_size=300,
+        special_tokens=["<eos>"],
+        initial_alphabet=list(byte_alphabet()),
+        show_progress=False,
     )
     tokenizer.train_from_iterator([TEXT] * 3, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", clean_up_tokenization_spaces=False)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", clean_up_tokenization_spaces=False
+    )
     fast.add_tokens(["<tool é>"])
     return fast
 
 
 def test_a_byte_table_says_what_the_tokenizer_says_of_any_ids(byte_level):
     encoded = byte_level(TEXT + "<tool é>" + "<eos>" + TEXT)["input_ids"]
-    cases = [encoded, encoded[3:-2], [], [byte_level.eos_token_id], *([i] for i in range(len(byte_level)))]
+    cases = [
+        encoded,
+        encoded[3:-2],
+        [],
+        [byte_level.eos_token_id],
+        *([i] for i in range(len(byte_level))),
+    ]
     for skip in (True, False):
         table = ByteDecoder.of(byte_level, skip_special_tokens=skip)
         assert table is not None
         for ids in cases:
-            expected = byte_level.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+            expected = byte_level.decode(
+                ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False
+            )
             assert table.decode(ids) == expected
             if ids:
                 assert table.decode(row(*ids)) == expected
     assert table.decode([10**6]) == ""
-    assert "\ufffd" in table.decode([byte_alphabet()["ç"] and byte_level.convert_tokens_to_ids("ç")])
+    assert "\ufffd" in table.decode(
+        [byte_alphabet()["ç"] and byte_level.convert_tokens_to_ids("ç")]
+    )
 
 
 def test_a_tokenizer_of_another_kind_decodes_by_itself():

@@ -1,4 +1,6 @@
-"""Writing files: whole, with the usual permissions, never through a link, whatever the text holds."""
+"""Writing files: whole, with the usual permissions, never through a link, whatever the text
+holds.
+"""
 
 import json
 import os
@@ -15,7 +17,8 @@ def mode_of(path: Path) -> int:
 
 
 def test_a_file_replaces_a_link_and_is_not_written_through_it(tmp_path: Path):
-    victim, path = tmp_path / "victim", tmp_path / "metrics.jsonl"
+    victim = tmp_path / "victim"
+    path = tmp_path / "metrics.jsonl"
     victim.write_text("mine")
     path.symlink_to(victim)
     (tmp_path / ".metrics.jsonl.tmp").symlink_to(victim)
@@ -58,7 +61,8 @@ def test_files_have_the_permissions_that_the_umask_leaves(tmp_path: Path):
 
 @pytest.mark.parametrize("mode", ["a", "ab", "a+b", "w", "r+"])
 def test_a_link_is_not_opened_for_writing(tmp_path: Path, mode: str):
-    victim, link = tmp_path / "victim", tmp_path / "link"
+    victim = tmp_path / "victim"
+    link = tmp_path / "link"
     victim.write_text("mine")
     link.symlink_to(victim)
     with pytest.raises(OSError, match="it is a link, and dapo does not follow links here"):
@@ -72,7 +76,8 @@ def test_a_link_is_not_opened_for_writing(tmp_path: Path, mode: str):
 
 
 def test_what_a_link_points_to_survives_its_removal(tmp_path: Path):
-    folder, file = tmp_path / "folder", tmp_path / "file"
+    folder = tmp_path / "folder"
+    file = tmp_path / "file"
     folder.mkdir()
     (folder / "content").write_text("mine")
     file.write_text("mine")
@@ -90,6 +95,9 @@ def test_what_a_link_points_to_survives_its_removal(tmp_path: Path):
 
 def test_half_of_a_surrogate_pair_is_written_and_read_back(tmp_path: Path):
     atomic_write_json(tmp_path / "file", {"answer": "a\ud800b", "whole": "\U0001f600é"})
-    assert json.loads((tmp_path / "file").read_bytes()) == {"answer": "a\ud800b", "whole": "\U0001f600é"}
+    assert json.loads((tmp_path / "file").read_bytes()) == {
+        "answer": "a\ud800b",
+        "whole": "\U0001f600é",
+    }
     atomic_write_text(tmp_path / "file", "a\udfffb")
     assert (tmp_path / "file").read_text() == "a\\udfffb"

@@ -18,7 +18,10 @@ from dapo.core.waiting import Interrupted, SignalFlag, SystemClock
 from dapo.training.checkpoint_writer import ConnectionFailed, StorageError, os_errors_as_dapo_errors
 
 NOW = 1_800_000_000.0
-OK = {"choices": [{"message": {"content": "4"}, "finish_reason": "stop"}], "usage": {"completion_tokens": 7}}
+OK = {
+    "choices": [{"message": {"content": "4"}, "finish_reason": "stop"}],
+    "usage": {"completion_tokens": 7},
+}
 
 
 class HandClock(SystemClock):
@@ -26,7 +29,10 @@ class HandClock(SystemClock):
 
     def __init__(self, signum_at: int | None = None) -> None:
         super().__init__(SignalFlag())
-        self.now, self.waits, self.shown, self.signum_at = 0.0, [], [], signum_at
+        self.now = 0.0
+        self.waits = []
+        self.shown = []
+        self.signum_at = signum_at
 
     def monotonic(self) -> float:
         return self.now
@@ -90,14 +96,22 @@ def asked(headers: dict[str, str], clock: HandClock, status: int = 429) -> Compl
         ({"retry-after-ms": "2500", "Retry-After": "9"}, 9.0),
         ({"Retry-After": formatdate(NOW + 60, usegmt=True)}, 60.0),
         ({"Retry-After": formatdate(NOW - 60, usegmt=True)}, 0.5),
-        *[({"Retry-After": text}, 0.5) for text in ("-5", "-1e400", "nan", "soon", "", "5, 6", "Mon, 99 Foo", "0x10")],
-        *[({name: "1000000"}, 0.5) for name in ("x-ratelimit-reset", "x-ratelimit-reset-requests", "X-Wait")],
+        *[
+            ({"Retry-After": text}, 0.5)
+            for text in ("-5", "-1e400", "nan", "soon", "", "5, 6", "Mon, 99 Foo", "0x10")
+        ],
+        *[
+            ({name: "1000000"}, 0.5)
+            for name in ("x-ratelimit-reset", "x-ratelimit-reset-requests", "X-Wait")
+        ],
     ],
 )
 def test_a_server_is_waited_for_as_it_asks_and_a_senseless_wish_is_none(status, headers, wait_s):
     clock = HandClock()
     assert asked(headers, clock, status).text == "4"
-    assert clock.waits == [pytest.approx(wait_s, abs=1)] if wait_s == 60 else clock.waits == [wait_s]
+    assert (
+        clock.waits == [pytest.approx(wait_s, abs=1)] if wait_s == 60 else clock.waits == [wait_s]
+    )
     assert len(clock.shown) == (wait_s >= 5)
 
 
@@ -116,7 +130,8 @@ def test_a_server_is_waited_for_as_it_asks_and_a_senseless_wish_is_none(status, 
 def test_a_longer_wish_than_five_minutes_is_an_error_at_once_that_names_it(headers, wish):
     clock = HandClock()
     with pytest.raises(
-        ServerFailed, match=rf"status 429, and the server asks to wait {wish}; the longest wait is 5 min"
+        ServerFailed,
+        match=rf"status 429, and the server asks to wait {wish}; the longest wait is 5 min",
     ):
         asked(headers, clock)
     assert clock.waits == []
@@ -124,7 +139,10 @@ def test_a_longer_wish_than_five_minutes_is_an_error_at_once_that_names_it(heade
 
 def test_all_tries_of_a_request_together_end_in_time():
     clock = HandClock()
-    with answering((503, {"Retry-After": "299"}, b"busy")) as url, pytest.raises(ServerFailed, match="status 503"):
+    with (
+        answering((503, {"Retry-After": "299"}, b"busy")) as url,
+        pytest.raises(ServerFailed, match="status 503"),
+    ):
         ChatClient(url, "m", retries=1000, clock=clock).complete([])
     assert sum(clock.waits) <= TOTAL_S
 
@@ -147,15 +165,33 @@ def changed(path: tuple[str | int, ...], text: str) -> bytes:
     return json.dumps(values).replace('"HERE"', text).encode()
 
 
-CONTENT, COUNT = ("choices", 0, "message", "content"), ("usage", "completion_tokens")
+CONTENT = ("choices", 0, "message", "content")
+COUNT = ("usage", "completion_tokens")
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        *[(CONTENT, text) for text in ("false", "{}", "0", "[]", "true", "1e400", "NaN", '[{"text": "4"}]', DEEP)],
-        *[(COUNT, text) for text in ("1e400", "-1e400", "NaN", "-5", "true", "1.5", '"7"', "[]", "1e30", "9" * 4000)],
+        *[
+            (CONTENT, text)
+            for text in ("false", "{}", "0", "[]", "true", "1e400", "NaN", '[{"text": "4"}]', DEEP)
+        ],
+        *[
+            (COUNT, text)
+            for text in (
+                "1e400",
+                "-1e400",
+                "NaN",
+                "-5",
+                "true",
+                "1.5",
+                '"7"',
+                "[]",
+                "1e30",
+                "9" * 4000,
+            )
+        ],
         *[(("choices", 0, "finish_reason"), text) for text in ("0", "false", "{}", "[]")],
         *[(("choices", 0, "message"), text) for text in ("null", "[]", '"4"')],
         *[(("choices",), text) for text in ("null", "{}", "[]", '"4"', "[null]")],
@@ -164,7 +200,10 @@ DEEP = "[" * 100_000 + "]" * 100_000
     ],
 )
 def test_a_field_of_another_type_or_range_is_an_error_and_never_an_empty_text(path, text):
-    with answering((200, {}, changed(path, text))) as url, pytest.raises(ServerFailed, match="no chat completion"):
+    with (
+        answering((200, {}, changed(path, text))) as url,
+        pytest.raises(ServerFailed, match="no chat completion"),
+    ):
         ChatClient(url, "m").complete([])
 
 
@@ -184,9 +223,13 @@ def test_what_servers_may_leave_out_is_read(path, text, expected):
         assert ChatClient(url, "m").complete([]) == expected
 
 
-@pytest.mark.parametrize("value", ["7.5", '"-1"', "-1e300", "true", "null", "NaN", "Infinity", "-1e400", "{}", "0.01"])
+@pytest.mark.parametrize(
+    "value", ["7.5", '"-1"', "-1e300", "true", "null", "NaN", "Infinity", "-1e400", "{}", "0.01"]
+)
 def test_what_is_no_log_probability_is_an_error(value):
-    body = '{"choices": [{"logprobs": {"token_logprobs": [null, -0.5, HERE]}}]}'.replace("HERE", value).encode()
+    body = '{"choices": [{"logprobs": {"token_logprobs": [null, -0.5, HERE]}}]}'.replace(
+        "HERE", value
+    ).encode()
     with answering((200, {}, body)) as url, pytest.raises(ServerFailed, match="log-probability 2"):
         ChatClient(url, "m").prompt_logprobs([1, 2, 3])
 
@@ -197,7 +240,9 @@ def test_rounding_above_zero_is_zero_and_the_generated_token_is_left_out():
         assert ChatClient(url, "m").prompt_logprobs([1, 2, 3]) == ([0.0, -2.0], [])
 
 
-@pytest.mark.parametrize("body", [DEEP.encode(), b"{}", b'{"data": [{"id": 5}]}', b'{"data": 5}', b"nonsense", b"\xff"])
+@pytest.mark.parametrize(
+    "body", [DEEP.encode(), b"{}", b'{"data": [{"id": 5}]}', b'{"data": 5}', b"nonsense", b"\xff"]
+)
 def test_a_list_of_models_that_cannot_be_read_is_none(body):
     with answering((200, {}, body)) as url:
         assert ChatClient(url, "m").models() is None

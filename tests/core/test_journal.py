@@ -1,4 +1,6 @@
-"""The journal: records survive, an incomplete line is removed, another journal or process is an error."""
+"""The journal: records survive, an incomplete line is removed, another journal or process is an
+error.
+"""
 
 import pytest
 
@@ -39,8 +41,14 @@ def test_a_journal_of_other_settings_other_content_or_another_process_is_refused
         journal.add({"id": "x"})
         with pytest.raises(DataError, match="in use by another process"):
             open_journal(tmp_path / "j", {}).__enter__()
-    message = r"other settings: a was 1 and is now 2; c was None and is now 3; use those settings, or delete"
-    with pytest.raises(DataError, match=message), open_journal(tmp_path / "j", {"a": 2, "b": 2, "c": 3}):
+    message = (
+        r"other settings: a was 1 and is now 2; c was None and is now 3; use those settings, or"
+        r" delete"
+    )
+    with (
+        pytest.raises(DataError, match=message),
+        open_journal(tmp_path / "j", {"a": 2, "b": 2, "c": 3}),
+    ):
         pass
     (tmp_path / "k").write_text("notes\n")
     with pytest.raises(DataError, match="is not the journal"), open_journal(tmp_path / "k", {}):

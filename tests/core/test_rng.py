@@ -51,7 +51,8 @@ def test_numbers_lie_in_zero_to_one_and_fill_it_evenly():
 
 
 def test_adjacent_seeds_give_unrelated_streams():
-    first, second = keyed_uniforms(1, 20_000), keyed_uniforms(2, 20_000)
+    first = keyed_uniforms(1, 20_000)
+    second = keyed_uniforms(2, 20_000)
     assert not np.intersect1d(first, second).size
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.036  # 5 sigma
 
@@ -87,7 +88,12 @@ def test_every_part_of_a_key_matters_and_so_do_its_position_and_type():
 
 
 def test_a_hundred_thousand_keys_have_different_seeds():
-    seeds = {keyed_seed(0, "token", step, n, i) for step in range(10) for n in range(625) for i in range(16)}
+    seeds = {
+        keyed_seed(0, "token", step, n, i)
+        for step in range(10)
+        for n in range(625)
+        for i in range(16)
+    }
     assert len(seeds) == 100_000
     assert min(seeds) >= 0
     assert max(seeds) < 2**63
@@ -101,7 +107,11 @@ def test_a_permutation_holds_every_number_once_and_is_a_function_of_its_key(size
 
 
 def test_epochs_and_runs_are_ordered_differently():
-    orders = {tuple(keyed_permutation(50, seed, "data", epoch).tolist()) for seed in range(4) for epoch in range(4)}
+    orders = {
+        tuple(keyed_permutation(50, seed, "data", epoch).tolist())
+        for seed in range(4)
+        for epoch in range(4)
+    }
     assert len(orders) == 16
 
 

@@ -52,7 +52,9 @@ REFUSED = {
     "in a list of mappings": f"reward.options.judges=[{{url: u}}, {{api_key: {K}}}]",
     "under a mapping of that name": f"reward.options.credentials={{first: {{value: {K}}}}}",
     "camel case": f"reward.options.hfAccessToken={K}",
-    "of one of several verifiers": f"reward.options={{math: {{}}, server: {{url: u, secret: {K}}}}}",
+    "of one of several verifiers": (
+        f"reward.options={{math: {{}}, server: {{url: u, secret: {K}}}}}"
+    ),
     "where no option is": f"reward.api_key={K}",
     "in data": f"data.train={{gym: {{chain_sum: {{token: {K}}}}}}}",
     "a path with a user": f"data.train=https://user:{K}@host/problems.jsonl",
@@ -66,14 +68,18 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_option_that_is_a_secret_is_refused_and_not_repeated(name: str):
-    with pytest.raises(ConfigError, match=r"options are written to config\.yaml and to trackers") as caught:
+    with pytest.raises(
+        ConfigError, match=r"options are written to config\.yaml and to trackers"
+    ) as caught:
         build_config(BASE, [REFUSED[name]])
     assert K not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_is_masked_on_a_command_line(name: str):
-    command = make_manifest(["dapo", "train", "c.yaml", REFUSED[name]], seed=0, started=STARTED)["command"]
+    command = make_manifest(["dapo", "train", "c.yaml", REFUSED[name]], seed=0, started=STARTED)[
+        "command"
+    ]
     assert K not in " ".join(command)
     assert command[:3] == ["dapo", "train", "c.yaml"]
 
@@ -139,24 +145,33 @@ def test_no_option_of_ours_is_named_like_a_secret():
     assert [name for name, _ in options_of() if is_secret_name(name)] == []
 
 
-@pytest.mark.parametrize("text", ["${oc.env:MY_TOK}", "x${oc.env:MY_TOK,none}y", "${oc.decode:${oc.env:MY_TOK}}"])
-def test_a_variable_of_the_environment_is_not_written_to_the_configuration(text: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    "text", ["${oc.env:MY_TOK}", "x${oc.env:MY_TOK,none}y", "${oc.decode:${oc.env:MY_TOK}}"]
+)
+def test_a_variable_of_the_environment_is_not_written_to_the_configuration(
+    text: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("MY_TOK", K)
     for raw, overrides in (
         (BASE, [f"data.train={text}"]),
         (BASE | {"data": {**BASE["data"], "instruction": text}}, []),
     ):
-        with pytest.raises(ConfigError, match=r"oc\.env:MY_TOK\}: the value of this environment variable") as caught:
+        with pytest.raises(
+            ConfigError, match=r"oc\.env:MY_TOK\}: the value of this environment variable"
+        ) as caught:
             build_config(raw, overrides)
         assert K not in str(caught.value)
-    assert build_config(BASE, [f"data.instruction={text}"]).data.instruction == text  # a text is taken literally
+    # a text is taken literally
+    assert build_config(BASE, [f"data.instruction={text}"]).data.instruction == text
 
 
 def test_a_variable_that_names_a_location_is_filled_in_and_an_escaped_one_stays(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setenv("MY_DATA_DIR", "/data")
-    config = build_config(BASE, ["data.train=${oc.env:MY_DATA_DIR}/p.jsonl", "data.instruction=${oc.env:MY_TOK}"])
+    config = build_config(
+        BASE, ["data.train=${oc.env:MY_DATA_DIR}/p.jsonl", "data.instruction=${oc.env:MY_TOK}"]
+    )
     assert (config.data.train, config.data.instruction) == ("/data/p.jsonl", "${oc.env:MY_TOK}")
     (tmp_path / "dumped.yaml").write_text(dump_config(config))
     assert load_config(tmp_path / "dumped.yaml") == config
@@ -187,10 +202,14 @@ def test_errors_do_not_repeat_secrets(monkeypatch: pytest.MonkeyPatch):
             assert masked is not None
             assert K not in masked
             assert "***" in masked
-    assert mask_text("PWD is no password: " + str(Path.cwd())) == "PWD is no password: " + str(Path.cwd())
+    assert mask_text("PWD is no password: " + str(Path.cwd())) == "PWD is no password: " + str(
+        Path.cwd()
+    )
 
 
-def test_a_process_gets_no_secret_of_its_parent_but_those_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_gets_no_secret_of_its_parent_but_those_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     secrets = {
         "WANDB_API_KEY": "abc",
         "HF_TOKEN": "hf_" + "a" * 20,
@@ -198,7 +217,13 @@ def test_a_process_gets_no_secret_of_its_parent_but_those_that_it_needs(monkeypa
         "NOTES": "ghp_" + "b" * 36,
         "MY_PASSWORD": "x",
     }
-    harmless = {"PWD": "/tmp", "HOME": "/root", "TOKENIZERS_PARALLELISM": "false", "MAX_TOKENS": "12", "RAY_PATH": "/x"}
+    harmless = {
+        "PWD": "/tmp",
+        "HOME": "/root",
+        "TOKENIZERS_PARALLELISM": "false",
+        "MAX_TOKENS": "12",
+        "RAY_PATH": "/x",
+    }
     for name in [*os.environ]:
         monkeypatch.delenv(name)
     for name, value in (secrets | harmless).items():

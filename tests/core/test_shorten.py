@@ -9,7 +9,11 @@ TEXT = "0123456789" * 3
 
 @pytest.mark.parametrize(
     ("keep", "expected"),
-    [("start", "012345678901234567..."), ("end", "... 34567890123456789"), ("ends", "0123456 [...] 3456789")],
+    [
+        ("start", "012345678901234567..."),
+        ("end", "... 34567890123456789"),
+        ("ends", "0123456 [...] 3456789"),
+    ],
 )
 def test_a_long_text_is_cut_to_the_length_and_shows_what_is_kept(keep, expected):
     assert shorten(TEXT, 21, keep=keep) == expected

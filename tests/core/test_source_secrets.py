@@ -64,7 +64,15 @@ def test_harmless_source_is_let_through(source: str):
 
 
 def test_a_worker_gets_harmless_variables_and_named_ones(monkeypatch: pytest.MonkeyPatch):
-    for name in ("HF_TOKEN", "HF_HOME", "OPENAI_API_KEY", "SETTING", "https_proxy", "LC_ALL", "DB_PASSWORD"):
+    for name in (
+        "HF_TOKEN",
+        "HF_HOME",
+        "OPENAI_API_KEY",
+        "SETTING",
+        "https_proxy",
+        "LC_ALL",
+        "DB_PASSWORD",
+    ):
         monkeypatch.setenv(name, "value")
     found = worker_environment({"OPENAI_API_KEY"}).keys()
     assert {"HF_HOME", "OPENAI_API_KEY", "https_proxy", "LC_ALL", "PATH", "HOME"} <= found

@@ -23,7 +23,8 @@ SOURCES = Path(dapo.__file__).parents[1]
 RIM = {
     "dapo/core/terminal.py": {"print"},
     "dapo/runs/console.py": {"Console"},
-    # inside of the sandbox: JSON to the parent's pipe, and output of a program, which is kept in memory
+    # inside of the sandbox: JSON to the parent's pipe, and output of a program, which is kept in
+    # memory
     "code_sandbox/confined/probes.py": {"sys.stdout.write"},
     "code_sandbox/confined/remote.py": {"sys.stdout.write"},
     # the paths of the files that it compiled, in the package's own folder
@@ -39,17 +40,22 @@ def test_every_character_that_controls_is_hidden_or_separates_lines_is_unsafe_an
         if unicodedata.category(character) in categories and character not in "\n\t":
             assert is_unsafe, hex(ord(character))
         elif is_unsafe:
-            assert unicodedata.category(character) == "Cn", hex(ord(character))  # other versions know more of them
+            # other versions know more of them
+            assert unicodedata.category(character) == "Cn", hex(ord(character))
 
 
-def test_text_is_shown_as_it_was_written_and_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]):
+def test_text_is_shown_as_it_was_written_and_cannot_control_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+):
     print_text(ATTACK)
     print_text(ATTACK, file=sys.stderr)
     assert capsys.readouterr() == (ESCAPED + "\n", ESCAPED + "\n")
 
 
 def shown_by_console(*renderables: object) -> str:
-    console = SafeConsole(file=io.StringIO(), width=200, force_terminal=True, color_system="truecolor")
+    console = SafeConsole(
+        file=io.StringIO(), width=200, force_terminal=True, color_system="truecolor"
+    )
     for renderable in renderables:
         console.print(renderable)
     return re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())  # type: ignore[attr-defined]
@@ -143,14 +149,26 @@ def printing(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-        if name in ("print", "typer.echo", "typer.secho", "rich.print", "pprint", "traceback.print_exc"):
+        if name in (
+            "print",
+            "typer.echo",
+            "typer.secho",
+            "rich.print",
+            "pprint",
+            "traceback.print_exc",
+        ):
             found.add(name)
         if re.fullmatch(r"(sys\.)?(__)?std(out|err)(__)?(\.buffer)?\.write(lines)?", name):
             found.add(name)
         if name == "sys.exit" and node.args and isinstance(node.args[0], ast.JoinedStr | ast.BinOp):  # type: ignore[attr-defined]
             found.add("sys.exit with a text")
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("rich"):
-            found |= {alias.name for alias in node.names} & {"Console", "print", "escape", "inspect"}
+            found |= {alias.name for alias in node.names} & {
+                "Console",
+                "print",
+                "escape",
+                "inspect",
+            }
     return found
 
 
@@ -162,8 +180,14 @@ def test_nothing_prints_but_the_modules_that_escape():
 @pytest.mark.parametrize(
     "line",
     [
-        *("print(x)", "sys.stderr.write(x)", "sys.stdout.buffer.write(x)", "typer.echo(x)", "sys.exit(f'error: {x}')"),
-        *("from rich.console import Console", "from rich import print", "traceback.print_exc()"),
+        "print(x)",
+        "sys.stderr.write(x)",
+        "sys.stdout.buffer.write(x)",
+        "typer.echo(x)",
+        "sys.exit(f'error: {x}')",
+        "from rich.console import Console",
+        "from rich import print",
+        "traceback.print_exc()",
     ],
 )
 def test_a_line_that_prints_is_found(tmp_path: Path, line: str):

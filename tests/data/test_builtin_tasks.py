@@ -49,7 +49,9 @@ def solve(source, prompt):
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_every_answer_is_correct_and_every_question_asks_for_only_the_answer(task, split):
     problems = builtin_problems({task: {}}, size=60, seed=3, split=split)
-    assert len(problems) == (29 if (task, split) == ("products", "eval") else 60 if split == "train" else len(problems))
+    assert len(problems) == (
+        29 if (task, split) == ("products", "eval") else 60 if split == "train" else len(problems)
+    )
     for problem in problems:
         assert problem.source == task
         assert problem.prompt.endswith(" Reply with only the answer.")
@@ -63,7 +65,10 @@ def test_an_item_is_a_function_of_seed_and_index_whatever_the_size():
 
 
 def test_items_never_change_from_release_to_release():
-    assert [(p.id, p.prompt, p.answer) for p in load_problems({"builtin": "sums,largest", "size": 4, "seed": 1})] == [
+    assert [
+        (p.id, p.prompt, p.answer)
+        for p in load_problems({"builtin": "sums,largest", "size": 4, "seed": 1})
+    ] == [
         ("e086f2a154bab2ee", "What is 2 + 13? Reply with only the answer.", "15"),
         (
             "44c332ad1be0c518",
@@ -81,7 +86,16 @@ def test_items_never_change_from_release_to_release():
 
 def test_tasks_alternate_round_robin():
     problems = builtin_problems({"sums": {}, "gcd": {}, "largest": {}}, size=8, seed=0)
-    assert [p.source for p in problems] == ["sums", "gcd", "largest", "sums", "gcd", "largest", "sums", "gcd"]
+    assert [p.source for p in problems] == [
+        "sums",
+        "gcd",
+        "largest",
+        "sums",
+        "gcd",
+        "largest",
+        "sums",
+        "gcd",
+    ]
 
 
 @pytest.mark.parametrize("task", EVERY_TASK)
@@ -95,7 +109,9 @@ def test_training_and_evaluation_never_share_a_question_whatever_the_seeds(task)
 def test_the_same_numbers_in_another_order_are_on_the_same_side():
     for a in range(1, 21):
         for b in range(1, 21):
-            assert is_held_out("sums", f"What is {a} + {b}?") == is_held_out("sums", f"What is {b} + {a}?")
+            assert is_held_out("sums", f"What is {a} + {b}?") == is_held_out(
+                "sums", f"What is {b} + {a}?"
+            )
     held_out = texts(builtin_problems({"sums": {}}, size=500, seed=0, split="eval"))
     mirrored = [re.sub(r"(\d+) \+ (\d+)", r"\2 + \1", text) for text in held_out]
     assert sorted(mirrored) == sorted(held_out)
@@ -115,7 +131,9 @@ def test_the_same_numbers_in_another_order_are_on_the_same_side():
         ("letter_counts", {}, 573, 116),
     ],
 )
-def test_the_stated_number_of_distinct_questions_is_what_sampling_finds(task, options, distinct, held_out):
+def test_the_stated_number_of_distinct_questions_is_what_sampling_finds(
+    task, options, distinct, held_out
+):
     assert TASKS[task].distinct(resolve_options(task, options)) == distinct
     for_training = set(texts(builtin_problems({task: options}, size=12 * distinct, seed=0)))
     for_evaluation = texts(builtin_problems({task: options}, size=distinct, seed=0, split="eval"))
@@ -132,7 +150,9 @@ def test_training_repeats_questions_and_evaluation_does_not():
 
 
 def test_an_evaluation_mix_is_shared_equally_where_there_is_enough():
-    problems = load_problems({"builtin": "sums,products,largest", "size": 150, "seed": 2}, split="eval")
+    problems = load_problems(
+        {"builtin": "sums,products,largest", "size": 150, "seed": 2}, split="eval"
+    )
     assert Counter(p.source for p in problems) == {"sums": 50, "products": 29, "largest": 50}
 
 
@@ -146,9 +166,17 @@ def test_options_change_the_numbers():
         found = numbers(problem.prompt)
         assert len(found) == 3
         assert all(10 <= number <= 99 for number in found)
-    sampled = {n for p in builtin_problems({"products": {"digits": 1}}, size=300, seed=0) for n in numbers(p.prompt)}
+    sampled = {
+        n
+        for p in builtin_problems({"products": {"digits": 1}}, size=300, seed=0)
+        for n in numbers(p.prompt)
+    }
     assert sampled == set(range(10))
-    sampled = {n for p in builtin_problems({"sums": {"low": 7, "high": 8}}, size=40, seed=0) for n in numbers(p.prompt)}
+    sampled = {
+        n
+        for p in builtin_problems({"sums": {"low": 7, "high": 8}}, size=40, seed=0)
+        for n in numbers(p.prompt)
+    }
     assert sampled <= {7, 8}
 
 
@@ -158,18 +186,41 @@ def test_options_change_the_numbers():
         ({"summs": {}}, "builtin: no task summs; did you mean sums?"),
         (
             {"xyz": {}},
-            "builtin: no task xyz; known: sums, differences, products, remainders, gcd, largest, sort_digits, "
-            "letter_counts",
+            (
+                "builtin: no task xyz; known: sums, differences, products, remainders, gcd,"
+                " largest, sort_digits, letter_counts"
+            ),
         ),
         ({"sums": {"digit": 1}}, "builtin task sums: unknown option 'digit'; did you mean digits?"),
-        ({"sums": {"qqq": 1}}, "builtin task sums: unknown option 'qqq'; known: low, high, terms, digits"),
-        ({"sort_digits": {"digits": 1}}, "builtin task sort_digits: unknown option 'digits'; known: count"),
-        ({"letter_counts": {"count": 1}}, "builtin task letter_counts: unknown option 'count'; it has no options"),
-        ({"sums": {"digits": 0}}, "builtin task sums: digits must be an integer from 1 to 9, got 0"),
-        ({"sums": {"terms": True}}, "builtin task sums: terms must be an integer from 2 to 16, got True"),
-        ({"gcd": {"low": 0}}, "builtin task gcd: low must be an integer from 1 to 1000000000, got 0"),
+        (
+            {"sums": {"qqq": 1}},
+            "builtin task sums: unknown option 'qqq'; known: low, high, terms, digits",
+        ),
+        (
+            {"sort_digits": {"digits": 1}},
+            "builtin task sort_digits: unknown option 'digits'; known: count",
+        ),
+        (
+            {"letter_counts": {"count": 1}},
+            "builtin task letter_counts: unknown option 'count'; it has no options",
+        ),
+        (
+            {"sums": {"digits": 0}},
+            "builtin task sums: digits must be an integer from 1 to 9, got 0",
+        ),
+        (
+            {"sums": {"terms": True}},
+            "builtin task sums: terms must be an integer from 2 to 16, got True",
+        ),
+        (
+            {"gcd": {"low": 0}},
+            "builtin task gcd: low must be an integer from 1 to 1000000000, got 0",
+        ),
         ({"sums": {"low": 30}}, "builtin task sums: low=30 must be below high=20"),
-        ({"sums": {"digits": 1, "low": 2}}, "builtin task sums: digits is short for low and high; give it alone"),
+        (
+            {"sums": {"digits": 1, "low": 2}},
+            "builtin task sums: digits is short for low and high; give it alone",
+        ),
     ],
 )
 def test_a_wrong_task_or_option_is_named_with_the_nearest(tasks, message):
@@ -182,9 +233,10 @@ def test_a_task_without_held_out_questions_is_an_error_instead_of_an_endless_sea
     (low,) = [n for n in range(1, 60) if no_sum_is_held_out(n)][:1]
     with pytest.raises(DataError) as caught:
         builtin_problems({"sums": {"low": low, "high": low + 1}}, size=4, seed=0, split="eval")
-    assert str(caught.value) == (
-        "builtin task sums: 500 samples gave no problem for eval: it has only 4 different questions with these "
-        "options; widen them"
+    assert (
+        str(caught.value)
+        == "builtin task sums: 500 samples gave no problem for eval: it has only 4 different"
+        " questions with these options; widen them"
     )
 
 

@@ -14,7 +14,8 @@ from dapo.data.prompts import PromptEncoder, chat_request
 from dapo.types import Problem
 from helpers.chat_templates import CHATML_HEADER, CHATML_TURN, FAMILIES, each, tokenizer
 
-USER, NEXT = {"role": "user", "content": "2+3?"}, {"role": "user", "content": "times 2?"}
+USER = {"role": "user", "content": "2+3?"}
+NEXT = {"role": "user", "content": "times 2?"}
 FUNCTION = {"name": "calculator", "arguments": {"a": 2, "unit": "m"}}
 CALL = {"type": "function", "id": "call00001", "function": FUNCTION}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
@@ -24,15 +25,25 @@ CONVERSATIONS = {
     "a system message": [{"role": "system", "content": "Be brief."}, USER],
     "an earlier answer": [USER, {"role": "assistant", "content": "5"}, NEXT],
     "a call and its result": [USER, CALLING, RESULT],
-    "a call and another question": [USER, CALLING, RESULT, {"role": "assistant", "content": "5"}, NEXT],
+    "a call and another question": [
+        USER,
+        CALLING,
+        RESULT,
+        {"role": "assistant", "content": "5"},
+        NEXT,
+    ],
     "a call without content": [USER, {**CALLING, "content": None}, RESULT],
-    "a thought": [USER, {"role": "assistant", "reasoning_content": "hm", "thinking": "hm", "content": "5"}, NEXT],
+    "a thought": [
+        USER,
+        {"role": "assistant", "reasoning_content": "hm", "thinking": "hm", "content": "5"},
+        NEXT,
+    ],
     "a name": [{**USER, "name": "ann"}],
 }
 ALL_KEYS = each(
-    "<|im_start|>{{ m.role }}{{ ' ' + m.name if m.name else '' }}\n{{ m.thinking }}{{ m.reasoning_content }}"
-    "{{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}{% endfor %}"
-    "{{ m.tool_call_id }}{{ m.other }}<|im_end|>\n",
+    "<|im_start|>{{ m.role }}{{ ' ' + m.name if m.name else '' }}\n{{ m.thinking }}{{"
+    " m.reasoning_content }}{{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>{{"
+    " c.function | tojson }}{% endfor %}{{ m.tool_call_id }}{{ m.other }}<|im_end|>\n",
     CHATML_HEADER,
 )
 
@@ -47,7 +58,9 @@ def with_template(template, *, bos=None):
 def adding_bos(template):
     made = with_template(template, bos="<s>")
     begin = made.convert_tokens_to_ids("<s>")
-    made._tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    made._tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", begin)]
+    )
     return made
 
 
@@ -69,7 +82,10 @@ def load(path, prompt, **columns):
             pq.write_table(pa.Table.from_pylist([row]), path)
         case suffix:
             separator = "\t" if suffix == ".tsv" else ","
-            quoted = ['"' + (v if isinstance(v, str) else json.dumps(v)).replace('"', '""') + '"' for v in row.values()]
+            quoted = [
+                '"' + (v if isinstance(v, str) else json.dumps(v)).replace('"', '""') + '"'
+                for v in row.values()
+            ]
             path.write_text(f"{separator.join(row)}\n{separator.join(quoted)}\n")
     return load_problems(str(path))[0]
 
@@ -85,9 +101,12 @@ def raw_text(made, messages):
         return None
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if "strftime_now" not in FAMILIES[name].template])
+@pytest.mark.parametrize(
+    "family", [name for name in FAMILIES if "strftime_now" not in FAMILIES[name].template]
+)
 def test_messages_give_the_text_that_the_template_itself_makes_of_them(tmp_path, family):
-    made, compared = tokenizer(family), 0
+    made = tokenizer(family)
+    compared = 0
     for name, messages in CONVERSATIONS.items():
         wanted = raw_text(made, messages)
         if wanted is None or "{'a'" in wanted or "None" in wanted:
@@ -109,7 +128,11 @@ def test_every_key_of_messages_reaches_the_template_from_every_format(tmp_path, 
 
 
 def test_arguments_merged_by_parquet_lose_the_nulls_of_other_tools(tmp_path):
-    other = {"type": "function", "id": "2", "function": {"name": "find", "arguments": {"query": "x"}}}
+    other = {
+        "type": "function",
+        "id": "2",
+        "function": {"name": "find", "arguments": {"query": "x"}},
+    }
     messages = [USER, {**CALLING, "tool_calls": [CALL, other]}, RESULT, NEXT]
     made = with_template(ALL_KEYS)
     assert encoder(made).render(load(tmp_path / "d.parquet", messages)) == raw_text(made, messages)
@@ -123,11 +146,15 @@ def test_a_null_argument_that_a_file_of_json_holds_stays(tmp_path):
     assert '"arguments": {"unit": null}' in text
 
 
-@pytest.mark.parametrize("family", ["qwen 2.5", "hermes in strings", "deepseek r1", "llama 3.1", "mistral 3"])
+@pytest.mark.parametrize(
+    "family", ["qwen 2.5", "hermes in strings", "deepseek r1", "llama 3.1", "mistral 3"]
+)
 @pytest.mark.parametrize("given", [FUNCTION["arguments"], json.dumps(FUNCTION["arguments"])])
 def test_arguments_are_given_as_the_template_takes_them(family, given):
     call = {**CALL, "function": {**FUNCTION, "arguments": given}}
-    text = encoder(tokenizer(family)).render(problem([USER, {**CALLING, "tool_calls": [call]}, RESULT]))
+    text = encoder(tokenizer(family)).render(
+        problem([USER, {**CALLING, "tool_calls": [call]}, RESULT])
+    )
     assert '{"a": 2, "unit": "m"}' in text
 
 
@@ -137,7 +164,10 @@ def test_parts_of_text_are_text_and_a_template_that_takes_parts_gets_them(tmp_pa
     assert one.prompt == [{"role": "user", "content": "2+3"}]
     several = load(tmp_path / "d.jsonl", [{"role": "user", "content": parts}])
     assert "2+3\n=?" in encoder(tokenizer("chatml")).render(several)
-    takes_parts = "{% for m in messages %}{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endfor %}"
+    takes_parts = (
+        "{% for m in messages %}{% for part in m.content %}[{{ part.text }}]{% endfor %}{%"
+        " endfor %}"
+    )
     assert encoder(with_template(takes_parts)).render(several) == "[2+3][=?]"
     assert encoder(with_template(takes_parts)).render(one) == "[2+3]"
 
@@ -145,8 +175,14 @@ def test_parts_of_text_are_text_and_a_template_that_takes_parts_gets_them(tmp_pa
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        ({"role": "user", "content": [{"type": "image", "image": "a.png"}]}, "text only.*the type image"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "the type image_url"),
+        (
+            {"role": "user", "content": [{"type": "image", "image": "a.png"}]},
+            "text only.*the type image",
+        ),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            "the type image_url",
+        ),
         ({"role": "user", "content": 5}, "content must be a string or a list of parts"),
         ({"role": "user", "content": None}, "content must be a string"),
         ({"role": "assistant", "content": "5"}, "TRL would continue"),
@@ -159,13 +195,18 @@ def test_what_cannot_be_passed_on_is_refused_by_name(tmp_path, message, reason):
 
 def test_a_template_that_writes_none_for_a_call_without_content_is_refused():
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ m.tool_calls }}\n{% endfor %}"
-    with pytest.raises(DataError, match='writes None for a message without content; give it an empty one, "content"'):
+    with pytest.raises(
+        DataError,
+        match='writes None for a message without content; give it an empty one, "content"',
+    ):
         encoder(with_template(plain)).render(problem([USER, {**CALLING, "content": None}, RESULT]))
 
 
 def test_keys_columns_and_variables_that_the_template_does_not_read_are_named():
     given = problem([USER, CALLING, {**RESULT, "weight": 1}], tools=[CALL])
-    notes = "\n".join(encoder(tokenizer("chatml"), chat_template_kwargs={"thinking_budget": 5}).notes([given]))
+    notes = "\n".join(
+        encoder(tokenizer("chatml"), chat_template_kwargs={"thinking_budget": 5}).notes([given])
+    )
     assert "does not read name, tool_call_id, tool_calls, weight of messages" in notes
     assert "does not read tools" in notes
     assert "does not read thinking_budget (data.chat_template_kwargs)" in notes
@@ -173,10 +214,19 @@ def test_keys_columns_and_variables_that_the_template_does_not_read_are_named():
 
 
 def test_the_tools_of_a_row_reach_the_template(tmp_path):
-    tools = [{"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}]
+    tools = [
+        {"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}
+    ]
     made = tokenizer("qwen 2.5")
-    wanted = made.apply_chat_template([USER], tools=tools, tokenize=False, add_generation_prompt=True)
-    for name, given in (("a.jsonl", tools), ("b.parquet", tools), ("c.parquet", json.dumps(tools)), ("d.csv", tools)):
+    wanted = made.apply_chat_template(
+        [USER], tools=tools, tokenize=False, add_generation_prompt=True
+    )
+    for name, given in (
+        ("a.jsonl", tools),
+        ("b.parquet", tools),
+        ("c.parquet", json.dumps(tools)),
+        ("d.csv", tools),
+    ):
         loaded = load(tmp_path / name, [USER], tools=given)
         assert encoder(made).render(loaded) == wanted
         assert loaded.id != load(tmp_path / "none.jsonl", [USER]).id
@@ -186,19 +236,35 @@ def test_the_tools_of_a_row_reach_the_template(tmp_path):
 
 
 def test_variables_of_the_template_are_options_and_a_row_may_have_its_own():
-    template = each(CHATML_TURN, CHATML_HEADER + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}")
+    template = each(
+        CHATML_TURN,
+        CHATML_HEADER + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}",
+    )
     made = with_template(template)
     assert "<think>" not in encoder(made).render(problem("2+3?"))
-    assert "<think>" in encoder(made, chat_template_kwargs={"enable_thinking": False}).render(problem("2+3?"))
-    assert "<think>" in encoder(made).render(problem("2+3?", chat_template_kwargs={"enable_thinking": False}))
-    with pytest.raises(DataError, match=r"data.chat_template_kwargs is set, but data.chat_template=off"):
+    assert "<think>" in encoder(made, chat_template_kwargs={"enable_thinking": False}).render(
+        problem("2+3?")
+    )
+    assert "<think>" in encoder(made).render(
+        problem("2+3?", chat_template_kwargs={"enable_thinking": False})
+    )
+    with pytest.raises(
+        DataError, match=r"data.chat_template_kwargs is set, but data.chat_template=off"
+    ):
         encoder(made, chat_template="off", chat_template_kwargs={"enable_thinking": False})
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "tokenize", "strftime_now"])
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "add_generation_prompt", "tokenize", "strftime_now"]
+)
 def test_variables_that_prompts_are_rendered_with_cannot_be_set(name):
     with pytest.raises(ConfigError, match=f"{name} cannot be set"):
-        build_config({"model": "tiny-random", "data": {"train": "builtin:sums", "chat_template_kwargs": {name: 1}}})
+        build_config(
+            {
+                "model": "tiny-random",
+                "data": {"train": "builtin:sums", "chat_template_kwargs": {name: 1}},
+            }
+        )
 
 
 CLOCK = "{{ strftime_now('%d %b %Y %H:%M') }}{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -209,7 +275,8 @@ def test_the_clock_of_a_template_stands_still_at_the_time_that_is_handed_in():
     config = DataConfig(train="builtin:sums").at_time(datetime(2031, 1, 5, 23, 59))
     assert PromptEncoder(made, config).render(problem("2+3?")) == "05 Jan 2031 23:592+3?"
     assert any(
-        "reads the clock, which stands at 2031-01-05 23:59:00" in n for n in PromptEncoder(made, config).notes([])
+        "reads the clock, which stands at 2031-01-05 23:59:00" in n
+        for n in PromptEncoder(made, config).notes([])
     )
     assert config == DataConfig(train="builtin:sums")
 
@@ -256,7 +323,8 @@ def test_a_question_with_brackets_or_names_of_roles_is_a_question(family, text):
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_rendered_prompt_has_one_begin_token_in_every_format(tmp_path, suffix):
     made = adding_bos(each(CHATML_TURN, CHATML_HEADER, "<s>"))
-    begin, text = made.bos_token_id, raw_text(made, [USER])
+    begin = made.bos_token_id
+    text = raw_text(made, [USER])
     expected = encoder(made).encode(problem([USER]))
     assert expected.count(begin) == 1
     for given in (text, text.removeprefix("<s>")):
@@ -274,7 +342,9 @@ def test_a_rendered_prompt_has_one_begin_token_in_every_format(tmp_path, suffix)
 def test_json_text_of_messages_is_messages_in_every_format(tmp_path, suffix):
     messages = [{"role": "system", "content": "Be brief."}, USER]
     assert load(tmp_path / f"a{suffix}", json.dumps(messages)).prompt == messages
-    assert load(tmp_path / f"b{suffix}", json.dumps([{"from": "human", "value": "2+3?"}])).prompt == [USER]
+    assert load(
+        tmp_path / f"b{suffix}", json.dumps([{"from": "human", "value": "2+3?"}])
+    ).prompt == [USER]
     for text in ("[1, 2] has which sum?", '["a", "b"]', "[x"):
         assert load(tmp_path / f"c{suffix}", text).prompt == text
     with pytest.raises(DataError, match="as Python prints them"):
@@ -288,6 +358,8 @@ def test_a_conversation_that_ends_with_a_question_is_a_prompt(tmp_path, column):
         path.write_text(json.dumps({column: messages, "answer": "5"}))
         loaded = load_problems(str(path))[0]
         assert (loaded.prompt, loaded.answer) == ([USER], "5")
-    path.write_text(json.dumps({column: [USER, {"role": "assistant", "content": "5"}], "answer": "5"}))
+    path.write_text(
+        json.dumps({column: [USER, {"role": "assistant", "content": "5"}], "answer": "5"})
+    )
     with pytest.raises(DataError, match="holds finished conversations"):
         load_problems(str(path))

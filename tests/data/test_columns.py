@@ -1,4 +1,6 @@
-"""Every column reaches a reward function with the value that the data has; only the reference answer is text."""
+"""Every column reaches a reward function with the value that the data has; only the reference
+answer is text.
+"""
 
 import json
 from datetime import date
@@ -38,7 +40,17 @@ VALUES = [
     {"a": [{"b": None}], "c": 1.5},
     10**18,
 ]
-NAMES = ["answer", "solution", "target", "ground_truth", "id", "source", "level", "class", "extra_info"]
+NAMES = [
+    "answer",
+    "solution",
+    "target",
+    "ground_truth",
+    "id",
+    "source",
+    "level",
+    "class",
+    "extra_info",
+]
 COLUMN_SETS = {
     "JSON Lines": lambda path, rows: path.write_text("\n".join(map(json.dumps, rows)) + "\n"),
     "rows in memory": write_rows,
@@ -65,7 +77,9 @@ def same(found: object, expected: object) -> bool:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("source", COLUMN_SETS)
-def test_a_function_gets_each_value_under_its_columns_own_name(source: str, name: str, tmp_path: Path) -> None:
+def test_a_function_gets_each_value_under_its_columns_own_name(
+    source: str, name: str, tmp_path: Path
+) -> None:
     for value in VALUES:
         file = tmp_path / "x.jsonl"
         COLUMN_SETS[source](file, [{"prompt": "2+3?", name: value}])
@@ -81,12 +95,18 @@ def test_nested_values_of_parquet_arrive_as_arrow_holds_them(tmp_path: Path) -> 
             "reward_model": {"ground_truth": 5, "style": "rule"},
             "extra_info": {"index": 3, "tags": ["a"]},
         },
-        {"prompt": "r", "reward_model": {"ground_truth": 6, "style": "rule"}, "extra_info": {"index": 4, "tags": []}},
+        {
+            "prompt": "r",
+            "reward_model": {"ground_truth": 6, "style": "rule"},
+            "extra_info": {"index": 4, "tags": []},
+        },
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
     seen = []
 
-    def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> float:
+    def compute_score(
+        data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+    ) -> float:
         seen.append((ground_truth, extra_info))
         return 0.0
 
@@ -104,17 +124,28 @@ def test_a_column_answer_beside_verls_ground_truth_keeps_its_own_value() -> None
 
 def test_types_that_json_lacks_become_text_or_numbers_of_the_same_value() -> None:
     values = {np.int64(5): 5, np.float32(0.5): 0.5, np.bool_(True): True, Decimal("1.50"): "1.50"}
-    values |= {date(2026, 1, 2): "2026-01-02", np.datetime64("2026-01-02", "ns"): "2026-01-02T00:00:00.000000000"}
+    values |= {
+        date(2026, 1, 2): "2026-01-02",
+        np.datetime64("2026-01-02", "ns"): "2026-01-02T00:00:00.000000000",
+    }
     for value, expected in values.items():
-        problem = problem_from_row({"prompt": "q", "answer": "1", "x": value}, where="row 1", source="t")
+        problem = problem_from_row(
+            {"prompt": "q", "answer": "1", "x": value}, where="row 1", source="t"
+        )
         assert same(problem.fields["x"], expected), value
-    assert problem_from_row({"prompt": "q", "answer": np.int64(5)}, where="row 1", source="t").answer == "5"
+    assert (
+        problem_from_row({"prompt": "q", "answer": np.int64(5)}, where="row 1", source="t").answer
+        == "5"
+    )
 
 
 def test_the_checksum_of_the_data_does_not_depend_on_the_type_of_the_answer() -> None:
-    old = Problem("1", "q", "5", "s", {"level": 3})  # as versions recorded it that left the column out
+    # as versions recorded it that left the column out
+    old = Problem("1", "q", "5", "s", {"level": 3})
     for answer in (5, 5.0, "x\n#### 5", "5"):
-        new = Problem("1", "q", "5", "s", {"answer": answer, "level": 3} if answer != "5" else {"level": 3})
+        new = Problem(
+            "1", "q", "5", "s", {"answer": answer, "level": 3} if answer != "5" else {"level": 3}
+        )
         assert _fingerprint([new]) == _fingerprint([old]), answer
     other = Problem("1", "q", "5", "s", {"answer": "another column", "level": 3})
     assert _fingerprint([other]) != _fingerprint([old])
@@ -126,14 +157,21 @@ def test_copies_whose_values_differ_only_in_type_stay_apart(tmp_path: Path) -> N
     rows += [{"prompt": "q", "answer": "5", "flag": value} for value in (1, True, 1.0)]
     COLUMN_SETS["JSON Lines"](tmp_path / "x.jsonl", rows)
     problems = load_problems(str(tmp_path / "x.jsonl"))
-    assert repr([columns_of(problem)["answer"] for problem in problems]) == repr([5, 5.0, "5", "5", "5"])
+    assert repr([columns_of(problem)["answer"] for problem in problems]) == repr(
+        [5, 5.0, "5", "5", "5"]
+    )
     assert repr([problem.fields.get("flag") for problem in problems[2:]]) == repr([1, True, 1.0])
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 @pytest.mark.parametrize("answer", [5, 0.5, "2+3=5\n#### 5", "1/2"])
-def test_a_written_data_set_keeps_the_answers_type(answer: Any, suffix: str, tmp_path: Path) -> None:
-    for row in ({"prompt": "q", "answer": answer}, {"prompt": "q", "reward_model": {"ground_truth": answer}}):
+def test_a_written_data_set_keeps_the_answers_type(
+    answer: Any, suffix: str, tmp_path: Path
+) -> None:
+    for row in (
+        {"prompt": "q", "answer": answer},
+        {"prompt": "q", "reward_model": {"ground_truth": answer}},
+    ):
         first = problem_from_row(row, where="row 1", source="t")
         write_problems(tmp_path / f"out{suffix}", [first])
         (again,) = load_problems(str(tmp_path / f"out{suffix}"))

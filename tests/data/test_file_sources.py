@@ -28,14 +28,23 @@ def error_message(spec):
 
 def test_json_lines_skip_blank_lines_and_a_byte_order_mark(tmp_path):
     file = tmp_path / "a.jsonl"
-    file.write_bytes(b"\xef\xbb\xbf" + LINE + b"\n   \r\n" + '{"prompt": "Größe?", "answer": 3}'.encode())
+    file.write_bytes(
+        b"\xef\xbb\xbf" + LINE + b"\n   \r\n" + '{"prompt": "Größe?", "answer": 3}'.encode()
+    )
     problems = load_problems(str(file))
-    assert [(p.prompt, p.answer, p.source) for p in problems] == [("1+1?", "2", "a"), ("Größe?", "3", "a")]
+    assert [(p.prompt, p.answer, p.source) for p in problems] == [
+        ("1+1?", "2", "a"),
+        ("Größe?", "3", "a"),
+    ]
 
 
 def test_parquet_and_json_lines_give_equal_problems(tmp_path):
     rows = [
-        {"prompt": [{"role": "user", "content": f"{n}?"}], "reward_model": {"ground_truth": str(n)}, "n": n}
+        {
+            "prompt": [{"role": "user", "content": f"{n}?"}],
+            "reward_model": {"ground_truth": str(n)},
+            "n": n,
+        }
         for n in range(3)
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
@@ -44,10 +53,20 @@ def test_parquet_and_json_lines_give_equal_problems(tmp_path):
 
 
 def test_parquet_times_become_text(tmp_path):
-    table = pa.table({"prompt": ["q"], "answer": [2.0], "when": [datetime(2024, 5, 6, 7)], "none": [float("nan")]})
+    table = pa.table(
+        {
+            "prompt": ["q"],
+            "answer": [2.0],
+            "when": [datetime(2024, 5, 6, 7)],
+            "none": [float("nan")],
+        }
+    )
     pq.write_table(table, tmp_path / "x.parquet")
     (problem,) = load_problems(str(tmp_path / "x.parquet"))
-    assert (problem.answer, problem.fields) == ("2", {"answer": 2.0, "when": "2024-05-06T07:00:00", "none": None})
+    assert (problem.answer, problem.fields) == (
+        "2",
+        {"answer": 2.0, "when": "2024-05-06T07:00:00", "none": None},
+    )
 
 
 def test_size_takes_the_first_rows_and_reads_no_further(tmp_path):
@@ -58,8 +77,14 @@ def test_size_takes_the_first_rows_and_reads_no_further(tmp_path):
 
 def test_columns_are_named_in_a_mapping(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"frage": "q", "antwort": "a", "prompt": "p"}\n')
-    (problem,) = load_problems({"path": str(tmp_path / "a.jsonl"), "prompt": "frage", "answer": "antwort"})
-    assert (problem.prompt, problem.answer, problem.fields) == ("q", "a", {"frage": "q", "antwort": "a", "prompt": "p"})
+    (problem,) = load_problems(
+        {"path": str(tmp_path / "a.jsonl"), "prompt": "frage", "answer": "antwort"}
+    )
+    assert (problem.prompt, problem.answer, problem.fields) == (
+        "q",
+        "a",
+        {"frage": "q", "antwort": "a", "prompt": "p"},
+    )
 
 
 def test_equal_copies_are_one_object_and_stay_rows(tmp_path):
@@ -100,7 +125,9 @@ def test_a_broken_json_lines_file_names_file_line_and_remedy(tmp_path, content, 
     assert error_message(str(file)) == f"{file}{message}"
 
 
-@pytest.mark.parametrize("line", [b"[" * 100_000, b'{"prompt": "q", "answer": ' + b"9" * 5000 + b"}"])
+@pytest.mark.parametrize(
+    "line", [b"[" * 100_000, b'{"prompt": "q", "answer": ' + b"9" * 5000 + b"}"]
+)
 def test_json_beyond_what_python_reads_is_a_data_error(tmp_path, line):
     (tmp_path / "a.jsonl").write_bytes(line)
     assert error_message(str(tmp_path / "a.jsonl")).startswith(
@@ -111,24 +138,35 @@ def test_json_beyond_what_python_reads_is_a_data_error(tmp_path, line):
 def test_a_missing_file_names_the_nearest_one(tmp_path):
     (tmp_path / "train.jsonl").write_bytes(LINE)
     (tmp_path / "notes.txt").write_text("x")
-    assert error_message(str(tmp_path / "trian.jsonl")) == (
-        f"no data file {tmp_path}/trian.jsonl; did you mean {tmp_path}/train.jsonl?"
+    assert (
+        error_message(str(tmp_path / "trian.jsonl"))
+        == f"no data file {tmp_path}/trian.jsonl; did you mean {tmp_path}/train.jsonl?"
     )
-    assert error_message(str(tmp_path / "aime.parquet")) == (
-        f"no data file {tmp_path}/aime.parquet; the folder holds train.jsonl"
+    assert (
+        error_message(str(tmp_path / "aime.parquet"))
+        == f"no data file {tmp_path}/aime.parquet; the folder holds train.jsonl"
     )
-    assert error_message(str(tmp_path / "no" / "x.jsonl")) == (
-        f"no data file {tmp_path}/no/x.jsonl; the folder {tmp_path}/no does not exist"
+    assert (
+        error_message(str(tmp_path / "no" / "x.jsonl"))
+        == f"no data file {tmp_path}/no/x.jsonl; the folder {tmp_path}/no does not exist"
     )
 
 
 def test_a_folder_or_another_kind_of_file_is_refused(tmp_path):
-    assert error_message(str(tmp_path)) == f"{tmp_path} is a folder; expected one file: it holds no data file"
+    assert (
+        error_message(str(tmp_path))
+        == f"{tmp_path} is a folder; expected one file: it holds no data file"
+    )
     (tmp_path / "b.jsonl").write_bytes(LINE)
-    assert error_message(str(tmp_path)) == f"{tmp_path} is a folder; expected one file: it holds b.jsonl"
+    assert (
+        error_message(str(tmp_path))
+        == f"{tmp_path} is a folder; expected one file: it holds b.jsonl"
+    )
     (tmp_path / "c.xlsx").write_text("prompt,answer")
-    assert error_message(str(tmp_path / "c.xlsx")) == (
-        f"{tmp_path}/c.xlsx: expected a file that ends in .jsonl, .parquet, .csv, .tsv or .json, got '.xlsx'"
+    assert (
+        error_message(str(tmp_path / "c.xlsx"))
+        == f"{tmp_path}/c.xlsx: expected a file that ends in .jsonl, .parquet, .csv, .tsv or .json,"
+        " got '.xlsx'"
     )
 
 
@@ -138,13 +176,20 @@ def test_broken_parquet_is_a_data_error(tmp_path):
     assert error_message(str(file)).startswith(f"{file}: not readable as Parquet (")
     file.write_bytes(b"")
     assert error_message(str(file)).startswith(f"{file}: not readable as Parquet (")
-    pq.write_table(pa.table({"prompt": pa.array([], pa.string()), "answer": pa.array([], pa.string())}), file)
-    assert error_message(str(file)) == f"{file} is empty; expected at least one problem with prompt and answer"
+    pq.write_table(
+        pa.table({"prompt": pa.array([], pa.string()), "answer": pa.array([], pa.string())}), file
+    )
+    assert (
+        error_message(str(file))
+        == f"{file} is empty; expected at least one problem with prompt and answer"
+    )
 
 
 def test_parquet_rows_are_counted_from_one(tmp_path):
     pq.write_table(pa.table({"prompt": ["q", "r"], "answer": ["1", None]}), tmp_path / "x.parquet")
-    assert error_message(str(tmp_path / "x.parquet")).startswith(f"{tmp_path}/x.parquet, row 2: answer is null;")
+    assert error_message(str(tmp_path / "x.parquet")).startswith(
+        f"{tmp_path}/x.parquet, row 2: answer is null;"
+    )
 
 
 def test_rows_in_the_form_of_aime_are_problems_with_copies(tmp_path):
@@ -166,7 +211,8 @@ def test_rows_in_the_form_of_dapo_math_may_be_copies_and_contradictions(tmp_path
 
 
 def test_rows_in_the_form_of_gsm8k_have_the_number_behind_the_mark_as_answer():
-    train, test = load_problems(str(GSM8K_TRAIN)), load_problems(str(GSM8K_TEST))
+    train = load_problems(str(GSM8K_TRAIN))
+    test = load_problems(str(GSM8K_TEST))
     assert remove_overlap(train, test) == (train, 0)
     assert remove_overlap([*train, test[0]], test) == (train, 1)
     assert [problem.answer for problem in train] == ["1200", "57", "8", "-5"]
@@ -208,15 +254,27 @@ def test_gsm8k_train_and_test_share_no_question():
 def test_two_parquet_columns_of_one_name_are_refused_also_inside_a_column(tmp_path):
     twice = pa.table([["q"], ["1"], ["2"]], names=["prompt", "answer", "answer"])
     pq.write_table(twice, tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a\.parquet: there are two columns answer; rename or drop one of them"):
+    with pytest.raises(
+        DataError, match=r"a\.parquet: there are two columns answer; rename or drop one of them"
+    ):
         load_problems(str(tmp_path / "a.parquet"))
     info = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
-    pq.write_table(pa.table({"prompt": ["q"], "answer": ["1"], "info": info}), tmp_path / "b.parquet")
-    with pytest.raises(DataError, match=r"b\.parquet: there are two columns info\.x; rename or drop one of them"):
+    pq.write_table(
+        pa.table({"prompt": ["q"], "answer": ["1"], "info": info}), tmp_path / "b.parquet"
+    )
+    with pytest.raises(
+        DataError, match=r"b\.parquet: there are two columns info\.x; rename or drop one of them"
+    ):
         load_problems(str(tmp_path / "b.parquet"))
 
 
-BAD_ROWS = ['{"prompt": "1+1", "answer": "2"}', '{"prompt": ', '{"prompt": "", "answer": "2"}', "[1]", "\udcff"]
+BAD_ROWS = [
+    '{"prompt": "1+1", "answer": "2"}',
+    '{"prompt": ',
+    '{"prompt": "", "answer": "2"}',
+    "[1]",
+    "\udcff",
+]
 
 
 def test_all_rows_that_cannot_be_used_are_named_at_once(tmp_path: Path):

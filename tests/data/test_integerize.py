@@ -1,4 +1,6 @@
-"""Integer answers: which rewritings are accepted, failures of the server, and continuing after an interruption."""
+"""Integer answers: which rewritings are accepted, failures of the server, and continuing after an
+interruption.
+"""
 
 import json
 import os
@@ -34,7 +36,8 @@ from helpers.paths import ROOT
 from helpers.processes import wait_until
 
 REWRITING = (
-    "I think.\n<problem>The root is (a + sqrt(b))/c in {{lowest}} terms. Find a + b + c.</problem>\n<answer>{}</answer>"
+    "I think.\n<problem>The root is (a + sqrt(b))/c in {{lowest}} terms. Find a + b +"
+    " c.</problem>\n<answer>{}</answer>"
 )
 
 
@@ -44,7 +47,8 @@ def problem(prompt="Find the root.", answer="\\frac{3+\\sqrt{5}}{2}"):
 
 def scripted(*replies):
     """An `ask` that returns these in order, and the list of its requests."""
-    asked, remaining = [], iter(replies)
+    asked = []
+    remaining = iter(replies)
 
     def ask(request, seed):
         asked.append((request, seed))
@@ -59,7 +63,11 @@ def scripted(*replies):
 def test_a_rewriting_that_most_solutions_confirm_is_accepted():
     ask, asked = scripted(REWRITING.format(10), "... \nAnswer: 10", "Answer: 7", "Answer: **10**")
     decision = decide(problem(), InstructionTemplate(), ask, num_solutions=3)
-    assert (decision.action, decision.answer, decision.votes) == ("rewritten", "10", ("10", "7", "10"))
+    assert (decision.action, decision.answer, decision.votes) == (
+        "rewritten",
+        "10",
+        ("10", "7", "10"),
+    )
     assert decision.reason == "2 of 3 solutions give 10"
     assert decision.question == "The root is (a + sqrt(b))/c in {lowest} terms. Find a + b + c."
     assert "Find the root." in asked[0][0]
@@ -94,10 +102,19 @@ def test_half_of_the_solutions_is_no_majority():
     [
         ("I will not.", "the rewriting has no <problem> or no <answer>"),
         ("", "the rewriting has no <problem> or no <answer>"),
-        ("<problem>New</problem><answer>1/2</answer>", "the rewriting's answer is no integer: '1/2'"),
-        ("<problem>find the ROOT</problem><answer>1</answer>", "the rewriting leaves the problem as it was"),
+        (
+            "<problem>New</problem><answer>1/2</answer>",
+            "the rewriting's answer is no integer: '1/2'",
+        ),
+        (
+            "<problem>find the ROOT</problem><answer>1</answer>",
+            "the rewriting leaves the problem as it was",
+        ),
         ("<problem> </problem><answer>1</answer>", "the rewriting leaves the problem as it was"),
-        ("<think><problem>New</problem><answer>1</answer></think>", "the rewriting has no <problem> or no <answer>"),
+        (
+            "<think><problem>New</problem><answer>1</answer></think>",
+            "the rewriting has no <problem> or no <answer>",
+        ),
     ],
 )
 def test_nonsense_is_rejected_with_its_reason(response, reason):
@@ -108,7 +125,10 @@ def test_nonsense_is_rejected_with_its_reason(response, reason):
 
 
 def test_the_last_rewriting_of_a_response_counts():
-    response = "<problem>A</problem><answer>1</answer> Better:\n<PROBLEM>\nB\n</PROBLEM>\n<answer> $1,000$ </answer>"
+    response = (
+        "<problem>A</problem><answer>1</answer> Better:\n<PROBLEM>\nB\n</PROBLEM>\n<answer> $1,000$"
+        " </answer>"
+    )
     assert read_rewriting(response, "Q") == ("B", "1000")
 
 
@@ -137,7 +157,10 @@ def test_integers_pass_and_words_cannot_be_asked_for():
     assert decide_without_model(problem(answer="1,234")).action == "unchanged"
     halves = decide_without_model(problem(answer="4/2"))
     assert (halves.action, halves.answer) == ("unchanged", "2")
-    assert decide_without_model(problem(answer="(B)")).reason == "the answer is a letter, which contains no integers"
+    assert (
+        decide_without_model(problem(answer="(B)")).reason
+        == "the answer is a letter, which contains no integers"
+    )
     assert decide_without_model(problem(answer="yes")).action == "rejected"
     assert decide_without_model(problem(answer="1/2")) is None
 
@@ -153,9 +176,17 @@ def test_the_new_problem_keeps_the_instruction_messages_and_fields_around_it():
     new = apply(old, decide(old, instruction_template, ask, num_solutions=1), instruction_template)
     assert "problem:\nQ\n" in asked[0][0]
     question = "The root is (a + sqrt(b))/c in {lowest} terms. Find a + b + c."
-    assert new.prompt == [messages[0], {"role": "user", "content": f"Solve this:\n\n{question}\n\nThank you."}]
+    assert new.prompt == [
+        messages[0],
+        {"role": "user", "content": f"Solve this:\n\n{question}\n\nThank you."},
+    ]
     assert (new.answer, new.source, new.id) == ("10", "s", problem_id(new.prompt, "10"))
-    assert new.fields == {"level": 3, "original_id": old.id, "original_question": "Q", "original_answer": old.answer}
+    assert new.fields == {
+        "level": 3,
+        "original_id": old.id,
+        "original_question": "Q",
+        "original_answer": old.answer,
+    }
 
 
 # --- the server
@@ -166,14 +197,22 @@ def client(url, **options):
 
 
 def ask(chat):
-    return chat.complete([{"role": "user", "content": "q"}], temperature=0.5, max_tokens=9, seed=4).text
+    return chat.complete(
+        [{"role": "user", "content": "q"}], temperature=0.5, max_tokens=9, seed=4
+    ).text
 
 
 def test_a_request_says_what_the_protocol_wants():
     with chat_server(lambda text, n: "hello") as server:
         assert ask(client(f"{server.url}/", api_key="k")) == "hello"
     assert server.requests == [
-        {"model": "m", "messages": [{"role": "user", "content": "q"}], "temperature": 0.5, "max_tokens": 9, "seed": 4}
+        {
+            "model": "m",
+            "messages": [{"role": "user", "content": "q"}],
+            "temperature": 0.5,
+            "max_tokens": 9,
+            "seed": 4,
+        }
     ]
     assert server.headers[0]["Authorization"] == "Bearer k"
 
@@ -187,7 +226,9 @@ def test_what_may_pass_is_tried_again_and_then_it_is_a_failure():
         assert len(server.requests) == 3
 
 
-@pytest.mark.parametrize("body", ["<html>", "{}", '{"choices": []}', "[1]", '{"choices": [{"message": 3}]}'])
+@pytest.mark.parametrize(
+    "body", ["<html>", "{}", '{"choices": []}', "[1]", '{"choices": [{"message": 3}]}']
+)
 def test_what_is_no_completion_is_a_failure(body):
     with (
         chat_server(lambda text, n: (200, body)) as server,
@@ -209,7 +250,8 @@ def test_a_missing_server_and_a_malformed_address_are_errors():
     with pytest.raises(ServerFailed, match=r"v1: .*refused"):
         ask(client(server.url, retries=0))
     with pytest.raises(
-        DataError, match=r"server 'localhost:8000': expected an address such as http://localhost:8000/v1"
+        DataError,
+        match=r"server 'localhost:8000': expected an address such as http://localhost:8000/v1",
     ):
         client("localhost:8000")
 
@@ -222,7 +264,9 @@ def test_work_stops_after_too_many_failures_in_a_row():
         raise ServerFailed(str(item))
 
     failures = concurrent_map(range(100), work, lambda result: None, concurrency=1)
-    assert [str(failure) for failure in failures] == [str(n) for n in range(MAX_CONSECUTIVE_FAILURES)]
+    assert [str(failure) for failure in failures] == [
+        str(n) for n in range(MAX_CONSECUTIVE_FAILURES)
+    ]
 
 
 def test_failures_between_successes_do_not_stop_it():
@@ -240,7 +284,9 @@ def test_failures_between_successes_do_not_stop_it():
 def test_as_many_calls_run_at_once_as_asked_for():
     barrier = threading.Barrier(3)
     kept = []
-    concurrent_map(range(9), lambda item, check: barrier.wait(10) and None, kept.append, concurrency=3)
+    concurrent_map(
+        range(9), lambda item, check: barrier.wait(10) and None, kept.append, concurrency=3
+    )
     assert len(kept) == 9
 
 
@@ -293,7 +339,9 @@ def test_the_command_writes_data_and_decisions(tmp_path, capsys):
         return "I refuse" if "Q5" in text else by_the_book(text, n)
 
     with chat_server(answer) as server:
-        code, _, err = run(capsys, write_rows(tmp_path / "in.jsonl"), out, "--server", server.url, "--model", "m")
+        code, _, err = run(
+            capsys, write_rows(tmp_path / "in.jsonl"), out, "--server", server.url, "--model", "m"
+        )
     assert code == 0
     assert err.splitlines()[-1] == "integerize: 9/9 problems"
     problems = load_problems(str(out))
@@ -312,16 +360,26 @@ def test_the_command_writes_data_and_decisions(tmp_path, capsys):
     ]
     assert [p.prompt for p in problems] == expected
     assert [p.answer for p in problems] == ["7", "1", "2", "3", "7", "6", "7", "7", "9", "10", "11"]
-    decisions = [json.loads(line) for line in (tmp_path / "out.jsonl.decisions.jsonl").read_text().splitlines()]
+    decisions = [
+        json.loads(line)
+        for line in (tmp_path / "out.jsonl.decisions.jsonl").read_text().splitlines()
+    ]
     assert [d["action"] for d in decisions].count("rewritten") == 8
     assert decisions[5]["reason"] == "the rewriting has no <problem> or no <answer>"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "out.jsonl.decisions.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "in.jsonl",
+        "out.jsonl",
+        "out.jsonl.decisions.jsonl",
+    ]
 
 
 def test_where_the_server_fails_what_is_done_is_kept_and_the_same_command_goes_on(tmp_path, capsys):
-    source, out = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    source = write_rows(tmp_path / "in.jsonl")
+    out = tmp_path / "out.jsonl"
     options = ["--model", "m", "--concurrency", "1", "--retries", "0"]
-    with chat_server(lambda text, n: (500, "busy") if "Q6" in text else by_the_book(text, n)) as server:
+    with chat_server(
+        lambda text, n: (500, "busy") if "Q6" in text else by_the_book(text, n)
+    ) as server:
         code, _, err = run(capsys, source, out, "--server", server.url, *options)
     assert code == 1
     assert "1 of 9 problems are undecided: the server failed 1 times" in err
@@ -336,7 +394,8 @@ def test_where_the_server_fails_what_is_done_is_kept_and_the_same_command_goes_o
 
 
 def test_a_killed_command_goes_on_where_it_was(tmp_path, capsys):
-    source, out = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    source = write_rows(tmp_path / "in.jsonl")
+    out = tmp_path / "out.jsonl"
     journal = tmp_path / "out.jsonl.partial"
     held = threading.Event()
 
@@ -348,7 +407,18 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path, capsys):
     options = ["--model", "m", "--concurrency", "1", "--num-solutions", "1"]
     with chat_server(answer) as server:
         process = subprocess.Popen(
-            [sys.executable, "-m", "dapo", "data", "integerize", source, str(out), "--server", server.url, *options],
+            [
+                sys.executable,
+                "-m",
+                "dapo",
+                "data",
+                "integerize",
+                source,
+                str(out),
+                "--server",
+                server.url,
+                *options,
+            ],
             env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         )
         wait_until(lambda: any("Q9" in text for text in server.texts), what="the question Q9 asked")
@@ -360,16 +430,43 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path, capsys):
     with chat_server(by_the_book) as server:
         assert run(capsys, source, out, "--server", server.url, *options)[0] == 0
     assert {re.search(r"Q\d+", text)[0] for text in server.texts} == {"Q9", "Q10", "Q11"}
-    assert [p.answer for p in load_problems(str(out))] == ["7", "1", "2", "3", "7", "5", "6", "7", "7", "9", "10", "11"]
+    assert [p.answer for p in load_problems(str(out))] == [
+        "7",
+        "1",
+        "2",
+        "3",
+        "7",
+        "5",
+        "6",
+        "7",
+        "7",
+        "9",
+        "10",
+        "11",
+    ]
     assert not journal.exists()
 
 
 def test_bad_input_is_an_error_and_nothing_is_written(tmp_path, capsys):
-    source, out = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    source = write_rows(tmp_path / "in.jsonl")
+    out = tmp_path / "out.jsonl"
     with chat_server(lambda text, n: (404, "no model m")) as server:
         code, _, err = run(capsys, source, out, "--server", server.url, "--model", "m")
     assert code == 2
     assert "v1: status 404: no model m" in err
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
-    code, _, err = run(capsys, source, out, "--server", server.url, "--model", "m", "--api-key-env", "NO_SUCH_VARIABLE")
-    assert (code, err) == (2, "error: --api-key-env NO_SUCH_VARIABLE: that environment variable is not set\n")
+    code, _, err = run(
+        capsys,
+        source,
+        out,
+        "--server",
+        server.url,
+        "--model",
+        "m",
+        "--api-key-env",
+        "NO_SUCH_VARIABLE",
+    )
+    assert (code, err) == (
+        2,
+        "error: --api-key-env NO_SUCH_VARIABLE: that environment variable is not set\n",
+    )

@@ -15,17 +15,41 @@ from dapo.types import Problem
 from helpers.paths import SHARED_DATA
 from helpers.released import aime_parquet, dapo_math_parquet
 
-BEFORE = "Solve the following math problem step by step. The last line should be of the form Answer: $Answer."
+BEFORE = (
+    "Solve the following math problem step by step. The last line should be of the form Answer:"
+    " $Answer."
+)
 AFTER = 'Remember to put your answer on its own line after "Answer:".'
 QUESTIONS = [
-    "A farmer has 17 sheep and all but 9 run away in the night; how many sheep does the farmer still have?",
-    "The sum of three consecutive odd integers is 51; what is the largest of the three odd integers?",
-    "A rectangle has a perimeter of 30 and an area of 56; find the length of its longer side in metres.",
-    "Two dice are thrown once; in how many ways can the sum of the two faces be equal to 7 or to 11?",
-    "How many positive integers less than 1000 are divisible by neither 5 nor by 7 nor by both of them?",
-    "Let f be a polynomial of degree 3 with f(1) = 1, f(2) = 8 and f(3) = 27; compute the value of f(4).",
+    (
+        "A farmer has 17 sheep and all but 9 run away in the night; how many sheep does the farmer"
+        " still have?"
+    ),
+    (
+        "The sum of three consecutive odd integers is 51; what is the largest of the three odd"
+        " integers?"
+    ),
+    (
+        "A rectangle has a perimeter of 30 and an area of 56; find the length of its longer side in"
+        " metres."
+    ),
+    (
+        "Two dice are thrown once; in how many ways can the sum of the two faces be equal to 7 or"
+        " to 11?"
+    ),
+    (
+        "How many positive integers less than 1000 are divisible by neither 5 nor by 7 nor by both"
+        " of them?"
+    ),
+    (
+        "Let f be a polynomial of degree 3 with f(1) = 1, f(2) = 8 and f(3) = 27; compute the value"
+        " of f(4)."
+    ),
     "The circle with centre O has radius 13 and a chord of length 24; how far is the chord from O?",
-    "A clock loses 4 minutes each day; after how many days does it show the right time again at noon?",
+    (
+        "A clock loses 4 minutes each day; after how many days does it show the right time again at"
+        " noon?"
+    ),
     "Find the number of ways to tile a board of 2 by 10 squares with dominoes of 1 by 2 squares.",
 ]
 
@@ -44,8 +68,17 @@ def wrapped(question, answer="1"):
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_what_is_written_reads_back_to_the_same_problems(tmp_path, ending):
     problems = [
-        problem([{"role": "user", "content": "π\u2028 \\frac{1}{2}\n"}], " 1/2", data_source="s", level=3),
-        problem([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "q"}], "2", data_source="s"),
+        problem(
+            [{"role": "user", "content": "π\u2028 \\frac{1}{2}\n"}],
+            " 1/2",
+            data_source="s",
+            level=3,
+        ),
+        problem(
+            [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "q"}],
+            "2",
+            data_source="s",
+        ),
     ]
     path = tmp_path / f"out.{ending}"
     write_problems(path, problems)
@@ -57,8 +90,12 @@ def test_what_is_written_reads_back_to_the_same_problems(tmp_path, ending):
 
 
 def test_a_second_import_changes_nothing(tmp_path):
-    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
-    rows = [{"question": "q", "answer": "x\n#### 1,000"}, {"question": "r", "answer": 3.0, "reward_model": {"a": 1}}]
+    first = tmp_path / "first.jsonl"
+    second = tmp_path / "second.jsonl"
+    rows = [
+        {"question": "q", "answer": "x\n#### 1,000"},
+        {"question": "r", "answer": 3.0, "reward_model": {"a": 1}},
+    ]
     first.write_text("\n".join(map(json.dumps, rows)))
     write_problems(second, load_problems(str(first)))
     third = tmp_path / "third.jsonl"
@@ -97,7 +134,9 @@ def test_text_and_messages_in_one_parquet_file_are_refused_and_fit_into_jsonl(tm
 
 
 def test_an_answer_that_would_read_back_as_another_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"problem 2 \(answer '#### 5'\) would not read back the same: .* as '5'"):
+    with pytest.raises(
+        DataError, match=r"problem 2 \(answer '#### 5'\) would not read back the same: .* as '5'"
+    ):
         write_problems(tmp_path / "out.jsonl", [problem("q"), problem("q", "#### 5")])
 
 
@@ -173,14 +212,24 @@ def test_similarity_is_intersection_over_union():
 
 def test_decontamination_finds_a_planted_problem_but_not_a_shared_instruction():
     held_out = [wrapped(question, "9") for question in QUESTIONS[:3]]
-    own = [problem(f"Please solve this now, and think: {question} Put it in a box, please.") for question in QUESTIONS]
+    own = [
+        problem(f"Please solve this now, and think: {question} Put it in a box, please.")
+        for question in QUESTIONS
+    ]
     kept, removed = find_contaminated(own, held_out, ngram=8, min_overlap=0.5)
     assert kept == own[3:]
-    assert [(r.row, r.overlap, r.against) for r in removed] == [(n + 1, 1.0, held_out[n]) for n in range(3)]
+    assert [(r.row, r.overlap, r.against) for r in removed] == [
+        (n + 1, 1.0, held_out[n]) for n in range(3)
+    ]
     assert removed[0].passage.startswith("a farmer has 17 sheep")
     assert removed[0].as_json()["question"] == QUESTIONS[0]
     # without QUESTIONS[:3] only the evaluation's instruction is shared
-    assert find_contaminated([wrapped(q) for q in QUESTIONS[3:]] * 2, held_out, ngram=8, min_overlap=0.01)[1] == []
+    assert (
+        find_contaminated(
+            [wrapped(q) for q in QUESTIONS[3:]] * 2, held_out, ngram=8, min_overlap=0.01
+        )[1]
+        == []
+    )
 
 
 def test_the_overlap_is_a_fraction_of_the_evaluation_problems_ngrams():
@@ -204,7 +253,9 @@ def test_a_short_evaluation_problem_matches_an_equal_one_only():
 
 def test_a_passage_is_the_longest_series_of_adjacent_ngrams():
     shingles = [("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"), ("e", "f"), ("f", "g")]
-    assert longest_passage(shingles, {shingles[0], shingles[2], shingles[3], shingles[5]}) == "c d e"
+    assert (
+        longest_passage(shingles, {shingles[0], shingles[2], shingles[3], shingles[5]}) == "c d e"
+    )
 
 
 def test_an_evaluation_problem_among_rows_in_the_form_of_dapo_math_is_removed(tmp_path):
@@ -228,9 +279,19 @@ def test_dapo_math_does_not_contain_aime_2024():
 
 
 def test_a_description_counts_copies_lengths_kinds_and_sources():
-    rows = [problem("ab", "1"), problem("ab", "1"), problem("abcd", "1/2", "t"), problem("abc  d", "yes")]
+    rows = [
+        problem("ab", "1"),
+        problem("ab", "1"),
+        problem("abcd", "1/2", "t"),
+        problem("abc  d", "yes"),
+    ]
     description = describe_problems(rows, tokens={p.id: len(p.answer) for p in rows})
-    assert (description["rows"], description["distinct"], description["copies"], description["max_copies"]) == (
+    assert (
+        description["rows"],
+        description["distinct"],
+        description["copies"],
+        description["max_copies"],
+    ) == (
         4,
         3,
         1,
@@ -244,13 +305,23 @@ def test_a_description_counts_copies_lengths_kinds_and_sources():
         "mean": pytest.approx(11 / 3),
     }
     assert description["prompt_tokens"]["max"] == 3
-    assert {kind: n for kind, n in description["answer_types"].items() if n} == {"integer": 2, "fraction": 1, "text": 1}
+    assert {kind: n for kind, n in description["answer_types"].items() if n} == {
+        "integer": 2,
+        "fraction": 1,
+        "text": 1,
+    }
     assert description["sources"] == {"s": 3, "t": 1}
     assert summarize([7])["median"] == 7
 
 
 def test_texts_with_different_answers_are_counted():
-    rows = [problem("a", "1"), problem(" a ", "2"), problem("b", "1/2"), problem("b", "0.5"), problem("c", "1")]
+    rows = [
+        problem("a", "1"),
+        problem(" a ", "2"),
+        problem("b", "1/2"),
+        problem("b", "0.5"),
+        problem("c", "1"),
+    ]
     assert describe_problems([*rows, rows[-1]])["conflicting_answers"] == 1
 
 
@@ -261,11 +332,24 @@ def test_the_instruction_of_a_data_set_is_described():
 
 def test_difficulty_in_tenths_and_what_dynamic_sampling_keeps():
     data = [Problem(name, name, "1") for name in "abcdde"]
-    rates = {r.id: r for r in [PassRate("a", 10, 0), PassRate("b", 10, 3), PassRate("c", 2, 1), PassRate("d", 4, 4)]}
+    rates = {
+        r.id: r
+        for r in [
+            PassRate("a", 10, 0),
+            PassRate("b", 10, 3),
+            PassRate("c", 2, 1),
+            PassRate("d", 4, 4),
+        ]
+    }
     description = describe_difficulty(data, rates | {"x": PassRate("x", 1, 1)}, 2)
     assert description["histogram"] == [1, 0, 0, 1, 0, 1, 0, 0, 0, 1]
-    assert (description["never_correct"], description["always_correct"], description["responses"]) == (1, 1, 26)
-    # of 45 pairs of ten responses, three right, 21 hold a right and a wrong one; so does the only pair of two
+    assert (
+        description["never_correct"],
+        description["always_correct"],
+        description["responses"],
+    ) == (1, 1, 26)
+    # of 45 pairs of ten responses, three right, 21 hold a right and a wrong one; so does the only
+    # pair of two
     assert description["expected_keep_rate"] == pytest.approx((0 + 21 / 45 + 1 + 0) / 4)
     assert (description["unseen"], description["not_in_data"]) == (1, 1)
     assert describe_difficulty(data, {}, 2)["expected_keep_rate"] is None

@@ -17,7 +17,8 @@ def problem(prompt, answer="a"):
 
 
 def test_unique_problems_keep_the_order_of_first_appearance():
-    first, second = problem("p"), problem("q")
+    first = problem("p")
+    second = problem("q")
     assert unique_problems([second, first, second, second]) == [(second, 3), (first, 1)]
     assert unique_problems([]) == []
 
@@ -25,7 +26,13 @@ def test_unique_problems_keep_the_order_of_first_appearance():
 def test_held_out_texts_leave_the_training_set_however_they_are_laid_out():
     train = [
         problem("What is  1+1?\n", "2"),
-        problem([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1+1?"}], "two"),
+        problem(
+            [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "What is 1+1?"},
+            ],
+            "two",
+        ),
         problem("What is 1+2?", "3"),
         problem("what is 1+1?", "2"),
     ]
@@ -42,8 +49,10 @@ def test_without_held_out_problems_everything_is_kept():
 def test_the_hub_without_its_package_says_what_to_install():
     with pytest.raises(DataError) as caught:
         load_problems("hub:openai/gsm8k:test")
-    assert str(caught.value) == (
-        "hub:openai/gsm8k:test needs the package datasets, which is not installed: pip install datasets"
+    assert (
+        str(caught.value)
+        == "hub:openai/gsm8k:test needs the package datasets, which is not installed: pip install"
+        " datasets"
     )
 
 
@@ -51,8 +60,10 @@ def test_a_missing_package_names_the_package_to_install():
     require_package("json", purpose="x")
     with pytest.raises(DataError) as caught:
         require_package("no_such_package", purpose="gym:gcd")
-    assert str(caught.value) == (
-        "gym:gcd needs the package no_such_package, which is not installed: pip install no-such-package"
+    assert (
+        str(caught.value)
+        == "gym:gcd needs the package no_such_package, which is not installed: pip install"
+        " no-such-package"
     )
 
 
@@ -63,8 +74,10 @@ def test_an_unknown_split_is_a_programming_error():
 
 def test_importing_the_data_modules_loads_nothing_heavy():
     script = (
-        "import sys, dapo.data.problems, dapo.data.stream, dapo.data.prompts; "
-        "print(*{'torch', 'transformers', 'pyarrow', 'datasets', 'reasoning_gym', 'jinja2'} & set(sys.modules))"
+        "import sys, dapo.data.problems, dapo.data.stream, dapo.data.prompts; print(*{'torch',"
+        " 'transformers', 'pyarrow', 'datasets', 'reasoning_gym', 'jinja2'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == ""

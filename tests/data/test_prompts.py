@@ -1,4 +1,6 @@
-"""Problems to token ids: templates, instructions, lengths; with a tokenizer of one token per character."""
+"""Problems to token ids: templates, instructions, lengths; with a tokenizer of one token per
+character.
+"""
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
@@ -25,7 +27,9 @@ def tokenizer(template=TEMPLATE):
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     inner.decoder = decoders.Fuse()
-    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", S)])
+    inner.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", S)]
+    )
     made = PreTrainedTokenizerFast(
         tokenizer_object=inner,
         bos_token="<s>",
@@ -64,7 +68,9 @@ def test_ids_are_those_of_the_tokenizers_own_template_call():
 
 def test_instruction_and_system_message_are_added():
     encoder = encoder_of(tokenizer(), instruction="Be quick.", system="Hi.")
-    assert encoder.render(problem("1+1?")) == "<system>Hi.<end><user>1+1?\nBe quick.<end><assistant>"
+    assert (
+        encoder.render(problem("1+1?")) == "<system>Hi.<end><user>1+1?\nBe quick.<end><assistant>"
+    )
 
 
 def test_messages_keep_their_own_system_and_the_last_user_message_gets_the_instruction():
@@ -75,8 +81,9 @@ def test_messages_keep_their_own_system_and_the_last_user_message_gets_the_instr
         {"role": "user", "content": "2?"},
     ]
     encoder = encoder_of(tokenizer(), instruction="Go.", system="Yours.")
-    assert encoder.render(problem(messages)) == (
-        "<system>Mine.<end><user>1?<end><assistant>1<end><user>2?\nGo.<end><assistant>"
+    assert (
+        encoder.render(problem(messages))
+        == "<system>Mine.<end><user>1?<end><assistant>1<end><user>2?\nGo.<end><assistant>"
     )
     assert messages[-1] == {"role": "user", "content": "2?"}
 
@@ -106,7 +113,12 @@ def test_responses_decode_without_special_tokens_and_prompts_with_them():
 
 def test_long_prompts_are_dropped_and_counted_and_never_truncated():
     encoder = encoder_of(tokenizer(), max_prompt_tokens=7)
-    problems = [problem("1234", "a"), problem("12345", "b"), problem("1234", "a"), problem("1", "c")]
+    problems = [
+        problem("1234", "a"),
+        problem("12345", "b"),
+        problem("1234", "a"),
+        problem("1", "c"),
+    ]
     assert encoder.split_by_length(problems) == ([problems[0], problems[2], problems[3]], 1)
     assert [encoder.length(p) for p in problems] == [7, 8, 7, 4]
     assert len(encoder.encode(problems[1])) == 8
@@ -117,7 +129,10 @@ def test_nothing_but_long_prompts_is_an_error_with_the_shortest():
     encoder = encoder_of(tokenizer(), max_prompt_tokens=5)
     with pytest.raises(DataError) as caught:
         encoder.split_by_length([problem("123", "a"), problem("12345", "b")])
-    assert str(caught.value) == ("all 2 prompts are longer than data.max_prompt_tokens=5; the shortest has 6 tokens")
+    assert (
+        str(caught.value)
+        == "all 2 prompts are longer than data.max_prompt_tokens=5; the shortest has 6 tokens"
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,18 +141,26 @@ def test_nothing_but_long_prompts_is_an_error_with_the_shortest():
         (
             None,
             {"chat_template": "on"},
-            "data.chat_template=on, but the model's tokenizer has no chat template; use auto or off",
+            (
+                "data.chat_template=on, but the model's tokenizer has no chat template; use auto"
+                " or off"
+            ),
         ),
         (
             None,
             {"system": "Hi."},
-            "data.system is set, but the model's tokenizer has no chat template; "
-            "leave it out, or put it into data.instruction",
+            (
+                "data.system is set, but the model's tokenizer has no chat template; "
+                "leave it out, or put it into data.instruction"
+            ),
         ),
         (
             TEMPLATE,
             {"system": "Hi.", "chat_template": "off"},
-            "data.system is set, but data.chat_template=off; leave it out, or put it into data.instruction",
+            (
+                "data.system is set, but data.chat_template=off; leave it out, or put it into"
+                " data.instruction"
+            ),
         ),
     ],
 )
@@ -151,21 +174,28 @@ def test_a_template_that_refuses_the_messages_gives_its_reason():
     encoder = encoder_of(tokenizer())
     with pytest.raises(DataError) as caught:
         encoder.encode(problem([{"role": "tool", "content": "x"}]))
-    assert str(caught.value) == "problem p: the model's chat template rejects messages of tool: no tools here"
+    assert (
+        str(caught.value)
+        == "problem p: the model's chat template rejects messages of tool: no tools here"
+    )
 
 
 def test_an_instruction_needs_a_user_message():
     encoder = encoder_of(tokenizer(), instruction="Go.")
     with pytest.raises(DataError) as caught:
         encoder.encode(problem([{"role": "system", "content": "x"}]))
-    assert str(caught.value) == "problem p: data.instruction is appended to the last user message, and there is none"
+    assert (
+        str(caught.value)
+        == "problem p: data.instruction is appended to the last user message, and there is none"
+    )
 
 
 def test_a_conversation_needs_a_template():
     messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
     with pytest.raises(DataError) as caught:
         encoder_of(tokenizer(), chat_template="off").encode(problem(messages))
-    assert str(caught.value) == (
-        "problem p: a conversation with assistant messages cannot be rendered without a chat template; "
-        "use data.chat_template=on with a model that has one"
+    assert (
+        str(caught.value)
+        == "problem p: a conversation with assistant messages cannot be rendered without a chat"
+        " template; use data.chat_template=on with a model that has one"
     )

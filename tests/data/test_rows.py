@@ -70,35 +70,55 @@ def test_text_without_a_marked_last_line_stays_as_it_is(text):
 
 
 def test_columns_can_be_named_also_inside_a_column():
-    problem = read({"prompt": "no", "info": {"q": "1+1?", "a": 2}}, prompt="info.q", answer="info.a")
+    problem = read(
+        {"prompt": "no", "info": {"q": "1+1?", "a": 2}}, prompt="info.q", answer="info.a"
+    )
     assert (problem.prompt, problem.answer) == ("1+1?", "2")
     assert problem.fields == {"prompt": "no", "info": {"q": "1+1?", "a": 2}}
 
 
 def test_copies_share_an_id_whatever_their_other_columns_say():
-    first, second = read({"prompt": "q", "answer": 1, "id": 5}), read({"question": "q", "target": "1", "id": 6})
+    first = read({"prompt": "q", "answer": 1, "id": 5})
+    second = read({"question": "q", "target": "1", "id": 6})
     assert first.id == second.id == problem_id("q", "1")
     assert len(first.id) == 16
-    assert (first.fields, second.fields) == ({"answer": 1, "id": 5}, {"question": "q", "target": "1", "id": 6})
+    assert (first.fields, second.fields) == (
+        {"answer": 1, "id": 5},
+        {"question": "q", "target": "1", "id": 6},
+    )
 
 
 def test_a_column_reaches_rewards_as_it_is_in_the_data():
-    problem = read({"q": [{**USER, "name": None}], "label": 7, "solution": None}, prompt="q", answer="label")
+    problem = read(
+        {"q": [{**USER, "name": None}], "label": 7, "solution": None}, prompt="q", answer="label"
+    )
     assert (problem.answer, problem.fields) == ("7", {"q": [USER], "label": 7, "solution": None})
     assert problem.fields["q"] is problem.prompt
 
 
-@pytest.mark.parametrize("answer", [{}, {"answer": None}, {"answer": " "}, {"answer": ["1", "2"]}, {"target": True}])
+@pytest.mark.parametrize(
+    "answer", [{}, {"answer": None}, {"answer": " "}, {"answer": ["1", "2"]}, {"target": True}]
+)
 def test_without_a_need_for_it_an_answer_may_be_missing_or_of_any_type(answer):
-    problem = problem_from_row({"prompt": "q", **answer}, where="f, line 3", source="f", require_answer=False)
+    problem = problem_from_row(
+        {"prompt": "q", **answer}, where="f, line 3", source="f", require_answer=False
+    )
     assert (problem.answer, problem.fields) == ("", answer)
     with pytest.raises(DataError, match=r"f\.jsonl, line 3: (no )?(answer|target)"):
         read({"prompt": "q", **answer})
 
 
 def test_a_named_answer_column_must_be_there_also_where_no_answer_is_needed():
-    with pytest.raises(DataError, match="no column label, which is named as answer; columns here: prompt"):
-        problem_from_row({"prompt": "q"}, where="f", source="f", columns=Columns(answer="label"), require_answer=False)
+    with pytest.raises(
+        DataError, match="no column label, which is named as answer; columns here: prompt"
+    ):
+        problem_from_row(
+            {"prompt": "q"},
+            where="f",
+            source="f",
+            columns=Columns(answer="label"),
+            require_answer=False,
+        )
 
 
 def test_another_answer_or_role_is_another_problem():
@@ -108,7 +128,9 @@ def test_another_answer_or_role_is_another_problem():
     assert problem_id([USER], "2") == problem_id([{"content": "1+1?", "role": "user"}], "2")
 
 
-@pytest.mark.parametrize(("value", "text"), [(3, "3"), (3.0, "3"), (-0.5, "-0.5"), (Decimal("1.50"), "1.50")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(3, "3"), (3.0, "3"), (-0.5, "-0.5"), (Decimal("1.50"), "1.50")]
+)
 def test_a_number_as_reference_answer_becomes_text(value, text):
     assert read({"prompt": "q", "answer": value}).answer == text
 
@@ -140,7 +162,10 @@ def test_fields_are_json_values():
 
 def test_prompt_text_collapses_whitespace_and_leaves_the_system_out():
     assert prompt_text(" a\n\tb ") == "a b"
-    assert prompt_text([{"role": "system", "content": "s"}, {"role": "user", "content": "a\n b"}]) == "a b"
+    assert (
+        prompt_text([{"role": "system", "content": "s"}, {"role": "user", "content": "a\n b"}])
+        == "a b"
+    )
 
 
 KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or target"
@@ -151,34 +176,58 @@ KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or ta
     [
         (
             {"text": "q", "answer": "a"},
-            ": no prompt; expected a column prompt, question or problem, columns here: text, answer; "
-            "name yours with {path: FILE, prompt: COLUMN}",
+            (
+                ": no prompt; expected a column prompt, question or problem, columns here: text,"
+                " answer; name yours with {path: FILE, prompt: COLUMN}"
+            ),
         ),
         (
             {"prompt": "q", "reward_model": {"style": "rule"}},
-            f": no answer; expected a column {KNOWN_ANSWERS}, columns here: prompt, reward_model; "
-            "name yours with {path: FILE, answer: COLUMN}",
+            (
+                f": no answer; expected a column {KNOWN_ANSWERS}, columns here: prompt,"
+                " reward_model; name yours with {path: FILE, answer: COLUMN}"
+            ),
         ),
-        ({"prompt": " \n", "answer": "a"}, ": prompt is empty; expected the question as a string or messages"),
-        ({"prompt": [], "answer": "a"}, ": prompt is empty; expected at least one message with content"),
+        (
+            {"prompt": " \n", "answer": "a"},
+            ": prompt is empty; expected the question as a string or messages",
+        ),
+        (
+            {"prompt": [], "answer": "a"},
+            ": prompt is empty; expected at least one message with content",
+        ),
         (
             {"prompt": [{"role": "user", "content": " "}], "answer": "a"},
             ": prompt is empty; expected at least one message with content",
         ),
-        ({"prompt": None, "answer": "a"}, ": prompt is null; expected the question as a string or messages"),
-        ({"prompt": 5, "answer": "a"}, ": prompt must be a string or a list of messages, got int 5"),
+        (
+            {"prompt": None, "answer": "a"},
+            ": prompt is null; expected the question as a string or messages",
+        ),
+        (
+            {"prompt": 5, "answer": "a"},
+            ": prompt must be a string or a list of messages, got int 5",
+        ),
         (
             {"prompt": [{"role": "user", "text": "q"}], "answer": "a"},
-            ": prompt, message 1: expected a mapping with role and content, got the keys role, text",
+            (
+                ": prompt, message 1: expected a mapping with role and content, got the keys role,"
+                " text"
+            ),
         ),
         (
             {"prompt": ["q"], "answer": "a"},
             ": prompt, message 1: expected a mapping with role and content, got str 'q'",
         ),
         (
-            {"prompt": [USER, {"role": "user", "content": [{"type": "image", "image": "q"}]}], "answer": "a"},
-            ": prompt, message 2, part 1 of its content: models get text only; expected the type text with a text, "
-            "got the type image",
+            {
+                "prompt": [USER, {"role": "user", "content": [{"type": "image", "image": "q"}]}],
+                "answer": "a",
+            },
+            (
+                ": prompt, message 2, part 1 of its content: models get text only; expected the"
+                " type text with a text, got the type image"
+            ),
         ),
         (
             {"prompt": [{"role": None, "content": "q"}], "answer": "a"},
@@ -186,8 +235,11 @@ KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or ta
         ),
         (
             {"prompt": [USER, {"role": "assistant", "content": "2"}], "answer": "2"},
-            ": prompt: the last message is the assistant's; a prompt ends where the model is to answer (TRL would "
-            "continue the message): remove it, or imitate it as data.demonstrations with preset=sft",
+            (
+                ": prompt: the last message is the assistant's; a prompt ends where the model is to"
+                " answer (TRL would continue the message): remove it, or imitate it as"
+                " data.demonstrations with preset=sft"
+            ),
         ),
         (
             {"prompt": "q", "answer": None},
@@ -195,7 +247,10 @@ KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or ta
         ),
         (
             {"prompt": "q", "reward_model": {"ground_truth": math.nan}},
-            ": reward_model.ground_truth is null; every problem needs a reference answer: fill it in or drop the row",
+            (
+                ": reward_model.ground_truth is null; every problem needs a reference answer: fill"
+                " it in or drop the row"
+            ),
         ),
         (
             {"prompt": "q", "answer": ""},
@@ -203,24 +258,38 @@ KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or ta
         ),
         (
             {"prompt": "q", "answer": True},
-            ": answer must be a string or a number, got bool True; write the reference answer as a string",
+            (
+                ": answer must be a string or a number, got bool True; write the reference answer"
+                " as a string"
+            ),
         ),
         (
             {"prompt": "q", "answer": ["1", "2"]},
-            ": answer must be a string or a number, got list ['1', '2']; write the reference answer as a string",
+            (
+                ": answer must be a string or a number, got list ['1', '2']; write the reference"
+                " answer as a string"
+            ),
         ),
         (
             {"prompt": "q", "answer": math.inf},
-            ": answer must be a string or a number, got float inf; write the reference answer as a string",
+            (
+                ": answer must be a string or a number, got float inf; write the reference answer"
+                " as a string"
+            ),
         ),
         (
             {"prompt": "q", "answer": "a", "image": {"bytes": b"\x89PNG"}},
-            ": image.bytes holds a value of type bytes; only strings, numbers, times, lists and mappings are read: "
-            "drop this column or write it as a string",
+            (
+                ": image.bytes holds a value of type bytes; only strings, numbers, times, lists and"
+                " mappings are read: drop this column or write it as a string"
+            ),
         ),
         (
             {"prompt": "ab\ud83d", "answer": "a"},
-            ": prompt: character 3 is half of a surrogate pair ('\\ud83d'), not text; write the text in UTF-8",
+            (
+                ": prompt: character 3 is half of a surrogate pair ('\\ud83d'), not text; write the"
+                " text in UTF-8"
+            ),
         ),
     ],
 )
@@ -229,6 +298,8 @@ def test_a_row_that_is_no_problem_says_why(row, message):
 
 
 def test_a_named_column_that_is_absent_lists_those_present():
-    assert error_message({"prompt": "q", "answer": "a"}, answer="label") == (
-        "f.jsonl, line 3: no column label, which is named as answer; columns here: prompt, answer"
+    assert (
+        error_message({"prompt": "q", "answer": "a"}, answer="label")
+        == "f.jsonl, line 3: no column label, which is named as answer; columns here: prompt,"
+        " answer"
     )

@@ -22,12 +22,29 @@ RATES = {name: PassRate(name, *counts) for name, counts in {
 
 
 def test_both_bounds_are_included_and_copies_stay_in_their_order():
-    rows = [problem(name) for name in ("high", "never", "low", "half", "under", "over", "half", "always", "new", "few")]
+    rows = [
+        problem(name)
+        for name in (
+            "high",
+            "never",
+            "low",
+            "half",
+            "under",
+            "over",
+            "half",
+            "always",
+            "new",
+            "few",
+        )
+    ]
     found = select_by_pass_rate(rows, RATES, low=0.2, high=0.8, min_responses=8)
     assert [each.id for each in found.kept] == ["high", "low", "half", "half"]
     assert [each.fields["pass_rate"] for each in found.kept] == [0.8, 0.2, 0.5, 0.5]
     assert found.mean_pass_rate == pytest.approx((0.8 + 0.2 + 0.5 + 0.5) / 4)
-    assert [(row["row"], row["id"], row["reason"], row["responses"], row["pass_rate"]) for row in found.removed] == [
+    assert [
+        (row["row"], row["id"], row["reason"], row["responses"], row["pass_rate"])
+        for row in found.removed
+    ] == [
         (2, "never", "pass rate too low", 10, 0.0),
         (5, "under", "pass rate too low", 10, 0.1),
         (6, "over", "pass rate too high", 10, 0.9),
@@ -50,16 +67,28 @@ def test_nothing_kept_has_no_mean():
     assert select_by_pass_rate([problem("never")], RATES, low=0.2, high=0.8).mean_pass_rate is None
 
 
-def test_pass_rates_are_read_from_an_evaluation_without_its_errors_and_from_statistics(tmp_path: Path):
+def test_pass_rates_are_read_from_an_evaluation_without_its_errors_and_from_statistics(
+    tmp_path: Path,
+):
     def response(correct: bool | None, error: str | None = None) -> dict[str, object]:
         return {"correct": correct, "error": error, "score": 0.0}
 
     evaluation = [
-        {"id": "a", "responses": [response(True), response(False), response(None, "timed out"), response(True)]},
+        {
+            "id": "a",
+            "responses": [
+                response(True),
+                response(False),
+                response(None, "timed out"),
+                response(True),
+            ],
+        },
         {"id": "b", "responses": [response(None, "timed out")]},
     ]
     statistics = [{"id": "a", "run": {"responses": 8, "correct": 2}}, {"id": "b", "run": None}]
-    sampled = [{"id": "a", "model": {"responses": 4, "correct": 4}, "run": {"responses": 8, "correct": 2}}]
+    sampled = [
+        {"id": "a", "model": {"responses": 4, "correct": 4}, "run": {"responses": 8, "correct": 2}}
+    ]
     for rows, expected in ((evaluation, (3, 2)), (statistics, (8, 2)), (sampled, (4, 4))):
         (tmp_path / "rates.json").write_text(json.dumps({"table": rows}))
         found = read_pass_rates(tmp_path / "rates.json")
@@ -73,7 +102,10 @@ def test_pass_rates_are_read_from_an_evaluation_without_its_errors_and_from_stat
         ("{", "cannot be read as pass rates"),
         ("[]", "holds no pass rates; expected a run directory, or a file of dapo eval"),
         ('{"table": [{"id": "a"}]}', "holds no pass rates"),
-        ('{"table": [{"id": "a", "responses": [{"correct": null, "error": null}]}]}', "no response was judged right"),
+        (
+            '{"table": [{"id": "a", "responses": [{"correct": null, "error": null}]}]}',
+            "no response was judged right",
+        ),
     ],
 )
 def test_another_file_is_refused_with_what_was_expected(tmp_path: Path, text: str, message: str):

@@ -1,4 +1,6 @@
-"""CSV, TSV and JSON lists: what people have in spreadsheets, as problems, and every way that it can be broken."""
+"""CSV, TSV and JSON lists: what people have in spreadsheets, as problems, and every way that it can
+be broken.
+"""
 
 import csv
 import json
@@ -33,9 +35,13 @@ def error_of(path: Path, content: bytes | str) -> str:
     return str(caught.value).replace(str(path), "FILE")
 
 
-def test_a_column_has_the_type_of_all_its_values_and_stays_text_where_digits_would_change(tmp_path: Path):
+def test_a_column_has_the_type_of_all_its_values_and_stays_text_where_digits_would_change(
+    tmp_path: Path,
+):
     header = "whole,number,yes,zeros,cents,thousands,mixed,empty\n"
-    rows = rows_of(tmp_path / "a.csv", header + '1,0.5,true,007,1.50,"1,000",3,\n-2,3,false,10,2.25,7,x,\n')
+    rows = rows_of(
+        tmp_path / "a.csv", header + '1,0.5,true,007,1.50,"1,000",3,\n-2,3,false,10,2.25,7,x,\n'
+    )
     assert rows == [
         {"whole": 1, "number": 0.5, "yes": True, "zeros": "007", "cents": "1.50", "thousands": "1,000", "mixed": "3",
          "empty": None},
@@ -53,10 +59,15 @@ def test_numbers_that_are_too_long_for_a_type_keep_every_digit(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", [b"\xef\xbb\xbfq,a\r\n", b"\n\nq,a\n", b",q,a\n", b"q, a\n"])
-def test_a_mark_blank_lines_windows_line_ends_and_an_index_of_pandas_are_no_matter(tmp_path: Path, content: bytes):
+def test_a_mark_blank_lines_windows_line_ends_and_an_index_of_pandas_are_no_matter(
+    tmp_path: Path, content: bytes
+):
     index = b"0," if content.startswith(b",") else b""
     line_end = b"\r\n" if b"\r" in content else b"\n"
-    rows = rows_of(tmp_path / "a.csv", content + index + b'"1,\n2",x' + line_end + line_end + b",," + line_end[:0])
+    rows = rows_of(
+        tmp_path / "a.csv",
+        content + index + b'"1,\n2",x' + line_end + line_end + b",," + line_end[:0],
+    )
     assert rows == [{"q": "1,\n2", "a": "x"}]
 
 
@@ -71,7 +82,9 @@ def test_what_the_csv_module_writes_comes_back(tmp_path: Path):
     values = ['"', "a,b", "line\nend", "tab\t", "é", "x" * 200_000, "  spaces  ", '""', "#", "'"]
     with open(tmp_path / "a.csv", "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([["prompt", "n"], *([value, "k"] for value in values)])
-    assert [row["prompt"] for _, row in read_rows(tmp_path / "a.csv") if isinstance(row, dict)] == values
+    assert [
+        row["prompt"] for _, row in read_rows(tmp_path / "a.csv") if isinstance(row, dict)
+    ] == values
 
 
 def test_csv_json_and_json_lines_give_equal_problems(tmp_path: Path):
@@ -83,7 +96,9 @@ def test_csv_json_and_json_lines_give_equal_problems(tmp_path: Path):
         writer.writeheader()
         writer.writerows(rows)
     first = load_problems(str(tmp_path / "x.jsonl"))
-    assert load_problems(str(tmp_path / "x.csv")) == load_problems(str(tmp_path / "x.json")) == first
+    assert (
+        load_problems(str(tmp_path / "x.csv")) == load_problems(str(tmp_path / "x.json")) == first
+    )
     assert first[3].fields == {"answer": 4, "level": 3, "kind": "sum"}
 
 
@@ -106,7 +121,9 @@ def test_messages_may_stand_in_a_cell_as_json(tmp_path: Path):
         ("q,a\n1,2\n".encode("utf-16"), "FILE, line 1: not UTF-8 (byte 0xff at column 1); save the file as UTF-8"),
     ],
 )  # fmt: skip
-def test_a_broken_csv_file_names_file_line_and_remedy(tmp_path: Path, content: bytes | str, message: str):
+def test_a_broken_csv_file_names_file_line_and_remedy(
+    tmp_path: Path, content: bytes | str, message: str
+):
     assert error_of(tmp_path / "bad.csv", content) == message
 
 
@@ -137,13 +154,19 @@ def test_an_empty_file_and_one_without_rows_are_named(tmp_path: Path):
 
 def test_a_missing_reference_in_csv_is_null_and_named(tmp_path: Path):
     (tmp_path / "a.csv").write_text("prompt,answer\n1+1?,2\n2+2?,\n")
-    with pytest.raises(DataError, match=r"a\.csv, line 3: answer is null; every problem needs a reference answer"):
+    with pytest.raises(
+        DataError, match=r"a\.csv, line 3: answer is null; every problem needs a reference answer"
+    ):
         load_problems(str(tmp_path / "a.csv"))
 
 
 def test_finished_conversations_are_refused_with_what_is_needed(tmp_path: Path):
-    (tmp_path / "sft.jsonl").write_text(json.dumps({"messages": [*MESSAGES, {"role": "assistant", "content": "hi"}]}))
-    with pytest.raises(DataError, match=r"line 1: the column messages holds finished conversations.*needs a prompt"):
+    (tmp_path / "sft.jsonl").write_text(
+        json.dumps({"messages": [*MESSAGES, {"role": "assistant", "content": "hi"}]})
+    )
+    with pytest.raises(
+        DataError, match=r"line 1: the column messages holds finished conversations.*needs a prompt"
+    ):
         load_problems(str(tmp_path / "sft.jsonl"))
 
 

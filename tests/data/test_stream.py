@@ -32,7 +32,9 @@ def test_every_epoch_meets_every_problem_once_and_epochs_differ_in_order():
 
 
 def test_another_seed_is_another_order():
-    orders = {tuple(p.id for _, p in take(ProblemStream(PROBLEMS, seed=seed), 7)) for seed in range(5)}
+    orders = {
+        tuple(p.id for _, p in take(ProblemStream(PROBLEMS, seed=seed), 7)) for seed in range(5)
+    }
     assert len(orders) > 1
 
 
@@ -45,9 +47,13 @@ def test_position_and_epoch_are_those_of_the_next_problem():
     assert (stream.position, stream.epoch) == (7, 1)
 
 
-@given(batches=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=30), seed=st.integers(0, 5))
+@given(
+    batches=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=30),
+    seed=st.integers(0, 5),
+)
 def test_after_a_rewind_no_problem_is_lost_and_none_is_repeated(batches, seed):
-    stream, used = ProblemStream(PROBLEMS, seed=seed), []
+    stream = ProblemStream(PROBLEMS, seed=seed)
+    used = []
     for count, excess in batches:
         taken = take(stream, count + excess)
         used += taken[:count]
@@ -67,7 +73,8 @@ def test_a_batch_over_the_end_of_an_epoch_can_go_back_across_it():
 
 @given(taken=st.integers(0, 40))
 def test_a_stream_continues_from_its_state(taken):
-    stream, resumed = ProblemStream(PROBLEMS, seed=2), ProblemStream(PROBLEMS, seed=2)
+    stream = ProblemStream(PROBLEMS, seed=2)
+    resumed = ProblemStream(PROBLEMS, seed=2)
     take(stream, taken)
     state = stream.state_dict()
     assert state == {"epoch": taken // 7, "offset": taken % 7, "size": 7}
@@ -79,21 +86,30 @@ def test_data_that_has_changed_is_noticed():
     state = ProblemStream(PROBLEMS, seed=0).state_dict()
     with pytest.raises(CheckpointError) as caught:
         ProblemStream(PROBLEMS[:6], seed=0).load_state_dict(state)
-    assert str(caught.value) == (
-        "the checkpoint was made with 7 training problems, the data source now gives 6; "
+    assert (
+        str(caught.value)
+        == "the checkpoint was made with 7 training problems, the data source now gives 6; "
         "resume with the data the run began with"
     )
 
 
 @pytest.mark.parametrize(
-    "state", [{"epoch": 0, "offset": 7}, {"epoch": 0, "offset": -1}, {"epoch": -1, "offset": 0}, {"epoch": 1}, {}]
+    "state",
+    [
+        {"epoch": 0, "offset": 7},
+        {"epoch": 0, "offset": -1},
+        {"epoch": -1, "offset": 0},
+        {"epoch": 1},
+        {},
+    ],
 )
 def test_a_state_outside_the_data_is_refused(state):
     stream = ProblemStream(PROBLEMS, seed=0)
     with pytest.raises(CheckpointError) as caught:
         stream.load_state_dict(state)
-    assert str(caught.value) == (
-        f"stream state {state}: expected epoch >= 0 and 0 <= offset < 7 problems; "
+    assert (
+        str(caught.value)
+        == f"stream state {state}: expected epoch >= 0 and 0 <= offset < 7 problems; "
         "the checkpoint is damaged or belongs to other data"
     )
     assert stream.position == 0

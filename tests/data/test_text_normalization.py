@@ -32,12 +32,20 @@ QUESTIONS = [
 
 
 def test_the_instruction_around_most_questions_is_found_and_taken_off():
-    instruction_template = find_instruction_template(f"{BEFORE}\n\n{question}  {AFTER}" for question in QUESTIONS)
-    assert instruction_template == InstructionTemplate((tuple(BEFORE.split()),), (tuple(AFTER.split()),))
+    instruction_template = find_instruction_template(
+        f"{BEFORE}\n\n{question}  {AFTER}" for question in QUESTIONS
+    )
+    assert instruction_template == InstructionTemplate(
+        (tuple(BEFORE.split()),), (tuple(AFTER.split()),)
+    )
     assert [
-        instruction_template.strip_instruction(f"{BEFORE}\n{question}\n\n{AFTER}") for question in QUESTIONS
+        instruction_template.strip_instruction(f"{BEFORE}\n{question}\n\n{AFTER}")
+        for question in QUESTIONS
     ] == QUESTIONS
-    assert instruction_template.strip_instruction("A question that stands alone.") == "A question that stands alone."
+    assert (
+        instruction_template.strip_instruction("A question that stands alone.")
+        == "A question that stands alone."
+    )
 
 
 def test_what_lies_between_keeps_its_own_spacing():
@@ -48,30 +56,45 @@ def test_what_lies_between_keeps_its_own_spacing():
 
 def test_a_second_instruction_is_found_among_the_rows_without_the_first():
     other = "Please think about this one carefully:"
-    texts = [f"{BEFORE} {question}" for question in QUESTIONS] + [f"{other} {question}" for question in QUESTIONS[:8]]
+    texts = [f"{BEFORE} {question}" for question in QUESTIONS] + [
+        f"{other} {question}" for question in QUESTIONS[:8]
+    ]
     instruction_template = find_instruction_template(texts)
     assert {instruction_template.strip_instruction(text) for text in texts} == set(QUESTIONS)
 
 
 def test_a_word_that_most_questions_begin_with_is_not_taken_for_the_instruction():
-    questions = [f"Let x be {n}; find x." for n in range(6)] + [f"Find {n} + {n}." for n in range(4)]
-    instruction_template = find_instruction_template(f"{BEFORE} {question}" for question in questions)
+    questions = [f"Let x be {n}; find x." for n in range(6)] + [
+        f"Find {n} + {n}." for n in range(4)
+    ]
+    instruction_template = find_instruction_template(
+        f"{BEFORE} {question}" for question in questions
+    )
     assert instruction_template.prefixes == (tuple(BEFORE.split()),)
 
 
 def test_copies_of_one_question_are_no_instruction():
-    instruction_template = find_instruction_template([*QUESTIONS, *["What is the area of a disc of radius 3?"] * 100])
+    instruction_template = find_instruction_template(
+        [*QUESTIONS, *["What is the area of a disc of radius 3?"] * 100]
+    )
     assert instruction_template == InstructionTemplate()
 
 
 def test_few_texts_and_short_beginnings_are_left_as_they_are():
-    assert find_instruction_template(f"{BEFORE} {question}" for question in QUESTIONS[:7]) == InstructionTemplate()
-    assert find_instruction_template(f"What is the {n}?" for n in range(20)) == InstructionTemplate()
+    assert (
+        find_instruction_template(f"{BEFORE} {question}" for question in QUESTIONS[:7])
+        == InstructionTemplate()
+    )
+    assert (
+        find_instruction_template(f"What is the {n}?" for n in range(20)) == InstructionTemplate()
+    )
 
 
 def test_nothing_is_stripped_to_nothing():
     instruction_template = InstructionTemplate((("a", "b"),), (("a", "b"), ("b",)))
-    assert [instruction_template.strip_instruction(text) for text in ("a b", "a b b", "", "  ")] == ["a", "b", "", "  "]
+    assert [
+        instruction_template.strip_instruction(text) for text in ("a b", "a b b", "", "  ")
+    ] == ["a", "b", "", "  "]
 
 
 def test_the_instructions_of_two_data_sets_are_joined_longest_first():

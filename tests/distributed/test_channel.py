@@ -1,4 +1,6 @@
-"""Laws of messages between the controller and a local worker: bytes arrive as they were, in shared memory or not."""
+"""Laws of messages between the controller and a local worker: bytes arrive as they were, in shared
+memory or not.
+"""
 
 import os
 import resource
@@ -16,7 +18,9 @@ import pytest
 from dapo.distributed.channel import BUFFERS_PER_WRITE, MIN_SHARED_BYTES, Buffers, Channel
 
 SMALL = [array("i", range(i % 50)) for i in range(200)]
-LARGE = [array("i", range(i % 50)) for i in range(BUFFERS_PER_WRITE + 300)] + [array("d", range(10**6))]
+LARGE = [array("i", range(i % 50)) for i in range(BUFFERS_PER_WRITE + 300)] + [
+    array("d", range(10**6))
+]
 
 
 def channels() -> tuple[Channel, Channel]:
@@ -44,10 +48,18 @@ def no_large_files() -> Iterator[None]:
 
 def test_buffers_arrive_byte_by_byte_and_large_ones_read_only_in_shared_memory() -> None:
     here, there = channels()
-    message = ("call", (7, Buffers.of(LARGE), Buffers.of(SMALL), Buffers(()), Buffers.of(LARGE[-1:])), {"a": 1})
+    message = (
+        "call",
+        (7, Buffers.of(LARGE), Buffers.of(SMALL), Buffers(()), Buffers.of(LARGE[-1:])),
+        {"a": 1},
+    )
     name, (number, large, small, nothing, last), options = sent(here, there, message)
     assert (name, number, nothing, options) == ("call", 7, Buffers(()), {"a": 1})
-    for found, rows, is_shared in ((large, LARGE, True), (small, SMALL, False), (last, LARGE[-1:], True)):
+    for found, rows, is_shared in (
+        (large, LARGE, True),
+        (small, SMALL, False),
+        (last, LARGE[-1:], True),
+    ):
         assert [part.tobytes() for part in found.parts] == [row.tobytes() for row in rows]
         assert (sum(part.nbytes for part in found.parts) >= MIN_SHARED_BYTES) is is_shared
         assert found.parts[-1].flags.writeable is not is_shared
@@ -94,7 +106,8 @@ def test_shared_memory_has_no_path_and_is_gone_with_the_last_view_of_it() -> Non
 def test_a_descriptor_that_nobody_receives_is_closed_with_the_socket() -> None:
     here, there = channels()
     before = os.listdir("/proc/self/fd")
-    here.send(("call", (Buffers.of(LARGE[-1:]),)))  # small enough for the socket: it is in its queue
+    # small enough for the socket: it is in its queue
+    here.send(("call", (Buffers.of(LARGE[-1:]),)))
     del there
     with pytest.raises(OSError, match=r"Broken pipe|Connection reset"):
         here.send(("call", (Buffers.of(LARGE[-1:]),)))

@@ -1,4 +1,6 @@
-"""Laws of engines in processes: what a run computes does not depend on them, nor on how often one of them is lost."""
+"""Laws of engines in processes: what a run computes does not depend on them, nor on how often one
+of them is lost.
+"""
 
 import json
 import os
@@ -49,13 +51,19 @@ def launcher(tmp_path: Path) -> Iterator[LightLauncher]:
     launcher.close()
 
 
-def pool(launcher: LightLauncher, *specs: WorkerSpec, messages: list[str] | None = None, **options: Any) -> EnginePool:
-    return EnginePool(launcher, specs, log=[].append if messages is None else messages.append, **options)
+def pool(
+    launcher: LightLauncher, *specs: WorkerSpec, messages: list[str] | None = None, **options: Any
+) -> EnginePool:
+    return EnginePool(
+        launcher, specs, log=[].append if messages is None else messages.append, **options
+    )
 
 
 def request(name: str, *, prompt: int = 1, **options: Any) -> GenerationRequest:
     limit = options.pop("max_new_tokens", 1 + keyed_seed("limit", name) % 9)
-    return GenerationRequest(name, (prompt, 2), limit, 1.0, 1.0, keyed_seed("draw", name), (), **options)
+    return GenerationRequest(
+        name, (prompt, 2), limit, 1.0, 1.0, keyed_seed("draw", name), (), **options
+    )
 
 
 def group(number: int, size: int = 3) -> list[GenerationRequest]:
@@ -73,9 +81,13 @@ def drain(engine: RolloutEngine, count: int) -> list[Generation]:
 
 
 def test_groups_go_whole_to_the_engine_with_least_to_do(launcher: LightLauncher) -> None:
-    """An engine of one slot serves one after the other: who shares an engine shows in when an answer comes."""
+    """An engine of one slot serves one after the other: who shares an engine shows in when an
+    answer comes.
+    """
     engine = pool(launcher, *[engine_spec("scripted", slots=1)] * 2)
-    engine.submit([request(f"{n}/{i}", prompt=n, max_new_tokens=1) for n in (1, 2, 3) for i in range(2)])
+    engine.submit(
+        [request(f"{n}/{i}", prompt=n, max_new_tokens=1) for n in (1, 2, 3) for i in range(2)]
+    )
     came = [[g.request_id for g in engine.poll()] for _ in range(4)]
     assert came == [["1/0", "2/0"], ["1/1", "2/1"], ["3/0"], ["3/1"]]
     engine.submit([request("4/0", prompt=4, max_new_tokens=3)])
@@ -88,7 +100,9 @@ def test_groups_go_whole_to_the_engine_with_least_to_do(launcher: LightLauncher)
     assert [g.request_id for _ in range(2) for g in engine.poll()] == ["4/0", "6/0"]
 
 
-def test_a_request_that_continues_another_goes_to_the_engine_that_answered_it(launcher: LightLauncher) -> None:
+def test_a_request_that_continues_another_goes_to_the_engine_that_answered_it(
+    launcher: LightLauncher,
+) -> None:
     """Engines of one slot: two requests on one engine are answered one after the other."""
     engine = pool(launcher, *[engine_spec("scripted", slots=1)] * 2)
 
@@ -100,12 +114,15 @@ def test_a_request_that_continues_another_goes_to_the_engine_that_answered_it(la
         came = [[g.request_id for g in engine.poll()] for _ in requests]
         return [found for found in came if found]
 
-    engine.submit([request("a", prompt=1, max_new_tokens=1), request("b", prompt=2, max_new_tokens=9)])
+    engine.submit(
+        [request("a", prompt=1, max_new_tokens=1), request("b", prompt=2, max_new_tokens=9)]
+    )
     assert [g.request_id for g in engine.poll()] == ["a"]
     assert [g.request_id for g in engine.abort(["b"])] == ["b"]
     assert answers(turn("a1", "a", 3), turn("a2", "a", 4)) == [["a1"], ["a2"]]
     assert answers(turn("b1", "b", 3), turn("b2", "b", 3)) == [["b1"], ["b2"]]
-    assert answers(turn("a3", "a2", 3), turn("b3", "b2", 3)) == [["a3", "b3"]]  # equal prompts of different engines
+    # equal prompts of different engines
+    assert answers(turn("a3", "a2", 3), turn("b3", "b2", 3)) == [["a3", "b3"]]
     assert answers(turn("c", "unknown", 3), turn("d", "unknown", 4)) == [["c", "d"]]
     for worker in list(launcher.running.values()):
         kill(worker.pid)
@@ -115,13 +132,16 @@ def test_a_request_that_continues_another_goes_to_the_engine_that_answered_it(la
     assert answers(turn("a6", "a5", 3), turn("a7", "a5", 4)) == [["a6", "a7"]]
 
 
-def test_the_memory_of_who_answered_is_bounded(launcher: LightLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_who_answered_is_bounded(
+    launcher: LightLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dapo.distributed.engine_pool.REMEMBERED_ANSWERS", 3)
     engine = pool(launcher, *[engine_spec("scripted")] * 2)
     for number in range(4):
         engine.submit([request(f"{number}", prompt=number, max_new_tokens=1)])
         drain(engine, 1)
-    # request 0, which engine-0 answered, is forgotten; engine-0 has less to do than engine-1 after "long" there
+    # request 0, which engine-0 answered, is forgotten; engine-0 has less to do than engine-1 after
+    # "long" there
     engine.submit([request("busy", prompt=9, max_new_tokens=9)])
     engine.submit([request("known", prompt=8, max_new_tokens=9, previous="1")])
     engine.submit([request("forgotten", prompt=7, max_new_tokens=9, previous="0")])
@@ -143,25 +163,42 @@ def test_what_one_engine_refuses_is_queued_at_none(launcher: LightLauncher) -> N
 def test_an_engine_that_breaks_down_is_an_error_and_no_loss(launcher: LightLauncher) -> None:
     engine = pool(launcher, engine_spec("FailingEngine"))
     engine.submit(group(1))
-    with pytest.raises(EngineError, match="engine-0 failed with 3 requests in flight: ZeroDivisionError: by zero"):
+    with pytest.raises(
+        EngineError, match="engine-0 failed with 3 requests in flight: ZeroDivisionError: by zero"
+    ):
         engine.poll()
     assert launcher.starts == 1
 
 
-def test_an_engine_that_finds_no_memory_is_named_with_the_option_to_lower(launcher: LightLauncher) -> None:
+def test_an_engine_that_finds_no_memory_is_named_with_the_option_to_lower(
+    launcher: LightLauncher,
+) -> None:
     engine = pool(launcher, engine_spec("FullEngine"))
     engine.submit(group(1))
-    words = r"generation ran out of memory \(1\.50 GiB were requested\): lower rollout\.native\.slots"
+    words = (
+        r"generation ran out of memory \(1\.50 GiB were requested\): lower rollout\.native\.slots"
+    )
     with pytest.raises(OutOfMemory, match=words):
         engine.poll()
     assert launcher.starts == 1
 
 
-def test_a_slow_engine_delays_no_other_where_answers_may_come_in_any_order(launcher: LightLauncher) -> None:
-    engine = pool(launcher, engine_spec("SlowPollEngine", seconds=0.5), engine_spec("scripted"), reproducible=False)
-    engine.submit([request("slow", prompt=1, max_new_tokens=1), request("quick", prompt=2, max_new_tokens=9)])
+def test_a_slow_engine_delays_no_other_where_answers_may_come_in_any_order(
+    launcher: LightLauncher,
+) -> None:
+    engine = pool(
+        launcher,
+        engine_spec("SlowPollEngine", seconds=0.5),
+        engine_spec("scripted"),
+        reproducible=False,
+    )
+    engine.submit(
+        [request("slow", prompt=1, max_new_tokens=1), request("quick", prompt=2, max_new_tokens=9)]
+    )
     assert [g.request_id for g in drain(engine, 2)] == ["quick", "slow"]
-    engine.submit([request("slow", prompt=1, max_new_tokens=9), request("quick", prompt=2, max_new_tokens=9)])
+    engine.submit(
+        [request("slow", prompt=1, max_new_tokens=9), request("quick", prompt=2, max_new_tokens=9)]
+    )
     while not (found := engine.poll()):
         pass
     assert found[0].request_id == "quick"
@@ -169,7 +206,9 @@ def test_a_slow_engine_delays_no_other_where_answers_may_come_in_any_order(launc
     assert (stopped[0].finish, len(stopped[0].token_ids) < 9) == ("aborted", True)
 
 
-def test_one_message_covers_the_steps_of_a_tenth_of_a_second_unless_a_request_ends(launcher: LightLauncher) -> None:
+def test_one_message_covers_the_steps_of_a_tenth_of_a_second_unless_a_request_ends(
+    launcher: LightLauncher,
+) -> None:
     engine = pool(launcher, engine_spec("SlowPollEngine", seconds=0.001), reproducible=False)
     engine.submit([request("long", max_new_tokens=30), request("short", max_new_tokens=2)])
     came: list[list[str]] = []
@@ -187,9 +226,13 @@ class FailsToUnpickle:
         return int, ("no number",)
 
 
-def test_a_call_that_cannot_be_read_ends_the_process_instead_of_waiting_for_ever(launcher: LightLauncher) -> None:
+def test_a_call_that_cannot_be_read_ends_the_process_instead_of_waiting_for_ever(
+    launcher: LightLauncher,
+) -> None:
     worker = launcher.start(["one"], [engine_spec("scripted")])[0]
-    with pytest.raises(WorkerDied, match=r"one exited with code 1; .*invalid literal for int\(\) .*'no number'"):
+    with pytest.raises(
+        WorkerDied, match=r"one exited with code 1; .*invalid literal for int\(\) .*'no number'"
+    ):
         worker.call("poll", FailsToUnpickle()).result(30)
 
 
@@ -236,7 +279,9 @@ def test_engines_that_share_a_gpu_with_a_trainer_give_their_weights_up_until_the
 # --- losses
 
 
-def play(engine: RolloutEngine, seed: int, *, before_call: Callable[[int], None] = lambda n: None) -> list[Any]:
+def play(
+    engine: RolloutEngine, seed: int, *, before_call: Callable[[int], None] = lambda n: None
+) -> list[Any]:
     """A random program of calls, and everything that came of it; `before_call` may do harm."""
     rng = random.Random(seed)
     came: list[Any] = []
@@ -267,8 +312,11 @@ def play(engine: RolloutEngine, seed: int, *, before_call: Callable[[int], None]
 class EngineKiller:
     """Kills a random engine before each of the calls of those numbers."""
 
-    def __init__(self, launcher: LightLauncher | SharedWorkerLauncher, seed: int, calls: Sequence[int]) -> None:
-        self._launcher, self._calls = launcher, calls
+    def __init__(
+        self, launcher: LightLauncher | SharedWorkerLauncher, seed: int, calls: Sequence[int]
+    ) -> None:
+        self._launcher = launcher
+        self._calls = calls
         self._rng = random.Random(seed)
 
     def __call__(self, number: int) -> None:
@@ -283,9 +331,12 @@ def kill(pid: int) -> None:
 
 
 @pytest.mark.parametrize("engines", [1, 3])
-def test_killed_engines_change_neither_answers_nor_their_order(launcher: LightLauncher, engines: int) -> None:
+def test_killed_engines_change_neither_answers_nor_their_order(
+    launcher: LightLauncher, engines: int
+) -> None:
     """These engines' log-probabilities depend on every call that was made on them."""
-    specs, messages = [engine_spec("HistoryDependentEngine", slots=3)] * engines, list[str]()
+    specs = [engine_spec("HistoryDependentEngine", slots=3)] * engines
+    messages = list[str]()
     for seed in (0, 1):
         expected = play(pool(launcher, *specs), seed)
         assert len(expected) > 80
@@ -298,7 +349,9 @@ def test_killed_engines_change_neither_answers_nor_their_order(launcher: LightLa
     assert "engine-0 was ended by SIGKILL; engine-0 is replaced (1 of at most 10 times)" in messages
 
 
-@pytest.mark.parametrize(("engine", "reproducible"), [("scripted", False), ("UnreproducibleEngine", True)])
+@pytest.mark.parametrize(
+    ("engine", "reproducible"), [("scripted", False), ("UnreproducibleEngine", True)]
+)
 def test_engines_of_varying_speed_answer_every_request_once_with_its_own_tokens(
     launcher: LightLauncher, engine: str, reproducible: bool
 ) -> None:
@@ -311,7 +364,10 @@ def test_engines_of_varying_speed_answer_every_request_once_with_its_own_tokens(
         asked = requests[generation.request_id]
         tokens, finish = cut(asked, *keyed_script()(asked))
         assert generation.token_ids == tokens[: len(generation.token_ids)]
-        assert generation.finish == "aborted" or (generation.finish, generation.token_ids) == (finish, tokens)
+        assert generation.finish == "aborted" or (generation.finish, generation.token_ids) == (
+            finish,
+            tokens,
+        )
     assert len({generation.request_id for generation in found}) == len(found) > 10
     assert answered.restarts >= 3
 
@@ -339,7 +395,10 @@ def test_an_engine_that_fails_to_load_a_later_version_is_replaced_and_the_step_g
     first = launcher.running["engine-0"]
     engine.load_weights(EmptyWeights(), 2)
     [message] = messages
-    assert "did not load the weights of version 2: the device refuses; engine-0 is replaced (1 of" in message
+    assert (
+        "did not load the weights of version 2: the device refuses; engine-0 is replaced (1 of"
+        in message
+    )
     assert not is_alive(first.pid)
     requests = [r for number in range(2) for r in group(number)]
     engine.submit(requests)
@@ -359,11 +418,15 @@ def test_an_engine_that_never_loads_a_version_is_an_error_after_one_replacement(
 
 
 class DyingReplacementsLauncher(LightLauncher):
-    """The first three processes that it starts in the place of others are killed while they catch up."""
+    """The first three processes that it starts in the place of others are killed while they catch
+    up.
+    """
 
     deaths = 0
 
-    def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[LocalWorker]:
+    def start(
+        self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False
+    ) -> list[LocalWorker]:
         is_replacement = bool(self.running)
         workers = super().start(names, specs, together=together)
         if is_replacement and self.deaths < 3:
@@ -372,8 +435,11 @@ class DyingReplacementsLauncher(LightLauncher):
         return workers
 
 
-def test_engines_that_are_lost_together_and_again_during_replay_are_replaced(tmp_path: Path) -> None:
-    launcher, messages = DyingReplacementsLauncher(tmp_path), list[str]()
+def test_engines_that_are_lost_together_and_again_during_replay_are_replaced(
+    tmp_path: Path,
+) -> None:
+    launcher = DyingReplacementsLauncher(tmp_path)
+    messages = list[str]()
 
     def all_die(number: int) -> None:
         if number == 55:
@@ -395,7 +461,11 @@ def test_beyond_the_limit_a_loss_is_an_error_with_the_exit_reason(launcher: Ligh
     engine.poll()
     EngineKiller(launcher, 0, [0])(0)
     with pytest.raises(
-        EngineError, match=r"engine-0 was ended by SIGKILL.*: 1 engines have been replaced in this run, of at most 1"
+        EngineError,
+        match=(
+            r"engine-0 was ended by SIGKILL.*: 1 engines have been replaced in this run, of at"
+            r" most 1"
+        ),
     ):
         drain(engine, 3)
 
@@ -407,14 +477,14 @@ class HookedEngine:
     """An engine with something that happens before each poll."""
 
     def __init__(self, engine: EnginePool, inject_fault: Callable[[int], None]) -> None:
-        self._engine, self._inject_fault, self._polls = engine, inject_fault, 0
+        self._engine = engine
+        self._inject_fault = inject_fault
+        self._polls = 0
         self.drop_weights = engine.drop_weights
-        self.load_weights, self.submit, self.abort, self.close = (
-            engine.load_weights,
-            engine.submit,
-            engine.abort,
-            engine.close,
-        )
+        self.load_weights = engine.load_weights
+        self.submit = engine.submit
+        self.abort = engine.abort
+        self.close = engine.close
 
     def poll(self) -> list[Generation]:
         self._inject_fault(self._polls)
@@ -423,7 +493,10 @@ class HookedEngine:
 
 
 def trained(
-    path: Path, config: Config, engine: EnginePool, inject_fault: Callable[[int], None] = lambda n: None
+    path: Path,
+    config: Config,
+    engine: EnginePool,
+    inject_fault: Callable[[int], None] = lambda n: None,
 ) -> Path:
     """A run with this engine in the place of its own."""
     with new_run(config, path) as training_run:
@@ -453,13 +526,13 @@ OPTIONS = (
 def test_killed_at_any_poll_of_a_step_the_run_ends_as_if_nothing_had_happened(
     launcher: LightLauncher, tmp_path: Path
 ) -> None:
-    config, specs = (
-        tiny(*OPTIONS),
-        [engine_spec("HistoryDependentEngine", slots=4, vocabulary=len(TINY_VOCABULARY))] * 2,
-    )
+    config = tiny(*OPTIONS)
+    specs = [engine_spec("HistoryDependentEngine", slots=4, vocabulary=len(TINY_VOCABULARY))] * 2
     polls: list[int] = []
     trained(tmp_path / "whole", config, pool(launcher, *specs), polls.append)
-    expected, rng, messages = contents(tmp_path / "whole"), random.Random(0), list[str]()
+    expected = contents(tmp_path / "whole")
+    rng = random.Random(0)
+    messages = list[str]()
     for number in range(2):
         launcher.running.clear()
         engine = pool(launcher, *specs, messages=messages)
@@ -485,11 +558,15 @@ def test_a_run_with_an_engine_process_is_the_run_in_one_process_to_the_byte(
     assert (tmp_path / "run" / "logs" / "engine-0.log").exists()
 
 
-def natively(path: Path, *, engines: int, inject_fault: Callable[[int], None] = lambda n: None) -> dict[str, Any]:
+def natively(
+    path: Path, *, engines: int, inject_fault: Callable[[int], None] = lambda n: None
+) -> dict[str, Any]:
     """What a run holds that is sampled by native engines in other processes."""
     SHARED_WORKERS.release_all()
     specs = engine_specs(tiny(*OPTIONS, f"rollout.engines={engines}"))
-    return contents(trained(path, tiny(*OPTIONS), EnginePool(SHARED_WORKERS, specs, log=print), inject_fault))
+    return contents(
+        trained(path, tiny(*OPTIONS), EnginePool(SHARED_WORKERS, specs, log=print), inject_fault)
+    )
 
 
 def test_a_native_engine_killed_in_the_middle_of_a_step_changes_nothing(
@@ -498,7 +575,10 @@ def test_a_native_engine_killed_in_the_middle_of_a_step_changes_nothing(
     SHARED_WORKERS.warm_up(2)
     assert (
         differences(
-            natively(tmp_path / "run", engines=1, inject_fault=EngineKiller(SHARED_WORKERS, 0, [25])), in_process
+            natively(
+                tmp_path / "run", engines=1, inject_fault=EngineKiller(SHARED_WORKERS, 0, [25])
+            ),
+            in_process,
         )
         == []
     )
@@ -520,7 +600,9 @@ def test_beyond_the_limit_the_run_saves_its_state_and_ends_with_a_plain_sentence
             kill(launcher.running["engine-0"].pid)
 
     engine = pool(
-        launcher, engine_spec("HistoryDependentEngine", slots=4, vocabulary=len(TINY_VOCABULARY)), max_restarts=0
+        launcher,
+        engine_spec("HistoryDependentEngine", slots=4, vocabulary=len(TINY_VOCABULARY)),
+        max_restarts=0,
     )
     with pytest.raises(EngineError, match=r"engine-0 was ended by SIGKILL.*of at most 0") as error:
         trained(run, tiny(*OPTIONS), engine, second_step)
@@ -530,12 +612,18 @@ def test_beyond_the_limit_the_run_saves_its_state_and_ends_with_a_plain_sentence
 
 
 def test_an_evaluation_by_two_engines_agrees_with_one_in_process(tmp_path: Path) -> None:
-    options = ("model.dtype=float32", "reward.verifier=dapo.rewards.examples:has_digit", "train.threads=1")
+    options = (
+        "model.dtype=float32",
+        "reward.verifier=dapo.rewards.examples:has_digit",
+        "train.threads=1",
+    )
     found = []
     for engines in (0, 2):
         output = tmp_path / f"{engines}.json"
         overrides = (*options, "eval.max_response_tokens=8", f"rollout.engines={engines}")
-        asked = EvalRequest("{builtin: sums, size: 12}", samples_per_problem=3, output=output, overrides=overrides)
+        asked = EvalRequest(
+            "{builtin: sums, size: 12}", samples_per_problem=3, output=output, overrides=overrides
+        )
         evaluate_model("tiny-random", asked)
         found.append(json.loads(output.read_text()))
     assert found[0] == found[1]
@@ -563,7 +651,9 @@ def test_threads_are_shared_equally_unless_they_are_given(options: list[str], th
 
 def test_a_worker_spec_sets_the_threads_before_the_interpreter_starts() -> None:
     made = engine_specs(tiny("rollout.engines=2", "train.threads=3"))
-    assert [(one.cpus, one.environment["OMP_NUM_THREADS"], one.options["threads"]) for one in made] == [(3, "3", 3)] * 2
+    assert [
+        (one.cpus, one.environment["OMP_NUM_THREADS"], one.options["threads"]) for one in made
+    ] == [(3, "3", 3)] * 2
 
 
 def test_a_clusters_gpus_are_asked_for_where_it_has_any() -> None:
@@ -591,7 +681,14 @@ def test_check_says_which_options_have_no_effect() -> None:
     names = [line.partition(":")[0] for line in ignored_options(tiny(*unused))]
     for name in ("rollout.vllm.*", "distributed.gpus_per_process"):
         assert name in names
-    used = ["rollout.engines=1", "rollout.clock=load", "distributed.gpus_per_process=1", "launcher=ray"]
+    used = [
+        "rollout.engines=1",
+        "rollout.clock=load",
+        "distributed.gpus_per_process=1",
+        "launcher=ray",
+    ]
     assert not [
-        line for line in ignored_options(tiny(*used)) if line.startswith(("rollout", "distributed", "launcher"))
+        line
+        for line in ignored_options(tiny(*used))
+        if line.startswith(("rollout", "distributed", "launcher"))
     ]

@@ -31,7 +31,9 @@ def start_in(tmp_path: Path) -> Iterator[Callable[[float], LocalLauncher]]:
 
 
 @pytest.fixture
-def launcher(start_in: Callable[[float], LocalLauncher], monkeypatch: pytest.MonkeyPatch) -> LocalLauncher:
+def launcher(
+    start_in: Callable[[float], LocalLauncher], monkeypatch: pytest.MonkeyPatch
+) -> LocalLauncher:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     return start_in(60)
@@ -99,7 +101,11 @@ def test_weights_that_are_made_one_by_one_in_the_same_memory_are_not_taken_for_t
 
     folder = WeightsFolder()
     found = dict(folder.write(InOneBuffer(), 1).named_tensors())
-    assert {name: tensor.unique().tolist() for name, tensor in found.items()} == {"a": [0], "b": [1], "c": [2]}
+    assert {name: tensor.unique().tolist() for name, tensor in found.items()} == {
+        "a": [0],
+        "b": [1],
+        "c": [2],
+    }
     folder.close()
 
 
@@ -110,7 +116,10 @@ def test_the_last_two_versions_of_the_weights_can_be_read() -> None:
     with pytest.raises(EngineError, match="version 0 cannot be read"), handles[0].open():
         pass
     os.replace(handles[1].path, handles[2].path)
-    with pytest.raises(EngineError, match="holds weights of version 1, expected 2"), handles[2].open():
+    with (
+        pytest.raises(EngineError, match="holds weights of version 1, expected 2"),
+        handles[2].open(),
+    ):
         pass
     folder.close()
 
@@ -121,8 +130,9 @@ def test_weights_that_a_killed_controller_left_in_shared_memory_are_removed(
     folder = tmp_path / "weights"
     folder.mkdir()
     program = (
-        "import os, pathlib, signal; from dapo.distributed.weight_files import WeightsFolder;"
-        f"kept = WeightsFolder(pathlib.Path({str(folder)!r})); kept.path; os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, pathlib, signal; from dapo.distributed.weight_files import WeightsFolder;kept"
+        f" = WeightsFolder(pathlib.Path({str(folder)!r})); kept.path; os.kill(os.getpid(),"
+        " signal.SIGKILL)"
     )
     code, _ = fork_server.run(program, program="helpers.commands:run_code", output=tmp_path / "log")
     assert code == -signal.SIGKILL

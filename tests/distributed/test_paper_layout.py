@@ -1,4 +1,6 @@
-"""Laws of configs/dapo_32b.yaml on its cluster of 16 nodes with 8 GPUs, as far as they need no GPU."""
+"""Laws of configs/dapo_32b.yaml on its cluster of 16 nodes with 8 GPUs, as far as they need no
+GPU.
+"""
 
 import resource
 from collections.abc import Iterator
@@ -40,19 +42,28 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     return paper_config(tmp_path)
 
 
-def test_every_rank_and_engine_gets_its_gpus_and_their_part_of_the_nodes_cpus(config: Config) -> None:
-    ranks, engines = trainer_specs(config, NODES), engine_specs(config, NODES)
+def test_every_rank_and_engine_gets_its_gpus_and_their_part_of_the_nodes_cpus(
+    config: Config,
+) -> None:
+    ranks = trainer_specs(config, NODES)
+    engines = engine_specs(config, NODES)
     assert [(spec.gpus, spec.cpus) for spec in ranks] == [(1, 12)] * 64
     assert [(spec.gpus, spec.cpus) for spec in engines] == [(4, 48)] * 16
     assert {spec.environment["OMP_NUM_THREADS"] for spec in (*ranks, *engines)} == {"12"}
     assert {spec.options["threads"] for spec in ranks} == {12}
 
 
-def test_an_engine_reserves_its_gpus_for_the_ranks_on_them_which_are_its_own(tmp_path: Path) -> None:
+def test_an_engine_reserves_its_gpus_for_the_ranks_on_them_which_are_its_own(
+    tmp_path: Path,
+) -> None:
     config = paper_config(
-        tmp_path, "distributed.gpus_per_process=0.5", "distributed.trainer_ranks=128", "rollout.engines=32"
+        tmp_path,
+        "distributed.gpus_per_process=0.5",
+        "distributed.trainer_ranks=128",
+        "rollout.engines=32",
     )
-    ranks, engines = trainer_specs(config, NODES), engine_specs(config, NODES)
+    ranks = trainer_specs(config, NODES)
+    engines = engine_specs(config, NODES)
     assert [(spec.gpus, spec.cpus) for spec in engines] == [(4, 48)] * 32
     assert {spec.gpus for spec in ranks} == {0}
     assert [spec.shares for spec in ranks] == [(f"engine-{i // 4}", i % 4) for i in range(128)]
@@ -77,27 +88,44 @@ def test_segments_of_torchs_allocator_grow_in_ranks_and_native_engines_but_not_i
     variable = "PYTORCH_CUDA_ALLOC_CONF"
     native = load_config(TINY, ["rollout.engines=1", "launcher=ray"])
     trainers = trainer_specs(config, NODES)
-    assert {spec.environment[variable] for spec in (*trainers, *engine_specs(native))} == {"expandable_segments:True"}
+    assert {spec.environment[variable] for spec in (*trainers, *engine_specs(native))} == {
+        "expandable_segments:True"
+    }
     # its all-reduce between GPUs cannot share such memory: vLLM issue 42609
     assert all(variable not in spec.environment for spec in engine_specs(config, NODES))
-    assert variable not in trainer_specs(config.changed("train", device="cpu"), NODES)[0].environment
+    assert (
+        variable not in trainer_specs(config.changed("train", device="cpu"), NODES)[0].environment
+    )
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
     assert variable not in trainer_specs(config, NODES)[0].environment
 
 
-def test_only_processes_that_load_a_model_by_its_name_get_secrets_and_only_the_hubs(config: Config) -> None:
+def test_only_processes_that_load_a_model_by_its_name_get_secrets_and_only_the_hubs(
+    config: Config,
+) -> None:
     native = load_config(TINY, ["rollout.engines=1", "launcher=ray"])
-    assert {spec.secrets for spec in (*trainer_specs(config, NODES), *engine_specs(native))} == {HUB_VARIABLES}
+    assert {spec.secrets for spec in (*trainer_specs(config, NODES), *engine_specs(native))} == {
+        HUB_VARIABLES
+    }
     assert {spec.secrets for spec in engine_specs(config, NODES)} == {()}
     trusting = config.changed("model", trust_remote_code=True)
     assert {spec.secrets for spec in engine_specs(trusting, NODES)} == {HUB_VARIABLES}
 
 
-def test_an_engine_is_one_process_per_gpu_without_ray_and_its_weights_and_cache_fit(config: Config) -> None:
+def test_an_engine_is_one_process_per_gpu_without_ray_and_its_weights_and_cache_fit(
+    config: Config,
+) -> None:
     options = engine_specs(config, NODES)[0].options["options"]
     arguments = engine_arguments(options, "folder", on_cpu=False)
-    assert (arguments["distributed_executor_backend"], arguments["tensor_parallel_size"]) == ("mp", 4)
-    assert (arguments["enforce_eager"], arguments["async_scheduling"], arguments["max_num_seqs"]) == (False, None, 256)
+    assert (arguments["distributed_executor_backend"], arguments["tensor_parallel_size"]) == (
+        "mp",
+        4,
+    )
+    assert (
+        arguments["enforce_eager"],
+        arguments["async_scheduling"],
+        arguments["max_num_seqs"],
+    ) == (False, None, 256)
     assert (arguments["max_model_len"], arguments["dtype"]) == (2048 + 20480, "bfloat16")
     assert arguments["kv_cache_memory_bytes"] == 48 * GIB
     assert 2 * PARAMETERS / 4 + arguments["kv_cache_memory_bytes"] < 0.9 * 80 * GIB
@@ -106,15 +134,28 @@ def test_an_engine_is_one_process_per_gpu_without_ray_and_its_weights_and_cache_
 
 
 def test_an_engine_that_shares_its_gpu_takes_its_part_of_the_memory() -> None:
-    shared = ["rollout.engine=vllm", "launcher=ray", "distributed.gpus_per_process=0.5", "model.dtype=bfloat16"]
+    shared = [
+        "rollout.engine=vllm",
+        "launcher=ray",
+        "distributed.gpus_per_process=0.5",
+        "model.dtype=bfloat16",
+    ]
     (spec,) = engine_specs(load_config(TINY, shared), [Node(cpus=8, gpus=1)])
     assert (spec.gpus, spec.cpus) == (1, 8)  # its rank's half, too
     options = spec.options["options"]
-    used = engine_arguments(options, "folder", on_cpu=False, gpu_bytes=80 * GIB)["gpu_memory_utilization"]
+    used = engine_arguments(options, "folder", on_cpu=False, gpu_bytes=80 * GIB)[
+        "gpu_memory_utilization"
+    ]
     assert options.sleeps
-    assert used == pytest.approx(0.9 - 4 / 80, rel=1e-4)  # all but what its trainer's rank keeps of a tiny model
-    (spec,) = engine_specs(load_config(TINY, [*shared, "schedule=one_step_off"]), [Node(cpus=8, gpus=1)])
-    assert engine_arguments(spec.options["options"], "folder", on_cpu=False)["gpu_memory_utilization"] == 0.45
+    # all but what its trainer's rank keeps of a tiny model
+    assert used == pytest.approx(0.9 - 4 / 80, rel=1e-4)
+    (spec,) = engine_specs(
+        load_config(TINY, [*shared, "schedule=one_step_off"]), [Node(cpus=8, gpus=1)]
+    )
+    assert (
+        engine_arguments(spec.options["options"], "folder", on_cpu=False)["gpu_memory_utilization"]
+        == 0.45
+    )
 
 
 def _elements(shape: tuple[int, ...]) -> int:
@@ -144,7 +185,9 @@ def one_of_ranks(rank: int, size: int) -> Iterator[Ranks]:
     """Ranks as this one sees them, without the others: nothing is sent."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
-        found: Any = SimpleNamespace(device=torch.device("cpu"), mesh=init_device_mesh("cpu", (size,)))
+        found: Any = SimpleNamespace(
+            device=torch.device("cpu"), mesh=init_device_mesh("cpu", (size,))
+        )
         yield found
     finally:
         dist.destroy_process_group()
@@ -168,12 +211,15 @@ def test_the_rows_that_a_rank_reads_are_those_that_it_holds(rank: int) -> None:
 
 
 def test_threads_follow_the_gpus_of_a_node_or_spread_over_nodes_without_any() -> None:
-    config = load_config(TINY, ["launcher=ray:auto", "distributed.trainer_ranks=3", "rollout.engines=2"])
+    config = load_config(
+        TINY, ["launcher=ray:auto", "distributed.trainer_ranks=3", "rollout.engines=2"]
+    )
     head = Node(cpus=4, gpus=0)
     assert threads_on_cluster(config, [head, *NODES], gpus=1) == 12
     assert threads_on_cluster(config, [Node(cpus=32, gpus=4), *NODES], gpus=1) == 8
     assert threads_on_cluster(config, NODES, gpus=0.5) == 6
     assert threads_on_cluster(config, [Node(cpus=2, gpus=8)], gpus=1) == 1
     assert threads_on_cluster(config, [head], gpus=0) is None
-    assert threads_on_cluster(config, [head, Node(cpus=9, gpus=0)], gpus=0) == 1  # 3 processes on a node of 4
+    # 3 processes on a node of 4
+    assert threads_on_cluster(config, [head, Node(cpus=9, gpus=0)], gpus=0) == 1
     assert threads_on_cluster(config, [head] * 5, gpus=0) == 4

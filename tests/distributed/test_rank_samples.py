@@ -1,4 +1,6 @@
-"""Laws of a step's samples on the way to trainer ranks and between them: nothing is lost, and no bit changes."""
+"""Laws of a step's samples on the way to trainer ranks and between them: nothing is lost, and no
+bit changes.
+"""
 
 import copy
 import threading
@@ -32,7 +34,16 @@ from helpers.tiny_runs import tiny
 
 SAMPLES = {
     4: Sample(7, (1, 2), (3, 4), 0.1, -1 / 3, (-0.1, -1 / 3), (-0.25, -1e-300), (True, False), 5),
-    9: Sample(7, (1, 2), array("i", [5]), 1.0, 1 / 3, array("f", [-0.1]), array("d", [-1 / 7]), array("b", [1])),
+    9: Sample(
+        7,
+        (1, 2),
+        array("i", [5]),
+        1.0,
+        1 / 3,
+        array("f", [-0.1]),
+        array("d", [-1 / 7]),
+        array("b", [1]),
+    ),
     2: Sample(8, (2**31,), array("i"), 0.0, 0.0, (), array("f"), ()),
 }
 
@@ -61,7 +72,9 @@ def test_masks_of_equal_values_travel_as_their_lengths_and_others_as_they_are() 
         for number, mask in enumerate(rows)
     }
     encoded = encode(samples, (*IDS, "mask"))
-    assert {number: tuple(sample.mask) for number, sample in decode(encoded).items()} == dict(enumerate(rows))
+    assert {number: tuple(sample.mask) for number, sample in decode(encoded).items()} == dict(
+        enumerate(rows)
+    )
     assert sum(part.nbytes for part in encoded.parts[-len(rows) :]) == 3 + 2
 
 
@@ -108,11 +121,15 @@ class Exchange:
 
 
 class ThreadRank:
-    """A rank without a model: the log-probability of a token is its negative, and an update remembers what it got."""
+    """A rank without a model: the log-probability of a token is its negative, and an update
+    remembers what it got.
+    """
 
     def __init__(self, name: str, exchange: Any) -> None:
         self.name = name
-        self.samples, self.stored, self.updates = RankSamples(exchange), 0, []
+        self.samples = RankSamples(exchange)
+        self.stored = 0
+        self.updates = []
         self._thread = ThreadPoolExecutor(1)
 
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
@@ -134,17 +151,24 @@ class ThreadRank:
         else:
             self.samples.store(buffers, first=None)
         for each, microbatch in zip(passes, self.samples.microbatches(passes), strict=True):
-            rows = [array("d", [-float(t) for t in sample.response_ids]) for sample in microbatch.samples]
+            rows = [
+                array("d", [-float(t) for t in sample.response_ids])
+                for sample in microbatch.samples
+            ]
             self.samples.set_old_logprobs(dict(zip(each.numbers, rows, strict=False)))
 
     def add_columns(self, buffers: Buffers) -> None:
         self.samples.add_columns(buffers)
 
-    def update(self, passes: Sequence[NumberedPass], moved: Any, *, step: int) -> tuple[dict[str, float], int]:
+    def update(
+        self, passes: Sequence[NumberedPass], moved: Any, *, step: int
+    ) -> tuple[dict[str, float], int]:
         if moved is not None:
             self.samples.move(moved)
         found = self.samples.microbatches(passes)
-        self.updates.append((moved, [s for m in found if m is not DUMMY_MICROBATCH for s in m.samples]))
+        self.updates.append(
+            (moved, [s for m in found if m is not DUMMY_MICROBATCH for s in m.samples])
+        )
         return {}, 0
 
     def kill(self) -> None: ...
@@ -158,7 +182,9 @@ class ThreadLauncher:
 
     nodes = ()
 
-    def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[ThreadRank]:
+    def start(
+        self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False
+    ) -> list[ThreadRank]:
         exchange = Exchange(len(names))
         self.ranks = [ThreadRank(name, exchange.of(i)) for i, name in enumerate(names)]
         return self.ranks
@@ -166,7 +192,9 @@ class ThreadLauncher:
 
 def test_the_first_groups_are_on_their_way_before_the_rest_is_partitioned() -> None:
     launcher: Any = ThreadLauncher()
-    group = TrainerGroup(tiny("distributed.trainer_ranks=2", "train.microbatch_tokens=60"), launcher)
+    group = TrainerGroup(
+        tiny("distributed.trainer_ranks=2", "train.microbatch_tokens=60"), launcher
+    )
     samples = groups_of([(4, (20, 20)), (4, (20, 20)), (4, (20, 20))])
     without_prompt = [replace(sample, prompt_ids=()) for sample in samples[4:]]
     with pytest.raises(ValueError, match="have no prompt"):  # which the partition of the rest finds
@@ -177,9 +205,15 @@ def test_the_first_groups_are_on_their_way_before_the_rest_is_partitioned() -> N
     assert sorted(held) == [0, 1, 2, 3]
 
 
-def test_a_step_s_samples_are_sent_once_and_every_update_gets_them_with_their_old_logprobs() -> None:
+def test_a_step_s_samples_are_sent_once_and_every_update_gets_them_with_their_old_logprobs() -> (
+    None
+):
     launcher: Any = ThreadLauncher()
-    config = tiny("distributed.trainer_ranks=3", "train.microbatch_tokens=60", "rollout.max_response_tokens=64")
+    config = tiny(
+        "distributed.trainer_ranks=3",
+        "train.microbatch_tokens=60",
+        "rollout.max_response_tokens=64",
+    )
     group = TrainerGroup(config, launcher, call_timeout_s=60)
     lengths = [(3, (5, 9)), (4, (30, 2)), (2, (7, 7)), (5, (40, 1)), (1, (3, 16)), (6, (11, 0))]
     samples = [
@@ -189,22 +223,28 @@ def test_a_step_s_samples_are_sent_once_and_every_update_gets_them_with_their_ol
     first = samples[3:8]
     recorded = group.record_old_logprobs(samples)
     assert [sample.old_logprobs for sample in recorded] == [None] * len(samples)
-    group.update(first, step=1)  # sent with it: the policy is pi_old itself; those recorded stay where they are
+    # sent with it: the policy is pi_old itself; those recorded stay where they are
+    group.update(first, step=1)
     found = [sample for rank in launcher.ranks for sample in rank.updates.pop()[1]]
-    assert sorted(len(sample.response_ids) for sample in found) == sorted(len(s.response_ids) for s in first)
+    assert sorted(len(sample.response_ids) for sample in found) == sorted(
+        len(s.response_ids) for s in first
+    )
     assert [sample.old_logprobs for sample in found] == [None] * len(found)
     for step in range(2):
         group.update(recorded[6 * step : 6 * step + 6], step=1)
     updates = [[rank.updates[i] for rank in launcher.ranks] for i in range(2)]
     for i, update in enumerate(updates):
-        found = sorted((s.group_id, len(s.response_ids), s.advantage) for _, own in update for s in own)
+        found = sorted(
+            (s.group_id, len(s.response_ids), s.advantage) for _, own in update for s in own
+        )
         wanted = [s for s in recorded[6 * i : 6 * i + 6] if s.response_ids]
         assert found == sorted((s.group_id, len(s.response_ids), s.advantage) for s in wanted)
         for own in (s for _, samples in update for s in samples):
             assert list(own.old_logprobs) == [-float(t) for t in own.response_ids]
             assert list(own.engine_logprobs) == [1.0 - t for t in own.response_ids]
             assert list(own.mask) == [1] * len(own.response_ids)
-    assert any(moved is not None for update in updates for moved, _ in update)  # other ranks score than update
+    # other ranks score than update
+    assert any(moved is not None for update in updates for moved, _ in update)
     assert [rank.stored for rank in launcher.ranks] == [2, 2, 2]
     group.record_old_logprobs(samples)
     with pytest.raises(ValueError, match="newest batch only"):

@@ -14,7 +14,10 @@ from helpers.paths import ROOT
 from helpers.tiny_runs import CONFIGS, contents, differences
 
 KILLS = int(os.environ.get("DAPO_RAY_KILLS", "0"))
-pytestmark = [pytest.mark.ray, pytest.mark.skipif(not KILLS, reason="minutes: set DAPO_RAY_KILLS=10")]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.skipif(not KILLS, reason="minutes: set DAPO_RAY_KILLS=10"),
+]
 EPISODES = (
     "environment=helpers.environments:Digits",
     "environment.max_observation_tokens=24",
@@ -40,7 +43,10 @@ OPTIONS = (
     "train.keep_checkpoints=9",
     "train.eval_every=2",
 )
-ENVIRONMENT = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}", "PYTHONWARNINGS": "error"}
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}",
+    "PYTHONWARNINGS": "error",
+}
 LIMIT_S = 240
 
 
@@ -50,7 +56,11 @@ def begin(run: Path, variant: str) -> "subprocess.Popen[bytes]":
     arguments = ["resume", str(run)] if (run / "config.yaml").exists() else new
     with run.with_name(f"{run.name}.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "dapo", *arguments], env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True
+            [sys.executable, "-m", "dapo", *arguments],
+            env=ENVIRONMENT,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
 
 
@@ -60,20 +70,30 @@ def lines(run: Path) -> int:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened(tmp_path: Path, variant: str) -> None:
+def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened(
+    tmp_path: Path, variant: str
+) -> None:
     whole = begin(tmp_path / "whole", variant)
     assert whole.wait(LIMIT_S) == 0, (tmp_path / "whole.log").read_text()
-    expected, chance, killed, number = contents(tmp_path / "whole"), random.Random(0), 0, 0
+    expected = contents(tmp_path / "whole")
+    chance = random.Random(0)
+    killed = 0
+    number = 0
     while killed < KILLS:
-        run, number = tmp_path / f"run{number}", number + 1
+        run = tmp_path / f"run{number}"
+        number = number + 1
         code = -1
         while code != 0:
-            process, before = begin(run, variant), lines(run)
-            wanted, more, until = before + chance.randint(0, 2), chance.uniform(0, 0.6), time.monotonic() + LIMIT_S
+            process = begin(run, variant)
+            before = lines(run)
+            wanted = before + chance.randint(0, 2)
+            more = chance.uniform(0, 0.6)
+            until = time.monotonic() + LIMIT_S
             while killed < KILLS and process.poll() is None and lines(run) < wanted:
                 assert time.monotonic() < until
                 time.sleep(0.02)
-            time.sleep(more + (8 if wanted == before else 0))  # Ray starts for some seconds before the first step
+            # Ray starts for some seconds before the first step
+            time.sleep(more + (8 if wanted == before else 0))
             if killed < KILLS and process.poll() is None:
                 os.kill(process.pid, signal.SIGKILL)
                 killed += 1

@@ -1,4 +1,6 @@
-"""Laws of workers on Ray, on a real cluster of several nodes on this machine: places, weights, losses, newcomers."""
+"""Laws of workers on Ray, on a real cluster of several nodes on this machine: places, weights,
+losses, newcomers.
+"""
 
 import json
 import os
@@ -62,7 +64,9 @@ def cluster() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as environment:
         for name, value in {**dict.fromkeys(PRESTART, "0"), **SECRETS}.items():
             environment.setenv(name, value)
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": HEAD_CPUS, "include_dashboard": False})
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": HEAD_CPUS, "include_dashboard": False}
+        )
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         yield cluster
         ray.shutdown()
@@ -74,7 +78,9 @@ def start_in(cluster: Any, tmp_path: Path) -> Iterator[Callable[..., RayLauncher
     made: list[RayLauncher] = []
 
     def make(timeout_s: float, **options: Any) -> RayLauncher:
-        made.append(RayLauncher(tmp_path / "logs", timeout_s=timeout_s, address=cluster.address, **options))
+        made.append(
+            RayLauncher(tmp_path / "logs", timeout_s=timeout_s, address=cluster.address, **options)
+        )
         return made[-1]
 
     yield make
@@ -91,7 +97,9 @@ def launcher(start_in: Callable[..., RayLauncher]) -> RayLauncher:
 def wait_for_free_cpus(cpus: float) -> None:
     """Wait until the cluster has so many CPUs free."""
     wait_until(
-        lambda: round(ray.available_resources().get("CPU", 0), 2) == cpus, timeout_s=15, what=f"{cpus} free CPUs"
+        lambda: round(ray.available_resources().get("CPU", 0), 2) == cpus,
+        timeout_s=15,
+        what=f"{cpus} free CPUs",
     )
 
 
@@ -111,30 +119,45 @@ def test_auto_is_resolved_by_a_machine_of_the_cluster_not_by_the_head(
 ) -> None:
     here = ComputeDevice.of_this_process("auto")
     # this process, the head, gets another processor than the workers
-    monkeypatch.setattr(resolve, "vector_extensions", lambda: ["avx2"] if here.multiplies_bfloat16 else ["avx512_bf16"])
+    monkeypatch.setattr(
+        resolve,
+        "vector_extensions",
+        lambda: ["avx2"] if here.multiplies_bfloat16 else ["avx512_bf16"],
+    )
     assert ComputeDevice.of_this_process("auto").multiplies_bfloat16 is not here.multiplies_bfloat16
     dtype = {True: "bfloat16", False: "float32"}[here.multiplies_bfloat16]
-    assert resolve_auto(tiny("model.dtype=auto", f"launcher=ray:{cluster.address}")).model.dtype == dtype
-    assert resolve_auto(tiny("model.dtype=auto")).model.dtype != dtype  # without a cluster this machine decides
+    assert (
+        resolve_auto(tiny("model.dtype=auto", f"launcher=ray:{cluster.address}")).model.dtype
+        == dtype
+    )
+    # without a cluster this machine decides
+    assert resolve_auto(tiny("model.dtype=auto")).model.dtype != dtype
 
 
 # --- places
 
 
-def test_what_cannot_be_placed_is_named_with_what_there_is(start_in: Callable[..., RayLauncher]) -> None:
+def test_what_cannot_be_placed_is_named_with_what_there_is(
+    start_in: Callable[..., RayLauncher],
+) -> None:
     launcher = start_in(1)
     with pytest.raises(LaunchError) as error:
         launcher.start(["a", "b", "c"], [needing(3), needing(3), needing(1, gpus=2)])
-    assert str(error.value) == (
-        "not enough resources within 1 s for b (3 CPUs) and c (1 CPU, 2 GPUs), "
-        "4 CPUs, 2 GPUs in all; the cluster has 1 node with 4 CPUs (1 free; 4 on the largest node) and 0 GPUs (0 free; "
-        "0 on the largest node)"
+    assert (
+        str(error.value)
+        == "not enough resources within 1 s for b (3 CPUs) and c (1 CPU, 2 GPUs), 4 CPUs, 2 GPUs in"
+        " all; the cluster has 1 node with 4 CPUs (1 free; 4 on the largest node) and 0 GPUs (0"
+        " free; 0 on the largest node)"
     )
 
 
-def test_a_worker_group_gets_all_of_its_bundles_or_none(start_in: Callable[..., RayLauncher]) -> None:
+def test_a_worker_group_gets_all_of_its_bundles_or_none(
+    start_in: Callable[..., RayLauncher],
+) -> None:
     launcher = start_in(1)
-    with pytest.raises(LaunchError, match=r"r0, r1, r2 \(2 CPUs each\), 6 CPUs in all; .*4 CPUs \(4 free"):
+    with pytest.raises(
+        LaunchError, match=r"r0, r1, r2 \(2 CPUs each\), 6 CPUs in all; .*4 CPUs \(4 free"
+    ):
         launcher.start(["r0", "r1", "r2"], [needing(2)] * 3, together=True)
     wait_for_free_cpus(HEAD_CPUS)
     trainer_group = start_in(60).start(["r0", "r1"], [needing(2)] * 2, together=True)
@@ -149,11 +172,24 @@ def test_each_rank_computes_on_the_gpu_of_its_engine_also_after_the_engine_is_re
     try:
         launcher = start_in(120)
         config = tiny(
-            *("launcher=ray:auto", "train.device=cuda", "rollout.engine=vllm", "rollout.vllm.tensor_parallel=2"),
-            *("distributed.gpus_per_process=0.5", "distributed.trainer_ranks=6", "rollout.engines=3"),
+            *(
+                "launcher=ray:auto",
+                "train.device=cuda",
+                "rollout.engine=vllm",
+                "rollout.vllm.tensor_parallel=2",
+            ),
+            *(
+                "distributed.gpus_per_process=0.5",
+                "distributed.trainer_ranks=6",
+                "rollout.engines=3",
+            ),
             "train.threads=1",
         )
-        made = {"factory": COUNTING_WORKER.factory, "options": {}, "environment": COUNTING_WORKER.environment}
+        made = {
+            "factory": COUNTING_WORKER.factory,
+            "options": {},
+            "environment": COUNTING_WORKER.environment,
+        }
         specs = [replace(spec, **made) for spec in engine_specs(config, launcher.nodes)]
         engines = launcher.start([f"engine-{i}" for i in range(3)], specs)
         ranks = [replace(spec, **made) for spec in trainer_specs(config, launcher.nodes)]
@@ -162,7 +198,9 @@ def test_each_rank_computes_on_the_gpu_of_its_engine_also_after_the_engine_is_re
         found = [engine.call("gpus").result(120) for engine in engines]
         assert len({gpu for gpus in found for gpu in gpus}) == 6
         assert [len({gpu.split("/")[0] for gpu in gpus}) for gpus in found] == [1, 1, 1]
-        assert [trainer.call("gpus").result(120) for trainer in trainers] == [[gpu] for gpus in found for gpu in gpus]
+        assert [trainer.call("gpus").result(120) for trainer in trainers] == [
+            [gpu] for gpus in found for gpu in gpus
+        ]
         engines[1].kill()
         (again,) = launcher.start(["engine-1"], specs[:1])
         assert again.call("gpus").result(120) == found[1]
@@ -172,11 +210,14 @@ def test_each_rank_computes_on_the_gpu_of_its_engine_also_after_the_engine_is_re
             cluster.remove_node(node)
 
 
-def test_a_worker_groups_placement_group_is_removed_with_its_last_worker(launcher: RayLauncher) -> None:
+def test_a_worker_groups_placement_group_is_removed_with_its_last_worker(
+    launcher: RayLauncher,
+) -> None:
     trainer_group = launcher.start(["r0", "r1"], [needing(2)] * 2, together=True)
     os.kill(trainer_group[0].pid, signal.SIGKILL)
     with pytest.raises(
-        WorkerDied, match=rf"r0 \(process {trainer_group[0].pid} on node [\d.]+\) is gone: its worker process"
+        WorkerDied,
+        match=rf"r0 \(process {trainer_group[0].pid} on node [\d.]+\) is gone: its worker process",
     ):
         trainer_group[0].call("add", 1).result(120)
     trainer_group[1].kill()
@@ -199,11 +240,15 @@ def test_another_interpreter_is_used(launcher: RayLauncher, tmp_path: Path) -> N
 # --- weights
 
 
-def test_weights_reach_a_worker_that_reads_no_files_of_this_machine(start_in: Callable[..., RayLauncher]) -> None:
+def test_weights_reach_a_worker_that_reads_no_files_of_this_machine(
+    start_in: Callable[..., RayLauncher],
+) -> None:
     launcher = start_in(60, use_shared_memory=False)
     worker = start(launcher)
     read_weights(launcher, worker)
-    path = worker.call("source", launcher.publish_weights(Weights({"a": torch.ones(2)}), 4)).result(120)
+    path = worker.call("source", launcher.publish_weights(Weights({"a": torch.ones(2)}), 4)).result(
+        120
+    )
     assert Path(path).parent.name.startswith(PREFIX)
     assert not Path(path).parent.exists()  # nobody reads it any more
 
@@ -219,11 +264,14 @@ def test_a_lost_node_takes_its_workers_and_a_new_node_starts_a_waiting_worker(
     future = worker.call("sleep", 60)
     cluster.remove_node(leaving, allow_graceful=False)
     with pytest.raises(
-        WorkerDied, match=r"big \(process \d+ on node [\d.]+\) is (gone: its (node|worker)|out of reach)"
+        WorkerDied,
+        match=r"big \(process \d+ on node [\d.]+\) is (gone: its (node|worker)|out of reach)",
     ):
         future.result(60)
     replacement: Future[Any] = Future()
-    threading.Thread(target=lambda: replacement.set_result(launcher.start(["big"], [needing(8)])[0])).start()
+    threading.Thread(
+        target=lambda: replacement.set_result(launcher.start(["big"], [needing(8)])[0])
+    ).start()
     time.sleep(0.5)
     assert not replacement.done()
     joining = cluster.add_node(num_cpus=8)
@@ -273,10 +321,15 @@ def run_program(tmp_path: Path, address: str) -> "subprocess.Popen[str]":
 
 def stranger(address: str) -> "subprocess.CompletedProcess[str]":
     """Someone who reaches the cluster's port and has another secret."""
-    program = "import sys, ray; from ray._raylet import GcsClient; print(GcsClient(sys.argv[1]).get_all_node_info())"
+    program = (
+        "import sys, ray; from ray._raylet import GcsClient;"
+        " print(GcsClient(sys.argv[1]).get_all_node_info())"
+    )
     environment = PROGRAM_ENVIRONMENT | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
     command = [sys.executable, "-c", program, address]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
 
 
 def session_processes(session: str) -> list[int]:
@@ -328,14 +381,18 @@ def test_a_cluster_of_the_runs_own_ends_with_it(tmp_path: Path, is_killed: bool)
 
 def test_a_cluster_that_cannot_be_joined_is_an_error_that_names_the_address() -> None:
     program = (
-        "import sys, pathlib; from dapo.distributed.ray.launcher import RayLauncher; from dapo.core.errors import *\n"
-        "for address in sys.argv[1:]:\n"
-        "    try: RayLauncher(pathlib.Path('.'), timeout_s=1, address=address).nodes\n"
-        "    except LaunchError as error: print(error)"
+        "import sys, pathlib; from dapo.distributed.ray.launcher import RayLauncher; from"
+        " dapo.core.errors import *\nfor address in sys.argv[1:]:\n    try:"
+        " RayLauncher(pathlib.Path('.'), timeout_s=1, address=address).nodes\n    except"
+        " LaunchError as error: print(error)"
     )
     addresses = ["127.0.0.1:1", "ray://127.0.0.1:1"]
     result = subprocess.run(
-        [sys.executable, "-c", program, *addresses], capture_output=True, text=True, env=PROGRAM_ENVIRONMENT, check=True
+        [sys.executable, "-c", program, *addresses],
+        capture_output=True,
+        text=True,
+        env=PROGRAM_ENVIRONMENT,
+        check=True,
     )
     unused, client = result.stdout.splitlines()
     assert "launcher=ray:127.0.0.1:1 could not be joined" in unused
@@ -380,10 +437,14 @@ class HookedEngine:
     """An engine with something that happens before some of its polls."""
 
     def __init__(self, engine: EnginePool, faults: dict[int, Callable[[], None]]) -> None:
-        self._engine, self._faults, self._polls = engine, faults, 0
+        self._engine = engine
+        self._faults = faults
+        self._polls = 0
         self.drop_weights = engine.drop_weights
-        self.load_weights, self.submit = engine.load_weights, engine.submit
-        self.abort, self.close = engine.abort, engine.close
+        self.load_weights = engine.load_weights
+        self.submit = engine.submit
+        self.abort = engine.abort
+        self.close = engine.close
 
     def poll(self) -> list[Generation]:
         self._faults.pop(self._polls, lambda: None)()
@@ -400,7 +461,9 @@ def trained(path: Path, engine: RolloutEngine) -> dict[str, Any]:
     return contents(path)
 
 
-def test_a_killed_engine_and_a_node_lost_in_mid_step_change_nothing_of_a_run(cluster: Any, tmp_path: Path) -> None:
+def test_a_killed_engine_and_a_node_lost_in_mid_step_change_nothing_of_a_run(
+    cluster: Any, tmp_path: Path
+) -> None:
     specs = [engine_spec("HistoryDependentEngine", slots=4, vocabulary=len(TINY_VOCABULARY))] * 2
     local = LightLauncher(tmp_path / "local-logs")
     expected = trained(tmp_path / "local", EnginePool(local, specs, log=print))
@@ -408,7 +471,8 @@ def test_a_killed_engine_and_a_node_lost_in_mid_step_change_nothing_of_a_run(clu
 
     second = cluster.add_node(num_cpus=1)
     launcher = TrackingRayLauncher(tmp_path / "logs", timeout_s=60, address=cluster.address)
-    holder = launcher.start(["holder"], [needing(HEAD_CPUS - 1)])[0]  # so that each engine is on another node
+    # so that each engine is on another node
+    holder = launcher.start(["holder"], [needing(HEAD_CPUS - 1)])[0]
     messages: list[str] = []
     engine = EnginePool(launcher, specs, log=messages.append)
 
@@ -417,7 +481,9 @@ def test_a_killed_engine_and_a_node_lost_in_mid_step_change_nothing_of_a_run(clu
         engines = [launcher.running[name].pid for name in ("engine-0", "engine-1")]
         cluster.remove_node(second, allow_graceful=False)
         # a worker outlives its node for a moment, in which a fast run may end
-        wait_until(lambda: not all(map(is_alive, engines)), what="the end of the engine of the lost node")
+        wait_until(
+            lambda: not all(map(is_alive, engines)), what="the end of the engine of the lost node"
+        )
 
     faults = {12: lambda: os.kill(launcher.running["engine-0"].pid, signal.SIGKILL), 30: leave}
     found = trained(tmp_path / "ray", HookedEngine(engine, faults))
@@ -457,7 +523,8 @@ def wait_for_first_checkpoint(run: Path, is_running: Callable[[], bool]) -> None
 def test_a_ray_run_with_a_killed_trainer_rank_ends_like_a_local_one(
     cluster: Any, local_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, is_done = tmp_path / "ray", threading.Event()
+    run = tmp_path / "ray"
+    is_done = threading.Event()
 
     def kill_a_rank() -> None:
         wait_for_first_checkpoint(run, lambda: not is_done.is_set())
@@ -466,7 +533,9 @@ def test_a_ray_run_with_a_killed_trainer_rank_ends_like_a_local_one(
     killer = threading.Thread(target=kill_a_rank)
     killer.start()
     try:
-        start_run(tiny(*TWO_RANKS, f"launcher=ray:{cluster.address}"), run_dir=run, config_name="tiny")
+        start_run(
+            tiny(*TWO_RANKS, f"launcher=ray:{cluster.address}"), run_dir=run, config_name="tiny"
+        )
     finally:
         is_done.set()
         killer.join()
@@ -478,12 +547,15 @@ def test_a_ray_run_with_a_killed_trainer_rank_ends_like_a_local_one(
 def test_a_ray_run_whose_driver_is_killed_is_resumed_and_ends_like_a_local_one(
     cluster: Any, local_run: Path, tmp_path: Path
 ) -> None:
-    run, errors = tmp_path / "ray", tmp_path / "errors"
+    run = tmp_path / "ray"
+    errors = tmp_path / "errors"
     overrides = [*TWO_RANKS, f"launcher=ray:{cluster.address}"]
     command = ["train", str(CONFIGS / "tiny.yaml"), *overrides, "--run-dir", str(run)]
     with (
         open(errors, "w") as file,
-        subprocess.Popen([sys.executable, "-m", "dapo", *command], env=PROGRAM_ENVIRONMENT, stderr=file) as driver,
+        subprocess.Popen(
+            [sys.executable, "-m", "dapo", *command], env=PROGRAM_ENVIRONMENT, stderr=file
+        ) as driver,
     ):
         wait_for_first_checkpoint(run, lambda: driver.poll() is None)
         assert driver.poll() is None, errors.read_text()
@@ -491,7 +563,11 @@ def test_a_ray_run_whose_driver_is_killed_is_resumed_and_ends_like_a_local_one(
     wait_for_free_cpus(HEAD_CPUS)
     resume_run(run, ["rollout.engines=1"])  # the ranks' weights reach an engine in another process
     assert differences(contents(run), contents(local_run)) == []
-    assert {path.name for path in (run / "logs").iterdir()} == {"engine-0.log", "trainer-0.log", "trainer-1.log"}
+    assert {path.name for path in (run / "logs").iterdir()} == {
+        "engine-0.log",
+        "trainer-0.log",
+        "trainer-1.log",
+    }
 
 
 @pytest.mark.timeout(900)  # 50 s alone, four runs
@@ -501,7 +577,10 @@ def test_a_ray_run_that_predicts_signals_decides_and_trains_as_a_local_one(
 ) -> None:
     options = (*EVENTFUL, f"dynamic_sampling.predict={predict}", "dynamic_sampling.weights=inverse")
     options = (*options, "rollout.engines=2", "distributed.trainer_ranks=2", "train.num_steps=4")
-    runs = {launcher: tmp_path / launcher.partition(":")[0] for launcher in ("local", f"ray:{cluster.address}")}
+    runs = {
+        launcher: tmp_path / launcher.partition(":")[0]
+        for launcher in ("local", f"ray:{cluster.address}")
+    }
     for launcher, run in runs.items():
         start_run(tiny(*options, f"launcher={launcher}"), run_dir=run, config_name="tiny")
     expected, found = map(contents, runs.values())
@@ -517,5 +596,8 @@ def test_a_run_on_two_addresses_names_what_carries_no_secret_before_its_first_st
     options = ("rollout.engines=1", "train.num_steps=1", f"launcher=ray:{cluster.address}")
     start_run(tiny(*options), run_dir=tmp_path / "run", config_name="tiny")
     cluster.remove_node(node)
-    note, step = "this run uses 2 machines, and connections between them carry no secret: Ray, which runs", "step 1/1"
-    assert next(line for line in capsys.readouterr().out.splitlines() if note in line or step in line).startswith(note)
+    note = "this run uses 2 machines, and connections between them carry no secret: Ray, which runs"
+    step = "step 1/1"
+    assert next(
+        line for line in capsys.readouterr().out.splitlines() if note in line or step in line
+    ).startswith(note)

@@ -16,7 +16,10 @@ from helpers.tiny_runs import CONFIGS, contents, differences, metrics
 
 pytestmark = [
     pytest.mark.slurm,
-    pytest.mark.skipif(bool(missing()), reason=f"Slurm is not installed here: no {', '.join(missing())} (slurm-wlm)"),
+    pytest.mark.skipif(
+        bool(missing()),
+        reason=f"Slurm is not installed here: no {', '.join(missing())} (slurm-wlm)",
+    ),
 ]
 
 FAKE_SLURM = TESTS / "helpers" / "fake_slurm"
@@ -32,8 +35,12 @@ def cluster() -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def job_near_time_limit(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, str]:
-    """A job that waits for its time limit of a minute, beside the other tests, with a stand-in for dapo."""
+def job_near_time_limit(
+    cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Job, str]:
+    """A job that waits for its time limit of a minute, beside the other tests, with a stand-in for
+    dapo.
+    """
     folder = tmp_path_factory.mktemp("limit")
     job = Job(
         run_dir=folder / "run",
@@ -51,7 +58,11 @@ def job_near_time_limit(cluster: SlurmCluster, tmp_path_factory: pytest.TempPath
 
 def dapo(cluster: SlurmCluster, *arguments: str) -> str:
     answer = subprocess.run(
-        [sys.executable, "-m", "dapo", *arguments], env=cluster.environment, capture_output=True, text=True, timeout=100
+        [sys.executable, "-m", "dapo", *arguments],
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
@@ -73,10 +84,12 @@ def output_of(run: Path, number: str) -> str:
 def test_a_job_signalled_before_its_time_limit_is_requeued_and_ends_like_any_other(
     cluster: SlurmCluster, tmp_path: Path
 ):
-    whole, run = tmp_path / "whole", tmp_path / "a run's $HOME 100%j"
+    whole = tmp_path / "whole"
+    run = tmp_path / "a run's $HOME 100%j"
     number = submit(cluster, run, *RUN, "--cpus-per-node", "1", "--time", "1:00:00")
     wait_until(lambda: steps_of(run) >= 3, timeout_s=100)
-    cluster.run_command("scancel", "--batch", "--signal=USR1", number)  # what `--signal=B:USR1@120` does at its time
+    # what `--signal=B:USR1@120` does at its time
+    cluster.run_command("scancel", "--batch", "--signal=USR1", number)
     cluster.wait_for_job(number, "PENDING")
     assert 3 <= steps_of(run) < 26
     wait_until(lambda: cluster.node_states() == ["idle", "idle"], timeout_s=100)
@@ -94,7 +107,9 @@ def test_a_job_signalled_before_its_time_limit_is_requeued_and_ends_like_any_oth
 
 def test_two_nodes_train_with_ray_and_leave_nothing_behind(cluster: SlurmCluster, tmp_path: Path):
     run = tmp_path / "run"
-    number = submit(cluster, run, "train.num_steps=2", "train.threads=1", "--nodes", "2", "--cpus-per-node", "2")
+    number = submit(
+        cluster, run, "train.num_steps=2", "train.threads=1", "--nodes", "2", "--cpus-per-node", "2"
+    )
     cluster.wait_for_job(number, "COMPLETED")
     assert steps_of(run) == 3
     assert "launcher: ray" in (run / "config.yaml").read_text()
@@ -105,7 +120,9 @@ def test_two_nodes_train_with_ray_and_leave_nothing_behind(cluster: SlurmCluster
     assert not list((tmp_path / "run.slurm").glob("*token*"))
 
 
-def test_a_job_that_is_stopped_saves_and_a_failing_one_keeps_its_exit_code(cluster: SlurmCluster, tmp_path: Path):
+def test_a_job_that_is_stopped_saves_and_a_failing_one_keeps_its_exit_code(
+    cluster: SlurmCluster, tmp_path: Path
+):
     run = tmp_path / "run"
     number = submit(cluster, run, *RUN, "--cpus-per-node", "1")
     wait_until(lambda: steps_of(run) >= 2, timeout_s=100)

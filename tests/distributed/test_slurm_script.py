@@ -1,5 +1,6 @@
-"""`dapo submit`: what it writes, and what its script does, with a few lines of shell as Slurm's commands
-(tests/helpers/fake_slurm); tests/distributed/test_slurm_cluster.py has a real Slurm."""
+"""`dapo submit`: what it writes, and what its script does, with a few lines of shell as Slurm's
+commands (tests/helpers/fake_slurm); tests/distributed/test_slurm_cluster.py has a real Slurm.
+"""
 
 import os
 import re
@@ -62,7 +63,12 @@ class FakeAllocation:
         }
         return subprocess.Popen(
             ["bash", str(script)],
-            env={**os.environ, **slurm, **self.environment, "PATH": f"{FAKE_SLURM}:{os.environ['PATH']}"},
+            env={
+                **os.environ,
+                **slurm,
+                **self.environment,
+                "PATH": f"{FAKE_SLURM}:{os.environ['PATH']}",
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -144,7 +150,11 @@ def test_the_script_asks_slurm_for_what_the_command_line_asks_for(tmp_path: Path
 def test_without_a_number_of_cpus_whole_nodes_are_asked_for(tmp_path: Path):
     lines = batch_script(a_job(tmp_path), Allocation()).splitlines()
     assert {"#SBATCH --exclusive", "#SBATCH --mem=0"} <= set(lines)
-    assert not [line for line in lines if line.startswith(("#SBATCH --time", "#SBATCH --gpus", "#SBATCH --cpus"))]
+    assert not [
+        line
+        for line in lines
+        if line.startswith(("#SBATCH --time", "#SBATCH --gpus", "#SBATCH --cpus"))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +176,9 @@ def test_time_limits_are_read_as_slurm_reads_them(time_limit: str, seconds: floa
 
 @pytest.mark.parametrize("time_limit", ["", "2h", "1:2:3:4", "2-", "-5", "1.5", "12:00:00 ", "1\n"])
 def test_other_times_are_refused_with_the_forms_that_there_are(time_limit: str):
-    with pytest.raises(ConfigError, match=r"^--time .*: expected MINUTES, .* for example 12:00:00 or 2-0$"):
+    with pytest.raises(
+        ConfigError, match=r"^--time .*: expected MINUTES, .* for example 12:00:00 or 2-0$"
+    ):
         seconds_of(time_limit)
 
 
@@ -197,7 +209,9 @@ def test_every_value_reaches_dapo_as_it_was_typed(tmp_path: Path):
     overrides = (f"data.system={NASTY}", "data.instruction=two\nlines", "a=*")
     allocated = FakeAllocation(a_job(folder, overrides=overrides), environment={"DAPO": "0"})
     assert allocated.run() == (0, "")
-    words = " ".join(["-m dapo train", str(folder / "run.slurm/config.yaml"), "--run-dir", str(folder / "run")])
+    words = " ".join(
+        ["-m dapo train", str(folder / "run.slurm/config.yaml"), "--run-dir", str(folder / "run")]
+    )
     assert allocated.log.read_text().split(" ", 1)[1] == f"{words} {' '.join(overrides)}\n"
     assert not list(tmp_path.rglob("pwned"))
 
@@ -220,14 +234,18 @@ def test_one_node_trains_without_ray_and_keeps_the_exit_code(tmp_path: Path):
         allocated = FakeAllocation(a_job(tmp_path), environment={"DAPO": code})
         assert allocated.run()[0] == int(code)
         shutil.rmtree(tmp_path / "run")
-    assert {call.split(" --")[0] for call in allocated.calls} == {f"-m dapo train {tmp_path}/run.slurm/config.yaml"}
+    assert {call.split(" --")[0] for call in allocated.calls} == {
+        f"-m dapo train {tmp_path}/run.slurm/config.yaml"
+    }
     assert not allocated.is_requeued
     assert sorted(path.name for path in (tmp_path / "run.slurm").iterdir()) == ["job.sh"]
 
 
 def test_a_run_that_is_there_is_continued(tmp_path: Path):
     new_run(tmp_path / "run")
-    allocated = FakeAllocation(a_job(tmp_path, overrides=("train.num_steps=9",)), environment={"DAPO": "0"})
+    allocated = FakeAllocation(
+        a_job(tmp_path, overrides=("train.num_steps=9",)), environment={"DAPO": "0"}
+    )
     assert allocated.run()[0] == 0
     assert allocated.calls == [f"-m dapo resume {tmp_path}/run train.num_steps=9"]
 
@@ -258,17 +276,24 @@ def test_a_run_that_finishes_no_step_within_the_limit_is_not_started_for_ever(tm
 
 
 def test_several_nodes_get_a_ray_with_a_token_and_nothing_of_it_is_left(tmp_path: Path):
-    allocated = FakeAllocation(a_job(tmp_path, nodes=3, start_timeout_s=77), nodes=3, environment={"DAPO": "saves"})
+    allocated = FakeAllocation(
+        a_job(tmp_path, nodes=3, start_timeout_s=77), nodes=3, environment={"DAPO": "saves"}
+    )
     code, output = allocated.run_and_signal(signal.SIGUSR1)
     assert (code, allocated.is_requeued) == (143, True), output
     token, head, *others = allocated.calls
     assert token.startswith("-c")
-    temporary = next(word for word in head.split() if word.startswith("--temp-dir=")).removeprefix("--temp-dir=")
+    temporary = next(word for word in head.split() if word.startswith("--temp-dir=")).removeprefix(
+        "--temp-dir="
+    )
     assert "--head --port=0" in head
     assert head.endswith("--num-cpus=1 --num-gpus=0")
     workers = [call for call in others if "--address=10.0.0.1:4321" in call]
     assert len(workers) == 2
-    train = f"-m dapo train {tmp_path}/run.slurm/config.yaml --run-dir {tmp_path}/run launcher=ray:10.0.0.1:4321"
+    train = (
+        f"-m dapo train {tmp_path}/run.slurm/config.yaml --run-dir {tmp_path}/run"
+        " launcher=ray:10.0.0.1:4321"
+    )
     node_wait = next(call for call in others if "wait_for_nodes" in call)
     assert others.index(train) > others.index(node_wait)  # the workers start beside both
     node_wait = node_wait.split()
@@ -290,7 +315,9 @@ def test_several_nodes_get_a_ray_with_a_token_and_nothing_of_it_is_left(tmp_path
 def test_a_ray_that_does_not_come_is_an_error_with_the_path_of_its_logs(
     tmp_path: Path, environment: dict[str, str], message: str
 ):
-    allocated = FakeAllocation(a_job(tmp_path, nodes=2), nodes=2, environment={"DAPO": "0", **environment})
+    allocated = FakeAllocation(
+        a_job(tmp_path, nodes=2), nodes=2, environment={"DAPO": "0", **environment}
+    )
     code, output = allocated.run()
     assert (code, message in output) == (1, True), output
     assert not [call for call in allocated.calls if call.startswith("-m dapo train")]
@@ -315,7 +342,9 @@ def test_what_is_to_be_set_up_runs_first_and_the_job_ends_where_it_fails(tmp_pat
 
 
 @pytest.mark.ray
-def test_two_nodes_that_are_this_machine_train_with_a_real_ray_that_is_gone_afterwards(tmp_path: Path):
+def test_two_nodes_that_are_this_machine_train_with_a_real_ray_that_is_gone_afterwards(
+    tmp_path: Path,
+):
     pytest.importorskip("ray")
     job = a_job(tmp_path, nodes=2, python=Path(sys.executable), start_timeout_s=120)
     job.folder.mkdir()
@@ -352,7 +381,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def test_submit_writes_script_and_config_next_to_the_run_and_prints_their_paths(
     capsys: pytest.CaptureFixture[str], on_a_cluster: Path
 ):
-    code, out, err = run(capsys, "submit", TINY, "train.num_steps=3", "--run-dir", "runs/a", "--time", "1:00:00")
+    code, out, err = run(
+        capsys, "submit", TINY, "train.num_steps=3", "--run-dir", "runs/a", "--time", "1:00:00"
+    )
     assert (code, err) == (0, "")
     folder = on_a_cluster / "runs" / "a.slurm"
     assert out.splitlines()[0] == f"job 17: 1 node, run {on_a_cluster}/runs/a"
@@ -368,7 +399,9 @@ def test_submit_writes_script_and_config_next_to_the_run_and_prints_their_paths(
     assert f"was submitted already, as job 17; submit it again with `sbatch {folder}/job.sh`" in err
 
 
-def test_a_run_is_submitted_to_be_continued_with_other_options(capsys: pytest.CaptureFixture[str], on_a_cluster: Path):
+def test_a_run_is_submitted_to_be_continued_with_other_options(
+    capsys: pytest.CaptureFixture[str], on_a_cluster: Path
+):
     made = on_a_cluster / "runs" / "a"
     new_run(made)
     code, _, err = run(capsys, "submit", TINY, "--run-dir", str(made))
@@ -389,7 +422,9 @@ def test_a_dry_run_prints_the_script_and_needs_no_slurm(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    code, out, err = run(capsys, "submit", TINY, "--nodes", "2", "--setup", "module load cuda", "--dry-run")
+    code, out, err = run(
+        capsys, "submit", TINY, "--nodes", "2", "--setup", "module load cuda", "--dry-run"
+    )
     assert (code, err) == (0, "")
     assert out.startswith("#!/bin/bash\n#SBATCH --job-name=dapo-tiny-")
     assert "\nmodule load cuda\n" in out
@@ -428,8 +463,10 @@ def test_an_error_of_sbatch_is_shown_and_the_same_command_may_be_tried_again(
     code, _, err = run(capsys, *command)
     assert (code, err) == (
         1,
-        "error: sbatch refused the job: sbatch: error: invalid partition specified: gpu; the script is "
-        f"{on_a_cluster}/a.slurm/job.sh\n",
+        (
+            "error: sbatch refused the job: sbatch: error: invalid partition specified: gpu; the"
+            f" script is {on_a_cluster}/a.slurm/job.sh\n"
+        ),
     )
     monkeypatch.delenv("SBATCH_REFUSES")
     assert run(capsys, *command)[0] == 0

@@ -1,4 +1,6 @@
-"""Laws of a group of trainer ranks: a run on two is the run on one, and a lost rank costs nothing but time."""
+"""Laws of a group of trainer ranks: a run on two is the run on one, and a lost rank costs nothing
+but time.
+"""
 
 import gc
 import os
@@ -31,8 +33,8 @@ STEPS = 5
 
 
 def config_of(model: Path, *overrides: str) -> Config:
-    """Two passes of two updates a step, gradients clipped, checkpoints on the way; the divergence to a reference that
-    moves is in the reward, and the weight of the entropy follows it.
+    """Two passes of two updates a step, gradients clipped, checkpoints on the way; the divergence
+    to a reference that moves is in the reward, and the weight of the entropy follows it.
     """
     return tiny(
         f"model.name={model}",
@@ -73,12 +75,18 @@ def final_weights(run: Path) -> dict[str, Tensor]:
 def checkpoint_files(run: Path) -> dict[str, bytes]:
     """The files of the last checkpoint; without those that hold the wall time, or its checksum."""
     folder = run / "checkpoints" / f"step_{STEPS:06d}"
-    paths = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("state.json", "manifest.json")]
+    paths = [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in ("state.json", "manifest.json")
+    ]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def assert_same_run(found: Path, expected: Path) -> None:
-    """Metrics and weights to 1e-8; what ranks compute twice depends on how a group is cut for them."""
+    """Metrics and weights to 1e-8; what ranks compute twice depends on how a group is cut for
+    them.
+    """
     for row, other in zip(metrics(found), metrics(expected), strict=True):
         assert row.keys() == other.keys()
         for name, value in other.items():
@@ -103,7 +111,11 @@ def test_a_controller_without_policy_or_engine_holds_no_weights_and_the_run_is_t
     runs: dict[int, Path], float64_model: Path, tmp_path: Path
 ) -> None:
     def parameters() -> set[int]:
-        return {id(found) for found in gc.get_objects() if type(found) is torch.nn.Parameter and not found.is_meta}
+        return {
+            id(found)
+            for found in gc.get_objects()
+            if type(found) is torch.nn.Parameter and not found.is_meta
+        }
 
     gc.collect()
     before = parameters()
@@ -136,7 +148,9 @@ def test_the_controller_has_the_weights_where_it_needs_them(
     assert device_for_inputs(tiny("train.device=cpu", *options), training=training) == device
 
 
-def test_the_export_of_a_run_on_two_ranks_is_that_of_one(runs: dict[int, Path], tmp_path: Path) -> None:
+def test_the_export_of_a_run_on_two_ranks_is_that_of_one(
+    runs: dict[int, Path], tmp_path: Path
+) -> None:
     for size, run in runs.items():
         export_run(run, tmp_path / str(size), step=None)
     one, two = (load_file(tmp_path / str(size) / "model.safetensors") for size in (1, 2))
@@ -183,7 +197,9 @@ class after_step:
     """While the body runs: do something once a step's line is in the metrics."""
 
     def __init__(self, step: int, run: Path, action: Callable[[], None]) -> None:
-        self._step, self._run, self._action = step, run, action
+        self._step = step
+        self._run = run
+        self._action = action
         self._thread = threading.Thread(target=self._watch)
         self._stop = threading.Event()
 
@@ -203,7 +219,9 @@ class after_step:
 
 
 def trainers() -> list[int]:
-    """Process ids of this process's living trainer ranks, in their order; other tests keep engines of their own."""
+    """Process ids of this process's living trainer ranks, in their order; other tests keep engines
+    of their own.
+    """
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -253,7 +271,9 @@ class FakeLauncher:
     def __init__(self, *answers: dict[str, Any]) -> None:
         self.workers = [FakeWorker(f"trainer-{i}", given) for i, given in enumerate(answers)]
 
-    def start(self, names: Sequence[str], specs: Sequence[object], *, together: bool = False) -> list[FakeWorker]:
+    def start(
+        self, names: Sequence[str], specs: Sequence[object], *, together: bool = False
+    ) -> list[FakeWorker]:
         assert together
         assert list(names) == [worker.name for worker in self.workers]
         return self.workers
@@ -277,7 +297,9 @@ def trainer_group_of() -> Iterator[Callable[..., tuple[TrainerGroup, FakeLaunche
 ANSWER = ({"loss/policy": 1.0}, 0)
 
 
-def test_a_rank_that_hangs_ends_the_trainer_group_within_the_timeout_and_is_named(trainer_group_of: Any) -> None:
+def test_a_rank_that_hangs_ends_the_trainer_group_within_the_timeout_and_is_named(
+    trainer_group_of: Any,
+) -> None:
     trainer_group, launcher = trainer_group_of({"update": ANSWER}, {"update": None})
     with pytest.raises(TrainerLost, match=r"^trainer-1 gave no answer within 0\.2 s"):
         trainer_group.update(groups_of([(3, (4, 4))]), step=1)
@@ -286,7 +308,9 @@ def test_a_rank_that_hangs_ends_the_trainer_group_within_the_timeout_and_is_name
         trainer_group.weights(version=1)
 
 
-def test_a_dead_rank_is_reported_even_where_another_fails_first_because_of_it(trainer_group_of: Any) -> None:
+def test_a_dead_rank_is_reported_even_where_another_fails_first_because_of_it(
+    trainer_group_of: Any,
+) -> None:
     trainer_group, launcher = trainer_group_of(
         {"update": WorkerFault("connection reset")}, {"update": WorkerDied("trainer-1 is gone")}
     )
@@ -295,9 +319,13 @@ def test_a_dead_rank_is_reported_even_where_another_fails_first_because_of_it(tr
     assert all(worker.is_killed for worker in launcher.workers)
 
 
-def test_an_error_that_all_ranks_share_is_raised_and_the_trainer_group_goes_on(trainer_group_of: Any) -> None:
+def test_an_error_that_all_ranks_share_is_raised_and_the_trainer_group_goes_on(
+    trainer_group_of: Any,
+) -> None:
     error = NumericsError("not finite")
-    trainer_group, launcher = trainer_group_of({"update": error, "load": 3}, {"update": error, "load": 3})
+    trainer_group, launcher = trainer_group_of(
+        {"update": error, "load": 3}, {"update": error, "load": 3}
+    )
     with pytest.raises(NumericsError, match="not finite"):
         trainer_group.update(groups_of([(3, (4, 4))]), step=1)
     trainer_group.load(Path("somewhere"))
@@ -305,7 +333,9 @@ def test_an_error_that_all_ranks_share_is_raised_and_the_trainer_group_goes_on(t
     assert not any(worker.is_killed for worker in launcher.workers)
 
 
-def test_a_fault_in_the_ranks_is_raised_as_it_is_and_ends_the_trainer_group(trainer_group_of: Any) -> None:
+def test_a_fault_in_the_ranks_is_raised_as_it_is_and_ends_the_trainer_group(
+    trainer_group_of: Any,
+) -> None:
     fault = WorkerFault("ZeroDivisionError: by zero")
     trainer_group, launcher = trainer_group_of({"update": fault}, {"update": fault})
     with pytest.raises(WorkerFault, match="by zero"):
@@ -313,9 +343,12 @@ def test_a_fault_in_the_ranks_is_raised_as_it_is_and_ends_the_trainer_group(trai
     assert all(worker.is_killed for worker in launcher.workers)
 
 
-def test_a_rank_without_memory_is_the_error_where_others_fail_because_of_it(trainer_group_of: Any) -> None:
+def test_a_rank_without_memory_is_the_error_where_others_fail_because_of_it(
+    trainer_group_of: Any,
+) -> None:
     trainer_group, _ = trainer_group_of(
-        {"update": WorkerFault("connection reset")}, {"update": OutOfMemory("lower train.microbatch_tokens")}
+        {"update": WorkerFault("connection reset")},
+        {"update": OutOfMemory("lower train.microbatch_tokens")},
     )
     with pytest.raises(OutOfMemory, match=r"train\.microbatch_tokens"):
         trainer_group.update(groups_of([(3, (4, 4))]), step=1)
@@ -324,15 +357,20 @@ def test_a_rank_without_memory_is_the_error_where_others_fail_because_of_it(trai
 def test_a_disk_that_refuses_a_checkpoint_is_an_os_error_like_in_one_process(
     trainer_group_of: Any, tmp_path: Path
 ) -> None:
-    done, refused = (True, None), (True, "No space left on device")
+    done = (True, None)
+    refused = (True, "No space left on device")
     answers = {"snapshot": ..., "start_writing": ...}
-    trainer_group, launcher = trainer_group_of({**answers, "has_written": done}, {**answers, "has_written": refused})
+    trainer_group, launcher = trainer_group_of(
+        {**answers, "has_written": done}, {**answers, "has_written": refused}
+    )
     with pytest.raises(OSError, match="No space left"):
         trainer_group.save(tmp_path)
     assert not any(worker.is_killed for worker in launcher.workers)
 
 
-def test_a_checkpoint_that_is_never_written_ends_the_trainer_group(trainer_group_of: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_never_written_ends_the_trainer_group(
+    trainer_group_of: Any, tmp_path: Path
+) -> None:
     answers = {"snapshot": ..., "start_writing": ..., "has_written": (False, None)}
     trainer_group, launcher = trainer_group_of(answers, answers)
     with pytest.raises(TrainerLost, match=r"not written a checkpoint within 0\.2 s"):
@@ -350,18 +388,27 @@ def test_weights_that_lie_in_shared_memory_are_handed_on_as_they_are(trainer_gro
     folder.close()
 
 
-def test_weights_come_in_a_message_where_rank_0_runs_on_another_machine(trainer_group_of: Any) -> None:
+def test_weights_come_in_a_message_where_rank_0_runs_on_another_machine(
+    trainer_group_of: Any,
+) -> None:
     from safetensors.torch import save
 
     content = save({"a": torch.ones(2)}, metadata={"version": "1", "tied": "b=a"})
     trainer_group, _ = trainer_group_of(
-        {"can_access": False, "export_weights": len(content), "read_weights": content}, {"export_weights": ...}
+        {"can_access": False, "export_weights": len(content), "read_weights": content},
+        {"export_weights": ...},
     )
     weights = trainer_group.weights(version=1)
-    assert {name: tensor.tolist() for name, tensor in weights.named_tensors()} == {"a": [1, 1], "b": [1, 1]}
+    assert {name: tensor.tolist() for name, tensor in weights.named_tensors()} == {
+        "a": [1, 1],
+        "b": [1, 1],
+    }
 
 
 def test_ranks_of_one_machine_meet_in_a_folder_of_their_user_alone(trainer_group_of: Any) -> None:
     group, launcher = trainer_group_of({}, {})
-    assert all(worker.calls["init_process_group"].parent == group._folder.path for worker in launcher.workers)
+    assert all(
+        worker.calls["init_process_group"].parent == group._folder.path
+        for worker in launcher.workers
+    )
     assert stat.S_IMODE(group._folder.path.stat().st_mode) == 0o700

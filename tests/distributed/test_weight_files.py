@@ -1,4 +1,6 @@
-"""Laws of weights files: written tensor by tensor, read by the safetensors library, shared by a machine's processes."""
+"""Laws of weights files: written tensor by tensor, read by the safetensors library, shared by a
+machine's processes.
+"""
 
 import gc
 import os
@@ -76,7 +78,9 @@ def test_no_more_than_two_tensors_are_there_at_a_time(tmp_path: Path) -> None:
     write_weights(tmp_path / "w.safetensors", source, 1)
     assert source.most <= TENSORS_AT_A_TIME
     found = dict(WeightsFile(tmp_path / "w.safetensors", 1).named_tensors())
-    assert [found[f"w{i}"].unique().item() for i in range(source.count)] == list(range(source.count))
+    assert [found[f"w{i}"].unique().item() for i in range(source.count)] == list(
+        range(source.count)
+    )
 
 
 @pytest.mark.parametrize("size", [1, 3, 64])
@@ -84,7 +88,9 @@ def test_pieces_that_pass_through_two_buffers_are_the_tensors_bytes(size: int) -
     """As through pinned memory; each piece is valid until the next is asked for."""
     given = [(100 * i, torch.arange(7 * i, dtype=torch.uint8)) for i in range(4)]
     found = bytearray(400)
-    for start, piece in host_pieces(given, staging=[torch.zeros(size, dtype=torch.uint8) for _ in range(2)]):
+    for start, piece in host_pieces(
+        given, staging=[torch.zeros(size, dtype=torch.uint8) for _ in range(2)]
+    ):
         assert len(piece) <= size
         found[start : start + len(piece)] = piece
     expected = bytearray(400)
@@ -95,7 +101,10 @@ def test_pieces_that_pass_through_two_buffers_are_the_tensors_bytes(size: int) -
 
 def test_a_large_tensor_in_main_memory_goes_in_pieces_without_a_copy() -> None:
     large = torch.zeros(PIECE_BYTES + 8, dtype=torch.uint8)
-    addresses = [torch.frombuffer(piece, dtype=torch.uint8).data_ptr() for _, piece in host_pieces([(0, large)])]
+    addresses = [
+        torch.frombuffer(piece, dtype=torch.uint8).data_ptr()
+        for _, piece in host_pieces([(0, large)])
+    ]
     assert addresses == [large.data_ptr(), large.data_ptr() + PIECE_BYTES]
 
 
@@ -120,16 +129,19 @@ def test_a_source_that_is_not_what_its_layout_says_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_weights_that_find_no_room_are_an_error_and_leave_nothing(fork_server: ForkServer, tmp_path: Path) -> None:
-    folder, log = tmp_path / "weights", tmp_path / "log"
+def test_weights_that_find_no_room_are_an_error_and_leave_nothing(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "weights"
+    log = tmp_path / "log"
     folder.mkdir()
     program = (
-        "import pathlib, resource, torch; from contracts.launcher_contract import Weights;"
-        "from dapo.core.errors import EngineError; from dapo.distributed.weight_files import write_weights;"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
-        f"path, weights = pathlib.Path({str(folder)!r}) / 'w.safetensors', Weights({{'a': torch.ones(9999)}})\n"
-        "try: write_weights(path, weights, 1)\n"
-        "except EngineError as error: print(error)"
+        "import pathlib, resource, torch; from contracts.launcher_contract import Weights;from"
+        " dapo.core.errors import EngineError; from dapo.distributed.weight_files import"
+        " write_weights;resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\npath, weights"
+        f" = pathlib.Path({str(folder)!r}) / 'w.safetensors', Weights({{'a':"
+        " torch.ones(9999)})\ntry: write_weights(path, weights, 1)\nexcept EngineError as error:"
+        " print(error)"
     )
     code, _ = fork_server.run(program, program="helpers.commands:run_code", output=log)
     assert code == 0

@@ -1,4 +1,6 @@
-"""Laws of weights that go from GPU to GPU: they arrive, and one failure, whoever survives it, costs one line."""
+"""Laws of weights that go from GPU to GPU: they arrive, and one failure, whoever survives it, costs
+one line.
+"""
 
 import zlib
 from collections.abc import Iterable, Iterator
@@ -56,7 +58,12 @@ def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
 
 
 def pool_of(
-    launcher: LocalLauncher, folder: Path, *, engines: int = 2, fault: str | None = None, **options: Any
+    launcher: LocalLauncher,
+    folder: Path,
+    *,
+    engines: int = 2,
+    fault: str | None = None,
+    **options: Any,
 ) -> tuple[EnginePool, list[str]]:
     """The last engine has the fault."""
     messages: list[str] = []
@@ -77,7 +84,9 @@ def pool_of(
 def tokens_of(pool: EnginePool, version: int) -> list[list[int]]:
     """Of every engine: a function of its weights, and whether they came from GPU to GPU."""
     size = len(pool._engines)
-    pool.submit([GenerationRequest(f"{version}/{i}", (i,), 2, 1.0, 1.0, 0, ()) for i in range(size)])
+    pool.submit(
+        [GenerationRequest(f"{version}/{i}", (i,), 2, 1.0, 1.0, 0, ()) for i in range(size)]
+    )
     done: list[Any] = []
     while len(done) < size:
         done += pool.poll()
@@ -89,7 +98,9 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 400)
 
 
-def test_after_the_first_weights_all_come_from_gpu_to_gpu(launcher: LocalLauncher, tmp_path: Path) -> None:
+def test_after_the_first_weights_all_come_from_gpu_to_gpu(
+    launcher: LocalLauncher, tmp_path: Path
+) -> None:
     pool, messages = pool_of(launcher, tmp_path)
     for version in range(3):
         weights = Weights(version)
@@ -100,7 +111,9 @@ def test_after_the_first_weights_all_come_from_gpu_to_gpu(launcher: LocalLaunche
     assert messages == []
 
 
-@pytest.mark.parametrize(("fault", "restarts"), [("connect", 0), ("raise", 1), ("die", 1), ("hang", 1)])
+@pytest.mark.parametrize(
+    ("fault", "restarts"), [("connect", 0), ("raise", 1), ("die", 1), ("hang", 1)]
+)
 def test_after_a_failed_transfer_the_run_continues_with_files_and_one_line(
     launcher: LocalLauncher, tmp_path: Path, fault: str, restarts: int
 ) -> None:
@@ -130,7 +143,9 @@ def test_an_engine_lost_between_transfers_gets_a_file_and_is_connected_again(
     assert len((tmp_path / "connected").read_text().splitlines()) == 4
 
 
-def test_a_trainer_whose_end_fails_continues_with_files(launcher: LocalLauncher, tmp_path: Path) -> None:
+def test_a_trainer_whose_end_fails_continues_with_files(
+    launcher: LocalLauncher, tmp_path: Path
+) -> None:
     pool, messages = pool_of(launcher, tmp_path, engines=1)
     pool.load_weights(Weights(0), 0)
 
@@ -154,11 +169,14 @@ def test_trainer_ranks_that_could_send_their_weights_write_a_file_wherever_one_i
         on_gpus.setattr(Config, "gpu_shares", lambda self, gpus: GpuShares(transfer="nccl"))
         group = TrainerGroup(config, launcher)
     pool, messages = pool_of(launcher, tmp_path, engines=1)
-    for version in range(3):  # the first, one that a rank without NCCL cannot send, and all after that
+    # the first, one that a rank without NCCL cannot send, and all after that
+    for version in range(3):
         weights: Any = group.weights(version=version)
         pool.load_weights(weights, version)
         assert tokens_of(pool, version) == [[token_of(weights.export().named_tensors()), 0]]
-        assert sum("through files from now on" in message for message in messages) == min(version, 1)
+        assert sum("through files from now on" in message for message in messages) == min(
+            version, 1
+        )
     group.close()
 
 

@@ -1,4 +1,6 @@
-"""An engine that breaks its contract is found out, named with its request, and nothing of it is trained on."""
+"""An engine that breaks its contract is found out, named with its request, and nothing of it is
+trained on.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +17,17 @@ from dapo.evaluation.scores import EvaluationPlan
 from dapo.training.rollout import Batch, Sampling, collect
 from dapo.types import Generation, GenerationRequest, Problem
 from helpers.fake_engines import FaultyEngine
-from helpers.fake_rollout import END, FILL, RIGHT, FakeEncoder, FakeJudge, in_order, plan, random_script, sampler
+from helpers.fake_rollout import (
+    END,
+    FILL,
+    RIGHT,
+    FakeEncoder,
+    FakeJudge,
+    in_order,
+    plan,
+    random_script,
+    sampler,
+)
 
 VOCABULARY = 10
 LIMIT = 12
@@ -30,7 +42,10 @@ def full_length(request: GenerationRequest) -> tuple[list[int], str]:
 def collected(engine: RolloutEngine, *, version: int = 3) -> Batch:
     engine.load_weights(None, version=version)  # type: ignore[arg-type]
     return collect(
-        Sampling(in_order(20), engine, FakeJudge(), sampler(prompts=4), FakeEncoder(), plan(limit=LIMIT)), step=1
+        Sampling(
+            in_order(20), engine, FakeJudge(), sampler(prompts=4), FakeEncoder(), plan(limit=LIMIT)
+        ),
+        step=1,
     )
 
 
@@ -54,15 +69,33 @@ ANSWER = "the engine's answer to request '1/"
 FAULTS: dict[str, tuple[Corrupt, str, str]] = {
     "raises": (
         failing,
-        "the engine failed in poll with 16 requests in flight: RuntimeError: device lost "
-        "(test_checked_engine.py, line ",
+        (
+            "the engine failed in poll with 16 requests in flight: RuntimeError: device lost "
+            "(test_checked_engine.py, line "
+        ),
         "",
     ),
-    "returns None": (lambda found: None, "the engine's poll returned a NoneType, expected a list of Generation", ""),  # type: ignore[arg-type,return-value]
-    "returns text": (lambda found: ["x"], "the engine's poll returned a str, expected a Generation", ""),  # type: ignore[list-item]
-    "unknown": (each(request_id="other"), "the engine answered request 'other', which is not in flight", ""),
+    "returns None": (
+        lambda found: None,
+        "the engine's poll returned a NoneType, expected a list of Generation",
+        "",
+    ),  # type: ignore[arg-type,return-value]
+    "returns text": (
+        lambda found: ["x"],
+        "the engine's poll returned a str, expected a Generation",
+        "",
+    ),  # type: ignore[list-item]
+    "unknown": (
+        each(request_id="other"),
+        "the engine answered request 'other', which is not in flight",
+        "",
+    ),
     "duplicate": (lambda found: found * 2, "the engine answered request '1/", "' twice"),
-    "too long": (each(token_ids=lambda ids: (*ids, FILL)), ANSWER, "': expected at most 12 tokens, got 13"),
+    "too long": (
+        each(token_ids=lambda ids: (*ids, FILL)),
+        ANSWER,
+        "': expected at most 12 tokens, got 13",
+    ),
     "out of vocabulary": (
         each(token_ids=lambda ids: (*ids[:2], 10, *ids[3:])),
         ANSWER,
@@ -114,8 +147,16 @@ FAULTS: dict[str, tuple[Corrupt, str, str]] = {
         ANSWER,
         "': expected 12 tokens with finish 'length', got 5 tokens",
     ),
-    "aborted unasked": (each(finish="aborted"), ANSWER, "': expected finish 'stop' or 'length', got 'aborted'"),
-    "unknown finish": (each(finish="eos"), ANSWER, "': expected finish 'stop' or 'length', got 'eos'"),
+    "aborted unasked": (
+        each(finish="aborted"),
+        ANSWER,
+        "': expected finish 'stop' or 'length', got 'aborted'",
+    ),
+    "unknown finish": (
+        each(finish="eos"),
+        ANSWER,
+        "': expected finish 'stop' or 'length', got 'eos'",
+    ),
     "goes on after the end": (
         each(token_ids=lambda ids: (ids[0], END, *ids[2:])),
         ANSWER,
@@ -152,7 +193,9 @@ def test_evaluation_reports_faults_as_well(fault: str):
     corrupt, start, _ = FAULTS[fault]
     engine = CheckedEngine(FaultyEngine(full_length, corrupt), vocabulary=VOCABULARY)
     problems = [Problem(str(i), "?", "!") for i in range(4)]
-    sampler = EngineSampler(engine, FakeEncoder(), EvaluationPlan("toy", 4, 1.0, 1.0, LIMIT, (END,), 0))
+    sampler = EngineSampler(
+        engine, FakeEncoder(), EvaluationPlan("toy", 4, 1.0, 1.0, LIMIT, (END,), 0)
+    )
     with pytest.raises(EngineError) as caught:
         evaluate(sampler, FakeJudge(), problems)
     assert str(caught.value).startswith(start.replace("'1/", "'eval/"))
@@ -163,7 +206,9 @@ def test_an_engine_that_finishes_nothing_for_ever_has_hung():
     with pytest.raises(EngineError) as caught:
         collected(CheckedEngine(never, vocabulary=VOCABULARY, stall_s=0.05))
     assert str(caught.value).startswith("the engine has finished nothing for 0 s and ")
-    assert str(caught.value).endswith("polls with 16 requests in flight (the first: '1/0/0'); it has hung")
+    assert str(caught.value).endswith(
+        "polls with 16 requests in flight (the first: '1/0/0'); it has hung"
+    )
     assert never.polls > 1000
 
 
@@ -174,7 +219,9 @@ def test_the_longest_request_in_flight_is_not_looked_up_at_every_idle_poll():
             return super().__getattribute__(name)
 
     reads: dict[str, int] = {}
-    engine = CheckedEngine(FaultyEngine(full_length, lambda found: [], slots=1), vocabulary=VOCABULARY)
+    engine = CheckedEngine(
+        FaultyEngine(full_length, lambda found: [], slots=1), vocabulary=VOCABULARY
+    )
     engine.submit([CountedRequest("1/0/0", (1,), 3, 1.0, 1.0, 0, ())])
     engine.poll()
     once = reads["max_new_tokens"]
@@ -184,7 +231,9 @@ def test_the_longest_request_in_flight_is_not_looked_up_at_every_idle_poll():
 
 
 def test_a_slow_engine_with_one_token_per_poll_has_not_hung_however_long_it_takes():
-    slow = CheckedEngine(ScriptedEngine(random_script, slots=1), vocabulary=VOCABULARY, stall_s=1e-9)
+    slow = CheckedEngine(
+        ScriptedEngine(random_script, slots=1), vocabulary=VOCABULARY, stall_s=1e-9
+    )
     assert len(collected(slow).groups) == 4
 
 
@@ -194,7 +243,10 @@ def test_a_slow_engine_with_one_token_per_poll_has_not_hung_however_long_it_take
         (lambda found: found[1:], "the engine did not answer the abort of request '1/"),
         (each(finish="stop"), "': expected a last token among "),
         (each(finish="length"), f"': expected {LIMIT} tokens with finish 'length', got "),
-        (each(token_ids=(99,), logprobs=(-1.0,)), "': expected token ids from 0 to 9, got 99 at token 0"),
+        (
+            each(token_ids=(99,), logprobs=(-1.0,)),
+            "': expected token ids from 0 to 9, got 99 at token 0",
+        ),
     ],
 )
 def test_what_an_abort_returns_is_looked_at_too(corrupt: Corrupt, message: str):
@@ -205,7 +257,10 @@ def test_what_an_abort_returns_is_looked_at_too(corrupt: Corrupt, message: str):
     chosen.load_state_dict({"kept": 1.0, "decided": 4.0})  # eight groups are put in flight for two
     engine = CheckedEngine(FaultyEngine(full_length, only_aborts, slots=4), vocabulary=VOCABULARY)
     with pytest.raises(EngineError) as caught:
-        collect(Sampling(in_order(30), engine, FakeJudge(), chosen, FakeEncoder(), plan(limit=LIMIT)), step=1)
+        collect(
+            Sampling(in_order(30), engine, FakeJudge(), chosen, FakeEncoder(), plan(limit=LIMIT)),
+            step=1,
+        )
     assert message in str(caught.value)
 
 

@@ -1,4 +1,6 @@
-"""Requests that continue a finished response: the native engine computes only the tokens that are new."""
+"""Requests that continue a finished response: the native engine computes only the tokens that are
+new.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,13 +16,20 @@ from helpers.fake_engines import answers
 from helpers.fake_memory import FakeMemory, bytes_for_cache
 from helpers.tiny_models import SERVED, tiny_model
 
-PROMPTS = [tuple(range(20, 24)), tuple(range(30, 70))]  # the second is long enough to be stored once for a group
+# the second is long enough to be stored once for a group
+PROMPTS = [tuple(range(20, 24)), tuple(range(30, 70))]
 OBSERVATIONS = [(7, 8, 9), (101, 3, 55, 12, 6), (90,)]
 
 
-def engine_of(name: str = "llama", slots: int = 16, cache_tokens: int | None = None) -> NativeEngine:
-    memory = None if cache_tokens is None else FakeMemory(bytes_for_cache(cache_tokens, slots=slots))
-    return NativeEngine(tiny_model(name, dtype=torch.float64), NativeConfig(slots=slots), memory=memory)
+def engine_of(
+    name: str = "llama", slots: int = 16, cache_tokens: int | None = None
+) -> NativeEngine:
+    memory = (
+        None if cache_tokens is None else FakeMemory(bytes_for_cache(cache_tokens, slots=slots))
+    )
+    return NativeEngine(
+        tiny_model(name, dtype=torch.float64), NativeConfig(slots=slots), memory=memory
+    )
 
 
 def first_turns(members: int = 4) -> list[GenerationRequest]:
@@ -40,12 +49,18 @@ def first_turns(members: int = 4) -> list[GenerationRequest]:
     ]
 
 
-def next_turns(before: Sequence[GenerationRequest], done: dict[str, Generation], turn: int) -> list[GenerationRequest]:
+def next_turns(
+    before: Sequence[GenerationRequest], done: dict[str, Generation], turn: int
+) -> list[GenerationRequest]:
     return [
         replace(
             r,
             id=f"{r.id[:-2]}/{turn}",
-            prompt_ids=(*r.prompt_ids, *done[r.id].token_ids, *OBSERVATIONS[(at + turn) % len(OBSERVATIONS)]),
+            prompt_ids=(
+                *r.prompt_ids,
+                *done[r.id].token_ids,
+                *OBSERVATIONS[(at + turn) % len(OBSERVATIONS)],
+            ),
             seed=r.seed + 1000 * turn,
             previous=r.id,
         )
@@ -53,19 +68,27 @@ def next_turns(before: Sequence[GenerationRequest], done: dict[str, Generation],
     ]
 
 
-def play(engine: NativeEngine, turns: int, *, keep: bool) -> tuple[list[GenerationRequest], dict[str, Generation]]:
+def play(
+    engine: NativeEngine, turns: int, *, keep: bool
+) -> tuple[list[GenerationRequest], dict[str, Generation]]:
     """Play as many turns for all requests; without `keep` no request says that it is continued."""
-    requests, asked, done = first_turns(), [], {}
+    requests = first_turns()
+    asked = []
+    done = {}
     for turn in range(turns):
         if turn:
             requests = next_turns(requests, done, turn)
-        done |= answers(engine, [r if keep else replace(r, is_continued=False, previous=None) for r in requests])
+        done |= answers(
+            engine, [r if keep else replace(r, is_continued=False, previous=None) for r in requests]
+        )
         asked += requests
     return asked, done
 
 
 def distinct_positions(requests: Sequence[GenerationRequest], done: dict[str, Generation]) -> int:
-    """The beginnings of sequences that must be computed: all tokens but those sampled last, each beginning once."""
+    """The beginnings of sequences that must be computed: all tokens but those sampled last, each
+    beginning once.
+    """
     return len(
         {
             (*r.prompt_ids, *done[r.id].token_ids)[:n]
@@ -80,7 +103,8 @@ def test_turns_are_as_if_all_were_computed_and_no_position_is_computed_twice(nam
     engine = engine_of(name)
     asked, done = play(engine, 3, keep=True)
     _, expected = play(engine_of(name), 3, keep=False)
-    assert {len(g.token_ids) for g in done.values()} >= {1, 6}  # also responses that end in the prefill
+    # also responses that end in the prefill
+    assert {len(g.token_ids) for g in done.values()} >= {1, 6}
     for label, generation in done.items():
         assert list(generation.token_ids) == list(expected[label].token_ids)
         assert list(generation.logprobs) == pytest.approx(list(expected[label].logprobs), abs=1e-9)
@@ -153,7 +177,9 @@ def test_within_a_bound_on_memory_rows_and_kept_responses_share_it() -> None:
 @pytest.mark.parametrize("name", SERVED)
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_resumed_responses_read_the_prompt_of_their_group_once(name: str, tokens: int) -> None:
-    requests = [replace(r, max_new_tokens=9, stop_ids=(), is_continued=False) for r in first_turns()]
+    requests = [
+        replace(r, max_new_tokens=9, stop_ids=(), is_continued=False) for r in first_turns()
+    ]
     expected = answers(engine_of(name), requests)
     inner = engine_of(name)
     engine = ContinuingEngine(inner)
@@ -161,15 +187,23 @@ def test_resumed_responses_read_the_prompt_of_their_group_once(name: str, tokens
     for _ in range(tokens):
         assert engine.poll() == []
     before = inner.stats.prefill_tokens
-    parts = [part for part in engine.suspend([r.id for r in requests]) if isinstance(part, Unfinished)]
+    parts = [
+        part for part in engine.suspend([r.id for r in requests]) if isinstance(part, Unfinished)
+    ]
     engine.resume(requests, parts)
-    found = {generation.request_id: generation for _ in range(9 - tokens) for generation in engine.poll()}
+    found = {
+        generation.request_id: generation for _ in range(9 - tokens) for generation in engine.poll()
+    }
     for label, generation in expected.items():
         assert list(found[label].token_ids) == list(generation.token_ids)
         assert list(found[label].logprobs) == pytest.approx(list(generation.logprobs), abs=1e-9)
-    rests = {(r.prompt_ids, tuple(part.generation.token_ids)) for r, part in zip(requests, parts, strict=True)}
+    rests = {
+        (r.prompt_ids, tuple(part.generation.token_ids))
+        for r, part in zip(requests, parts, strict=True)
+    }
     long = [rest for prompt, rest in rests if prompt == PROMPTS[1]]
-    short = sum(len(prompt) + len(rest) for prompt, rest in rests if prompt == PROMPTS[0])  # too short for a prefill
+    # too short for a prefill
+    short = sum(len(prompt) + len(rest) for prompt, rest in rests if prompt == PROMPTS[0])
     once = len(PROMPTS[1]) * (1 if len(long) > 1 else len(long))
     assert inner.stats.prefill_tokens - before == short + once + sum(map(len, long))
 
@@ -190,7 +224,8 @@ def test_prompts_of_like_rests_are_prefilled_together_and_beginnings_are_bounded
 
 @pytest.mark.parametrize("name", SERVED)
 def test_resumed_responses_whose_prompts_begin_alike_read_that_beginning_once(name: str) -> None:
-    begin, ends = tuple(range(100, 112)), [(1, 2, 3), (4, 5)]
+    begin = tuple(range(100, 112))
+    ends = [(1, 2, 3), (4, 5)]
     requests = [
         GenerationRequest(f"{p}/{i}", (*begin, *end), 9, 1.0, 1.0, seed=10 * p + i, stop_ids=())
         for p, end in enumerate(ends)
@@ -203,12 +238,17 @@ def test_resumed_responses_whose_prompts_begin_alike_read_that_beginning_once(na
     for _ in range(4):
         engine.poll()
     before = inner.stats.prefill_tokens
-    parts = [part for part in engine.suspend([r.id for r in requests]) if isinstance(part, Unfinished)]
+    parts = [
+        part for part in engine.suspend([r.id for r in requests]) if isinstance(part, Unfinished)
+    ]
     engine.resume(requests, parts)
     found = {generation.request_id: generation for _ in range(5) for generation in engine.poll()}
     for label, generation in expected.items():
         assert list(found[label].token_ids) == list(generation.token_ids)
         assert list(found[label].logprobs) == pytest.approx(list(generation.logprobs), abs=1e-9)
-    rests = {(r.prompt_ids, tuple(part.generation.token_ids)) for r, part in zip(requests, parts, strict=True)}
+    rests = {
+        (r.prompt_ids, tuple(part.generation.token_ids))
+        for r, part in zip(requests, parts, strict=True)
+    }
     read = len(begin) + sum(map(len, ends)) + sum(len(rest) for _, rest in rests)
     assert inner.stats.prefill_tokens - before == read

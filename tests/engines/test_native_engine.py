@@ -1,4 +1,6 @@
-"""The native engine's own laws: the work it saves, the memory it takes, what it refuses, and how it draws."""
+"""The native engine's own laws: the work it saves, the memory it takes, what it refuses, and how it
+draws.
+"""
 
 import itertools
 import math
@@ -27,7 +29,16 @@ from dapo.engines.native.token_sampling import (
 )
 from dapo.types import Generation, GenerationRequest
 from helpers.fake_memory import POSITION_BYTES, FakeMemory, bytes_for_cache
-from helpers.tiny_models import REFUSED, SERVED, VOCABULARY, ModelWeights, llama, randomised, tied_llama, tiny_model
+from helpers.tiny_models import (
+    REFUSED,
+    SERVED,
+    VOCABULARY,
+    ModelWeights,
+    llama,
+    randomised,
+    tied_llama,
+    tiny_model,
+)
 
 PROMPT = (11, 42, 7, 99)
 BELOW_ONE = math.nextafter(1.0, 0.0)
@@ -35,7 +46,13 @@ BELOW_ONE = math.nextafter(1.0, 0.0)
 
 def request(label: str, **options: object) -> GenerationRequest:
     defaults = GenerationRequest(
-        id=label, prompt_ids=PROMPT, max_new_tokens=6, temperature=1.0, top_p=1.0, seed=sum(label.encode()), stop_ids=()
+        id=label,
+        prompt_ids=PROMPT,
+        max_new_tokens=6,
+        temperature=1.0,
+        top_p=1.0,
+        seed=sum(label.encode()),
+        stop_ids=(),
     )
     return replace(defaults, **options)
 
@@ -44,7 +61,9 @@ def group(label: str, size: int, **options: object) -> list[GenerationRequest]:
     return [request(f"{label}{i}", seed=1000 * len(label) + i, **options) for i in range(size)]
 
 
-def run(engine: NativeEngine, requests: Sequence[GenerationRequest], polls: int = 2000) -> dict[str, Generation]:
+def run(
+    engine: NativeEngine, requests: Sequence[GenerationRequest], polls: int = 2000
+) -> dict[str, Generation]:
     engine.submit(requests)
     done: dict[str, Generation] = {}
     for _ in range(polls):
@@ -62,10 +81,15 @@ def run(engine: NativeEngine, requests: Sequence[GenerationRequest], polls: int 
 def test_token_ids_do_not_depend_on_the_number_of_slots(name: str, dtype: torch.dtype) -> None:
     stop_ids = (50, 150)
     requests = [
-        request(f"{prompt}/{i}", prompt_ids=PROMPT * prompt, max_new_tokens=limit, stop_ids=stop_ids)
+        request(
+            f"{prompt}/{i}", prompt_ids=PROMPT * prompt, max_new_tokens=limit, stop_ids=stop_ids
+        )
         for prompt, (i, limit) in itertools.product((1, 3, 2), enumerate((12, 1, 5, 8)))
     ]
-    engines = [NativeEngine(tiny_model(name, dtype=dtype), NativeConfig(slots=slots)) for slots in (1, 3, 64)]
+    engines = [
+        NativeEngine(tiny_model(name, dtype=dtype), NativeConfig(slots=slots))
+        for slots in (1, 3, 64)
+    ]
     answers = [run(engine, requests) for engine in engines]
     for r in requests:
         assert len({tuple(answer[r.id].token_ids) for answer in answers}) == 1
@@ -74,7 +98,9 @@ def test_token_ids_do_not_depend_on_the_number_of_slots(name: str, dtype: torch.
 
 def test_rows_of_different_distributions_share_a_batch() -> None:
     sampling_settings = [(1.0, 1.0), (0.0, 1.0), (0.7, 1.0), (1.0, 0.5), (0.0, 0.3), (1.3, 0.9)]
-    requests = [request(f"r{i}", temperature=t, top_p=p) for i, (t, p) in enumerate(sampling_settings)]
+    requests = [
+        request(f"r{i}", temperature=t, top_p=p) for i, (t, p) in enumerate(sampling_settings)
+    ]
     together = run(NativeEngine(tiny_model("llama"), NativeConfig(slots=8)), requests)
     engine = NativeEngine(tiny_model("llama"), NativeConfig(slots=8))
     for r in requests:
@@ -84,8 +110,12 @@ def test_rows_of_different_distributions_share_a_batch() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.float64, 8)])
-def test_answers_are_arrays_of_four_bytes_per_number_unless_that_would_round(dtype: torch.dtype, size: int) -> None:
-    answer = run(NativeEngine(tiny_model("llama", dtype=dtype), NativeConfig(slots=2)), [request("a")])["a"]
+def test_answers_are_arrays_of_four_bytes_per_number_unless_that_would_round(
+    dtype: torch.dtype, size: int
+) -> None:
+    answer = run(
+        NativeEngine(tiny_model("llama", dtype=dtype), NativeConfig(slots=2)), [request("a")]
+    )["a"]
     assert (answer.token_ids.itemsize, answer.logprobs.itemsize) == (4, size)  # type: ignore[attr-defined]
 
 
@@ -95,14 +125,17 @@ def test_bfloat16_log_probabilities_stay_near_the_float32_ones() -> None:
     model = tiny_model("llama", dtype=torch.bfloat16).float()
     for g in answer.values():
         with torch.no_grad():
-            logits = model(input_ids=torch.tensor([[*PROMPT, *g.token_ids]])).logits[0, len(PROMPT) - 1 : -1]
+            logits = model(input_ids=torch.tensor([[*PROMPT, *g.token_ids]])).logits[
+                0, len(PROMPT) - 1 : -1
+            ]
         expected = logits.log_softmax(-1)[range(12), list(g.token_ids)]
         assert (torch.tensor(g.logprobs) - expected).abs().mean() < 0.05
 
 
 def test_dropped_weights_free_their_memory_and_come_back_with_the_next_load() -> None:
     model = tiny_model("tied llama")
-    source, requests = ModelWeights(tiny_model("tied llama")), group("a", 3)
+    source = ModelWeights(tiny_model("tied llama"))
+    requests = group("a", 3)
     engine = NativeEngine(model, NativeConfig(slots=4))
     before = run(engine, requests)
     engine.submit(group("b", 1))
@@ -115,7 +148,9 @@ def test_dropped_weights_free_their_memory_and_come_back_with_the_next_load() ->
         with pytest.raises(EngineError, match="incomplete \\(dropped"):
             engine.submit(requests)
         engine.load_weights(source, 1)
-        assert {i: g.token_ids for i, g in run(engine, requests).items()} == {i: g.token_ids for i, g in before.items()}
+        assert {i: g.token_ids for i, g in run(engine, requests).items()} == {
+            i: g.token_ids for i, g in before.items()
+        }
 
 
 # --- the work it saves ------------------------------------------------------------------------------------------------
@@ -124,7 +159,11 @@ def test_dropped_weights_free_their_memory_and_come_back_with_the_next_load() ->
 def test_a_group_is_prefilled_once() -> None:
     engine = NativeEngine(tiny_model("llama"), NativeConfig(slots=64))
     run(engine, group("a", 8))
-    assert (engine.stats.prefills, engine.stats.prefill_prompts, engine.stats.prefill_tokens) == (1, 1, 4)
+    assert (engine.stats.prefills, engine.stats.prefill_prompts, engine.stats.prefill_tokens) == (
+        1,
+        1,
+        4,
+    )
     # the first of six tokens comes from the prefill
     assert (engine.stats.decode_steps, engine.stats.decode_tokens) == (5, 8 * 5)
     assert engine.stats.sampled_tokens == 8 * 6
@@ -132,14 +171,25 @@ def test_a_group_is_prefilled_once() -> None:
 
 def test_waiting_prompts_are_prefilled_together() -> None:
     engine = NativeEngine(tiny_model("llama"), NativeConfig(slots=64))
-    run(engine, [*group("a", 3), *group("b", 3, prompt_ids=PROMPT * 3), *group("c", 2, prompt_ids=(1,))])
-    assert (engine.stats.prefills, engine.stats.prefill_prompts, engine.stats.prefill_tokens) == (1, 3, 4 + 12 + 1)
+    run(
+        engine,
+        [*group("a", 3), *group("b", 3, prompt_ids=PROMPT * 3), *group("c", 2, prompt_ids=(1,))],
+    )
+    assert (engine.stats.prefills, engine.stats.prefill_prompts, engine.stats.prefill_tokens) == (
+        1,
+        3,
+        4 + 12 + 1,
+    )
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 5])
 def test_a_group_that_starts_over_many_polls_is_still_prefilled_once(slots: int) -> None:
     engine = NativeEngine(tiny_model("llama"), NativeConfig(slots=slots))
-    requests = [*group("a", 7), *group("b", 4, prompt_ids=PROMPT * 2), *group("c", 5, prompt_ids=PROMPT * 3)]
+    requests = [
+        *group("a", 7),
+        *group("b", 4, prompt_ids=PROMPT * 2),
+        *group("c", 5, prompt_ids=PROMPT * 3),
+    ]
     done = run(engine, requests)
     assert (engine.stats.prefill_prompts, engine.stats.prefill_tokens) == (3, 4 + 8 + 12)
     plenty = run(NativeEngine(tiny_model("llama"), NativeConfig(slots=64)), requests)
@@ -159,7 +209,14 @@ def test_a_prompt_that_no_request_waits_for_is_not_kept() -> None:
 
 def test_finished_rows_are_refilled_in_the_same_poll() -> None:
     engine = NativeEngine(tiny_model("llama"), NativeConfig(slots=2))
-    run(engine, [request("a", max_new_tokens=3), request("b", max_new_tokens=9), request("c", max_new_tokens=6)])
+    run(
+        engine,
+        [
+            request("a", max_new_tokens=3),
+            request("b", max_new_tokens=9),
+            request("c", max_new_tokens=6),
+        ],
+    )
     # a's slot goes to c with a's third token, and c's last comes with b's: eight full steps
     assert (engine.stats.decode_steps, engine.stats.decode_slot_steps) == (8, 15)
 
@@ -187,7 +244,8 @@ def test_prefills_are_bounded_with_their_padding() -> None:
     def lengths(*prompts: int) -> list[list[int]]:
         return [list(map(len, batch)) for batch in prefill_batches([(1,) * n for n in prompts])]
 
-    half, third = PREFILL_TOKENS // 2, PREFILL_TOKENS // 3
+    half = PREFILL_TOKENS // 2
+    third = PREFILL_TOKENS // 3
     assert lengths(half, half, 1) == [[half, half], [1]]
     assert lengths(1, third, third, third) == [[1, third, third], [third]]
     assert lengths(PREFILL_TOKENS + 5, 1) == [[PREFILL_TOKENS + 5], [1]]
@@ -227,7 +285,9 @@ def test_memory_never_exceeds_what_is_free() -> None:
     ]
     done = run(engine, requests)
     assert engine.stats.cache_bytes_peak <= 120 * POSITION_BYTES
-    plenty = run(NativeEngine(tiny_model("llama", dtype=torch.float64), NativeConfig(slots=64)), requests)
+    plenty = run(
+        NativeEngine(tiny_model("llama", dtype=torch.float64), NativeConfig(slots=64)), requests
+    )
     assert {i: g.token_ids for i, g in done.items()} == {i: g.token_ids for i, g in plenty.items()}
 
 
@@ -249,8 +309,11 @@ def names(groups: Sequence[list[RunningSequence]]) -> list[str]:
 def test_admission_counts_rows_times_the_longest_reservation() -> None:
     scheduler = Scheduler(slots=8, max_positions=None, vocabulary=200)
     scheduler.cache_tokens = 100
-    small = [request(f"s{i}", prompt_ids=(*PROMPT, i), max_new_tokens=15) for i in range(7)]  # 20 positions each
-    scheduler.submit([*small, request("big", max_new_tokens=46), request("last", max_new_tokens=1, top_p=0.5)])
+    # 20 positions each
+    small = [request(f"s{i}", prompt_ids=(*PROMPT, i), max_new_tokens=15) for i in range(7)]
+    scheduler.submit(
+        [*small, request("big", max_new_tokens=46), request("last", max_new_tokens=1, top_p=0.5)]
+    )
     started = admit(scheduler, rows_of([]))
     assert names(started) == ["s0", "s1", "s2", "s3", "s4"]  # 5 x 20
     assert admit(scheduler, rows_of(started)) == []
@@ -265,21 +328,31 @@ def test_a_group_that_starts_counts_with_all_its_requests_and_later_with_its_bra
     groups = [group(letter, 5, prompt_ids=(*PROMPT, i)) for i, letter in enumerate("abcd")]
     scheduler.submit([r for each in groups for r in each])
     started = admit(scheduler, rows_of([]))
-    assert names(started) == ["a0 a1 a2 a3 a4", "b0 b1 b2 b3 b4"]  # with five of eight taken another may start
+    # with five of eight taken another may start
+    assert names(started) == ["a0 a1 a2 a3 a4", "b0 b1 b2 b3 b4"]
     # once each of them has drawn a token that all have drawn, they are two
     assert names(admit(scheduler, rows_of(started))) == ["c0 c1 c2 c3 c4", "d0 d1 d2 d3 d4"]
     parted = Rows()
-    parted.assign(Row([RunningSequence(groups[0][0])], paused=[[RunningSequence(r)] for r in groups[0][1:]]))
     parted.assign(
-        Row([RunningSequence(r) for r in groups[1][:2]], paused=[[RunningSequence(r)] for r in groups[1][2:]])
+        Row([RunningSequence(groups[0][0])], paused=[[RunningSequence(r)] for r in groups[0][1:]])
+    )
+    parted.assign(
+        Row(
+            [RunningSequence(r) for r in groups[1][:2]],
+            paused=[[RunningSequence(r)] for r in groups[1][2:]],
+        )
     )
     assert parted.num_branches == 9
     scheduler.submit([request("e")])
     assert admit(scheduler, parted) == []
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0.5}, {"top_p": 0.5}, {"stop_ids": (1,)}, {"min_new_tokens": 1}])
-def test_only_requests_with_the_same_distributions_start_in_one_row(options: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.5}, {"top_p": 0.5}, {"stop_ids": (1,)}, {"min_new_tokens": 1}]
+)
+def test_only_requests_with_the_same_distributions_start_in_one_row(
+    options: dict[str, object],
+) -> None:
     scheduler = Scheduler(slots=8, max_positions=None, vocabulary=200)
     scheduler.submit([request("a"), request("b", max_new_tokens=9), request("c", **options)])
     assert names(admit(scheduler, rows_of([]))) == ["a b", "c"]
@@ -288,7 +361,10 @@ def test_only_requests_with_the_same_distributions_start_in_one_row(options: dic
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"max_new_tokens": 509}, ("513 positions", "4 prompt", "509 max_new_tokens", "embeddings is 512")),
+        (
+            {"max_new_tokens": 509},
+            ("513 positions", "4 prompt", "509 max_new_tokens", "embeddings is 512"),
+        ),
         ({"temperature": -0.1}, ("temperature", "-0.1")),
         ({"temperature": math.nan}, ("temperature", "nan")),
         ({"top_p": 0.0}, ("top_p", "0.0")),
@@ -348,7 +424,10 @@ def test_missing_and_unexpected_names_are_named_and_the_engine_waits_for_a_compl
 def test_a_weight_of_another_shape_is_named_with_both_shapes() -> None:
     engine = NativeEngine(tiny_model("llama"), NativeConfig(slots=2))
     tensors = weights(tiny_model("llama")) | {"model.norm.weight": torch.ones(47)}
-    with pytest.raises(EngineError, match=r"model\.norm\.weight has shape \(47,\), the engine's model needs \(48,\)"):
+    with pytest.raises(
+        EngineError,
+        match=r"model\.norm\.weight has shape \(47,\), the engine's model needs \(48,\)",
+    ):
         engine.load_weights(Tensors(tensors), 1)
 
 
@@ -356,7 +435,9 @@ def test_a_weight_of_another_shape_is_named_with_both_shapes() -> None:
 def test_a_tied_weight_may_come_under_any_of_its_names(left_out: tuple[str, ...]) -> None:
     engine = NativeEngine(tiny_model("tied llama"), NativeConfig(slots=2))
     new = tiny_model("tied llama", seed=1)
-    engine.load_weights(Tensors({k: v.clone() for k, v in weights(new).items() if k not in left_out}), 1)
+    engine.load_weights(
+        Tensors({k: v.clone() for k, v in weights(new).items() if k not in left_out}), 1
+    )
     expected = run(NativeEngine(new, NativeConfig(slots=2)), [request("a")])["a"]
     assert run(engine, [request("a")])["a"].token_ids == expected.token_ids
 
@@ -365,7 +446,9 @@ def test_a_tied_weight_with_two_values_is_an_error() -> None:
     engine = NativeEngine(tiny_model("tied llama"), NativeConfig(slots=2))
     tensors = weights(tiny_model("tied llama"))
     tensors["lm_head.weight"] = tensors["lm_head.weight"] + 1
-    with pytest.raises(EngineError, match=r"model\.embed_tokens\.weight and lm_head\.weight are one tied weight"):
+    with pytest.raises(
+        EngineError, match=r"model\.embed_tokens\.weight and lm_head\.weight are one tied weight"
+    ):
         engine.load_weights(Tensors(tensors), 1)
 
 
@@ -388,7 +471,8 @@ def test_logits_that_are_not_finite_are_an_error_that_names_the_version() -> Non
 
 
 def test_the_callers_weights_are_not_the_engines() -> None:
-    engine, source = NativeEngine(tiny_model("llama"), NativeConfig(slots=2)), tiny_model("llama", seed=1)
+    engine = NativeEngine(tiny_model("llama"), NativeConfig(slots=2))
+    source = tiny_model("llama", seed=1)
     engine.load_weights(ModelWeights(source), 1)
     before = run(engine, [request("a")])["a"]
     randomised(source, seed=2)
@@ -430,19 +514,32 @@ def draw(
 ) -> tuple[list[int], Tensor]:
     settings = np.array([[temperature] * len(logits), [top_p] * len(logits)])
     draws = UniformDraws(torch.tensor(u, dtype=torch.float64)[:, None])
-    tokens, logprobs = sample(logits, SamplingSettings.of(settings, torch.from_numpy(settings), draws))
+    tokens, logprobs = sample(
+        logits, SamplingSettings.of(settings, torch.from_numpy(settings), draws)
+    )
     return tokens.tolist(), logprobs
 
 
 def test_sampling_inverts_the_cumulative_sum() -> None:
     distribution = torch.tensor([[0.1, 0.2, 0.0, 0.3, 0.4]], dtype=torch.float64)
-    for u, token in ((0.0, 0), (0.05, 0), (0.15, 1), (0.29, 1), (0.31, 3), (0.59, 3), (0.61, 4), (BELOW_ONE, 4)):
+    for u, token in (
+        (0.0, 0),
+        (0.05, 0),
+        (0.15, 1),
+        (0.29, 1),
+        (0.31, 3),
+        (0.59, 3),
+        (0.61, 4),
+        (BELOW_ONE, 4),
+    ):
         tokens, logprobs = draw(distribution.log(), [u])
         assert tokens == [token]
         assert float(logprobs[0]) == pytest.approx(math.log(float(distribution[0, token])))
 
 
-@pytest.mark.parametrize("size", [2, 197, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 7, 32_000, 151_669])
+@pytest.mark.parametrize(
+    "size", [2, 197, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 7, 32_000, 151_669]
+)
 def test_two_levels_sample_what_one_cumulative_sum_samples(size: int) -> None:
     generator = torch.Generator().manual_seed(size)
     logits = torch.randn(6, size, generator=generator, dtype=torch.float64) * 3
@@ -469,11 +566,14 @@ def test_a_token_of_probability_zero_is_never_sampled(size: int, dtype: torch.dt
 
 
 def test_sums_that_round_apart_stay_inside_the_block() -> None:
-    # float32 block sums and the tokens' own sum differ in the last bits, and u just under 1 falls between them
+    # float32 block sums and the tokens' own sum differ in the last bits, and u just under 1 falls
+    # between them
     generator = torch.Generator().manual_seed(0)
     distribution = torch.rand(400, 5 * BLOCK + 3, generator=generator)
     distribution[:, -10:] = 0.0
-    sampled = invert_cdf(distribution, UniformDraws(torch.full((400, 1), BELOW_ONE, dtype=torch.float64)))
+    sampled = invert_cdf(
+        distribution, UniformDraws(torch.full((400, 1), BELOW_ONE, dtype=torch.float64))
+    )
     assert (distribution.gather(1, sampled[:, None]) > 0).all()
     assert (sampled >= 4 * BLOCK).all()
 
@@ -481,7 +581,9 @@ def test_sums_that_round_apart_stay_inside_the_block() -> None:
 def test_the_temperature_divides_the_logits() -> None:
     logits = torch.tensor([[1.0, 2.0, 0.5]])
     _, logprobs = draw(logits, [0.999], temperature=0.5)
-    assert float(logprobs[0]) == pytest.approx(float((logits / 0.5).log_softmax(-1)[0, 2]), abs=1e-6)
+    assert float(logprobs[0]) == pytest.approx(
+        float((logits / 0.5).log_softmax(-1)[0, 2]), abs=1e-6
+    )
     tiny, _ = draw(logits, [BELOW_ONE], temperature=1e-3)
     assert tiny == [1]
 
@@ -489,7 +591,8 @@ def test_the_temperature_divides_the_logits() -> None:
 def naive_nucleus(distribution: Tensor, u: float, top_p: float) -> tuple[int, float]:
     """Sort all, add up one by one, keep, draw."""
     order = sorted(range(len(distribution)), key=lambda token: (-float(distribution[token]), token))
-    kept, mass = [], 0.0
+    kept = []
+    mass = 0.0
     for token in order:
         kept.append(token)
         mass += float(distribution[token])
@@ -511,7 +614,9 @@ def test_the_nucleus_is_that_of_a_full_sort(spread: float, top_p: float) -> None
     logits = torch.randn(8, 3000, generator=generator, dtype=torch.float64) * spread
     uniforms = torch.rand(8, generator=generator, dtype=torch.float64).tolist()
     tokens, logprobs = draw(logits, uniforms, top_p=top_p)
-    for distribution, u, token, logprob in zip(logits.softmax(-1), uniforms, tokens, logprobs.tolist(), strict=True):
+    for distribution, u, token, logprob in zip(
+        logits.softmax(-1), uniforms, tokens, logprobs.tolist(), strict=True
+    ):
         assert (token, pytest.approx(logprob, abs=1e-9)) == naive_nucleus(distribution, u, top_p)
 
 
@@ -527,12 +632,19 @@ def test_equally_probable_tokens_enter_the_nucleus_by_id(top_p: float) -> None:
 
 def test_the_nucleus_reaches_its_mass_and_no_further() -> None:
     distribution = torch.tensor([[0.5, 0.25, 0.125, 0.125]], dtype=torch.float64).log()
-    for top_p, kept in ((0.5, [0]), (0.51, [0, 1]), (0.75, [0, 1]), (0.76, [0, 1, 2]), (0.9, [0, 1, 2, 3])):
+    for top_p, kept in (
+        (0.5, [0]),
+        (0.51, [0, 1]),
+        (0.75, [0, 1]),
+        (0.76, [0, 1, 2]),
+        (0.9, [0, 1, 2, 3]),
+    ):
         assert draw(distribution, [BELOW_ONE], top_p=top_p)[0] == [kept[-1]]
 
 
 def test_a_response_longer_than_the_first_uniforms_continues_the_same_stream() -> None:
-    seq, uniforms = RunningSequence(request("a", seed=9, max_new_tokens=1000)), keyed_uniforms(9, 5 * FIRST_UNIFORMS)
+    seq = RunningSequence(request("a", seed=9, max_new_tokens=1000))
+    uniforms = keyed_uniforms(9, 5 * FIRST_UNIFORMS)
     for u in uniforms:
         assert seq.next_uniform() == u
         seq.append(0, 0.0)

@@ -1,4 +1,6 @@
-"""Linear layers in the processor's own order, and layers fused around them: the same products, new weights taken in."""
+"""Linear layers in the processor's own order, and layers fused around them: the same products, new
+weights taken in.
+"""
 
 import copy
 from collections.abc import Iterable
@@ -26,7 +28,9 @@ from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.model_kernels import ModelKernels
 from helpers.tiny_models import SERVED, tiny_model
 
-FLOAT32 = pytest.mark.skipif(not can_prepack(nn.Linear(1, 1)), reason="this torch has no packed matmul for float32")
+FLOAT32 = pytest.mark.skipif(
+    not can_prepack(nn.Linear(1, 1)), reason="this torch has no packed matmul for float32"
+)
 
 
 def keyed(*shape: int) -> Tensor:
@@ -59,13 +63,16 @@ def test_any_number_of_rows_gives_the_plain_product(rows: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", KERNELS)
-def test_every_kernel_gives_the_plain_product_and_is_used_where_it_is_chosen(name: str, dtype: torch.dtype) -> None:
+def test_every_kernel_gives_the_plain_product_and_is_used_where_it_is_chosen(
+    name: str, dtype: torch.dtype
+) -> None:
     if not multiplies(name, dtype):
         pytest.skip(f"no {name} kernel for {dtype} on this processor")
     plain = nn.Linear(48, 32).to(dtype)
     prepacked = PrepackedLinear(plain, rows=8, tied=False, kernels={"32x48": name})
     assert type(prepacked.prepacked) is KERNELS[name]
-    inputs, other = keyed(8, 48).to(dtype), keyed(8, 32).to(dtype)
+    inputs = keyed(8, 48).to(dtype)
+    other = keyed(8, 32).to(dtype)
     tolerance = 1e-5 if dtype == torch.float32 else 0.03
     with torch.inference_mode():
         product = plain(inputs)
@@ -83,7 +90,9 @@ def test_every_kernel_gives_the_plain_product_and_is_used_where_it_is_chosen(nam
 
 @FLOAT32
 def test_a_kernel_that_is_unknown_here_is_replaced_by_the_one_for_the_type() -> None:
-    chosen = PrepackedLinear(nn.Linear(48, 32), rows=8, tied=False, kernels={"32x48": "of another processor"})
+    chosen = PrepackedLinear(
+        nn.Linear(48, 32), rows=8, tied=False, kernels={"32x48": "of another processor"}
+    )
     assert type(chosen.prepacked) is KERNELS[default_kernel(torch.float32) or ""]
     assert default_kernel(torch.float64) is None
 
@@ -93,7 +102,9 @@ def test_only_a_kernel_that_is_clearly_faster_is_chosen_and_small_weights_are_no
     default = default_kernel(torch.float32)
     timed = []
 
-    def seconds(names: Iterable[str], outputs: int, inputs: int, rows: int, dtype: torch.dtype) -> dict[str, float]:
+    def seconds(
+        names: Iterable[str], outputs: int, inputs: int, rows: int, dtype: torch.dtype
+    ) -> dict[str, float]:
         timed.append((outputs, inputs))
         slower = {default: 1.0, "compiled": 1.06}
         return {name: slower.get(name, 0.85 if inputs == 512 else 0.75) for name in names}
@@ -107,19 +118,29 @@ def test_only_a_kernel_that_is_clearly_faster_is_chosen_and_small_weights_are_no
 
 
 class Clock:
-    """Measures one kernel as fast, the others as equally slow, and the compiled one as slower than its margin."""
+    """Measures one kernel as fast, the others as equally slow, and the compiled one as slower than
+    its margin.
+    """
 
     def __init__(self, fastest: str) -> None:
-        self.fastest, self.timed = fastest, 0
+        self.fastest = fastest
+        self.timed = 0
 
     def __call__(self, names: Iterable[str], *args: object) -> dict[str, float]:
         self.timed += 1
-        return {name: 0.5 if name == self.fastest else 1.1 if name == "compiled" else 1.0 for name in names}
+        return {
+            name: 0.5 if name == self.fastest else 1.1 if name == "compiled" else 1.0
+            for name in names
+        }
 
 
 def choose(clock: Clock, choices: Path, *, rows: int = 4, shapes: int = 1) -> dict[str, str]:
     return linear_probe.choose_kernels(
-        [(512 * (i + 1), 512) for i in range(shapes)], torch.float32, rows, choices=choices, measure=clock
+        [(512 * (i + 1), 512) for i in range(shapes)],
+        torch.float32,
+        rows,
+        choices=choices,
+        measure=clock,
     )
 
 
@@ -128,7 +149,8 @@ def choose(clock: Clock, choices: Path, *, rows: int = 4, shapes: int = 1) -> di
 def test_a_later_run_takes_the_choices_of_an_earlier_one_whatever_its_own_clock_says(
     tmp_path: Path, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, default = tmp_path / "cache" / "kernels.json", default_kernel(torch.float32)
+    path = tmp_path / "cache" / "kernels.json"
+    default = default_kernel(torch.float32)
     other = Clock("plain" if first == default else default or "")
     found = choose(Clock(first), path)
     assert found == ({} if first == default else {"512x512": first})
@@ -145,8 +167,12 @@ def test_a_later_run_takes_the_choices_of_an_earlier_one_whatever_its_own_clock_
 
 
 @FLOAT32
-@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, '{"a": 3}', '{"a": {"512x512": 3}}', "\xff"])
-def test_choices_that_cannot_be_read_are_made_anew_and_written(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "[" * 100_000, '{"a": 3}', '{"a": {"512x512": 3}}', "\xff"]
+)
+def test_choices_that_cannot_be_read_are_made_anew_and_written(
+    tmp_path: Path, content: str
+) -> None:
     path = tmp_path / "kernels.json"
     path.write_text(content, encoding="latin-1")
     assert choose(Clock("plain"), path) == {"512x512": "plain"}
@@ -154,7 +180,9 @@ def test_choices_that_cannot_be_read_are_made_anew_and_written(tmp_path: Path, c
 
 
 @FLOAT32
-def test_a_remembered_kernel_that_this_processor_does_not_have_is_timed_anew(tmp_path: Path) -> None:
+def test_a_remembered_kernel_that_this_processor_does_not_have_is_timed_anew(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "kernels.json"
     choose(Clock("plain"), path)
     path.write_text(path.read_text().replace('"plain"', '"of another torch"'))
@@ -164,7 +192,8 @@ def test_a_remembered_kernel_that_this_processor_does_not_have_is_timed_anew(tmp
 
 @FLOAT32
 def test_choices_are_neither_read_nor_written_through_a_link(tmp_path: Path) -> None:
-    victim, path = tmp_path / "victim", tmp_path / "kernels.json"
+    victim = tmp_path / "victim"
+    path = tmp_path / "kernels.json"
     choose(Clock("plain"), victim)
     before = victim.read_text()
     path.symlink_to(victim)
@@ -179,7 +208,9 @@ def test_a_folder_that_cannot_be_written_keeps_no_choice_and_stops_no_run(tmp_pa
     (tmp_path / "folder" / "kernels.json").mkdir(parents=True)
     for path in (tmp_path / "file" / "kernels.json", tmp_path / "folder" / "kernels.json"):
         for kernel in ("plain", "none"):
-            assert choose(Clock(kernel), path) == ({"512x512": "plain"} if kernel == "plain" else {})
+            assert choose(Clock(kernel), path) == (
+                {"512x512": "plain"} if kernel == "plain" else {}
+            )
 
 
 @FLOAT32
@@ -216,14 +247,17 @@ def test_the_shapes_to_time_are_those_that_a_model_is_prepacked_with() -> None:
     patch_model(model, rows=4, kernels=Recording(), model_kernels=ModelKernels(fuses_weights=False))
     assert used
     assert used - {LAYERS} <= shapes
-    prepacked = [m for m in model.modules() if isinstance(m, PrepackedLinear) and hasattr(m, "prepacked")]
+    prepacked = [
+        m for m in model.modules() if isinstance(m, PrepackedLinear) and hasattr(m, "prepacked")
+    ]
     assert {type(layer.prepacked) for layer in prepacked} == {KERNELS["plain"]}
 
 
 @FLOAT32
 def test_new_weights_are_used_and_old_ones_are_gone() -> None:
     prepacked = PrepackedLinear(nn.Linear(48, 32, bias=False), rows=8, tied=False)
-    weight, inputs = keyed(32, 48), keyed(8, 48)
+    weight = keyed(32, 48)
+    inputs = keyed(8, 48)
     prepacked.load(weight.double())
     with torch.inference_mode():
         assert torch.allclose(prepacked(inputs), inputs @ weight.T, atol=1e-5, rtol=1e-5)
@@ -240,12 +274,17 @@ def test_a_prepacked_weight_has_its_shape_and_takes_no_memory_of_its_own() -> No
 def test_a_tied_weight_stays_whole_for_its_other_user() -> None:
     model = TiedLayers()
     assert prepack_linears(model, rows=8) == 2
-    weight, inputs = keyed(40, 24), keyed(8, 24)
+    weight = keyed(40, 24)
+    inputs = keyed(8, 24)
     prepacked_weights(model)[id(model.embedding.weight)].load(weight)
     assert torch.equal(model.embedding.weight, weight)
     with torch.inference_mode():
         assert torch.allclose(model.head(inputs), inputs @ weight.T, atol=1e-5, rtol=1e-5)
-    assert sorted(name for name, _ in model.named_parameters()) == ["embedding.weight", "inner.bias", "inner.weight"]
+    assert sorted(name for name, _ in model.named_parameters()) == [
+        "embedding.weight",
+        "inner.bias",
+        "inner.weight",
+    ]
 
 
 def test_float64_layers_and_layers_of_another_class_are_left_alone() -> None:
@@ -261,7 +300,8 @@ def test_float64_layers_and_layers_of_another_class_are_left_alone() -> None:
 def test_activation_factor_and_sum_come_with_the_product() -> None:
     plain = nn.Linear(48, 32)
     prepacked = PrepackedLinear(plain, rows=8, tied=False)
-    inputs, other = keyed(8, 1, 48), keyed(8, 1, 32)
+    inputs = keyed(8, 1, 48)
+    other = keyed(8, 1, 32)
     with torch.inference_mode():
         product = plain(inputs)
         for found, expected in (
@@ -274,19 +314,25 @@ def test_activation_factor_and_sum_come_with_the_product() -> None:
 
 @FLOAT32
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_joint_product_is_those_of_its_layers_whose_new_values_count_when_all_have_come(bias: bool) -> None:
+def test_a_joint_product_is_those_of_its_layers_whose_new_values_count_when_all_have_come(
+    bias: bool,
+) -> None:
     plain = [nn.Linear(48, size, bias=bias) for size in (24, 8, 8)]
     fused_qkv = FusedQKVLinear(plain, rows=8)
     inputs = keyed(8, 48)
     with torch.inference_mode():
         before = fused_qkv(inputs)
-        assert torch.allclose(before, torch.cat([layer(inputs) for layer in plain], 1), atol=1e-5, rtol=1e-5)
+        assert torch.allclose(
+            before, torch.cat([layer(inputs) for layer in plain], 1), atol=1e-5, rtol=1e-5
+        )
         weights = [keyed(*layer.weight.shape) for layer in plain]
         for layer, weight in zip(fused_qkv.layers[1:], weights[1:], strict=True):
             layer.load(weight)
         assert torch.equal(fused_qkv(inputs), before)
         fused_qkv.layers[0].load(weights[0])
-        expected = [nn.functional.linear(inputs, w, p.bias) for w, p in zip(weights, plain, strict=True)]
+        expected = [
+            nn.functional.linear(inputs, w, p.bias) for w, p in zip(weights, plain, strict=True)
+        ]
         assert torch.allclose(fused_qkv(inputs), torch.cat(expected, 1), atol=1e-5, rtol=1e-5)
 
 

@@ -1,4 +1,6 @@
-"""What the native engine does on a GPU, computed on the CPU: fused layers, attention by lengths, bounded memory."""
+"""What the native engine does on a GPU, computed on the CPU: fused layers, attention by lengths,
+bounded memory.
+"""
 
 import copy
 from collections.abc import Sequence
@@ -31,36 +33,58 @@ from helpers.graph_tape import as_kernel, captured_on_cpu
 from helpers.tiny_models import SERVED, WINDOW, ModelWeights, tiny_model
 from helpers.varlen_operators import decode_attention
 
-FUSED = ["llama", "tied llama", "qwen2", "qwen2 with windows", "qwen3", "mistral with a window", "smollm3", "gemma3"]
+FUSED = [
+    "llama",
+    "tied llama",
+    "qwen2",
+    "qwen2 with windows",
+    "qwen3",
+    "mistral with a window",
+    "smollm3",
+    "gemma3",
+]
 """Of `SERVED`, those whose layers are computed in few kernels; the others keep their own."""
 
-MASKED, BY_LENGTH = ModelKernels(fuses_weights=False), ModelKernels(fuses_weights=False, attend=decode_attention)
+MASKED = ModelKernels(fuses_weights=False)
+BY_LENGTH = ModelKernels(fuses_weights=False, attend=decode_attention)
 ON_GPU = ModelKernels(fuses_weights=True, attend=decode_attention, num_splits=1)
 
 NORM_ROUNDING = 1e-5
-"""Of models in float64 relative to their logits' spread: transformers computes their norms in float32."""
+"""Of models in float64 relative to their logits' spread: transformers computes their norms in
+float32.
+"""
 
-SEQUENCES = [[(7 * i + 3 * i * i + seq) % 197 for i in range(length)] for seq, length in enumerate((15, 22, 9))]
+SEQUENCES = [
+    [(7 * i + 3 * i * i + seq) % 197 for i in range(length)]
+    for seq, length in enumerate((15, 22, 9))
+]
 PREFILLED = (6, 13, 3)
 
 
-def forward_of(name: str, model_kernels: ModelKernels, dtype: torch.dtype = torch.float64) -> Forward:
+def forward_of(
+    name: str, model_kernels: ModelKernels, dtype: torch.dtype = torch.float64
+) -> Forward:
     return patch_model(tiny_model(name, dtype=dtype), rows=4, model_kernels=model_kernels)
 
 
 @torch.inference_mode()
 def decoded(forward: Forward, *, moved: bool = False) -> list[Tensor]:
-    """Logits of each of `SEQUENCES`, `[tokens after the prefill, vocabulary]`, decoded together as far as each goes.
+    """Logits of each of `SEQUENCES`, `[tokens after the prefill, vocabulary]`, decoded together as
+    far as each goes.
 
-    The cache is resized twice on the way. `moved`: the last row takes the place of the first that ends.
+    The cache is resized twice on the way. `moved`: the last row takes the place of the first that
+    ends.
     """
     cache = forward.model_kernels.new_slots()
     cache.reserve(3, max(PREFILLED) + 1, 64)
     prefilled = forward.prefill([ids[:n] for ids, n in zip(SEQUENCES, PREFILLED, strict=True)])
     cache.store(prefilled.cache, [0, 1, 2], [0, 1, 2], max(PREFILLED))
-    rows, logits = [0, 1, 2], [[prefilled.logits[i]] for i in range(3)]
+    rows = [0, 1, 2]
+    logits = [[prefilled.logits[i]] for i in range(3)]
     for step in range(max(map(len, SEQUENCES))):
-        for row in reversed([row for row, i in enumerate(rows) if PREFILLED[i] + step >= len(SEQUENCES[i])]):
+        for row in reversed(
+            [row for row, i in enumerate(rows) if PREFILLED[i] + step >= len(SEQUENCES[i])]
+        ):
             last = rows.pop()
             if row < len(rows):
                 cache.move([len(rows)], [row], PREFILLED[last] + step)
@@ -69,7 +93,9 @@ def decoded(forward: Forward, *, moved: bool = False) -> list[Tensor]:
             break
         positions = [PREFILLED[i] + step for i in rows]
         cache.reserve(len(rows) + step % 2, max(positions) + 1, 64)
-        found = forward.decode(cache, [SEQUENCES[i][p] for i, p in zip(rows, positions, strict=True)], positions)
+        found = forward.decode(
+            cache, [SEQUENCES[i][p] for i, p in zip(rows, positions, strict=True)], positions
+        )
         for row, i in enumerate(rows):
             logits[i].append(found[row])
     return [torch.stack(entries) for entries in logits]
@@ -95,7 +121,8 @@ def distance(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 @pytest.mark.parametrize("name", SERVED)
 def test_attention_by_lengths_is_attention_under_masks(name: str) -> None:
-    # rows of different lengths, moved and resized; three of the models have a sliding window shorter than the rows
+    # rows of different lengths, moved and resized; three of the models have a sliding window
+    # shorter than the rows
     assert distance(decoded(forward_of(name, BY_LENGTH)), decoded(forward_of(name, MASKED))) < 1e-10
 
 
@@ -128,7 +155,9 @@ def test_a_row_is_one_sequence_in_memory() -> None:
         prefilled = forward.prefill([[1, 2, 3], [4, 5, 6]])
     cache.store(prefilled.cache, [0, 1], [0, 1], 3)
     assert [tensor.shape for tensor in cache.tensors] == [(2, 9, 4, 8)] * 2
-    for tensor, keys, values in zip(cache.tensors, prefilled.cache.keys, prefilled.cache.values, strict=True):
+    for tensor, keys, values in zip(
+        cache.tensors, prefilled.cache.keys, prefilled.cache.values, strict=True
+    ):
         assert torch.equal(tensor[:, :3, :2].transpose(1, 2), keys)
         assert torch.equal(tensor[:, :3, 2:].transpose(1, 2), values)
 
@@ -163,7 +192,11 @@ def test_fused_layers_round_no_more_than_the_model_does(name: str) -> None:
     plain = plain_logits(tiny_model(name, dtype=torch.bfloat16))
     fused = decoded(forward_of(name, ON_GPU, torch.bfloat16))
     error = [
-        float(torch.cat([(a.double() - b).abs().flatten() for a, b in zip(logits, exact, strict=True)]).mean())
+        float(
+            torch.cat(
+                [(a.double() - b).abs().flatten() for a, b in zip(logits, exact, strict=True)]
+            ).mean()
+        )
         for logits in (fused, plain)
     ]
     assert error[0] < 1.1 * error[1]
@@ -205,20 +238,31 @@ def test_fused_weights_take_no_memory_of_their_own() -> None:
     model = tiny_model("qwen2", dtype=torch.float64)
     sizes = sum(p.numel() * p.element_size() for p in model.parameters())
     patch_model(model, rows=4, model_kernels=ON_GPU)
-    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
+    storages = {
+        p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()
+    }
     assert sum(storages.values()) == sizes
     products = model.base_model.layers[0].self_attn
-    assert products.q_proj.weight.untyped_storage().data_ptr() == products.v_proj.weight.untyped_storage().data_ptr()
+    assert (
+        products.q_proj.weight.untyped_storage().data_ptr()
+        == products.v_proj.weight.untyped_storage().data_ptr()
+    )
 
 
 def test_a_gpu_computes_fused_layers_and_attends_by_lengths_where_a_kernel_does() -> None:
     def chosen(dtype: torch.dtype, *, reproducible: bool = True, **options: Any) -> ModelKernels:
-        return model_kernels_for(fake_model("llama", dtype=dtype, **options), reproducible=reproducible)
+        return model_kernels_for(
+            fake_model("llama", dtype=dtype, **options), reproducible=reproducible
+        )
 
     masked = ModelKernels(fuses_weights=True)
     with fake_cuda():
-        assert chosen(torch.bfloat16) == replace(masked, attend=varlen_attn, num_splits=1, captures=True)
-        assert chosen(torch.float16, reproducible=False) == replace(masked, attend=varlen_attn, captures=True)
+        assert chosen(torch.bfloat16) == replace(
+            masked, attend=varlen_attn, num_splits=1, captures=True
+        )
+        assert chosen(torch.float16, reproducible=False) == replace(
+            masked, attend=varlen_attn, captures=True
+        )
         assert chosen(torch.float32) == masked
         assert chosen(torch.bfloat16, head_dim=20) == masked  # not a multiple of 8
 
@@ -228,7 +272,13 @@ def test_a_gpu_computes_fused_layers_and_attends_by_lengths_where_a_kernel_does(
 
 def requests(count: int, **options: Any) -> list[GenerationRequest]:
     base = GenerationRequest(
-        id="", prompt_ids=(11, 42, 7), max_new_tokens=12, temperature=1.0, top_p=1.0, seed=0, stop_ids=(5,)
+        id="",
+        prompt_ids=(11, 42, 7),
+        max_new_tokens=12,
+        temperature=1.0,
+        top_p=1.0,
+        seed=0,
+        stop_ids=(5,),
     )
     return [replace(base, id=f"r{i}", seed=i, **options) for i in range(count)]
 
@@ -244,34 +294,52 @@ def run(engine: NativeEngine, asked: Sequence[GenerationRequest]) -> dict[str, G
 @pytest.mark.parametrize("name", ["llama", "qwen2 with windows", "gemma3"])
 def test_the_engine_samples_the_same_tokens_with_either_kernels(name: str) -> None:
     asked = [
-        replace(r, prompt_ids=r.prompt_ids * (1 + i % 3), max_new_tokens=5 + 4 * (i % 4), top_p=0.9 if i % 2 else 1.0)
+        replace(
+            r,
+            prompt_ids=r.prompt_ids * (1 + i % 3),
+            max_new_tokens=5 + 4 * (i % 4),
+            top_p=0.9 if i % 2 else 1.0,
+        )
         for i, r in enumerate(requests(9))
     ]
     engines = [
-        NativeEngine(tiny_model(name, dtype=torch.float64), NativeConfig(slots=4), model_kernels=model_kernels)
+        NativeEngine(
+            tiny_model(name, dtype=torch.float64),
+            NativeConfig(slots=4),
+            model_kernels=model_kernels,
+        )
         for model_kernels in (MASKED, ON_GPU)
     ]
     masked, on_gpu = (run(engine, asked) for engine in engines)
-    assert {i: g.token_ids for i, g in masked.items()} == {i: g.token_ids for i, g in on_gpu.items()}
+    assert {i: g.token_ids for i, g in masked.items()} == {
+        i: g.token_ids for i, g in on_gpu.items()
+    }
     for i, generation in masked.items():
         assert generation.logprobs == pytest.approx(on_gpu[i].logprobs, abs=1e-4)
 
 
 def test_the_cache_gets_its_share_of_the_memory_that_a_step_leaves() -> None:
-    assert cache_token_bound(10_000, position_bytes=10, step_bytes=2_000) == int(CACHE_SHARE * 8_000) // 10
+    assert (
+        cache_token_bound(10_000, position_bytes=10, step_bytes=2_000)
+        == int(CACHE_SHARE * 8_000) // 10
+    )
     assert cache_token_bound(1_000, position_bytes=10, step_bytes=2_000) == 1
 
 
 def test_processes_that_share_a_gpu_divide_what_is_free() -> None:
     with fake_cuda():
         device = torch.device("cuda")
-        assert CudaMemory(device, processes=3).free_bytes() == CudaMemory(device).free_bytes() // 3 > 0
+        assert (
+            CudaMemory(device, processes=3).free_bytes() == CudaMemory(device).free_bytes() // 3 > 0
+        )
 
 
 def test_a_step_needs_the_larger_of_sampling_and_prefill() -> None:
     sizes = {"position_bytes": 100, "hidden": 20, "intermediate": 30, "width": 2}
     assert step_bytes(slots=10, vocabulary=1000, prefill_tokens=1, **sizes) == 3 * 4 * 10 * 1000
-    assert step_bytes(slots=1, vocabulary=1, prefill_tokens=7, **sizes) == 7 * (2 * 100 + 4 * 50 * 2)
+    assert step_bytes(slots=1, vocabulary=1, prefill_tokens=7, **sizes) == 7 * (
+        2 * 100 + 4 * 50 * 2
+    )
 
 
 # --- decode steps as graphs -------------------------------------------------------------------------------------------
@@ -291,7 +359,9 @@ def test_captured_steps_compute_what_the_model_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2 with windows", "gemma3"])
-def test_the_engine_samples_the_same_tokens_with_captured_steps_after_new_weights(name: str) -> None:
+def test_the_engine_samples_the_same_tokens_with_captured_steps_after_new_weights(
+    name: str,
+) -> None:
     asked = [
         replace(r, prompt_ids=r.prompt_ids * (1 + i % 3), max_new_tokens=9 + 4 * (i % 4))
         for i, r in enumerate(requests(30))
@@ -300,7 +370,9 @@ def test_the_engine_samples_the_same_tokens_with_captured_steps_after_new_weight
     for model_kernels in (ON_GPU, CAPTURED):
         with captured_on_cpu() as captured:
             model = tiny_model(name, dtype=torch.float64)
-            engine = NativeEngine(model, NativeConfig(slots=20), model_kernels=model_kernels, memory=FakeMemory())
+            engine = NativeEngine(
+                model, NativeConfig(slots=20), model_kernels=model_kernels, memory=FakeMemory()
+            )
             first = run(engine, asked)
             engine.drop_weights()
             engine.load_weights(ModelWeights(tiny_model(name, dtype=torch.float64, seed=1)), 1)
@@ -316,7 +388,8 @@ def test_the_engine_samples_the_same_tokens_with_captured_steps_after_new_weight
 @torch.inference_mode()
 def decoded_while_the_cache_grows(model_kernels: ModelKernels) -> list[Tensor]:
     """Logits of eight rows that grow three times; each time a row becomes a copy of the first."""
-    forward, logits = forward_of("llama", model_kernels), []
+    forward = forward_of("llama", model_kernels)
+    logits = []
     cache = forward.model_kernels.new_slots()
     cache.reserve(8, 3, 3)
     prefilled = forward.prefill([[11 * row, 2, 3] for row in range(8)])
@@ -333,12 +406,19 @@ def decoded_while_the_cache_grows(model_kernels: ModelKernels) -> list[Tensor]:
 
 def test_a_step_is_captured_again_where_the_cache_has_grown() -> None:
     with captured_on_cpu() as captured:
-        assert distance(decoded_while_the_cache_grows(CAPTURED), decoded_while_the_cache_grows(ON_GPU)) == 0.0
+        assert (
+            distance(decoded_while_the_cache_grows(CAPTURED), decoded_while_the_cache_grows(ON_GPU))
+            == 0.0
+        )
     assert len(captured) == 1 + 3
 
 
-def test_memory_that_is_cached_is_free_before_a_capture_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a capture torch allocates from the GPU alone, which has not what the process keeps for other tensors."""
+def test_memory_that_is_cached_is_free_before_a_capture_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a capture torch allocates from the GPU alone, which has not what the process keeps for
+    other tensors.
+    """
     order: list[str] = []
     graph = Mock()
     graph.capture_begin = lambda *_, **__: order.append("begin")

@@ -1,4 +1,6 @@
-"""Sequences that share rows of the native engine: each prefix of responses is computed once, whatever the slots."""
+"""Sequences that share rows of the native engine: each prefix of responses is computed once,
+whatever the slots.
+"""
 
 import math
 from collections.abc import Collection, Sequence
@@ -29,7 +31,13 @@ PROMPTS = [(11, 42, 7, 99), (5, 5, 120), (64, 3, 190, 17, 1, 80)]
 
 def request(label: str, **options: object) -> GenerationRequest:
     defaults = GenerationRequest(
-        id=label, prompt_ids=PROMPTS[0], max_new_tokens=9, temperature=0.3, top_p=1.0, seed=0, stop_ids=(5, 90)
+        id=label,
+        prompt_ids=PROMPTS[0],
+        max_new_tokens=9,
+        temperature=0.3,
+        top_p=1.0,
+        seed=0,
+        stop_ids=(5, 90),
     )
     return replace(defaults, **options)
 
@@ -43,14 +51,22 @@ def groups(size: int, **options: object) -> list[GenerationRequest]:
 
 
 def engine_of(slots: int, *, cache_tokens: int | None = None) -> NativeEngine:
-    memory = None if cache_tokens is None else FakeMemory(bytes_for_cache(cache_tokens, slots=slots))
-    return NativeEngine(tiny_model("llama", dtype=torch.float64), NativeConfig(slots=slots), memory=memory)
+    memory = (
+        None if cache_tokens is None else FakeMemory(bytes_for_cache(cache_tokens, slots=slots))
+    )
+    return NativeEngine(
+        tiny_model("llama", dtype=torch.float64), NativeConfig(slots=slots), memory=memory
+    )
 
 
 def distinct_beginnings(requests: Sequence[GenerationRequest], done: dict[str, Generation]) -> int:
     """Of responses, those after which another token was sampled."""
     return len(
-        {(r.prompt_ids, tuple(done[r.id].token_ids[:n])) for r in requests for n in range(1, len(done[r.id].token_ids))}
+        {
+            (r.prompt_ids, tuple(done[r.id].token_ids[:n]))
+            for r in requests
+            for n in range(1, len(done[r.id].token_ids))
+        }
     )
 
 
@@ -58,7 +74,9 @@ def distinct_beginnings(requests: Sequence[GenerationRequest], done: dict[str, G
 
 
 class Cache:
-    """Rows of tokens in place of their keys and values: what a row holds can be compared with what it should hold."""
+    """Rows of tokens in place of their keys and values: what a row holds can be compared with what
+    it should hold.
+    """
 
     def __init__(self, rows: int, length: int) -> None:
         self.tokens = np.full((rows, length), -1)
@@ -75,12 +93,17 @@ class Cache:
 
 
 def generate(responses: Sequence[Sequence[int]], limit: int) -> tuple[int, int]:
-    """Run responses of given tokens in at most `limit` rows; returns the row-steps, and the most rows in use."""
+    """Run responses of given tokens in at most `limit` rows; returns the row-steps, and the most
+    rows in use.
+    """
     sequences = [
         RunningSequence(request(str(i), max_new_tokens=len(tokens), stop_ids=()), order=i)
         for i, tokens in enumerate(responses)
     ]
-    rows, cache, steps, most = Rows(), Cache(limit, max(map(len, responses)) + len(PROMPTS[0])), 0, 0
+    rows = Rows()
+    cache = Cache(limit, max(map(len, responses)) + len(PROMPTS[0]))
+    steps = 0
+    most = 0
 
     def draw(branch: Collection[RunningSequence]) -> None:
         for seq in branch:
@@ -112,7 +135,9 @@ TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 
 @settings(max_examples=200)
 @given(st.lists(TOKENS, min_size=1, max_size=9), st.integers(1, 5))
-def test_row_steps_are_the_distinct_beginnings_in_any_number_of_rows(responses: list[list[int]], limit: int) -> None:
+def test_row_steps_are_the_distinct_beginnings_in_any_number_of_rows(
+    responses: list[list[int]], limit: int
+) -> None:
     steps, most = generate(responses, limit)
     assert steps == len({tuple(tokens[:n]) for tokens in responses for n in range(1, len(tokens))})
     assert most <= limit
@@ -132,7 +157,9 @@ def test_a_hand_made_tree_takes_its_nodes() -> None:
 
 @pytest.mark.parametrize("slots", [1, 2, 5, 64])
 @pytest.mark.parametrize("temperature", [0.1, 0.4, 1.0])
-def test_a_beginning_is_decoded_once_and_every_token_is_the_one_sampled_alone(slots: int, temperature: float) -> None:
+def test_a_beginning_is_decoded_once_and_every_token_is_the_one_sampled_alone(
+    slots: int, temperature: float
+) -> None:
     requests = groups(7, temperature=temperature)
     engine = engine_of(slots)
     done = answers(engine, requests)
@@ -173,7 +200,10 @@ def test_rows_that_sharing_saves_go_to_groups_that_wait() -> None:
 
 
 def test_members_of_one_row_end_at_their_own_limits_and_leave_it_when_aborted() -> None:
-    requests = [request(f"a{i}", temperature=0.0, stop_ids=(), max_new_tokens=n) for i, n in enumerate((3, 9, 5, 9))]
+    requests = [
+        request(f"a{i}", temperature=0.0, stop_ids=(), max_new_tokens=n)
+        for i, n in enumerate((3, 9, 5, 9))
+    ]
     engine = engine_of(2)
     engine.submit(requests)
     for _ in range(4):
@@ -217,15 +247,20 @@ def test_statistics_of_an_engine_begin_at_zero() -> None:
 def test_draws_from_shared_rows_are_those_from_copies_of_the_rows(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     counts = [3, 1, 4, 2, 1, 5]
-    values = np.array([(1.0, 1.0), (1.0, 0.4), (0.0, 1.0), (0.7, 1.0), (1.0, 0.999), (2.0, 0.9)]).T.copy()
+    values = np.array(
+        [(1.0, 1.0), (1.0, 0.4), (0.0, 1.0), (0.7, 1.0), (1.0, 0.999), (2.0, 0.9)]
+    ).T.copy()
     logits = torch.randn(6, 3000, generator=generator, dtype=dtype) * 2
     logits[4] = 0.0  # a nucleus that its first candidates do not hold
     uniforms = torch.rand(sum(counts), 1, generator=generator, dtype=torch.float64)
     rows = torch.repeat_interleave(torch.arange(6), torch.tensor(counts))
-    shared = SamplingSettings.of(values, torch.from_numpy(values), UniformDraws(uniforms, counts, rows))
+    shared = SamplingSettings.of(
+        values, torch.from_numpy(values), UniformDraws(uniforms, counts, rows)
+    )
     repeated = values[:, rows.numpy()]
     copied = SamplingSettings.of(repeated, torch.from_numpy(repeated), UniformDraws(uniforms))
-    found, expected = sample(logits, shared), sample(logits[rows], copied)
+    found = sample(logits, shared)
+    expected = sample(logits[rows], copied)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
     assert len(set(found[0].tolist())) > 8
@@ -254,10 +289,14 @@ def test_prompts_prefilled_after_their_beginning_are_those_prefilled_whole(name:
     prompts = [SYSTEM + end for end in ENDS]
     with torch.inference_mode():
         whole = forward.prefill(prompts)
-        after = forward.prefill(prompts, PromptPrefix(tuple(SYSTEM), forward.prefill([SYSTEM]).cache))
+        after = forward.prefill(
+            prompts, PromptPrefix(tuple(SYSTEM), forward.prefill([SYSTEM]).cache)
+        )
     assert torch.allclose(after.logits, whole.logits, rtol=0, atol=1e-12)
     for computed in ("keys", "values"):
-        for layer, expected in zip(getattr(after.cache, computed), getattr(whole.cache, computed), strict=True):
+        for layer, expected in zip(
+            getattr(after.cache, computed), getattr(whole.cache, computed), strict=True
+        ):
             assert torch.allclose(layer, expected, rtol=0, atol=1e-12)
 
 
@@ -279,27 +318,34 @@ def test_the_common_beginning_of_prompts_is_computed_once_and_changes_no_token(s
 
 
 def test_a_common_beginning_becomes_shorter_and_is_taken_anew_where_too_little_is_left() -> None:
-    first, second = (*SYSTEM, 1, 2, 3, 4), (*SYSTEM, 1, 2, 9)
+    first = (*SYSTEM, 1, 2, 3, 4)
+    second = (*SYSTEM, 1, 2, 9)
     other = tuple(range(100, 120))
     engine = engine_of(1)
     counts = []
-    for at, prompt in enumerate((first, second, (*SYSTEM, 5), other, (*other[:18], 3, 3), (*SYSTEM, 6))):
+    for at, prompt in enumerate(
+        (first, second, (*SYSTEM, 5), other, (*other[:18], 3, 3), (*SYSTEM, 6))
+    ):
         engine.submit([request(str(at), prompt_ids=prompt, max_new_tokens=3, stop_ids=())])
     while engine.in_flight:
         before = engine.stats.prefill_tokens
         engine.poll()
         counts += [engine.stats.prefill_tokens - before] * (engine.stats.prefill_tokens > before)
-    # they share with those before them: nothing, 15 tokens, the system part, nothing, 18 tokens, nothing
+    # they share with those before them: nothing, 15 tokens, the system part, nothing, 18 tokens,
+    # nothing
     assert counts == [17, 16 - 15, 14 - 13, 20, 20 - 18, 14]
 
 
 def test_an_idle_engine_remembers_no_prompt() -> None:
-    engine, requests = engine_of(4), with_system(*ENDS[:2])
+    engine = engine_of(4)
+    requests = with_system(*ENDS[:2])
     polls = []
     for _ in range(2):
         before = engine.stats.prefill_tokens
         done = answers(engine, requests)
-        polls.append((engine.stats.prefill_tokens - before, {i: list(g.logprobs) for i, g in done.items()}))
+        polls.append(
+            (engine.stats.prefill_tokens - before, {i: list(g.logprobs) for i, g in done.items()})
+        )
     assert polls[0] == polls[1]  # to the last bit
 
 
@@ -307,14 +353,20 @@ def test_a_prompt_that_comes_twice_in_a_poll_is_prefilled_once() -> None:
     engine = engine_of(64)
     requests = [request(str(i), prompt_ids=PROMPTS[i % 3], seed=i) for i in range(9)]
     answers(engine, requests)
-    assert (engine.stats.prefill_prompts, engine.stats.prefill_tokens) == (3, sum(map(len, PROMPTS)))
+    assert (engine.stats.prefill_prompts, engine.stats.prefill_tokens) == (
+        3,
+        sum(map(len, PROMPTS)),
+    )
 
 
 @given(st.lists(st.lists(st.integers(0, 1), max_size=6), min_size=1, max_size=4))
 def test_the_common_beginning_is_the_longest(sequences: list[list[int]]) -> None:
     length = common_prefix(sequences)
     assert len({tuple(tokens[:length]) for tokens in sequences}) == 1
-    assert length == min(map(len, sequences)) or len({tuple(tokens[: length + 1]) for tokens in sequences}) > 1
+    assert (
+        length == min(map(len, sequences))
+        or len({tuple(tokens[: length + 1]) for tokens in sequences}) > 1
+    )
 
 
 # --- a long prompt, read once for its group ---------------------------------------------------------------------------
@@ -334,7 +386,12 @@ def long_groups(sizes: Sequence[int] = (6, 4, 3)) -> list[GenerationRequest]:
     """Groups of such prompts, the last of them too small, and one of a short prompt."""
     ends = [(), (1, 2), (3,), None]
     return [
-        request(f"{p}/{i}", prompt_ids=PROMPTS[0] if end is None else LONG + end, seed=50 * p + i, temperature=0.8)
+        request(
+            f"{p}/{i}",
+            prompt_ids=PROMPTS[0] if end is None else LONG + end,
+            seed=50 * p + i,
+            temperature=0.8,
+        )
         for p, (end, size) in enumerate(zip(ends, (*sizes, 5), strict=True))
         for i in range(size)
     ]
@@ -362,7 +419,9 @@ def test_prompts_without_a_common_beginning_are_each_read_once_for_their_group(
     name: str, prompts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = [
-        request(f"{p}/{i}", prompt_ids=(p + 1, *LONG[p:], *range(p)), seed=50 * p + i, temperature=0.8)
+        request(
+            f"{p}/{i}", prompt_ids=(p + 1, *LONG[p:], *range(p)), seed=50 * p + i, temperature=0.8
+        )
         for p in range(prompts)
         for i in range(4)
     ]
@@ -375,10 +434,14 @@ def test_prompts_without_a_common_beginning_are_each_read_once_for_their_group(
 
 @pytest.mark.needs_kernels
 @pytest.mark.parametrize("name", SERVED)
-def test_a_model_with_windows_keeps_each_prompt_in_its_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_windows_keeps_each_prompt_in_its_rows(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert compiled_engine(name, 8, monkeypatch)._forward.shares_prompts == (name in FULL_ATTENTION)
     for kernels, dtype in (({}, torch.float32), ({LAYERS: COMPILED}, torch.float64)):
-        assert not patch_model(tiny_model(name, dtype=dtype), rows=4, kernels=kernels).shares_prompts
+        assert not patch_model(
+            tiny_model(name, dtype=dtype), rows=4, kernels=kernels
+        ).shares_prompts
 
 
 @pytest.mark.needs_kernels
@@ -405,7 +468,9 @@ def test_shared_prompts_and_rows_stay_within_cache_tokens(rows: int) -> None:
     done = answers(engine, requests)
     assert engine.stats.cache_bytes_peak <= rows * 320 * 2 * 2 * 2 * 8 * 8
     expected = answers(engine_of(64), requests)
-    assert {i: g.token_ids for i, g in done.items()} == {i: g.token_ids for i, g in expected.items()}
+    assert {i: g.token_ids for i, g in done.items()} == {
+        i: g.token_ids for i, g in expected.items()
+    }
 
 
 def test_whether_a_prompt_is_shared_does_not_depend_on_what_else_runs() -> None:

@@ -1,4 +1,6 @@
-"""Laws of the vLLM engine that need no vLLM: what its process is started with, and what it says where vLLM fails."""
+"""Laws of the vLLM engine that need no vLLM: what its process is started with, and what it says
+where vLLM fails.
+"""
 
 import importlib
 import os
@@ -33,8 +35,13 @@ def tiny(*overrides: str) -> Config:
 
 
 @pytest.mark.skipif(vllm_engines.AVAILABLE, reason="vLLM is installed here")
-def test_a_missing_package_is_named_with_its_install_command_and_nothing_is_written(tmp_path: Path) -> None:
-    message = r"needs the Python package vllm.*pip install vllm.*dapo docs gpu_server.*rollout\.vllm\.python"
+def test_a_missing_package_is_named_with_its_install_command_and_nothing_is_written(
+    tmp_path: Path,
+) -> None:
+    message = (
+        r"needs the Python package vllm.*pip install vllm.*dapo docs"
+        r" gpu_server.*rollout\.vllm\.python"
+    )
     with pytest.raises(ConfigError, match=message):
         start_run(tiny(), run_dir=tmp_path / "run", config_name="tiny")
     assert not list(tmp_path.iterdir())
@@ -44,28 +51,50 @@ def test_a_missing_package_is_named_with_its_install_command_and_nothing_is_writ
 
 def use_vllm(monkeypatch: pytest.MonkeyPatch, start: Any, *, finds_a_device: bool = True) -> None:
     """A package vllm whose engines are made by `start`."""
-    vllm = SimpleNamespace(EngineArgs=dict, SamplingParams=dict, LLMEngine=SimpleNamespace(from_engine_args=start))
+    vllm = SimpleNamespace(
+        EngineArgs=dict, SamplingParams=dict, LLMEngine=SimpleNamespace(from_engine_args=start)
+    )
     platform = SimpleNamespace(is_cpu=lambda: False, is_unspecified=lambda: not finds_a_device)
-    for name, module in {"vllm": vllm, "vllm.platforms": SimpleNamespace(current_platform=platform)}.items():
+    for name, module in {
+        "vllm": vllm,
+        "vllm.platforms": SimpleNamespace(current_platform=platform),
+    }.items():
         monkeypatch.setitem(sys.modules, name, module)
-    for name in ("VLLM_RPC_BASE_PATH", "TORCH_COMPILE_DISABLE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.setenv(name, os.environ.get(name, ""))  # what the start changes ends with the test
+    for name in (
+        "VLLM_RPC_BASE_PATH",
+        "TORCH_COMPILE_DISABLE",
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_SOCKET_IFNAME",
+    ):
+        # what the start changes ends with the test
+        monkeypatch.setenv(name, os.environ.get(name, ""))
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     monkeypatch.setattr(rendezvous, "TCPStore", rendezvous.TCPStore)
 
 
-def test_vllm_for_gpus_does_not_start_without_one_and_names_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_for_gpus_does_not_start_without_one_and_names_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     use_vllm(monkeypatch, None, finds_a_device=False)
-    with pytest.raises(EngineError, match=r"not built for any device .*nvidia-smi.*dapo docs gpu_server"):
+    with pytest.raises(
+        EngineError, match=r"not built for any device .*nvidia-smi.*dapo docs gpu_server"
+    ):
         open_vllm_engine(vllm_options(tiny()))
 
 
-def test_memory_that_ends_while_vllm_starts_names_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_ends_while_vllm_starts_names_its_options(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def start(arguments: dict[str, object]) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has 3 MiB in use.")
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has 3 MiB in use."
+        )
 
     use_vllm(monkeypatch, start)
-    with pytest.raises(OutOfMemory, match=r"^starting vLLM ran out of memory \(1\.50 GiB .*rollout\.vllm\.cache_gib"):
+    with pytest.raises(
+        OutOfMemory,
+        match=r"^starting vLLM ran out of memory \(1\.50 GiB .*rollout\.vllm\.cache_gib",
+    ):
         open_vllm_engine(vllm_options(tiny()))
 
 
@@ -82,20 +111,33 @@ def test_equal_models_start_from_one_path_by_which_vllm_finds_what_it_compiled(
 
     use_vllm(monkeypatch, start)
     monkeypatch.setenv("DAPO_CACHE", str(tmp_path / "cache"))
-    small, other = vllm_options(tiny()), replace(vllm_options(tiny()), model_config='{"model_type": "llama"}')
+    small = vllm_options(tiny())
+    other = replace(vllm_options(tiny()), model_config='{"model_type": "llama"}')
     for options in (small, small, other):
         with pytest.raises(EngineError, match="seen"):
             open_vllm_engine(options)
-    assert [content for _, content in started] == [small.model_config, small.model_config, other.model_config]
+    assert [content for _, content in started] == [
+        small.model_config,
+        small.model_config,
+        other.model_config,
+    ]
     first, second, third = (Path(model) for model, _ in started)
     assert first == second != third
     assert first.parent == third.parent == tmp_path / "cache" / "vllm"
-    assert len(list(tmp_path.rglob("*.json"))) == len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2
+    assert (
+        len(list(tmp_path.rglob("*.json")))
+        == len([path for path in tmp_path.rglob("*") if path.is_file()])
+        == 2
+    )
 
 
 def test_the_engine_gets_the_shape_of_every_weight_and_no_weights() -> None:
     options = vllm_options(tiny())
-    assert options.weight_shapes["lm_head.weight"] == options.weight_shapes["model.embed_tokens.weight"] == (100, 32)
+    assert (
+        options.weight_shapes["lm_head.weight"]
+        == options.weight_shapes["model.embed_tokens.weight"]
+        == (100, 32)
+    )
     assert len(options.weight_shapes) == 21
     assert '"LlamaForCausalLM"' in options.model_config
     assert engine_arguments(options, "folder", on_cpu=True)["load_format"] == "dummy"
@@ -120,26 +162,34 @@ def test_max_tokens_is_prompt_plus_response_limit_capped_by_the_models_context()
 
 
 @pytest.mark.parametrize(
-    ("model", "expected"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("float64", "float32")]
+    ("model", "expected"),
+    [("float32", "float32"), ("bfloat16", "bfloat16"), ("float64", "float32")],
 )
 def test_the_dtype_is_the_models_as_far_as_vllm_has_it(model: str, expected: str) -> None:
     assert vllm_options(tiny(f"model.dtype={model}")).dtype == expected
 
 
 def test_memory_is_what_the_option_says() -> None:
-    arguments = engine_arguments(vllm_options(tiny("rollout.vllm.cache_gib=1.5")), "folder", on_cpu=True)
+    arguments = engine_arguments(
+        vllm_options(tiny("rollout.vllm.cache_gib=1.5")), "folder", on_cpu=True
+    )
     assert arguments["kv_cache_memory_bytes"] == 3 * 2**29
 
 
 def test_memory_and_graphs_are_chosen_by_the_device_where_no_option_says_it() -> None:
     options = vllm_options(tiny())
-    on_cpu, on_gpu = (engine_arguments(options, "folder", on_cpu=is_cpu) for is_cpu in (True, False))
+    on_cpu, on_gpu = (
+        engine_arguments(options, "folder", on_cpu=is_cpu) for is_cpu in (True, False)
+    )
     assert (on_cpu["kv_cache_memory_bytes"], on_cpu["enforce_eager"]) == (2 * 2**30, True)
     assert "kv_cache_memory_bytes" not in on_gpu
     assert (on_gpu["gpu_memory_utilization"], on_gpu["enforce_eager"]) == (0.9, False)
     shared = engine_arguments(replace(options, gpu_processes=2), "folder", on_cpu=False)
     in_turn = replace(options, sleeps=True, trainer_bytes=20)
-    assert engine_arguments(in_turn, "folder", on_cpu=False, gpu_bytes=80)["gpu_memory_utilization"] == 0.65
+    assert (
+        engine_arguments(in_turn, "folder", on_cpu=False, gpu_bytes=80)["gpu_memory_utilization"]
+        == 0.65
+    )
     assert engine_arguments(in_turn, "folder", on_cpu=False, gpu_bytes=80)["enable_sleep_mode"]
     assert not engine_arguments(in_turn, "folder", on_cpu=True)["enable_sleep_mode"]
     assert shared["gpu_memory_utilization"] == 0.45
@@ -156,7 +206,10 @@ def test_only_a_reproducible_run_has_seeds_per_request_and_steps_that_wait_for_e
     assert sampling_arguments(request, seeded=True)["seed"] == 5
     assert sampling_arguments(request, seeded=False)["seed"] is None
     # the generator starts anew where a response goes on: it must not repeat its numbers
-    later = {sampling_arguments(replace(request, offset=offset), seeded=True)["seed"] for offset in range(9)}
+    later = {
+        sampling_arguments(replace(request, offset=offset), seeded=True)["seed"]
+        for offset in range(9)
+    }
     assert len(later) == 9
     assert keyed_seed(5, "offset", 8) in later
     assert sampling_arguments(replace(request, offset=8), seeded=False)["seed"] is None
@@ -164,7 +217,9 @@ def test_only_a_reproducible_run_has_seeds_per_request_and_steps_that_wait_for_e
 
 def test_an_engine_on_several_gpus_is_no_ray_cluster_of_its_own() -> None:
     backends = [
-        engine_arguments(vllm_options(tiny(f"rollout.vllm.tensor_parallel={n}")), "folder", on_cpu=False)
+        engine_arguments(
+            vllm_options(tiny(f"rollout.vllm.tensor_parallel={n}")), "folder", on_cpu=False
+        )
         for n in (1, 4)
     ]
     assert [found["distributed_executor_backend"] for found in backends] == ["uni", "mp"]
@@ -181,7 +236,9 @@ def test_threads_are_settled_before_the_interpreter_starts() -> None:
     assert environment["OMP_NUM_THREADS"] == "3"
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
-    divided = vllm_engine_spec(tiny("rollout.vllm.tensor_parallel=2"), threads=6, shares=GpuShares())
+    divided = vllm_engine_spec(
+        tiny("rollout.vllm.tensor_parallel=2"), threads=6, shares=GpuShares()
+    )
     assert (divided.cpus, divided.environment["OMP_NUM_THREADS"]) == (6, "3")
 
 
@@ -194,7 +251,8 @@ def test_another_interpreter_sees_this_package_and_none_of_its_neighbours(
     folder = Path(specs[0].environment["PYTHONPATH"])
     assert specs[0] == specs[1]
     assert [path.name for path in folder.iterdir()] == ["dapo"]
-    program = "import dapo.core.errors as c; print(c.__file__)"  # without the site-packages that others need
+    # without the site-packages that others need
+    program = "import dapo.core.errors as c; print(c.__file__)"
     done = subprocess.run(
         [specs[0].python or "", "-S", "-c", program],
         env={"PYTHONPATH": str(folder)},
@@ -213,12 +271,24 @@ def test_another_interpreter_sees_this_package_and_none_of_its_neighbours(
 
 def test_the_engines_process_needs_no_package_that_vllm_does_not_bring() -> None:
     program = (
-        "import sys, dapo.distributed.engine_pool, dapo.distributed.worker_main, dapo.distributed.weight_files;"
-        "import dapo.engines.vllm.start;"
-        "print(*{name.partition('.')[0] for name in sys.modules})"
+        "import sys, dapo.distributed.engine_pool, dapo.distributed.worker_main,"
+        " dapo.distributed.weight_files;import"
+        " dapo.engines.vllm.start;print(*{name.partition('.')[0] for name in sys.modules})"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    others = {"accelerate", "gguf", "math_verify", "matplotlib", "omegaconf", "pyarrow", "pydantic", "rich", "typer"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    others = {
+        "accelerate",
+        "gguf",
+        "math_verify",
+        "matplotlib",
+        "omegaconf",
+        "pyarrow",
+        "pydantic",
+        "rich",
+        "typer",
+    }
     assert "safetensors" in done.stdout.split()
     assert not others & set(done.stdout.split())
 
@@ -242,7 +312,9 @@ def test_an_interpreter_without_ray_is_refused_before_ray_would_start_an_engine_
     if has_ray:
         require_vllm(tiny(*options, "launcher=ray"))
     else:
-        with pytest.raises(ConfigError, match=r"rollout\.vllm\.python=.*/python has no Ray.*-m pip install ray"):
+        with pytest.raises(
+            ConfigError, match=r"rollout\.vllm\.python=.*/python has no Ray.*-m pip install ray"
+        ):
             require_vllm(tiny(*options, "launcher=ray"))
 
 
@@ -262,11 +334,16 @@ def test_engines_that_share_a_gpu_need_a_cache_of_a_given_size(
     monkeypatch: pytest.MonkeyPatch, gpus: int, options: tuple[str, ...], count: str | None
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    config = tiny("model=tiny-random", "train.device=auto", f"rollout.vllm.python={sys.executable}", *options)
+    config = tiny(
+        "model=tiny-random", "train.device=auto", f"rollout.vllm.python={sys.executable}", *options
+    )
     if count is None:
         require_vllm(config)
     else:
-        with pytest.raises(ConfigError, match=rf"cache_gib=auto .* here {count} engines share one.*cache_gib=NUMBER"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"cache_gib=auto .* here {count} engines share one.*cache_gib=NUMBER",
+        ):
             require_vllm(config)
 
 
@@ -293,16 +370,22 @@ def test_a_model_that_is_more_than_its_weights_is_refused() -> None:
             pad_token_id=None,
         )
     )
-    with pytest.raises(ConfigError, match=r"1 tensors other than weights.*e_score_correction_bias.*native"):
+    with pytest.raises(
+        ConfigError, match=r"1 tensors other than weights.*e_score_correction_bias.*native"
+    ):
         weight_shapes(model)
 
 
 class FakeVllm:
     """In the place of vLLM's engine: it does not do what it is told."""
 
-    def __init__(self, *, left_out: tuple[str, ...] = (), is_reset: bool = True, finish: str = "stop") -> None:
+    def __init__(
+        self, *, left_out: tuple[str, ...] = (), is_reset: bool = True, finish: str = "stop"
+    ) -> None:
         self.model_config = SimpleNamespace(get_vocab_size=lambda: 197, max_model_len=64)
-        self._left_out, self._is_reset, self._finish = list(left_out), is_reset, finish
+        self._left_out = list(left_out)
+        self._is_reset = is_reset
+        self._finish = finish
         self.abort_request = self.set_weight_version = lambda _: None
         self.added: list[str] = []
         self.calls: list[str] = []
@@ -313,7 +396,9 @@ class FakeVllm:
     def wake_up(self, tags: list[str]) -> None:
         self.calls += tags
 
-    def collective_rpc(self, method: str, args: object = (), kwargs: object = None) -> list[list[str]]:
+    def collective_rpc(
+        self, method: str, args: object = (), kwargs: object = None
+    ) -> list[list[str]]:
         self.calls.append(method)
         if self._left_out == ["everything"]:
             raise RuntimeError("out of memory")
@@ -327,13 +412,22 @@ class FakeVllm:
 
     def step(self) -> list[SimpleNamespace]:
         logprobs = SimpleNamespace(logprobs=[float("nan") if self._finish == "nan" else -1.0])
-        output = SimpleNamespace(token_ids=[3], logprobs=logprobs, finish_reason=self._finish.replace("nan", "stop"))
-        return [SimpleNamespace(request_id=name, outputs=[output], finished=True) for name in self.added]
+        output = SimpleNamespace(
+            token_ids=[3], logprobs=logprobs, finish_reason=self._finish.replace("nan", "stop")
+        )
+        return [
+            SimpleNamespace(request_id=name, outputs=[output], finished=True) for name in self.added
+        ]
 
 
 def engine_on(vllm: FakeVllm, *, sleeps: bool = False) -> VllmEngine:
     shapes = weight_shapes(wide_model("llama"))
-    options = {"weight_shapes": shapes, "temperatures": (0.01, 2.0), "max_sequences": 4, "sleeps": sleeps}
+    options = {
+        "weight_shapes": shapes,
+        "temperatures": (0.01, 2.0),
+        "max_sequences": 4,
+        "sleeps": sleeps,
+    }
     return VllmEngine(vllm, sampling_params=lambda r: None, **options)
 
 
@@ -356,7 +450,8 @@ def test_an_engine_that_shares_its_gpu_sleeps_until_weights_come_and_its_cache_w
 
 def test_sent_weights_wake_an_engine_in_order_and_count_when_all_have_come() -> None:
     vllm = FakeVllm()
-    engine, weights = engine_on(vllm, sleeps=True), ModelWeights(wide_model("llama"))
+    engine = engine_on(vllm, sleeps=True)
+    weights = ModelWeights(wide_model("llama"))
     engine.load_weights(weights, 0)
     engine.drop_weights()
     del vllm.calls[:]
@@ -365,14 +460,21 @@ def test_sent_weights_wake_an_engine_in_order_and_count_when_all_have_come() -> 
     with pytest.raises(EngineError, match="incomplete"):
         engine.submit([GenerationRequest("a", (1, 2), 3, 1.0, 1.0, 5, ())])
     engine.receive_weights({"names": ["b"]}, None, 1)
-    received = ["weights", "start_weight_update", "update_weights", "update_weights", "finish_weight_update"]
+    received = [
+        "weights",
+        "start_weight_update",
+        "update_weights",
+        "update_weights",
+        "finish_weight_update",
+    ]
     assert vllm.calls == ["init_weight_transfer_engine", *received, "kv_cache"]
     engine.submit([GenerationRequest("a", (1, 2), 3, 1.0, 1.0, 5, ())])
     assert [one.version for one in engine.poll()] == [1]
 
 
 def test_an_engine_is_closed_by_half_a_transfer_and_not_by_a_failed_connection() -> None:
-    engine, weights = engine_on(FakeVllm()), ModelWeights(wide_model("llama"))
+    engine = engine_on(FakeVllm())
+    weights = ModelWeights(wide_model("llama"))
     engine.load_weights(weights, 0)
     engine._engine.collective_rpc = fail
     with pytest.raises(RuntimeError, match="no such interface"):
@@ -392,9 +494,15 @@ def fail(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("vllm", "message"),
     [
-        (FakeVllm(left_out=("lm_head.weight",)), r"older than the weights of version 7: the weights lm_head\.weight"),
+        (
+            FakeVllm(left_out=("lm_head.weight",)),
+            r"older than the weights of version 7: the weights lm_head\.weight",
+        ),
         (FakeVllm(is_reset=False), "older than the weights of version 7: keys and values"),
-        (FakeVllm(left_out=("everything",)), "failed to load the weights of version 7: out of memory"),
+        (
+            FakeVllm(left_out=("everything",)),
+            "failed to load the weights of version 7: out of memory",
+        ),
     ],
 )
 def test_an_engine_that_may_hold_older_weights_is_closed(vllm: FakeVllm, message: str) -> None:
@@ -407,7 +515,10 @@ def test_an_engine_that_may_hold_older_weights_is_closed(vllm: FakeVllm, message
 
 @pytest.mark.parametrize(
     ("finish", "message"),
-    [("error", "vLLM ended request 'a' by 'error'"), ("nan", r"logits are not finite \(weights version 7\)")],
+    [
+        ("error", "vLLM ended request 'a' by 'error'"),
+        ("nan", r"logits are not finite \(weights version 7\)"),
+    ],
 )
 def test_an_answer_that_cannot_be_right_is_an_error(finish: str, message: str) -> None:
     engine = engine_on(FakeVllm(finish=finish))
@@ -418,7 +529,9 @@ def test_an_answer_that_cannot_be_right_is_an_error(finish: str, message: str) -
 
 
 def test_temperatures_that_vllm_does_not_sample_at_are_a_config_error() -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.temperature must be from 0\.01 to 2 with rollout\.engine=vllm"):
+    with pytest.raises(
+        ConfigError, match=r"rollout\.temperature must be from 0\.01 to 2 with rollout\.engine=vllm"
+    ):
         tiny("rollout.temperature=2.5")
     with pytest.raises(ConfigError, match=r"eval\.temperature must be from 0\.01 to 2.*got 0\.001"):
         tiny("eval.temperature=0.001")
@@ -444,8 +557,12 @@ dist.destroy_process_group()
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 @pytest.mark.parametrize(("how", "private"), [("loopback", "True"), ("by itself", "False")])
-def test_the_group_of_an_engines_process_listens_on_the_loopback_interface_only(how: str, private: str) -> None:
+def test_the_group_of_an_engines_process_listens_on_the_loopback_interface_only(
+    how: str, private: str
+) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(TESTS)])}
     command = [sys.executable, "-P", "-c", LISTENING, how]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=100
+    )
     assert done.stdout.split() == ["True", private]

@@ -78,7 +78,12 @@ def test_a_class_of_trl_has_its_methods_as_tools_and_a_reward_at_the_end():
     episode = maker.make("hermes")
     assert episode.reset(PROBLEM, 0) == "How many? The counter is 3."
     first = episode.step(call("increment", step=5) + call("read"))
-    assert (texts(first), first.tool_calls, first.tool_errors, first.done) == (["8", "it is 8"], 2, 0, False)
+    assert (texts(first), first.tool_calls, first.tool_errors, first.done) == (
+        ["8", "it is 8"],
+        2,
+        0,
+        False,
+    )
     assert episode.step("It is 8.") == StepResult(reward=1.0, done=True)
 
 
@@ -87,7 +92,10 @@ def test_a_class_of_trl_has_its_methods_as_tools_and_a_reward_at_the_end():
     [
         (call("increment", step=-1), "Error: ValueError: step must not be negative"),
         (call("increment"), "Error: increment: missing: step"),
-        (call("decrement", step=1), "Error: there is no tool 'decrement'; the tools are: increment, read"),
+        (
+            call("decrement", step=1),
+            "Error: there is no tool 'decrement'; the tools are: increment, read",
+        ),
         ("<tool_call>{</tool_call>", "Error: the call is not valid JSON"),
     ],
 )
@@ -119,12 +127,19 @@ def test_functions_are_tools_alone_and_with_a_class():
             ConfigError,
             "calculator answers turns itself, and environment.tools are not",
         ),
-        (None, [f"{NAME}untyped"], DataError, "tool untyped: .* a tool needs types in its signature"),
+        (
+            None,
+            [f"{NAME}untyped"],
+            DataError,
+            "tool untyped: .* a tool needs types in its signature",
+        ),
         (None, [f"{NAME}missing"], ConfigError, "has no 'missing'"),
         (f"{NAME}multiply", [], ConfigError, "making one with no options raised TypeError"),
     ],
 )
-def test_tools_that_cannot_be_used_are_refused_in_a_sentence(name: Any, tools: Any, error: Any, message: str):
+def test_tools_that_cannot_be_used_are_refused_in_a_sentence(
+    name: Any, tools: Any, error: Any, message: str
+):
     with pytest.raises(error, match=message):
         environment_maker(name, {}, tools)
 
@@ -139,7 +154,9 @@ def test_tools_that_cannot_be_used_are_refused_in_a_sentence(name: Any, tools: A
         (["3977 * 2", "It is 7954"], [0, -1]),
     ],
 )
-def test_the_calculator_shows_one_result_and_the_next_turn_is_the_answer(turns: list[str], rewards: list[float]):
+def test_the_calculator_shows_one_result_and_the_next_turn_is_the_answer(
+    turns: list[str], rewards: list[float]
+):
     game = Calculator()
     game.reset(Problem("1", "What is 4821 + 3977?", "8798"), 0)
     results = [game.step(turn) for turn in turns]
@@ -166,7 +183,8 @@ def test_an_environment_of_skyrl_gym_plays_unchanged():
 @pytest.mark.skipif(find_spec("textarena") is None, reason="needs textarena: make install-gym")
 def test_a_game_of_textarena_plays_by_its_seed():
     maker = environment_maker("textarena:GuessTheNumber-v0", {}, [])
-    first, second = maker.make(None), maker.make(None)
+    first = maker.make(None)
+    second = maker.make(None)
     prompt = first.reset(PROBLEM, 5)
     assert prompt == second.reset(PROBLEM, 5)
     assert "number between 1 and 20" in str(prompt)

@@ -22,7 +22,9 @@ def add(a: int, b: int = 2) -> int:
     return a + b
 
 
-def search(query: str, kinds: list[str], where: Literal["web", "files"] = "web", limit: float | None = None) -> str:
+def search(
+    query: str, kinds: list[str], where: Literal["web", "files"] = "web", limit: float | None = None
+) -> str:
     """Searches.
 
     Args:
@@ -62,7 +64,11 @@ def test_a_schema_has_types_defaults_and_descriptions_and_no_self():
         "type": "object",
         "properties": {
             "a": {"type": "integer", "description": "the first number"},
-            "b": {"type": "integer", "description": "the second number, on two lines", "default": 2},
+            "b": {
+                "type": "integer",
+                "description": "the second number, on two lines",
+                "default": 2,
+            },
         },
         "required": ["a"],
     }
@@ -151,13 +157,19 @@ MARKS = [
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
     ("<reasoning>", "</reasoning>"),
 ]
-CALLS = {"hermes": f"<tool_call>{ADD}</tool_call>", "llama": '{"parameters": {"a": 1}, "name": "add"}'}
+CALLS = {
+    "hermes": f"<tool_call>{ADD}</tool_call>",
+    "llama": '{"parameters": {"a": 1}, "name": "add"}',
+}
 
 
 @pytest.mark.parametrize(("opening", "closing"), MARKS)
 @pytest.mark.parametrize("form", CALLS)
-def test_a_thought_holds_no_call_whether_it_ends_or_was_cut_off(form: Any, opening: str, closing: str):
-    reader, begun = CallReader(form, SCHEMAS), CallReader(form, SCHEMAS, begun=f"{opening}\n")
+def test_a_thought_holds_no_call_whether_it_ends_or_was_cut_off(
+    form: Any, opening: str, closing: str
+):
+    reader = CallReader(form, SCHEMAS)
+    begun = CallReader(form, SCHEMAS, begun=f"{opening}\n")
     made = CALLS[form]
     for text, count in [
         (f"{opening}perhaps {made}", 0),
@@ -171,11 +183,23 @@ def test_a_thought_holds_no_call_whether_it_ends_or_was_cut_off(form: Any, openi
         (f"{made}{opening}and then", 1),
     ]:
         assert reader.read(text) == [ToolCall("add", {"a": 1})] * count, text
-    assert begun.read(made) == begun.read(f"perhaps {made}") == begun.read(f"{made}{closing}3") == []
+    assert (
+        begun.read(made) == begun.read(f"perhaps {made}") == begun.read(f"{made}{closing}3") == []
+    )
     assert begun.read(f"perhaps {made}{closing}{made}") == [ToolCall("add", {"a": 1})]
 
 
-STRINGS = ["</tool_call>", "<tool_call>", "</think>", "<think>", "<|python_tag|>", "}}", '"', "é\u2028€", '{"name": 1}']
+STRINGS = [
+    "</tool_call>",
+    "<tool_call>",
+    "</think>",
+    "<think>",
+    "<|python_tag|>",
+    "}}",
+    '"',
+    "é\u2028€",
+    '{"name": 1}',
+]
 
 
 @pytest.mark.parametrize("text", STRINGS)
@@ -202,7 +226,10 @@ def test_a_mark_within_a_string_is_text_in_any_order_of_keys(text: str, name_fir
         (f"<tool_call>{ADD}\n{ADD}</tool_call>", [1, 1]),
         (f"<tool_call>{ADD} and so on", [1]),
         (f"<tool_call>{ADD} and <tool_call>{ADD}</tool_call>", [1, 1]),
-        (f"<tool_call>{ADD} }}</tool_call><tool_call>{ADD}</tool_call>", ["'}' stands behind it", 1]),
+        (
+            f"<tool_call>{ADD} }}</tool_call><tool_call>{ADD}</tool_call>",
+            ["'}' stands behind it", 1],
+        ),
         (f"<tool_call>{ADD[:-2]}</tool_call>\n<tool_call>{ADD}</tool_call>", ["not valid JSON", 1]),
         ("<tool_call>{'name': 'add', 'arguments': {'a': 1}}</tool_call>", ["double quotes"]),
         ('<tool_call>{"name": "add", "arguments": null}</tool_call>', ["add: missing: a"]),
@@ -222,9 +249,15 @@ def test_what_stands_between_tags_is_calls_or_one_error(text: str, expected: lis
     [
         ('{"type": "function", "parameters": {"a": 1}, "name": "add"}', [1]),
         ('I look. <|python_tag|>{"parameters": {"a": 1}, "name": "add"}', [1]),
-        ('[{"name": "add", "parameters": {"a": 1}}, {"name": "add", "parameters": {"a": 1}}]', [1, 1]),
+        (
+            '[{"name": "add", "parameters": {"a": 1}}, {"name": "add", "parameters": {"a": 1}}]',
+            [1, 1],
+        ),
         ('{"name": "add", "parameters": {"a": 1}} {"answer": 3}', [1]),
-        ('{"name": "add", "parameters": {"a": 1}}; {"name": "add", "parameters": ', [1, "not valid JSON"]),
+        (
+            '{"name": "add", "parameters": {"a": 1}}; {"name": "add", "parameters": ',
+            [1, "not valid JSON"],
+        ),
         ("{'name': 'add', 'parameters': {'a': 1}}", ["double quotes"]),
         ('{"parameters": {"a": 1}, "name": ', ["not valid JSON"]),
         ('{"name": "sub", "parameters": {"a": 1}}', ["there is no tool 'sub'"]),
@@ -271,16 +304,34 @@ def test_arguments_that_fit_are_passed_on(arguments: dict[str, Any]):
         (call("add", a=1.5), "Error: add: a must fit the schema"),
         (call("add", a=None), "Error: add: a must fit the schema"),
         (call("search", query="x", kinds=[1]), "Error: search: kinds must fit the schema"),
-        (call("search", query="x", kinds=[], where="here"), "Error: search: where must fit the schema"),
-        ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "Error: add: expected an object of arguments"),
-        ('<tool_call>{"name": "add", "arguments": "1 +"}</tool_call>', "Error: the call is not valid JSON: "),
-        ('<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "Error: the call is not valid JSON: NaN"),
+        (
+            call("search", query="x", kinds=[], where="here"),
+            "Error: search: where must fit the schema",
+        ),
+        (
+            '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
+            "Error: add: expected an object of arguments",
+        ),
+        (
+            '<tool_call>{"name": "add", "arguments": "1 +"}</tool_call>',
+            "Error: the call is not valid JSON: ",
+        ),
+        (
+            '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>',
+            "Error: the call is not valid JSON: NaN",
+        ),
         ("<tool_call>add(1)</tool_call>", "Error: the call is not valid JSON: "),
         ("<tool_call></tool_call>", "Error: the call is not valid JSON: "),
         ("<tool_call>3</tool_call>", "Error: expected <tool_call>"),
         ('<tool_call>{"name": ["add"]}</tool_call>', "Error: expected <tool_call>"),
-        ("<tool_call>" + "[" * 100_000 + "</tool_call>", "Error: the call is not valid JSON: nested too deeply"),
-        ('<tool_call>{"name": "add", "arguments": {"a": ' + "9" * 5000 + "}}</tool_call>", "Error: the call is not"),
+        (
+            "<tool_call>" + "[" * 100_000 + "</tool_call>",
+            "Error: the call is not valid JSON: nested too deeply",
+        ),
+        (
+            '<tool_call>{"name": "add", "arguments": {"a": ' + "9" * 5000 + "}}</tool_call>",
+            "Error: the call is not",
+        ),
     ],
 )
 def test_a_wrong_call_gives_an_error_for_the_model(text: str, error: str):
@@ -312,18 +363,26 @@ PIECES = [
 ]
 
 
-@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=12), st.sampled_from([hermes, llama]))
+@given(
+    st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=12),
+    st.sampled_from([hermes, llama]),
+)
 @settings(max_examples=300, deadline=None)
 def test_no_turn_raises_an_exception(pieces: list[str], read: Any):
     assert all(isinstance(each, ToolCall | WrongCall) for each in read("".join(pieces)))
 
 
 @given(
-    st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda x: st.lists(x, max_size=3))
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda x: st.lists(x, max_size=3),
+    )
 )
 @settings(max_examples=200, deadline=None)
 def test_a_call_with_any_value_is_right_only_if_the_value_is_an_integer(value: Any):
-    (made,) = hermes(f'<tool_call>{{"name": "add", "arguments": {{"a": {json.dumps(value)}}}}}</tool_call>')
+    (made,) = hermes(
+        f'<tool_call>{{"name": "add", "arguments": {{"a": {json.dumps(value)}}}}}</tool_call>'
+    )
     whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
     assert isinstance(made, ToolCall) == whole
 

@@ -19,13 +19,22 @@ def config(*overrides: str) -> Config:
 
 def group(rewards: Sequence[Sequence[float]]) -> Group:
     """Turns of three sampled tokens, with two observed ones between them."""
-    generations, verdicts = [], []
+    generations = []
+    verdicts = []
     for number, own in enumerate(rewards):
         length = 5 * len(own) - 2
         sampled = tuple((5 * k, 5 * k + 3) for k in range(len(own)))
         episode = Episode([{"role": "assistant", "content": "x"}] * len(own), own)
         generations.append(
-            Generation(f"1/0/{number}", (1,) * length, (-1.0,) * length, "stop", 0, sampled=sampled, episode=episode)
+            Generation(
+                f"1/0/{number}",
+                (1,) * length,
+                (-1.0,) * length,
+                "stop",
+                0,
+                sampled=sampled,
+                episode=episode,
+            )
         )
         verdicts.append(Verdict(None, sum(own)))
     totals = tuple(sum(own) for own in rewards)
@@ -40,7 +49,8 @@ def test_the_tokens_of_a_turn_have_the_advantage_of_the_rewards_from_it_on():
         for k in range(len(own)):
             members = [sum(each[k:]) for each in rewards if len(each) > k]
             if len(members) == 1:  # its episode's
-                members, value = [sum(each) for each in rewards], sum(own)
+                members = [sum(each) for each in rewards]
+                value = sum(own)
             else:
                 value = sum(own[k:])
             mean = sum(members) / len(members)
@@ -67,7 +77,10 @@ def test_with_one_turn_each_the_advantages_are_those_of_the_episode():
     [
         (
             ["preset=ppo"],
-            "environment.credit=turn compares the members of a group at each turn, and advantage.estimator=gae",
+            (
+                "environment.credit=turn compares the members of a group at each turn, and"
+                " advantage.estimator=gae"
+            ),
         ),
         (["distributed.trainer_ranks=2"], "which a trainer in processes of its own does not carry"),
         (["loss.kl_coef=0.1", "loss.kl_in=reward"], "which loss.kl_in=reward does not carry"),

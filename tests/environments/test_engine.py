@@ -1,4 +1,6 @@
-"""Episodes: the tokens that train are those that were sampled, and nothing depends on the environment's speed."""
+"""Episodes: the tokens that train are those that were sampled, and nothing depends on the
+environment's speed.
+"""
 
 import json
 import time
@@ -41,13 +43,18 @@ def keyed_turn(request: GenerationRequest) -> tuple[Sequence[int], Finish]:
     return [*(LETTERS[int(u * len(LETTERS))] for u in uniforms[:length]), END], "stop"
 
 
-def episodes(make: Any = Echo, *, lag_polls: int = 2, slots: int | None = None, **options: Any) -> EpisodeEngine:
+def episodes(
+    make: Any = Echo, *, lag_polls: int = 2, slots: int | None = None, **options: Any
+) -> EpisodeEngine:
     config = EnvironmentConfig(name="helpers.environments:Echo", lag_polls=lag_polls, **options)
-    inner = ScriptedEngine(keyed_turn, slots=slots, logprob=lambda count: [-1.0 - i / 8 for i in range(count)])
+    inner = ScriptedEngine(
+        keyed_turn, slots=slots, logprob=lambda count: [-1.0 - i / 8 for i in range(count)]
+    )
     pool = LocalPool(make)
     checked = ContinuingEngine(CheckedEngine(inner, vocabulary=len(TOKENIZER)))
     engine = EpisodeEngine(checked, pool, RENDERER, config, starts=EpisodeStarts(pool, seed=5))  # type: ignore[arg-type]
-    engine.inner, engine.pool = inner, pool  # type: ignore[attr-defined]
+    engine.inner = inner
+    engine.pool = pool  # type: ignore[attr-defined]
     return engine
 
 
@@ -60,9 +67,17 @@ def request(
 def test_the_first_episode_that_the_template_writes_otherwise_is_warned_of_once():
     moving = tokenizer.__wrapped__("mistral")
     moving.chat_template = SYSTEM_AT_THE_END
-    briefed = replace(PROBLEM, prompt=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say."}])
-    for known, problem, expected in [(moving, briefed, 1), (moving, PROBLEM, 0), (TOKENIZER, briefed, 0)]:
-        renderer, warnings = TurnRenderer(known, DataConfig(train="builtin:sums")), list[str]()
+    briefed = replace(
+        PROBLEM,
+        prompt=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say."}],
+    )
+    for known, problem, expected in [
+        (moving, briefed, 1),
+        (moving, PROBLEM, 0),
+        (TOKENIZER, briefed, 0),
+    ]:
+        renderer = TurnRenderer(known, DataConfig(train="builtin:sums"))
+        warnings = list[str]()
         end = known.convert_tokens_to_ids("</s>" if known is moving else "<|im_end|>")
         inner = ScriptedEngine(lambda request, end=end: ([LETTERS[0], end], "stop"))
         pool = LocalPool(Echo)
@@ -75,13 +90,18 @@ def test_the_first_episode_that_the_template_writes_otherwise_is_warned_of_once(
             warn=warnings.append,
         )
         prompt = renderer.prompts.encode(problem)
-        play(engine, [GenerationRequest(n, prompt, 64, 1.0, 1.0, 1, (end,), problem=problem) for n in "abc"])
+        play(
+            engine,
+            [GenerationRequest(n, prompt, 64, 1.0, 1.0, 1, (end,), problem=problem) for n in "abc"],
+        )
         assert len(warnings) == expected
         if expected:
             assert "is not what the chat template of mistral writes for its messages" in warnings[0]
 
 
-def play(engine: EpisodeEngine, requests: Sequence[GenerationRequest], polls: int = 2000) -> dict[str, Generation]:
+def play(
+    engine: EpisodeEngine, requests: Sequence[GenerationRequest], polls: int = 2000
+) -> dict[str, Generation]:
     engine.submit(requests)
     found: dict[str, Generation] = {}
     for _ in range(polls):
@@ -92,7 +112,12 @@ def play(engine: EpisodeEngine, requests: Sequence[GenerationRequest], polls: in
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6), turns=st.integers(1, 5), max_turns=st.integers(1, 6), budget=st.integers(1, 40))
+@given(
+    seed=st.integers(0, 10**6),
+    turns=st.integers(1, 5),
+    max_turns=st.integers(1, 6),
+    budget=st.integers(1, 40),
+)
 def test_the_trained_tokens_are_the_sampled_ones_and_each_prompt_begins_with_the_one_before(
     seed: int, turns: int, max_turns: int, budget: int
 ):
@@ -120,7 +145,9 @@ def test_the_whole_is_the_rendered_conversation_where_the_sampled_ids_are_those_
     assert episode.episode is not None
     messages = [{"role": "user", "content": PROBLEM.prompt}, *episode.episode.messages]
     text = TOKENIZER.apply_chat_template(messages, tokenize=False)
-    assert [*PROMPT, *episode.token_ids] == TOKENIZER(text.rstrip("\n"), add_special_tokens=False)["input_ids"]
+    assert [*PROMPT, *episode.token_ids] == TOKENIZER(text.rstrip("\n"), add_special_tokens=False)[
+        "input_ids"
+    ]
 
 
 def test_an_episode_of_one_turn_is_the_response_without_an_environment():
@@ -131,7 +158,10 @@ def test_an_episode_of_one_turn_is_the_response_without_an_environment():
     while len(alone) < len(requests):
         alone |= {each.request_id: each for each in inner.poll()}
     for name, episode in play(episodes(partial(Echo, turns=1)), requests).items():
-        assert (list(episode.token_ids), episode.finish) == (list(alone[name].token_ids), alone[name].finish)
+        assert (list(episode.token_ids), episode.finish) == (
+            list(alone[name].token_ids),
+            alone[name].finish,
+        )
 
 
 @settings(max_examples=20, deadline=None)
@@ -148,16 +178,28 @@ def test_episodes_depend_neither_on_the_lag_nor_on_the_room_of_the_engine(lag: i
 def test_each_turn_has_its_reward_and_end_rewards_an_episode_that_is_cut():
     (whole,) = play(episodes(partial(Echo, turns=3)), [request(seed=2)]).values()
     assert whole.episode is not None
-    assert (list(whole.episode.rewards), whole.episode.correct, whole.episode.is_cut) == ([1, 2, 3], True, False)
+    assert (list(whole.episode.rewards), whole.episode.correct, whole.episode.is_cut) == (
+        [1, 2, 3],
+        True,
+        False,
+    )
     (cut,) = play(episodes(partial(Echo, turns=9), max_turns=2), [request(seed=2)]).values()
     assert cut.episode is not None
     assert cut.finish == "stop"
-    assert (list(cut.episode.rewards), cut.episode.correct, cut.episode.is_cut) == ([1, 1.5], False, True)
+    assert (list(cut.episode.rewards), cut.episode.correct, cut.episode.is_cut) == (
+        [1, 1.5],
+        False,
+        True,
+    )
     seed = next(i for i in range(100) if len(keyed_turn(request(seed=i))[0]) > 4)
     (short,) = play(episodes(), [request(seed=seed, budget=4)]).values()
     assert short.episode is not None
     assert short.finish == "length"
-    assert (list(short.episode.rewards), short.episode.correct, short.episode.is_cut) == ([-0.5], False, True)
+    assert (list(short.episode.rewards), short.episode.correct, short.episode.is_cut) == (
+        [-0.5],
+        False,
+        True,
+    )
 
 
 def test_a_turn_at_its_own_limit_is_not_answered():
@@ -200,7 +242,10 @@ OBSERVATIONS: dict[str, tuple[Any, str | None]] = {
         [{"role": "system", "content": "Say yes."}],
         "one of the roles user; got {'role': 'syst",
     ),
-    "an unknown role": ([{"role": "<|im_end|>", "content": "x"}], "one of the roles user; got {'role': '<|im_end|>'"),
+    "an unknown role": (
+        [{"role": "<|im_end|>", "content": "x"}],
+        "one of the roles user; got {'role': '<|im_end|>'",
+    ),
     "many messages": (
         [{"role": "user", "content": "x"}] * 100_000,
         "an observation of 100,000 messages is longer than",
@@ -229,14 +274,20 @@ def test_hostile_observations_are_text_of_known_length_or_errors(kind: str):
         assert len(found.episode.error or "") < 500
         assert found.episode.rewards == (1,)
         return
-    assert (found.episode.error, list(found.episode.rewards), found.episode.correct) == (None, [1, 2, 3], True)
+    assert (found.episode.error, list(found.episode.rewards), found.episode.correct) == (
+        None,
+        [1, 2, 3],
+        True,
+    )
     assert found.sampled is not None
     assert len(found.sampled) == 3
     assert max(s - e for (_, e), (s, _) in pairwise(found.sampled)) <= 100
     assert len(json.dumps(vars(found.episode))) < 10_000
     ends = [i for i, token in enumerate(found.token_ids) if token == END]
     observed = [i for i in ends if not any(start <= i < end for start, end in found.sampled)]
-    assert len(observed) == 2 * (kind != "no messages") * (10 if kind.startswith("ten messages") else 1)
+    assert len(observed) == 2 * (kind != "no messages") * (
+        10 if kind.startswith("ten messages") else 1
+    )
 
 
 def test_aborted_episodes_have_their_tokens_so_far_and_the_others_go_on():
@@ -259,16 +310,20 @@ def test_aborted_episodes_have_their_tokens_so_far_and_the_others_go_on():
 def test_what_cannot_be_played_is_refused():
     with pytest.raises(EngineError, match="request 'a' has no problem, which an episode needs"):
         episodes().submit([request(problem=None)])
-    with pytest.raises(ConfigError, match="max_observation_tokens=3 has no room for an observation: the chat template"):
+    with pytest.raises(
+        ConfigError,
+        match="max_observation_tokens=3 has no room for an observation: the chat template",
+    ):
         episodes(max_observation_tokens=3)
 
 
 def test_a_prompt_that_differs_from_the_encoded_one_is_an_error_of_the_episode():
     (episode,) = play(episodes(partial(Echo, prompt="Other")), [request()]).values()
     assert episode.episode is not None
-    assert episode.episode.error == (
-        "reset returned a prompt, and none for the first 8 problems and 56 others at the start, for problem 1 and the "
-        "same seed"
+    assert (
+        episode.episode.error
+        == "reset returned a prompt, and none for the first 8 problems and 56 others at the start,"
+        " for problem 1 and the same seed"
     )
 
 
@@ -282,10 +337,14 @@ def test_a_prompt_that_differs_from_the_encoded_one_is_an_error_of_the_episode()
 def test_an_episode_that_is_suspended_anywhere_goes_on_to_the_same_end(
     seed: int, stops: list[int], lag: int, is_closed: bool
 ):
-    """In its process no environment is called again; elsewhere the episode is rebuilt by its calls."""
+    """In its process no environment is called again; elsewhere the episode is rebuilt by its
+    calls.
+    """
     requests = [request(str(i), seed=seed + i, budget=24) for i in range(4)]
     whole = play(episodes(lag_polls=lag), requests)
-    engine, found, versions = episodes(lag_polls=lag), dict[str, Generation](), 0
+    engine = episodes(lag_polls=lag)
+    found = dict[str, Generation]()
+    versions = 0
     engine.submit(requests)
     for polls in stops:
         for _ in range(polls):
@@ -306,4 +365,7 @@ def test_an_episode_that_is_suspended_anywhere_goes_on_to_the_same_end(
     assert begun <= set(range(versions + 1))
     if not is_closed:
         calls = [episode.num_calls for episode in engine.pool.opened]  # type: ignore[attr-defined]
-        assert calls == [2 + found[each.id].episode.num_turns + found[each.id].episode.is_cut for each in requests]  # type: ignore[union-attr]
+        assert calls == [
+            2 + found[each.id].episode.num_turns + found[each.id].episode.is_cut
+            for each in requests
+        ]  # type: ignore[union-attr]

@@ -1,4 +1,6 @@
-"""Environments that misbehave: each fault is an error of its episode alone, never a zero, and nothing stops the run."""
+"""Environments that misbehave: each fault is an error of its episode alone, never a zero, and
+nothing stops the run.
+"""
 
 import json
 import sys
@@ -22,7 +24,9 @@ from helpers.environments import PROBLEM, open_pool
 from helpers.hostile_environments import ACTIONS, fault_of
 from helpers.tiny_runs import metrics, tiny
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and orphans are those of Linux")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="limits and orphans are those of Linux"
+)
 HOSTILE = "helpers.hostile_environments:Hostile"
 
 ERRORS = {
@@ -43,15 +47,22 @@ ERRORS = {
     "kill itself": "the worker process was killed by SIGKILL",
     "kill its supervisor": "the supervisor of the worker process was ended",
     "memory": "raised MemoryError (a worker may use reward.memory_gib)",
-    "memory of children": "the worker process and its descendants used more than 0.3 GiB (reward.memory_gib)",
+    "memory of children": (
+        "the worker process and its descendants used more than 0.3 GiB (reward.memory_gib)"
+    ),
     "chdir": "it left the working directory changed, so its process was replaced",
     "close the input": "it left standard input closed or replaced, so its process was replaced",
     "close the output": "it left standard output closed or replaced, so its process was replaced",
     "close everything": "the worker process ",
     "no json": "the worker process exited with code 1",
-    "forged number": "the worker process sent an invalid answer (the answer to a different request)",
+    "forged number": (
+        "the worker process sent an invalid answer (the answer to a different request)"
+    ),
     "forged answer": "the worker process sent an invalid answer ('observation')",
-    "forged reward": "the worker process sent an invalid answer (the reward is str 'much', expected a number or None)",
+    "forged reward": (
+        "the worker process sent an invalid answer (the reward is str 'much', expected a number or"
+        " None)"
+    ),
     "forged nonsense": "the worker process sent an invalid answer (",
     "no result": "raised TypeError: expected a StepResult, got NoneType",
     "a text": "raised TypeError: expected a StepResult, got str",
@@ -65,7 +76,9 @@ ERRORS = {
     "nan": "raised ValueError: the reward is nan, expected a finite number",
     "infinite": "raised ValueError: the reward is inf",
     "huge": "raised OverflowError: int too large to convert to float",
-    "large reward": "raised ValueError: the reward is 1e+30, expected a finite number of at most 1e+12 in size",
+    "large reward": (
+        "raised ValueError: the reward is 1e+30, expected a finite number of at most 1e+12 in size"
+    ),
     "reward in words": "raised TypeError: the reward is str 'much', expected a number or None",
     "reward as a text": "raised TypeError: the reward is str '1', expected a number or None",
     "rewards": "raised TypeError: ",
@@ -76,7 +89,9 @@ ERRORS = {
     "half correct": "raised TypeError: correct is float 0.5, expected True or False",
     "half a call": "raised TypeError: 'float' object cannot be interpreted as an integer",
     "calls": "raised ValueError: ",
-    "calls below zero": "raised ValueError: tool_errors is -1, expected a number from 0 to 1,000,000",
+    "calls below zero": (
+        "raised ValueError: tool_errors is -1, expected a number from 0 to 1,000,000"
+    ),
     "too large": "the worker process ",
 }
 HARMLESS = {
@@ -111,8 +126,11 @@ def test_each_action_has_its_expected_outcome():
 
 
 @pytest.mark.parametrize("action", ERRORS)
-def test_a_fault_is_an_error_of_its_episode_and_another_episode_goes_on(pool: EnvironmentPool, action: str):
-    other, episode = pool.open(PROBLEM, 1), pool.open(PROBLEM, 2)
+def test_a_fault_is_an_error_of_its_episode_and_another_episode_goes_on(
+    pool: EnvironmentPool, action: str
+):
+    other = pool.open(PROBLEM, 1)
+    episode = pool.open(PROBLEM, 2)
     assert other.step("first").result(60)["observation"] == "read first"
     assert episode.step("before").result(60)["observation"] == "read before"
     assert episode.step(action).result(120)["error"].startswith(ERRORS[action])
@@ -123,8 +141,11 @@ def test_a_fault_is_an_error_of_its_episode_and_another_episode_goes_on(pool: En
 
 
 @pytest.mark.parametrize("action", HARMLESS)
-def test_a_harmless_action_is_answered_and_another_episode_goes_on(pool: EnvironmentPool, action: str):
-    other, episode = pool.open(PROBLEM, 1), pool.open(PROBLEM, 2)
+def test_a_harmless_action_is_answered_and_another_episode_goes_on(
+    pool: EnvironmentPool, action: str
+):
+    other = pool.open(PROBLEM, 1)
+    episode = pool.open(PROBLEM, 2)
     assert other.step("first").result(60)["observation"] == "read first"
     answer = episode.step(action).result(60)
     assert answer["observation"] == HARMLESS[action]
@@ -152,7 +173,9 @@ def test_what_hangs_takes_its_time_limit_and_no_more():
         began = time.monotonic()
         answers = [episode.step(action) for episode, action in zip(episodes, HANGING, strict=False)]
         assert episodes[-1].step("x").result(60)["observation"] == "read x"
-        assert [answer.result(60) for answer in answers] == [{"error": "timed out after 4 s"}] * len(HANGING)
+        assert [answer.result(60) for answer in answers] == [
+            {"error": "timed out after 4 s"}
+        ] * len(HANGING)
         assert time.monotonic() - began < 20  # one after the other they would take that
 
 
@@ -181,13 +204,21 @@ def test_a_constructor_that_fails_is_refused_in_a_sentence(how: str, reason: str
     name = "helpers.hostile_environments:Startup"
     config = EnvironmentConfig(name=name, options={"how": how}, workers=1)
     with pytest.raises(ConfigError) as refused:
-        EnvironmentPool(config, memory_gib=0.3, startup_s=4.0 if how == "loop" else 60.0, output=VerifierOutput())
+        EnvironmentPool(
+            config,
+            memory_gib=0.3,
+            startup_s=4.0 if how == "loop" else 60.0,
+            output=VerifierOutput(),
+        )
     assert str(refused.value).startswith(f"environment.name={name}: {reason}")
 
 
 def test_a_constructor_that_fails_later_is_an_error_of_its_episode_and_its_process_goes_on():
-    with open_pool("helpers.hostile_environments:Startup", options={"how": "raise", "after": 2}) as pool:
-        first, second = pool.open(PROBLEM, 1), pool.open(PROBLEM, 1)
+    with open_pool(
+        "helpers.hostile_environments:Startup", options={"how": "raise", "after": 2}
+    ) as pool:
+        first = pool.open(PROBLEM, 1)
+        second = pool.open(PROBLEM, 1)
         assert first.reset.result(60) == {"prompt": None}
         assert second.reset.result(60)["error"].startswith("raised ValueError: it broke")
         (process,) = pool.worker_pids
@@ -208,7 +239,10 @@ def test_an_environment_whose_episodes_share_a_state_is_an_error_when_its_proces
         one, two, third = (pool.open(PROBLEM, 1) for _ in range(3))
         assert [each.step("x").result(60)["observation"] for each in (one, two)] == ["1", "2"]
         assert "exited" in third.step("exit").result(60)["error"]
-        assert "is no function of its seed and its actions: call 1 (step)" in two.step("x").result(60)["error"]
+        assert (
+            "is no function of its seed and its actions: call 1 (step)"
+            in two.step("x").result(60)["error"]
+        )
 
 
 def test_a_run_counts_the_faults_of_its_episodes_and_trains_on_none_of_them(tmp_path: Path):
@@ -223,14 +257,28 @@ def test_a_run_counts_the_faults_of_its_episodes_and_trains_on_none_of_them(tmp_
         "dynamic_sampling.enabled=false",
     )
     start_run(config, run_dir=tmp_path / "run", config_name="t")
-    columns = ["step", "problem_id", "episode", "error", "outcome", "score", "correct", "reward", "advantage"]
-    rows: list[dict[str, Any]] = read_rollouts(sorted((tmp_path / "run/rollouts").iterdir()), columns).to_pylist()
+    columns = [
+        "step",
+        "problem_id",
+        "episode",
+        "error",
+        "outcome",
+        "score",
+        "correct",
+        "reward",
+        "advantage",
+    ]
+    rows: list[dict[str, Any]] = read_rollouts(
+        sorted((tmp_path / "run/rollouts").iterdir()), columns
+    ).to_pylist()
     found: set[str] = set()
     num_faults = Counter[int]()
     for row in rows:
         episode = json.loads(row["episode"])
         first = "end" if episode["is_cut"] and len(episode["messages"]) == 1 else "step"
-        fault = fault_of(environment_seed(config.train.seed, Problem(row["problem_id"], "", "")), first)
+        fault = fault_of(
+            environment_seed(config.train.seed, Problem(row["problem_id"], "", "")), first
+        )
         if fault is None:
             assert row["error"] is None
             assert abs(row["score"]) >= 0.5

@@ -1,4 +1,6 @@
-"""Training on episodes against a second computation: no packing, no cache, no masks, no other processes."""
+"""Training on episodes against a second computation: no packing, no cache, no masks, no other
+processes.
+"""
 
 import json
 import shutil
@@ -20,12 +22,17 @@ from helpers.environments import Hunt
 from helpers.minimal_runs import minimal_config, minimal_inputs
 from helpers.tiny_runs import metrics
 
-STEPS, MAX_TURNS, MAX_TOKENS, BUFFER_TOKENS = 3, 4, 12, 8
+STEPS = 3
+MAX_TURNS = 4
+MAX_TOKENS = 12
+BUFFER_TOKENS = 8
 
 
 @dataclass
 class Episode:
-    """The tokens behind a prompt, the turn that sampled each, None for those of an observation, and the rewards."""
+    """The tokens behind a prompt, the turn that sampled each, None for those of an observation, and
+    the rewards.
+    """
 
     tokens: list[int] = field(default_factory=list)
     turns: list[int | None] = field(default_factory=list)
@@ -66,25 +73,34 @@ class NaiveEpisodes(minimal.MinimalDapo):
                 episode.old_logprobs = dict(zip(episode.sampled, values, strict=True))
         order = keyed_permutation(len(groups), minimal.SEED, "minibatches", step)
         for start in range(0, len(groups), minimal.GROUPS_PER_MINIBATCH):
-            self.update([groups[i] for i in order[start : start + minimal.GROUPS_PER_MINIBATCH]], step)
+            self.update(
+                [groups[i] for i in order[start : start + minimal.GROUPS_PER_MINIBATCH]], step
+            )
 
     def sample_group(self, step: int) -> Played:
         epoch, offset = divmod(self.position, len(self.problems))
-        problem = self.problems[int(keyed_permutation(len(self.problems), minimal.SEED, "epoch", epoch)[offset])]
+        problem = self.problems[
+            int(keyed_permutation(len(self.problems), minimal.SEED, "epoch", epoch)[offset])
+        ]
         prompt: list[int] = self.tokenizer(problem.prompt)["input_ids"]
         episodes = []
         for i in range(minimal.GROUP_SIZE):
             hunt = Hunt()
             hunt.reset(problem, keyed_seed(minimal.SEED, "environment", problem.id))
-            episodes.append(self.play(prompt, hunt, keyed_seed(minimal.SEED, "token", step, self.position, i)))
+            episodes.append(
+                self.play(prompt, hunt, keyed_seed(minimal.SEED, "token", step, self.position, i))
+            )
         self.position += 1
         return Played(prompt, [], [], [episode.correct for episode in episodes], episodes=episodes)
 
     def play(self, prompt: list[int], hunt: Hunt, seed: int) -> Episode:
-        episode, left = Episode(), MAX_TOKENS
+        episode = Episode()
+        left = MAX_TOKENS
         while True:
             turn = len(episode.rewards)
-            response = self.turn(prompt + episode.tokens, keyed_seed(seed, "turn", turn) if turn else seed, left)
+            response = self.turn(
+                prompt + episode.tokens, keyed_seed(seed, "turn", turn) if turn else seed, left
+            )
             episode.tokens += response
             episode.turns += [turn] * len(response)
             left -= len(response)
@@ -96,7 +112,9 @@ class NaiveEpisodes(minimal.MinimalDapo):
                     episode.correct = bool(result.correct)
                     return episode
                 if left and turn + 1 < MAX_TURNS:
-                    observed = self.tokenizer(f"\n{result.observation}\n", add_special_tokens=False)["input_ids"]
+                    observed = self.tokenizer(
+                        f"\n{result.observation}\n", add_special_tokens=False
+                    )["input_ids"]
                     episode.tokens += observed
                     episode.turns += [None] * len(observed)
                     continue
@@ -117,7 +135,9 @@ class NaiveEpisodes(minimal.MinimalDapo):
         return response
 
     def give_advantages(self, episodes: list[Episode]) -> None:
-        """Eq. 9 over the group, of the whole rewards or, for each turn, of the rewards from it on."""
+        """Eq. 9 over the group, of the whole rewards or, for each turn, of the rewards from it
+        on.
+        """
         rewards = []
         for episode in episodes:  # Eq. 13 counts the sampled tokens, and belongs to the last turn
             excess = max(0, len(episode.sampled) - (MAX_TOKENS - BUFFER_TOKENS))
@@ -128,14 +148,18 @@ class NaiveEpisodes(minimal.MinimalDapo):
                 others = [sum(each[turn:]) for each in rewards if len(each) > turn]
                 value = sum(own[turn:])
                 if self.credit == "episode" or len(others) == 1:
-                    others, value = [sum(each) for each in rewards], sum(own)
+                    others = [sum(each) for each in rewards]
+                    value = sum(own)
                 episode.advantages.append((value - fmean(others)) / (stdev(others) + 1e-6))
 
     def log_probabilities(self, prompt: list[int], episode: Episode) -> Tensor:
         """[sampled tokens]"""
         logits = self.model(torch.tensor([prompt + episode.tokens])).logits[0] / minimal.TEMPERATURE
         return torch.stack(
-            [torch.log_softmax(logits[len(prompt) + t - 1], -1)[episode.tokens[t]] for t in episode.sampled]
+            [
+                torch.log_softmax(logits[len(prompt) + t - 1], -1)[episode.tokens[t]]
+                for t in episode.sampled
+            ]
         )
 
     def update(self, groups: Any, step: int) -> None:
@@ -158,7 +182,9 @@ class NaiveEpisodes(minimal.MinimalDapo):
 
 @pytest.fixture(scope="module")
 def model(float64_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with a third of its tokens as ends, so that its episodes have several turns."""
+    """The tiny model with a third of its tokens as ends, so that its episodes have several
+    turns.
+    """
     path = tmp_path_factory.mktemp("ends") / "model"
     shutil.copytree(float64_model, path)
     for name in ("config.json", "generation_config.json"):
@@ -168,13 +194,18 @@ def model(float64_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.mark.parametrize("credit", ["episode", "turn"])
-def test_three_steps_of_episodes_equal_a_naive_reimplementation(tmp_path: Path, model: Path, credit: str):
+def test_three_steps_of_episodes_equal_a_naive_reimplementation(
+    tmp_path: Path, model: Path, credit: str
+):
     naive = NaiveEpisodes(model, credit=credit)
     before = {name: tensor.clone() for name, tensor in naive.model.named_parameters()}
     for step in range(1, STEPS + 1):
         naive.step(step)
     changes = [
-        f"environment={{name: helpers.environments:Hunt, max_turns: {MAX_TURNS}, workers: 1, credit: {credit}}}",
+        (
+            f"environment={{name: helpers.environments:Hunt, max_turns: {MAX_TURNS}, workers: 1,"
+            f" credit: {credit}}}"
+        ),
         "environment.max_observation_tokens=24",
         f"rollout.max_response_tokens={MAX_TOKENS}",
         f"overlong.buffer_tokens={BUFFER_TOKENS}",
@@ -188,10 +219,15 @@ def test_three_steps_of_episodes_equal_a_naive_reimplementation(tmp_path: Path, 
 
     assert set(naive.turn_counts) == {1, 2, 3, 4}
     assert naive.num_cut > 0
-    moved = max((tensor - before[name]).abs().max().item() for name, tensor in naive.model.named_parameters())
+    moved = max(
+        (tensor - before[name]).abs().max().item()
+        for name, tensor in naive.model.named_parameters()
+    )
     assert moved > 2e-3  # the comparison would mean nothing if training did nothing
     for name, tensor in naive.model.named_parameters():
         torch.testing.assert_close(real[name], tensor.detach(), rtol=0, atol=1e-8)
     rows = metrics(tmp_path / "run")
-    dropped = sum(row["rollout/groups_all_wrong"] + row["rollout/groups_all_correct"] for row in rows)
+    dropped = sum(
+        row["rollout/groups_all_wrong"] + row["rollout/groups_all_correct"] for row in rows
+    )
     assert dropped == naive.num_dropped > 0

@@ -1,4 +1,6 @@
-"""Environments in processes: episodes of one process are independent, and a lost process is rebuilt."""
+"""Environments in processes: episodes of one process are independent, and a lost process is
+rebuilt.
+"""
 
 import os
 import signal
@@ -10,14 +12,17 @@ import pytest
 from dapo.core.errors import ConfigError
 from helpers.environments import PROBLEM, open_pool
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and orphans are those of Linux")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="limits and orphans are those of Linux"
+)
 
 
 def test_a_lost_process_is_replaced_and_its_episodes_are_rebuilt_from_their_calls():
     with open_pool("helpers.environments:Dice") as pool:
         alone = pool.open(PROBLEM, 7)
         expected = [alone.step(str(i)).result(60)["observation"] for i in range(6)]
-        first, second = pool.open(PROBLEM, 7), pool.open(PROBLEM, 8)
+        first = pool.open(PROBLEM, 7)
+        second = pool.open(PROBLEM, 8)
         found = []
         for i in range(6):
             if i in (2, 4):
@@ -32,25 +37,40 @@ def test_two_episodes_in_one_process_do_not_share_the_global_random_state():
     with open_pool("helpers.environments:Dice") as pool:
         whole = pool.open(PROBLEM, 3)
         expected = [whole.step("x").result(60)["observation"] for _ in range(4)]
-        one, two = pool.open(PROBLEM, 3), pool.open(PROBLEM, 4)
-        found = [(one.step("x").result(60)["observation"], two.step("x").result(60))[0] for _ in range(4)]
+        one = pool.open(PROBLEM, 3)
+        two = pool.open(PROBLEM, 4)
+        found = [
+            (one.step("x").result(60)["observation"], two.step("x").result(60))[0] for _ in range(4)
+        ]
         assert found == expected
 
 
 def test_an_environment_that_cannot_be_repeated_is_an_error_when_its_process_is_lost():
     with open_pool("helpers.environments:Forgetful") as pool:
-        kept, lost = pool.open(PROBLEM, 1), pool.open(PROBLEM, 2)
+        kept = pool.open(PROBLEM, 1)
+        lost = pool.open(PROBLEM, 2)
         assert "observation" in kept.step("a").result(60)
         assert lost.step("exit").result(60)["error"] == "the worker process exited with code 3"
-        expected = "the environment is no function of its seed and its actions: call 1 (step) was answered differently"
+        expected = (
+            "the environment is no function of its seed and its actions: call 1 (step) was answered"
+            " differently"
+        )
         assert kept.step("b").result(60) == {"error": expected}
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("calclator", {}, "environment.name=calclator: there is no such environment; did you mean calculator?"),
-        ("calculator", {"digits": 3}, "environment.name=calculator: making one with digits raised TypeError"),
+        (
+            "calclator",
+            {},
+            "environment.name=calclator: there is no such environment; did you mean calculator?",
+        ),
+        (
+            "calculator",
+            {"digits": 3},
+            "environment.name=calculator: making one with digits raised TypeError",
+        ),
         ("helpers.environments:Missing", {}, "module helpers.environments has no 'Missing'"),
         (
             "helpers.environments:LocalPool",
@@ -61,7 +81,9 @@ def test_an_environment_that_cannot_be_repeated_is_an_error_when_its_process_is_
         ("skyrl:gsm9k", {}, "environment.name=skyrl:gsm9k: .*skyrl.gym"),
     ],
 )
-def test_an_environment_that_cannot_be_made_is_refused_in_a_sentence(name: str, options: dict[str, Any], message: str):
+def test_an_environment_that_cannot_be_made_is_refused_in_a_sentence(
+    name: str, options: dict[str, Any], message: str
+):
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")) as refused:
         open_pool(name, options=options)
     assert "\n" not in str(refused.value)
@@ -70,7 +92,8 @@ def test_an_environment_that_cannot_be_made_is_refused_in_a_sentence(name: str, 
 def test_pending_calls_of_a_closed_pool_are_errors():
     pool = open_pool("helpers.hostile_environments:Hostile")
     episode = pool.open(PROBLEM, 1)
-    future, after = episode.step("loop"), episode.step("later")
+    future = episode.step("loop")
+    after = episode.step("later")
     pool.close()
     assert "error" in future.result(30)
     assert "error" in after.result(30)

@@ -1,4 +1,6 @@
-"""Whole runs of episodes: metrics and tables, equal bytes however slow an environment is, resumption, evaluations."""
+"""Whole runs of episodes: metrics and tables, equal bytes however slow an environment is,
+resumption, evaluations.
+"""
 
 import json
 import linecache
@@ -57,7 +59,9 @@ def resumed(whole: Path, run: Path, *, step: int) -> Path:
 def table(run: Path) -> list[dict[str, Any]]:
     """All that a run stores of its responses but the log-probabilities of its engine."""
     paths = sorted((run / "rollouts").iterdir())
-    return read_rollouts(paths, [name for name in all_columns(*paths) if name != "engine_logprobs"]).to_pylist()
+    return read_rollouts(
+        paths, [name for name in all_columns(*paths) if name != "engine_logprobs"]
+    ).to_pylist()
 
 
 def test_metrics_and_tables_count_turns_rewards_and_observed_tokens(whole: Path):
@@ -71,15 +75,28 @@ def test_metrics_and_tables_count_turns_rewards_and_observed_tokens(whole: Path)
         assert row["score"] == sum(row["episode"]["rewards"])
         assert row["correct"] is row["episode"]["correct"]
         assert row["episode"]["rewards"][:-1] == [0.25] * (len(turns) - 1)
-        assert all(f"[user] {each['content']}" in row["response"] for each in row["episode"]["messages"][1::2])
+        assert all(
+            f"[user] {each['content']}" in row["response"]
+            for each in row["episode"]["messages"][1::2]
+        )
     for step, row in enumerate(metrics(whole)[1:], start=1):
-        stored = [each for each in rows if each["step"] == step and each["outcome"] not in ("excess", "aborted")]
+        stored = [
+            each
+            for each in rows
+            if each["step"] == step and each["outcome"] not in ("excess", "aborted")
+        ]
         observed = sum(len(each["response_ids"]) - each["response_tokens"] for each in stored)
         assert row["rollout/observation_tokens"] == observed
-        assert row["rollout/turns_mean"] == sum(len(each["episode"]["rewards"]) for each in stored) / len(stored)
-        assert row["rollout/episodes_cut_fraction"] == sum(r["episode"]["is_cut"] for r in stored) / len(stored)
+        assert row["rollout/turns_mean"] == sum(
+            len(each["episode"]["rewards"]) for each in stored
+        ) / len(stored)
+        assert row["rollout/episodes_cut_fraction"] == sum(
+            r["episode"]["is_cut"] for r in stored
+        ) / len(stored)
         undecided = row["rollout/tokens_excess"] + row["rollout/tokens_aborted"]
-        assert row["rollout/tokens_generated"] - undecided == sum(each["response_tokens"] for each in stored)
+        assert row["rollout/tokens_generated"] - undecided == sum(
+            each["response_tokens"] for each in stored
+        )
         assert row["rollout/environment_errors"] == row["rollout/tool_calls"] == 0
 
 
@@ -90,9 +107,16 @@ def test_an_evaluation_keeps_the_conversation(whole: Path):
     assert all(each["correct"] in (True, False) for each in responses)
 
 
-def test_an_environment_that_ends_after_the_first_turn_gives_the_bytes_of_a_run_without_one(tmp_path: Path):
+def test_an_environment_that_ends_after_the_first_turn_gives_the_bytes_of_a_run_without_one(
+    tmp_path: Path,
+):
     short = trained(tmp_path / "episodes", "environment.name=helpers.environments:Short", *SHORT)
-    options = (*EPISODES[2:], "environment=null", "reward.verifier=helpers.environments:is_short", *SHORT)
+    options = (
+        *EPISODES[2:],
+        "environment=null",
+        "reward.verifier=helpers.environments:is_short",
+        *SHORT,
+    )
     start_run(tiny(*options), run_dir=tmp_path / "responses", config_name="t")
     found, expected = (contents(run)["files"] for run in (short, tmp_path / "responses"))
     assert {row["correct"] for row in table(short)} == {True, False}
@@ -109,14 +133,23 @@ def test_neither_workers_nor_their_delays_and_deaths_change_a_byte(tmp_path: Pat
     to_die = tmp_path / "to_die"
     to_die.touch()
     slow = f"environment.options={{delay_s: 0.05, to_die: {to_die}}}"
-    assert differences(contents(trained(tmp_path / "b", "environment.workers=3", slow, *SHORT)), expected) == []
+    assert (
+        differences(
+            contents(trained(tmp_path / "b", "environment.workers=3", slow, *SHORT)), expected
+        )
+        == []
+    )
     assert not to_die.exists()
 
 
 def test_the_lag_of_an_answer_changes_nothing_that_trains(tmp_path: Path):
-    """It changes which responses the engine computes at once, and so how their log-probabilities are rounded."""
+    """It changes which responses the engine computes at once, and so how their log-probabilities
+    are rounded.
+    """
     runs = [
-        trained(tmp_path / lag, f"environment.lag_polls={lag}", "dynamic_sampling.enabled=false", *SHORT)
+        trained(
+            tmp_path / lag, f"environment.lag_polls={lag}", "dynamic_sampling.enabled=false", *SHORT
+        )
         for lag in ("1", "5")
     ]
     one, five = (contents(run, checkpoints="step_000002")["files"] for run in runs)
@@ -130,20 +163,40 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(whole: Path, tmp
 
 
 def test_one_step_off_with_two_engines_resumes_to_the_byte(tmp_path: Path):
-    options = ("schedule=one_step_off", "rollout.engines=2", "train.num_steps=3", "train.keep_checkpoints=9")
+    options = (
+        "schedule=one_step_off",
+        "rollout.engines=2",
+        "train.num_steps=3",
+        "train.keep_checkpoints=9",
+    )
     whole = trained(tmp_path / "whole", *options, "train.save_every=1", "train.eval_every=0")
     assert max(row["rollout/turns_mean"] for row in metrics(whole)[1:]) > 1
     assert differences(contents(resumed(whole, tmp_path / "run", step=2)), contents(whole)) == []
 
 
 def test_async_episodes_go_on_across_closes_and_resume_to_the_byte(tmp_path: Path):
-    options = ("schedule=async", "max_staleness=4", "rollout.engines=2", "train.num_steps=4", "train.save_every=1")
+    options = (
+        "schedule=async",
+        "max_staleness=4",
+        "rollout.engines=2",
+        "train.num_steps=4",
+        "train.save_every=1",
+    )
     whole = trained(tmp_path / "whole", *options, "train.keep_checkpoints=9", "train.eval_every=0")
-    kept = [json.loads(path.read_text()) for path in sorted(whole.glob("checkpoints/*/kept_groups.json"))]
-    waiting = [lag for each in kept for group in each["groups"] for lag in group["lags"] if lag is not None]
+    kept = [
+        json.loads(path.read_text())
+        for path in sorted(whole.glob("checkpoints/*/kept_groups.json"))
+    ]
+    waiting = [
+        lag for each in kept for group in each["groups"] for lag in group["lags"] if lag is not None
+    ]
     assert len(kept) == 2
     assert waiting  # for their environment, which is not asked again
-    rows = [row for path in sorted((whole / "rollouts").iterdir()) for row in read_table(path).to_pylist()]
+    rows = [
+        row
+        for path in sorted((whole / "rollouts").iterdir())
+        for row in read_table(path).to_pylist()
+    ]
     assert any(row.get("versions") and row["sampled"] for row in rows)
     assert max(row["rollout/staleness_max"] for row in metrics(whole)[1:]) > 1
     for step in (1, 2):
@@ -151,16 +204,24 @@ def test_async_episodes_go_on_across_closes_and_resume_to_the_byte(tmp_path: Pat
         assert differences(found, contents(whole)) == []
 
 
-@pytest.mark.parametrize("schedule", [("schedule=sync",), ("schedule=async", "max_staleness=3", "rollout.engines=1")])
-def test_answers_that_count_when_they_arrive_resume_to_the_byte(tmp_path: Path, schedule: tuple[str, ...]):
-    """Each answer takes a random time of its own in both runs, and the resumed run follows the record of the first."""
+@pytest.mark.parametrize(
+    "schedule", [("schedule=sync",), ("schedule=async", "max_staleness=3", "rollout.engines=1")]
+)
+def test_answers_that_count_when_they_arrive_resume_to_the_byte(
+    tmp_path: Path, schedule: tuple[str, ...]
+):
+    """Each answer takes a random time of its own in both runs, and the resumed run follows the
+    record of the first.
+    """
     options = (
         "rollout.clock=arrival",
         "environment.options={delay_s: 0.02}",
         "train.num_steps=3",
         "train.save_every=1",
     )
-    whole = trained(tmp_path / "whole", *schedule, *options, "train.keep_checkpoints=9", "train.eval_every=0")
+    whole = trained(
+        tmp_path / "whole", *schedule, *options, "train.keep_checkpoints=9", "train.eval_every=0"
+    )
     record = (whole / "clock.jsonl").read_text()
     assert record.count('"environment"') > 50
     assert record.count('"close"') == 3
@@ -175,13 +236,18 @@ def test_an_environment_that_always_raises_ends_the_run_with_its_reason(
     with pytest.raises(VerifierFailed) as failed:
         trained(tmp_path / "run", "environment.name=helpers.environments:Broken", *SHORT)
     reason = "environment: raised ConnectionError: the game server is down"
-    assert f"none of the 32 responses judged last has a verdict. 32 times: {reason}" in str(failed.value)
+    assert f"none of the 32 responses judged last has a verdict. 32 times: {reason}" in str(
+        failed.value
+    )
     assert f"dapo environment test {tmp_path / 'run'}" in str(failed.value)
     assert "dapo reward test" not in str(failed.value)
     capsys.readouterr()
     code, out, _ = run_command(capsys, "environment", "test", str(tmp_path / "run"), "--json")
     assert code == 1
-    assert all(reason.removeprefix("environment: ") in each["error"] for each in json.loads(out)["episodes"])
+    assert all(
+        reason.removeprefix("environment: ") in each["error"]
+        for each in json.loads(out)["episodes"]
+    )
 
 
 def test_output_and_seconds_of_an_environment_are_kept(tmp_path: Path):
@@ -205,7 +271,9 @@ def test_a_probe_samples_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[
     [
         pytest.param(("preset=ppo", "critic.lr=0.01"), id="PPO"),
         pytest.param(("model.lora={rank: 2, alpha: 4}", "loss.kl_coef=0.1"), id="LoRA"),
-        pytest.param(("preset=rloo", "loss.kl_coef=0.5", "loss.kl_in=reward"), id="divergence in the reward"),
+        pytest.param(
+            ("preset=rloo", "loss.kl_coef=0.5", "loss.kl_in=reward"), id="divergence in the reward"
+        ),
     ],
 )
 def test_observed_tokens_train_in_no_method(tmp_path: Path, options: tuple[str, ...]):
@@ -213,12 +281,26 @@ def test_observed_tokens_train_in_no_method(tmp_path: Path, options: tuple[str, 
     rows = metrics(run)[1:]
     assert sum(row["rollout/observation_tokens"] for row in rows) > 0
     for row in rows:
-        assert row["optim/update_tokens"] == row["rollout/tokens_trained"] <= row["rollout/tokens_generated"]
+        assert (
+            row["optim/update_tokens"]
+            == row["rollout/tokens_trained"]
+            <= row["rollout/tokens_generated"]
+        )
         assert row["optim/grad_norm"] > 0
 
 
-def test_eval_plays_episodes_and_a_server_is_refused(whole: Path, capsys: pytest.CaptureFixture[str]):
-    arguments = ("eval", str(whole), "--json", "--samples-per-problem", "4", "--output", str(whole / "judged.json"))
+def test_eval_plays_episodes_and_a_server_is_refused(
+    whole: Path, capsys: pytest.CaptureFixture[str]
+):
+    arguments = (
+        "eval",
+        str(whole),
+        "--json",
+        "--samples-per-problem",
+        "4",
+        "--output",
+        str(whole / "judged.json"),
+    )
     code, out, err = run_command(capsys, *arguments)
     assert code == 0, err
     assert json.loads(out)["verifier"] == "environment"
@@ -227,19 +309,34 @@ def test_eval_plays_episodes_and_a_server_is_refused(whole: Path, capsys: pytest
     assert (code, "this run plays episodes: evaluate it without a server" in err) == (2, True)
 
 
-def test_explain_walks_the_longest_episode_of_a_group(whole: Path, capsys: pytest.CaptureFixture[str]):
+def test_explain_walks_the_longest_episode_of_a_group(
+    whole: Path, capsys: pytest.CaptureFixture[str]
+):
     rows = table(whole)
-    longest = max((row for row in rows if row["outcome"] == "trained"), key=lambda row: len(row["sampled"] or ()))
-    step, group = str(longest["step"]), str(longest["group_id"])
-    code, out, err = run_command(capsys, "explain", str(whole), "--step", step, "--group", group, "--json")
+    longest = max(
+        (row for row in rows if row["outcome"] == "trained"),
+        key=lambda row: len(row["sampled"] or ()),
+    )
+    step = str(longest["step"])
+    group = str(longest["group_id"])
+    code, out, err = run_command(
+        capsys, "explain", str(whole), "--step", step, "--group", group, "--json"
+    )
     assert code == 0, err
     found = json.loads(out)["responses"][longest["sample"]]
-    episode, turns = json.loads(longest["episode"]), found["turns"]
-    assert [(each["role"], each["text"]) for each in turns] == [tuple(each.values()) for each in episode["messages"]]
-    assert [each["reward"] for each in turns] == [r for reward in episode["rewards"] for r in (reward, None)][:-1]
+    episode = json.loads(longest["episode"])
+    turns = found["turns"]
+    assert [(each["role"], each["text"]) for each in turns] == [
+        tuple(each.values()) for each in episode["messages"]
+    ]
+    assert [each["reward"] for each in turns] == [
+        r for reward in episode["rewards"] for r in (reward, None)
+    ][:-1]
     spans = [each["tokens"] for each in turns if each["tokens"] is not None]
     assert [end for span in spans for end in span] == longest["sampled"]
-    observed = [i for i in range(len(longest["response_ids"])) if not any(a <= i < b for a, b in spans)]
+    observed = [
+        i for i in range(len(longest["response_ids"])) if not any(a <= i < b for a, b in spans)
+    ]
     assert len(observed) > 0
     assert [found["token_values"]["gradients"][i] for i in observed] == [0.0] * len(observed)
     code, out, _ = run_command(capsys, "explain", str(whole), "--step", step, "--group", group)
@@ -253,10 +350,15 @@ def test_explain_shows_the_advantage_of_each_turn_that_its_tokens_train_with(
 ):
     options = ("environment.credit=turn", "dynamic_sampling.enabled=false", *SHORT)
     run = trained(tmp_path / "run", *options)
-    differing, groups = 0, {row["group_id"] for row in table(run) if (row["step"], row["outcome"]) == (1, "trained")}
+    differing = 0
+    groups = {
+        row["group_id"] for row in table(run) if (row["step"], row["outcome"]) == (1, "trained")
+    }
     for group in sorted(groups):
         capsys.readouterr()
-        code, out, err = run_command(capsys, "explain", str(run), "--step", "1", "--group", str(group), "--json")
+        code, out, err = run_command(
+            capsys, "explain", str(run), "--step", "1", "--group", str(group), "--json"
+        )
         assert code == 0, err
         found = json.loads(out)
         assert found["eq9"]["credit"] == "turn"
@@ -266,12 +368,19 @@ def test_explain_shows_the_advantage_of_each_turn_that_its_tokens_train_with(
             for turn in turns:
                 for i in range(*turn["tokens"]):
                     kept = values["clipped"][i] == "none"
-                    expected = -values["weights"][i] * values["ratios"][i] * turn["advantage"] * kept
+                    expected = (
+                        -values["weights"][i] * values["ratios"][i] * turn["advantage"] * kept
+                    )
                     assert values["gradients"][i] == pytest.approx(expected, abs=1e-12)
             differing += len({turn["advantage"] for turn in turns}) > 1
     assert differing > 0
-    code, out, _ = run_command(capsys, "explain", str(run), "--step", "1", "--group", str(min(groups)))
-    assert (code, "the tokens of a turn have the advantage of the rewards" in " ".join(out.split())) == (0, True)
+    code, out, _ = run_command(
+        capsys, "explain", str(run), "--step", "1", "--group", str(min(groups))
+    )
+    assert (
+        code,
+        "the tokens of a turn have the advantage of the rewards" in " ".join(out.split()),
+    ) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +397,14 @@ def test_doctor_finds_what_is_wrong_with_episodes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], rule: str, options: tuple[str, ...]
 ):
     judged = ("reward.verifier=dapo.rewards.examples:has_digit",) if rule == "no_tool_calls" else ()
-    run = trained(tmp_path / "run", *options, *judged, *SHORT, "train.num_steps=3", "dynamic_sampling.enabled=false")
+    run = trained(
+        tmp_path / "run",
+        *options,
+        *judged,
+        *SHORT,
+        "train.num_steps=3",
+        "dynamic_sampling.enabled=false",
+    )
     capsys.readouterr()
     code, out, _ = run_command(capsys, "doctor", str(run), "--json")
     findings = {each["name"]: each for each in json.loads(out)["findings"]}
@@ -302,7 +418,9 @@ def test_a_session_collects_episodes_of_a_class_of_a_cell():
     linecache.cache["<cell>"] = (len(CELL), None, CELL.splitlines(keepends=True), "<cell>")
     exec(compile(CELL, "<cell>", "exec"), namespace)
     options: dict[str, Any] = {"prompts_per_step": 2, "group_size": 4, "max_response_tokens": 48}
-    with dapo.session("tiny-random", data="environment", environment=namespace["Parity"], **options) as session:
+    with dapo.session(
+        "tiny-random", data="environment", environment=namespace["Parity"], **options
+    ) as session:
         batch = session.collect()
     rewards = {reward for group in batch.groups for reward in group.rewards}
     assert len(rewards) > 1

@@ -1,4 +1,6 @@
-"""How episodes begin: `reset` gets the problem as the data has it, and its text is in the prompt once."""
+"""How episodes begin: `reset` gets the problem as the data has it, and its text is in the prompt
+once.
+"""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +28,10 @@ TOKENIZER = tokenizer("qwen 2.5")
 END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
 TEXT = Problem("1", "Play.", "five", fields={"word": "abc", "env": "words", "level": 3})
 CHAT = Problem(
-    "2", [{"role": "system", "content": "s"}, {"role": "user", "content": "Play."}], "five", fields=TEXT.fields
+    "2",
+    [{"role": "system", "content": "s"}, {"role": "user", "content": "Play."}],
+    "five",
+    fields=TEXT.fields,
 )
 
 
@@ -34,7 +39,9 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def played(name: str, problems: Sequence[Problem], turns: Sequence[str]) -> tuple[list[Problem], list[Episode]]:
+def played(
+    name: str, problems: Sequence[Problem], turns: Sequence[str]
+) -> tuple[list[Problem], list[Episode]]:
     """The problems with their prompts, and an episode of each with these turns, as in training."""
     with open_pool(name) as pool:
         renderer = TurnRenderer(TOKENIZER, DataConfig(train="builtin:sums"), tools=pool.tools)
@@ -51,7 +58,9 @@ def played(name: str, problems: Sequence[Problem], turns: Sequence[str]) -> tupl
         engine = EpisodeEngine(inner, pool, renderer, options, starts=starts)
         engine.submit(
             [
-                GenerationRequest(str(i), renderer.prompts.encode(each), 999, 1.0, 1.0, 1, (END,), problem=each)
+                GenerationRequest(
+                    str(i), renderer.prompts.encode(each), 999, 1.0, 1.0, 1, (END,), problem=each
+                )
                 for i, each in enumerate(begun)
             ]
         )
@@ -69,7 +78,12 @@ TRL = "helpers.trl_environments:"
     ("name", "turns", "begins", "reward"),
     [
         ("EchoTools", [call("echo", message="Hello"), "done"], "", 0.5),
-        ("Words", [call("guess", guess="[abz]"), call("guess", guess="[abc]"), "done"], " The word has 3 letters.", 1),
+        (
+            "Words",
+            [call("guess", guess="[abz]"), call("guess", guess="[abc]"), "done"],
+            " The word has 3 letters.",
+            1,
+        ),
         ("Several", [call("guess", guess="[abc]"), "done"], " The word has 3 letters.", 1),
         ("Columns", [call("nothing"), "done"], None, 0),
         ("Parts", ["done"], " ab", 0),
@@ -93,19 +107,26 @@ def test_a_class_of_trl_plays_with_its_text_once_in_a_prompt_of_text_or_messages
 
 def test_a_random_reset_is_the_same_at_the_start_and_in_each_episode_and_differs_by_problem():
     problems = [Problem(str(i), "Play.", "") for i in range(12)]
-    begun, episodes = played(f"{TRL}Catch", [*problems, *problems], [call("stay"), call("move", direction="up"), "."])
+    begun, episodes = played(
+        f"{TRL}Catch", [*problems, *problems], [call("stay"), call("move", direction="up"), "."]
+    )
     assert [each.prompt for each in begun[:12]] == [each.prompt for each in begun[12:]]
     assert len({each.prompt for each in begun}) > 2
     for problem, episode in zip(begun, episodes, strict=True):
         assert episode.error is None
         ball = problem.question.partition("ball ")[2][0]
         assert episode.messages[1]["content"] == f"ball {ball} row 1 paddle 2"
-        assert episode.messages[3]["content"].startswith("Error: ValueError: Invalid direction 'up'")
+        assert episode.messages[3]["content"].startswith(
+            "Error: ValueError: Invalid direction 'up'"
+        )
 
 
 def test_a_prompt_that_is_another_one_each_time_is_an_error_of_the_episode():
     _, (episode,) = played(f"{TRL}Restless", [TEXT], ["done"])
-    assert episode.error == "reset returned another prompt than at the start for problem 1 and the same seed"
+    assert (
+        episode.error
+        == "reset returned another prompt than at the start for problem 1 and the same seed"
+    )
 
 
 def local_starts(reset: Any) -> EpisodeStarts:
@@ -120,10 +141,15 @@ ROWS = [Problem(str(i), f"Row {i}.", "") for i in range(500)]
 
 
 def test_a_reset_that_gives_some_rows_a_prompt_is_asked_for_all_of_them():
-    starts = local_starts(lambda problem: f"{problem.prompt} Go." if int(problem.id) >= 300 else None)
+    starts = local_starts(
+        lambda problem: f"{problem.prompt} Go." if int(problem.id) >= 300 else None
+    )
     begun = starts.with_prompts(ROWS)
-    assert [each.prompt for each in begun] == [f"Row {i}. Go." if i >= 300 else f"Row {i}." for i in range(500)]
-    assert starts.with_prompts(begun) == begun  # the own prompts are known, and nothing is appended twice
+    assert [each.prompt for each in begun] == [
+        f"Row {i}. Go." if i >= 300 else f"Row {i}." for i in range(500)
+    ]
+    # the own prompts are known, and nothing is appended twice
+    assert starts.with_prompts(begun) == begun
     for each in (begun[0], begun[400]):
         handle = starts.open(each)
         assert starts.difference(each, handle.reset.result()["prompt"]) is None
@@ -133,9 +159,10 @@ def test_a_prompt_that_was_not_seen_at_the_start_is_named():
     starts = local_starts(lambda problem: "Go." if problem.id == "11" else None)
     assert starts.with_prompts(ROWS) == ROWS
     reason = starts.difference(ROWS[11], starts.open(ROWS[11]).reset.result()["prompt"])
-    assert reason == (
-        "reset returned a prompt, and none for the first 8 problems and 56 others at the start, for problem 11 and the "
-        "same seed"
+    assert (
+        reason
+        == "reset returned a prompt, and none for the first 8 problems and 56 others at the start,"
+        " for problem 11 and the same seed"
     )
 
 
@@ -146,7 +173,11 @@ def test_a_prompt_that_was_not_seen_at_the_start_is_named():
         [{"role": "user", "content": "a"}],
         [
             {"role": "user", "content": [{"type": "text", "text": "a"}]},
-            {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"function": {"name": "f", "arguments": {}}}],
+            },
             {"role": "tool", "content": "5", "name": "f"},
         ],
     ],
@@ -164,7 +195,9 @@ def text_of(content: Any) -> Any:
     return "".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
-@pytest.mark.parametrize("prompt", [3, [], ["a"], [{"role": "user"}], [{"content": "a"}], {"role": "user"}, b"a"])
+@pytest.mark.parametrize(
+    "prompt", [3, [], ["a"], [{"role": "user"}], [{"content": "a"}], {"role": "user"}, b"a"]
+)
 def test_what_is_no_prompt_is_refused(prompt: Any):
     with pytest.raises(TypeError, match="expected a text or a list of messages"):
         local_starts(lambda problem: prompt).with_prompts(ROWS[:1])
@@ -172,7 +205,9 @@ def test_what_is_no_prompt_is_refused(prompt: Any):
 
 def test_rows_of_a_class_of_trl_train(tmp_path: Path):
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"prompt": f"word {i}", "answer": "one"}) + "\n" for i in range(10)))
+    rows.write_text(
+        "".join(json.dumps({"prompt": f"word {i}", "answer": "one"}) + "\n" for i in range(10))
+    )
     options = (f"data.train={rows}", "data.eval=null", "train.eval_every=0", "train.num_steps=1")
     sampling = (
         "dynamic_sampling.enabled=false",
@@ -180,7 +215,11 @@ def test_rows_of_a_class_of_trl_train(tmp_path: Path):
         "reward.verifier=auto",
         "overlong.mode=off",
     )
-    start_run(tiny(f"environment={TRL}Say", *options, *sampling), run_dir=tmp_path / "run", config_name="t")
+    start_run(
+        tiny(f"environment={TRL}Say", *options, *sampling),
+        run_dir=tmp_path / "run",
+        config_name="t",
+    )
     (row,) = metrics(tmp_path / "run")[-1:]
     assert row["rollout/environment_errors"] == 0
     assert row["reward/mean"] == 1.0
@@ -188,7 +227,10 @@ def test_rows_of_a_class_of_trl_train(tmp_path: Path):
 
 @pytest.mark.skipif(find_spec("skyrl_gym") is None, reason="needs skyrl-gym: make install-gym")
 def test_environments_of_skyrl_begin_once_with_a_prompt_that_their_init_changes():
-    problems = [Problem(str(i), "What is 2 + 3?", "5", fields={"extra_info": {"max_turns": 3}}) for i in range(2)]
+    problems = [
+        Problem(str(i), "What is 2 + 3?", "5", fields={"extra_info": {"max_turns": 3}})
+        for i in range(2)
+    ]
     for name in ("skyrl:gsm8k_multi_turn", f"{__name__}:Announced"):
         begun, episodes = played(name, problems, ["I think #### 4", "#### 5"])
         assert [each.error for each in episodes] == [None, None]
@@ -208,7 +250,11 @@ class Announced:
 
     def step(self, action: str) -> dict[str, Any]:
         done = action.endswith(self.answer)
-        return {"observations": [{"role": "user", "content": "No."}], "reward": float(done), "done": done}
+        return {
+            "observations": [{"role": "user", "content": "No."}],
+            "reward": float(done),
+            "done": done,
+        }
 
     def close(self) -> None:
         pass

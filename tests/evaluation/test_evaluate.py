@@ -53,8 +53,15 @@ def evaluated(marks: dict[int, str], *, length: int = 1, **engine: Any) -> Evalu
         return [int(marks[request.prompt_ids[0]][sample])] + [7] * (length - 1), "stop"
 
     plan = EvaluationPlan("toy", k, 1.0, 0.7, 20, (9,), 0)
-    problems = [Problem(str(number), "?", "!", source="even" if number % 2 == 0 else "odd") for number in marks]
-    return evaluate(EngineSampler(ScriptedEngine(script, **engine), FakeEncoder(), plan), FakeJudge(VERDICTS), problems)
+    problems = [
+        Problem(str(number), "?", "!", source="even" if number % 2 == 0 else "odd")
+        for number in marks
+    ]
+    return evaluate(
+        EngineSampler(ScriptedEngine(script, **engine), FakeEncoder(), plan),
+        FakeJudge(VERDICTS),
+        problems,
+    )
 
 
 def test_avg_at_k_is_the_mean_over_problems_of_the_share_correct():
@@ -85,8 +92,11 @@ def test_pass_at_powers_of_two_are_reported_up_to_k():
 
 @pytest.mark.parametrize("length", [1, 15, 20, 25])
 def test_scores_are_the_verifiers_own_whatever_the_length_of_the_response(length: int):
-    """The overlong penalty would take up to 1 from the longest: before the limit of 20 tokens, at it, and truncated."""
-    binary, graded = evaluated({0: "1100"}, length=length), evaluated({0: "55"}, length=length)
+    """The overlong penalty would take up to 1 from the longest: before the limit of 20 tokens, at
+    it, and truncated.
+    """
+    binary = evaluated({0: "1100"}, length=length)
+    graded = evaluated({0: "55"}, length=length)
     assert [response.score for response in binary.problems[0].responses] == [1.0, 1.0, -1.0, -1.0]
     assert [response.score for response in graded.problems[0].responses] == [0.5, 0.5]
     assert (binary.summary()["accuracy"], graded.summary()["accuracy"]) == (0.5, 0.5)
@@ -109,11 +119,14 @@ def test_graded_verdicts_average_their_scores_and_have_no_pass_at_k():
 
 
 def test_graded_scores_that_do_not_vary_have_no_interval_and_say_so():
-    one, equal = evaluated({0: "55"}), evaluated({0: "55", 1: "55", 2: "55"})
+    one = evaluated({0: "55"})
+    equal = evaluated({0: "55", 1: "55", 2: "55"})
     for evaluation in (one, equal):
         summary = evaluation.summary()
         assert (summary["low"], summary["high"]) == (None, None)
-        assert summary["interval_note"].startswith("no interval: fewer than two problems, or all of them with the same")
+        assert summary["interval_note"].startswith(
+            "no interval: fewer than two problems, or all of them with the same"
+        )
         assert not {"eval/toy/low", "eval/toy/high"} & evaluation.metrics().keys()
         json.dumps(summary, allow_nan=False)
     assert evaluated({0: "11"}).summary()["interval_note"] is None
@@ -142,15 +155,21 @@ def test_the_result_does_not_depend_on_the_engines_order():
     marks = {number: f"{number % 2}{(number + 1) % 2}0" for number in range(20)}
     assert evaluated(marks, slots=1).summary() == evaluated(marks, slots=64).summary()
     last_first = evaluated(marks, delay=lambda request: 9 - int(request.id.split("/")[-1]))
-    assert last_first.table() == evaluated(marks).table(), "each response stands at the index of its sample"
+    assert last_first.table() == evaluated(marks).table(), (
+        "each response stands at the index of its sample"
+    )
 
 
 def judged(*answers: str, right: Collection[str] = ("4",)) -> JudgedProblem:
     """A response for each answer; those called `right` are; "!" is an error."""
     responses = [
-        JudgedResponse("", None, 0.0, "timed out", None, 1, "stop")
-        if answer == "!"
-        else JudgedResponse("", answer in right, 1.0 if answer in right else -1.0, None, answer, 1, "stop")
+        (
+            JudgedResponse("", None, 0.0, "timed out", None, 1, "stop")
+            if answer == "!"
+            else JudgedResponse(
+                "", answer in right, 1.0 if answer in right else -1.0, None, answer, 1, "stop"
+            )
+        )
         for answer in answers
     ]
     return JudgedProblem(Problem("p", "?", "4"), tuple(responses))
@@ -168,34 +187,46 @@ def judged(*answers: str, right: Collection[str] = ("4",)) -> JudgedProblem:
         (("!", "!", "4", "5", "4"), 1.0),
     ],
 )
-def test_consensus_is_whether_the_most_frequent_answer_is_right(answers: tuple[str, ...], expected: float):
+def test_consensus_is_whether_the_most_frequent_answer_is_right(
+    answers: tuple[str, ...], expected: float
+):
     assert judged(*answers).consensus == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
-        (("36", "36 km", "x=36", r"36\%", "35", "35"), 1.0),  # four right ones against two equal wrong ones
+        # four right ones against two equal wrong ones
+        (("36", "36 km", "x=36", r"36\%", "35", "35"), 1.0),
         (("36", "36 km", "35", "35"), 0.5),
         (("36", "36 km", "35", "35", "35"), 0.0),
         (("36", "36 km", "35", "35", "34", "34"), 1 / 3),
         (("36", "1", "2", "3", "36 km"), 1.0),  # wrong answers do not add up
     ],
 )
-def test_right_answers_are_one_vote_however_they_are_written(answers: tuple[str, ...], expected: float):
+def test_right_answers_are_one_vote_however_they_are_written(
+    answers: tuple[str, ...], expected: float
+):
     right = {"36", "36 km", "x=36", r"36\%"}
     assert judged(*answers, right=right).consensus == pytest.approx(expected)
 
 
 def test_a_right_response_votes_even_where_no_answer_was_extracted_and_a_wrong_one_does_not():
     right = [JudgedResponse("", True, 1.0, None, answer, 1, "stop") for answer in ("", None)]
-    wrong = [JudgedResponse("", False, -1.0, None, answer, 1, "stop") for answer in ("", None, "", "7")]
+    wrong = [
+        JudgedResponse("", False, -1.0, None, answer, 1, "stop") for answer in ("", None, "", "7")
+    ]
     assert JudgedProblem(Problem("p", "?", "4"), (*right, *wrong)).consensus == 1.0
 
 
 def test_consensus_and_pass_at_j_have_intervals_over_problems():
     plan = EvaluationPlan("toy", 3, 1.0, 0.7, 20, (9,), 0)
-    problems = [judged("4", "4", "5"), judged("5", "5", "4"), judged("4", "4", "4"), judged("5", "", "5")]
+    problems = [
+        judged("4", "4", "5"),
+        judged("5", "5", "4"),
+        judged("4", "4", "4"),
+        judged("5", "", "5"),
+    ]
     summary = Evaluation(plan, tuple(problems)).summary()
     assert summary["cons@3"] == 0.5
     assert summary["pass@1"] == pytest.approx((2 / 3 + 1 / 3 + 1 + 0) / 4)
@@ -209,7 +240,8 @@ def test_consensus_and_pass_at_j_have_intervals_over_problems():
 def test_more_than_one_percent_of_errors_is_noted_and_one_percent_is_not():
     plan = EvaluationPlan("toy", 10, 1.0, 0.7, 20, (9,), 0)
     without_errors = [judged(*["4"] * 10) for _ in range(9)]
-    one, two = judged(*"4" * 9, "!"), judged(*"4" * 8, "!", "!")
+    one = judged(*"4" * 9, "!")
+    two = judged(*"4" * 8, "!", "!")
     assert Evaluation(plan, (*without_errors, one)).summary()["warning"] is None
     warning = Evaluation(plan, (*without_errors, two)).summary()["warning"]
     assert warning == "2 of 100 responses have no verdict (2.0%): metrics of the others only"
@@ -217,7 +249,13 @@ def test_more_than_one_percent_of_errors_is_noted_and_one_percent_is_not():
 
 def scored(*accuracies: float | None, **settings: Any) -> dict[str, Any]:
     """A stored evaluation with these accuracies of its problems."""
-    settings = {"name": "toy", "temperature": 1.0, "top_p": 0.7, "max_response_tokens": 20, "binary": True} | settings
+    settings = {
+        "name": "toy",
+        "temperature": 1.0,
+        "top_p": 0.7,
+        "max_response_tokens": 20,
+        "binary": True,
+    } | settings
     settings = RewardConfig(verifier="math").judging | settings
     rows = [{"id": str(i), "accuracy": accuracy} for i, accuracy in enumerate(accuracies)]
     return {**settings, "seed": settings.get("seed", 0), "samples_per_problem": 4, "table": rows}
@@ -247,7 +285,12 @@ def test_a_problem_without_a_judgement_on_either_side_is_no_pair():
     found = paired_difference(scored(1.0, None, 0.0), scored(0.0, 1.0, 1.0))
     assert (found["problems"], found["difference"]) == (2, 0.0)
     nothing = paired_difference(scored(None, 1.0), scored(0.0, None))
-    assert (nothing["problems"], nothing["difference"], nothing["low"], nothing["high"]) == (0, None, None, None)
+    assert (nothing["problems"], nothing["difference"], nothing["low"], nothing["high"]) == (
+        0,
+        None,
+        None,
+        None,
+    )
     with pytest.raises(DataError, match="1 problems are only in one of them"):
         paired_difference(scored(1.0), scored(1.0, 0.0))
 
@@ -255,8 +298,13 @@ def test_a_problem_without_a_judgement_on_either_side_is_no_pair():
 @pytest.mark.parametrize(
     ("setting", "other"),
     [
-        *(("name", "aime"), ("temperature", 0.1), ("top_p", 1.0), ("max_response_tokens", 8), ("binary", False)),
-        *(("verifier", "exact"), ("threshold", 0.5)),
+        ("name", "aime"),
+        ("temperature", 0.1),
+        ("top_p", 1.0),
+        ("max_response_tokens", 8),
+        ("binary", False),
+        ("verifier", "exact"),
+        ("threshold", 0.5),
     ],
 )
 def test_evaluations_with_another_setting_are_never_paired(setting: str, other: Any):
@@ -266,19 +314,39 @@ def test_evaluations_with_another_setting_are_never_paired(setting: str, other: 
 
 def test_other_options_of_a_verifier_judge_otherwise_and_an_unknown_verifier_is_paired():
     first = scored(1.0, 0.0, verifier="exact", verifier_options={"extract": "final"})
-    with pytest.raises(DataError, match=r"^verifier_options is {'extract': 'final'} in one and {} in the other$"):
+    with pytest.raises(
+        DataError, match=r"^verifier_options is {'extract': 'final'} in one and {} in the other$"
+    ):
         paired_difference(first, scored(1.0, 0.0, verifier="exact"))
     unknown = {name: value for name, value in first.items() if name not in RewardConfig().judging}
-    assert paired_difference(unknown, first)["equal"] == paired_difference(first, unknown)["equal"] == 2
+    assert (
+        paired_difference(unknown, first)["equal"]
+        == paired_difference(first, unknown)["equal"]
+        == 2
+    )
 
 
 def test_an_evaluation_without_any_verdict_has_no_accuracy_and_says_so():
     evaluation = evaluated({0: "33", 1: "33"})
     summary = evaluation.summary()
-    assert [summary[name] for name in ("accuracy", "low", "high", "verifier_errors")] == [None, None, None, 4]
+    assert [summary[name] for name in ("accuracy", "low", "high", "verifier_errors")] == [
+        None,
+        None,
+        None,
+        4,
+    ]
     assert summary["interval_note"] == "nothing judged: no response has a verdict"
-    assert evaluation.metrics() == {"eval/toy/response_tokens_mean": 1.0, "eval/toy/truncated_fraction": 0.0}
-    older = summary | {"accuracy": 0.0, "low": 0.0, "high": 1.0, "interval_note": None, "table": evaluation.table()}
+    assert evaluation.metrics() == {
+        "eval/toy/response_tokens_mean": 1.0,
+        "eval/toy/truncated_fraction": 0.0,
+    }
+    older = summary | {
+        "accuracy": 0.0,
+        "low": 0.0,
+        "high": 1.0,
+        "interval_note": None,
+        "table": evaluation.table(),
+    }
     assert require_summary(older, "a file") == summary | {"table": evaluation.table()}
 
 
@@ -293,7 +361,9 @@ class EvaluationKilled(Exception):
 
 
 def test_an_evaluation_that_was_killed_continues_where_it_was(tmp_path: Path):
-    """Breaks after some problems; the second attempt samples only the others, and the result is the same."""
+    """Breaks after some problems; the second attempt samples only the others, and the result is the
+    same.
+    """
     plan = EvaluationPlan("toy", 2, 1.0, 0.7, 20, (9,), 0)
     problems = [Problem(str(number), "?", "!") for number in range(6)]
     asked: list[int] = []
@@ -308,7 +378,9 @@ def test_an_evaluation_that_was_killed_continues_where_it_was(tmp_path: Path):
                 raise EvaluationKilled
 
         sampler = EngineSampler(ScriptedEngine(script, slots=2), FakeEncoder(), plan)
-        return evaluate(sampler, FakeJudge(VERDICTS), problems, journal=journal, on_progress=stop_at)
+        return evaluate(
+            sampler, FakeJudge(VERDICTS), problems, journal=journal, on_progress=stop_at
+        )
 
     uninterrupted = run(None).summary()
     path = tmp_path / "out.json.partial"
@@ -335,7 +407,9 @@ def test_rows_in_the_form_of_aime_are_three_problems_of_four_samples(tmp_path):
     assert distinct(load_problems(source, split="eval")[:-1], source)[1] == 1  # not as many of all
 
 
-@pytest.mark.skipif(not AIME.exists(), reason="needs the released evaluation file beside the checkout")
+@pytest.mark.skipif(
+    not AIME.exists(), reason="needs the released evaluation file beside the checkout"
+)
 def test_the_released_aime_file_is_thirty_problems_of_thirty_two_samples():
     source = parse_spec(str(AIME))
     problems, copies = distinct(load_problems(source, split="eval"), source)
@@ -345,10 +419,17 @@ def test_the_released_aime_file_is_thirty_problems_of_thirty_two_samples():
 
 def test_another_model_does_not_inherit_the_trust_that_a_run_has():
     base = build_config(
-        {"model": {"name": "a", "dtype": "float64", "trust_remote_code": True}, "data": {"train": "builtin:sums"}}
+        {
+            "model": {"name": "a", "dtype": "float64", "trust_remote_code": True},
+            "data": {"train": "builtin:sums"},
+        }
     ).model_dump(mode="json")
     config, _ = evaluation_config("tiny-random", "builtin:sums", EvalRequest("builtin:sums"), base)
-    assert (config.model.name, config.model.dtype, config.model.trust_remote_code) == ("tiny-random", "float64", False)
+    assert (config.model.name, config.model.dtype, config.model.trust_remote_code) == (
+        "tiny-random",
+        "float64",
+        False,
+    )
 
 
 def test_without_data_a_run_is_evaluated_on_its_own_held_out_problems():

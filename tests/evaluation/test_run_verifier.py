@@ -1,4 +1,6 @@
-"""An evaluation keeps the verifier of the run, whatever its problems are; one that cannot judge them is an error."""
+"""An evaluation keeps the verifier of the run, whatever its problems are; one that cannot judge
+them is an error.
+"""
 
 import json
 from collections.abc import Mapping
@@ -21,7 +23,11 @@ FINAL = ("reward.verifier=exact", "reward.options.extract=final")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on built-in problems, which `exact` judges."""
     path = tmp_path_factory.mktemp("runs") / "trained"
-    start_run(tiny("train.num_steps=1", "dynamic_sampling.enabled=false", *FINAL), run_dir=path, config_name="t")
+    start_run(
+        tiny("train.num_steps=1", "dynamic_sampling.enabled=false", *FINAL),
+        run_dir=path,
+        config_name="t",
+    )
     return path
 
 
@@ -45,7 +51,9 @@ def test_a_run_of_exact_answers_is_right_about_a_file_of_its_own_answers(
 ):
     rows = answers_of(trained)
     file = write(tmp_path / "q.jsonl", *rows)
-    code, out, err = run_command(capsys, "eval", str(trained), "--data", str(file), "--json", "eval.temperature=0")
+    code, out, err = run_command(
+        capsys, "eval", str(trained), "--data", str(file), "--json", "eval.temperature=0"
+    )
     found = json.loads(out)
     assert (code, found["verifier"], found["accuracy"]) == (0, "exact", 1.0), err
     from_python = dapo.load(trained).evaluate(rows, **ONCE)
@@ -59,17 +67,26 @@ def test_of_two_runs_with_different_verifiers_the_first_one_judges_both(
 ):
     other = tmp_path / "other"
     options = ("reward.verifier=regex", r"reward.options.pattern=(\d+)")
-    start_run(tiny("train.num_steps=1", "dynamic_sampling.enabled=false", *options), run_dir=other, config_name="t")
+    start_run(
+        tiny("train.num_steps=1", "dynamic_sampling.enabled=false", *options),
+        run_dir=other,
+        config_name="t",
+    )
     rows = write(tmp_path / "q.jsonl", {"prompt": "2 + 2 =", "answer": "4"})
     found = dapo.load(other).compare(trained, rows, **ONCE)
     assert (found.first.summary["verifier"], found.second.summary["verifier"]) == ("exact", "exact")
-    assert f"the verifier of {trained} judges both (exact); {other} was trained with regex" in capsys.readouterr().out
+    assert (
+        f"the verifier of {trained} judges both (exact); {other} was trained with regex"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_verifier_that_cannot_judge_the_problems_is_an_error_that_names_the_way_to_another(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    advice = 'another one judges with reward.verifier=NAME, in Python with reward={"verifier": "NAME"}'
+    advice = (
+        'another one judges with reward.verifier=NAME, in Python with reward={"verifier": "NAME"}'
+    )
     no_answers = write(tmp_path / "q.jsonl", {"prompt": "2 + 2 ="}, {"prompt": "3 + 2 ="})
     code, _, err = run_command(capsys, "eval", str(trained), "--data", str(no_answers))
     assert (code, advice in err, "no answer" in err) == (2, True, True)
@@ -77,7 +94,9 @@ def test_a_verifier_that_cannot_judge_the_problems_is_an_error_that_names_the_wa
     with pytest.raises(DataError, match="no data file") as missing:
         dapo.load(trained).evaluate(tmp_path / "none.jsonl")
     assert advice not in str(missing.value)
-    named = dapo.load(trained).evaluate(no_answers, reward={"verifier": "regex", "options": {"pattern": "x"}})
+    named = dapo.load(trained).evaluate(
+        no_answers, reward={"verifier": "regex", "options": {"pattern": "x"}}
+    )
     assert named.summary["verifier"] == "regex"
 
 
@@ -96,7 +115,9 @@ def test_each_verifier_that_reads_columns_is_refused_where_they_are_missing(
     """The options of the run name it; the rows are only a question and its answer."""
     if verifier == "gym":
         pytest.importorskip("reasoning_gym")
-    (tmp_path / "my_reward.py").write_text("def by_column(completions, limit):\n    return [0.0] * len(completions)\n")
+    (tmp_path / "my_reward.py").write_text(
+        "def by_column(completions, limit):\n    return [0.0] * len(completions)\n"
+    )
     monkeypatch.chdir(tmp_path)
     rows = write(tmp_path / "rows.jsonl", {"prompt": "2 + 2 =", "answer": "{"})
     run = dapo.load(trained)

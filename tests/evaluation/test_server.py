@@ -25,7 +25,9 @@ from helpers.paths import TESTS
 
 
 class FaultyReplies:
-    """What the server says: `text`, after what `faults` (a status, or "close", "slow", "nonsense") says first."""
+    """What the server says: `text`, after what `faults` (a status, or "close", "slow", "nonsense")
+    says first.
+    """
 
     def __init__(self) -> None:
         self.faults: list[int | str] = []
@@ -53,7 +55,9 @@ class FaultyReplies:
             return 200, json.dumps({"choices": []})
         if isinstance(fault, int):
             return fault, json.dumps({"error": {"message": "come again"}})
-        return 200, completion(self.text, finish="content_filter" if fault == "filtered" else "stop")
+        return 200, completion(
+            self.text, finish="content_filter" if fault == "filtered" else "stop"
+        )
 
 
 @pytest.fixture
@@ -68,11 +72,15 @@ def plan(samples: int = 1) -> EvaluationPlan:
     return EvaluationPlan("toy", samples, 0.5, 0.7, 9, (), 3)
 
 
-def asked(server: FaultyReplies, *, samples: int = 1, problems: int = 1, **options: Any) -> list[Response]:
+def asked(
+    server: FaultyReplies, *, samples: int = 1, problems: int = 1, **options: Any
+) -> list[Response]:
     """The responses of the server, in the order of problems and samples."""
     found = {}
     options = {"backoff_s": 0.0, **options}
-    sampler = ServerSampler(server.url, MODEL, plan(samples), lambda p: [{"role": "user", "content": "?"}], **options)
+    sampler = ServerSampler(
+        server.url, MODEL, plan(samples), lambda p: [{"role": "user", "content": "?"}], **options
+    )
     with closing(sampler):
         for index in range(problems):
             sampler.submit(index, Problem(str(index), "?", "4"))
@@ -83,7 +91,9 @@ def asked(server: FaultyReplies, *, samples: int = 1, problems: int = 1, **optio
 
 def test_every_sample_is_a_request_with_its_own_seed_and_the_plan(server: FaultyReplies):
     responses = asked(server, samples=3, problems=2)
-    assert [(r.text, r.tokens, r.finish, r.error) for r in responses] == [(server.text, 7, "stop", None)] * 6
+    assert [(r.text, r.tokens, r.finish, r.error) for r in responses] == [
+        (server.text, 7, "stop", None)
+    ] * 6
     assert len({body["seed"] for body in server.bodies}) == 6
     assert {(b["temperature"], b["top_p"], b["max_tokens"], b["model"]) for b in server.bodies} == {
         (0.5, 0.7, 9, MODEL)
@@ -106,7 +116,11 @@ def test_a_failure_that_passes_costs_nothing_but_time(server: FaultyReplies, fau
     [
         (500, 3, "server: status 500: come again"),
         (400, 1, "server: status 400: come again"),
-        ("nonsense", 1, 'server: the answer is no chat completion: it has no choices[0]: {"choices": []}'),
+        (
+            "nonsense",
+            1,
+            'server: the answer is no chat completion: it has no choices[0]: {"choices": []}',
+        ),
         ("filtered", 1, "server: the response ended by 'content_filter'"),
     ],
 )
@@ -130,7 +144,9 @@ def test_no_more_requests_are_in_flight_than_allowed(server: FaultyReplies):
     assert 1 <= server.seen.most_in_flight <= 3
 
 
-def test_the_key_comes_from_the_environment_only(server: FaultyReplies, monkeypatch: pytest.MonkeyPatch):
+def test_the_key_comes_from_the_environment_only(
+    server: FaultyReplies, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("OPENAI_API_KEY", "k-123")
     asked(server)
     assert [headers.get("Authorization") for headers in server.seen.headers] == ["Bearer k-123"]
@@ -144,7 +160,9 @@ def test_a_wrong_model_or_address_is_reported_before_the_first_request(server: F
 
 
 def problems_file(path: Path) -> str:
-    rows = [{"prompt": f"What is {n} + {4 - n}?", "answer": "4"} for n in range(3)] + [{"prompt": "5?", "answer": "5"}]
+    rows = [{"prompt": f"What is {n} + {4 - n}?", "answer": "4"} for n in range(3)] + [
+        {"prompt": "5?", "answer": "5"}
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows * 2))
     return str(path)
 
@@ -156,10 +174,22 @@ def evaluated(*arguments: str) -> int:
 
 
 def test_dapo_eval_judges_a_served_model(
-    server: FaultyReplies, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    server: FaultyReplies,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    data, output = problems_file(tmp_path / "p.jsonl"), tmp_path / "out.json"
-    command = [MODEL, "--data", data, "--server", server.url, "data.instruction=Say it.", "data.system=Be brief."]
+    data = problems_file(tmp_path / "p.jsonl")
+    output = tmp_path / "out.json"
+    command = [
+        MODEL,
+        "--data",
+        data,
+        "--server",
+        server.url,
+        "data.instruction=Say it.",
+        "data.system=Be brief.",
+    ]
     assert evaluated(*command, "--output", str(output)) == 0
     printed = capsys.readouterr().out
     assert "holds each problem 2 times: 2 samples for each of 4 problems" in printed
@@ -199,7 +229,9 @@ def test_an_evaluation_without_a_verdict_fails_and_says_no_accuracy(
 def test_two_results_are_compared_problem_by_problem(
     server: FaultyReplies, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    data, first, both = problems_file(tmp_path / "p.jsonl"), tmp_path / "first.json", tmp_path / "both.json"
+    data = problems_file(tmp_path / "p.jsonl")
+    first = tmp_path / "first.json"
+    both = tmp_path / "both.json"
     server.text = "Answer: 5"
     assert evaluated(MODEL, "--data", data, "--server", server.url, "--output", str(first)) == 0
     server.text = "Answer: 4"
@@ -217,24 +249,32 @@ def test_two_results_are_compared_problem_by_problem(
 def server_process(seconds: float) -> Iterator[str]:
     """A server in a process of its own."""
     command = [sys.executable, str(TESTS / "helpers" / "fake_chat_server.py"), str(seconds)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         yield process.stdout.readline().strip()
         process.stdin.close()
 
 
-def test_an_evaluation_that_is_killed_or_interrupted_continues(fork_server: ForkServer, tmp_path: Path):
+def test_an_evaluation_that_is_killed_or_interrupted_continues(
+    fork_server: ForkServer, tmp_path: Path
+):
     """kill -9 after a problem, Ctrl-C after another; the third attempt asks for the rest only."""
-    data, output = problems_file(tmp_path / "p.jsonl"), tmp_path / "out.json"
-    journal, log = tmp_path / "out.json.partial", tmp_path / "log"
+    data = problems_file(tmp_path / "p.jsonl")
+    output = tmp_path / "out.json"
+    journal = tmp_path / "out.json.partial"
+    log = tmp_path / "log"
     with server_process(0.2) as url:
         # four problems twice, one request after the other
         command = ["eval", MODEL, "--data", data, "--server", url, "--output", str(output)]
         command += ["--concurrency", "1", "reward.workers=1"]
         for lines, signum, status in ((2, signal.SIGKILL, -9), (3, signal.SIGINT, 130)):
             started = time.monotonic()
-            code, _ = fork_server.run(*command, output=log, file=str(journal), lines=lines, signals=[(0, signum)])
+            code, _ = fork_server.run(
+                *command, output=log, file=str(journal), lines=lines, signals=[(0, signum)]
+            )
             assert code == status
             assert time.monotonic() - started < 90  # not the ten minutes that a request may take
             assert not output.exists()
@@ -261,7 +301,10 @@ def test_a_line_a_problem_is_printed_on_demand(
     ("content", "message"),
     [
         ("[]", "holds a list, not an evaluation"),
-        ('{"table": []}', "was not written by `dapo eval --output` or a run: it lacks accuracy, binary"),
+        (
+            '{"table": []}',
+            "was not written by `dapo eval --output` or a run: it lacks accuracy, binary",
+        ),
     ],
 )
 def test_a_file_that_is_no_result_is_an_error_that_says_so(

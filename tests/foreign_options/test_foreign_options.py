@@ -1,4 +1,6 @@
-"""Scripts are read as a shell or Python would, and never run; what only running shows is unknown."""
+"""Scripts are read as a shell or Python would, and never run; what only running shows is
+unknown.
+"""
 
 from typing import Any
 
@@ -76,7 +78,8 @@ trainer = GRPOTrainer(args=args, model=AutoModel.from_pretrained("m"), reward_fu
 
 
 @pytest.mark.parametrize(
-    "formula", ["9 ** 9 ** 9 ** 9", "'a' * 10 ** 9", "__import__('os')", "a.b", "1 / 0", "(", "x[0]"]
+    "formula",
+    ["9 ** 9 ** 9 ** 9", "'a' * 10 ** 9", "__import__('os')", "a.b", "1 / 0", "(", "x[0]"],
 )
 def test_what_has_no_value_or_none_of_bounded_size_is_refused(formula: str):
     with pytest.raises((ValueError, TypeError, ArithmeticError)):
@@ -108,7 +111,10 @@ TRAINED = "\nGRPOTrainer(model='m', args=args, train_dataset='d', reward_funcs='
         "args = GRPOConfig()\nargs.beta = 0.1",
         "args = GRPOConfig(beta=0.2)\nargs.beta /= 2",
         "args = GRPOConfig()\nsetattr(args, 'be' + 'ta', 0.1)",
-        "args = GRPOConfig()\nfor name, value in {'beta': 0.1}.items():\n    setattr(args, name, value)",
+        (
+            "args = GRPOConfig()\nfor name, value in {'beta': 0.1}.items():\n    setattr(args,"
+            " name, value)"
+        ),
         "args = GRPOConfig()\nvars(args).update(beta=0.1)",
         "args = dataclasses.replace(GRPOConfig(beta=5), beta=0.1)",
         "common = dict(beta=1)\ncommon |= {'beta': 0.1}\nargs = GRPOConfig(**{**common})",
@@ -116,8 +122,10 @@ TRAINED = "\nGRPOTrainer(model='m', args=args, train_dataset='d', reward_funcs='
         "from trl import GRPOConfig as C\nargs = C(beta=0.1)",
         "args = GRPOConfig(beta=float(os.environ.get('NOBODY_SETS_IT', '0.1')))",
         "def make(beta, **more): return GRPOConfig(beta=beta, **more)\nargs = make(0.1, seed=1)",
-        "p = argparse.ArgumentParser()\np.add_argument('--the-beta', type=float, default='0.1')\n"
-        "args = GRPOConfig(beta=p.parse_args().the_beta)",
+        (
+            "p = argparse.ArgumentParser()\np.add_argument('--the-beta', type=float,"
+            " default='0.1')\nargs = GRPOConfig(beta=p.parse_args().the_beta)"
+        ),
         "(args,) = TrlParser((GRPOConfig,)).parse_args_and_config()\nargs.beta = 0.1",
         "args = functools.partial(GRPOConfig, beta=0.1)()",
         "args = GRPOConfig(beta=0.1)\nif __name__ != '__main__':\n    args.beta = 5",
@@ -132,9 +140,18 @@ def test_an_option_of_a_python_script_arrives_however_it_is_set(text: str):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("args = GRPOConfig(**yaml.safe_load(open('a')))", "line 1: **yaml.safe_load(open('a')) of GRPOConfig"),
-        ("args = GRPOConfig()\nargs.set_training(learning_rate=1)", "line 2: args.set_training(learning_rate=1)"),
-        ("args = GRPOConfig()\nsetattr(args, sys.argv[1], 3)", "line 2: setattr(args, sys.argv[1], 3)"),
+        (
+            "args = GRPOConfig(**yaml.safe_load(open('a')))",
+            "line 1: **yaml.safe_load(open('a')) of GRPOConfig",
+        ),
+        (
+            "args = GRPOConfig()\nargs.set_training(learning_rate=1)",
+            "line 2: args.set_training(learning_rate=1)",
+        ),
+        (
+            "args = GRPOConfig()\nsetattr(args, sys.argv[1], 3)",
+            "line 2: setattr(args, sys.argv[1], 3)",
+        ),
         ("args = GRPOConfig(seed=1)\ndel args.seed", "line 2: del args.seed"),
         ("args = load()", "line 2: args=args = load()"),
     ],
@@ -144,7 +161,10 @@ def test_a_statement_of_python_that_may_set_any_option_is_named(text: str, named
 
 
 def test_a_value_that_is_set_in_a_branch_which_may_not_be_taken_is_unknown():
-    found = read_script(f"args = GRPOConfig(beta=1)\nif torch.cuda.is_available():\n    args.beta = 2{TRAINED}", "mine")
+    found = read_script(
+        f"args = GRPOConfig(beta=1)\nif torch.cuda.is_available():\n    args.beta = 2{TRAINED}",
+        "mine",
+    )
     assert found.options["beta"] == Unknown("2 (line 3, in a branch)")
 
 
@@ -164,7 +184,10 @@ def test_a_value_that_is_set_in_a_branch_which_may_not_be_taken_is_unknown():
         "declare -A B=([x]=5)\nrun a.b=${B[x]}",
         "for B in 4 5; do run a.b=$B; done",
         "CMD='run a.b=5'\neval \"$CMD\"",
-        "cat > c.yaml <<END\na.b=7\nEND\nray job submit --x=1 -- python3 -m main a.b=5 2>&1 | tee log",
+        (
+            "cat > c.yaml <<END\na.b=7\nEND\nray job submit --x=1 -- python3 -m main a.b=5 2>&1 |"
+            " tee log"
+        ),
         "B=1\nwhile [ $# -gt 0 ]; do B=$2; shift; done\nrun a.b=$((B * 5))",
     ],
 )
@@ -203,5 +226,7 @@ def test_a_variable_that_differs_between_branches_is_unknown_with_both_values():
         (["a.parquet", "a.parquet"], ["a_1", "a_2"]),
     ],
 )
-def test_several_files_are_a_mix_whose_parts_have_different_names(paths: list[str], names: list[str]):
+def test_several_files_are_a_mix_whose_parts_have_different_names(
+    paths: list[str], names: list[str]
+):
     assert compute("files(x)", {"x": paths}) == {"mix": dict(zip(names, paths, strict=True))}

@@ -1,4 +1,6 @@
-"""Laws of the meeting of trainer ranks on several machines: a secret first, with real processes and sockets."""
+"""Laws of the meeting of trainer ranks on several machines: a secret first, with real processes and
+sockets.
+"""
 
 import os
 import socket
@@ -55,7 +57,9 @@ def gate(ranks: list[Worker]) -> Gate:
     return gate
 
 
-def test_the_store_listens_on_loopback_and_only_its_gate_on_the_network(ranks: list[Any], gate: Gate) -> None:
+def test_the_store_listens_on_loopback_and_only_its_gate_on_the_network(
+    ranks: list[Any], gate: Gate
+) -> None:
     ports = {found.port: found.address for found in listeners({ranks[0].pid}) if found.port}
     assert ports.pop(gate.port) == gate.host
     assert set(ports.values()) == {"127.0.0.1"}
@@ -73,7 +77,9 @@ def test_a_stranger_reads_and_writes_nothing_through_the_gate(gate: Gate) -> Non
 
 
 def test_a_rank_of_another_group_is_refused_with_the_address(gate: Gate) -> None:
-    with pytest.raises(GateError, match=rf"cannot meet at {gate.host}, port {gate.port}: .*before the handshake"):
+    with pytest.raises(
+        GateError, match=rf"cannot meet at {gate.host}, port {gate.port}: .*before the handshake"
+    ):
         connect_store(replace(gate, secret=b"another" * 5), TIMEOUT)
 
 
@@ -101,13 +107,18 @@ def test_an_answer_of_one_connection_is_refused_in_the_next(gate: Gate) -> None:
             assert rest_of(second) == b""
 
 
-def test_silent_strangers_do_not_keep_ranks_from_meeting(ranks: list[Worker], gate: Gate, tmp_path: Path) -> None:
+def test_silent_strangers_do_not_keep_ranks_from_meeting(
+    ranks: list[Worker], gate: Gate, tmp_path: Path
+) -> None:
     """The last test of this group: the two ranks meet through the gate and gather their weights."""
     strangers = [socket.create_connection((gate.host, gate.port), 5) for _ in range(20)]
     met = [rank.call("init_process_group", gate, timeout_s=60.0) for rank in ranks]
     for future in met:
         future.result(60)
     exported = [rank.call("export_weights", tmp_path / "weights.safetensors", 1) for rank in ranks]
-    assert [future.result(60) for future in exported] == [(tmp_path / "weights.safetensors").stat().st_size, 0]
+    assert [future.result(60) for future in exported] == [
+        (tmp_path / "weights.safetensors").stat().st_size,
+        0,
+    ]
     for stranger in strangers:
         stranger.close()

@@ -1,4 +1,6 @@
-"""Runs of an experiment that cost nothing: commands that write what a finished run leaves, without training."""
+"""Runs of an experiment that cost nothing: commands that write what a finished run leaves, without
+training.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,9 +17,14 @@ PROBLEMS = 6
 class FakeCommand:
     """A `dapo train` or `dapo resume` that ends after some polls, having written a run."""
 
-    def __init__(self, arguments: Sequence[str], *, polls: int, finish: Callable[[Sequence[str]], int]) -> None:
-        self.arguments, self.signals = list(arguments), list[int]()
-        self._polls, self._finish, self._code = polls, finish, None
+    def __init__(
+        self, arguments: Sequence[str], *, polls: int, finish: Callable[[Sequence[str]], int]
+    ) -> None:
+        self.arguments = list(arguments)
+        self.signals = list[int]()
+        self._polls = polls
+        self._finish = finish
+        self._code = None
 
     def poll(self) -> int | None:
         if self._code is None and self._polls <= 0:
@@ -38,7 +45,9 @@ def path_of(arguments: Sequence[str]) -> Path:
     return Path(arguments[1] if arguments[0] == "resume" else arguments[-1])
 
 
-def write_run(arguments: Sequence[str], *, reason: str = "finished", accuracy: float = 0.5, steps: int = 4) -> int:
+def write_run(
+    arguments: Sequence[str], *, reason: str = "finished", accuracy: float = 0.5, steps: int = 4
+) -> int:
     """Write what a run leaves: options, metrics, two evaluations, its summary. The exit code."""
     path = path_of(arguments)
     if arguments[0] == "train":
@@ -58,13 +67,21 @@ def write_run(arguments: Sequence[str], *, reason: str = "finished", accuracy: f
     for step, values in ((0, before), (steps, final)):
         write_evaluation(run, step, *evaluation(values))
     last = {"accuracy": mean}
-    facts = {"exit_reason": reason, "steps": steps, "wall_s": 12.5, "tokens_generated": 1000, "tokens_trained": 800}
+    facts = {
+        "exit_reason": reason,
+        "steps": steps,
+        "wall_s": 12.5,
+        "tokens_generated": 1000,
+        "tokens_trained": 800,
+    }
     run.write_summary(facts | {"eval_first": {"accuracy": 0.25}, "eval_last": last})
     return 0 if reason == "finished" else 1
 
 
 def metrics_of(step: int, *, is_last: bool) -> dict[str, Any]:
-    """A step's line in the metrics: the evaluation after the last one takes a second of its three."""
+    """A step's line in the metrics: the evaluation after the last one takes a second of its
+    three.
+    """
     return {
         "step": step,
         "rollout/tokens_generated": 100 * step,
@@ -81,7 +98,15 @@ def metrics_of(step: int, *, is_last: bool) -> dict[str, Any]:
 def evaluation(values: Sequence[float]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and the table of an evaluation with these accuracies."""
     plan = {"temperature": 1.0, "top_p": 0.7, "max_response_tokens": 8, "seed": 0}
-    response = {"text": "2", "correct": True, "score": 1.0, "tokens": 1, "error": None, "answer": "2", "finish": "stop"}
+    response = {
+        "text": "2",
+        "correct": True,
+        "score": 1.0,
+        "tokens": 1,
+        "error": None,
+        "answer": "2",
+        "finish": "stop",
+    }
     row = {"source": "sums", "question": "1 + 1", "answer": "2", "responses": [response]}
     table = [{"id": f"p{i}", "accuracy": value, **row} for i, value in enumerate(values)]
     summary = {

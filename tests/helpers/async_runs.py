@@ -1,4 +1,5 @@
-"""Whole runs of `schedule: one_step_off` whose engine samples in a thread of the process that trains.
+"""Whole runs of `schedule: one_step_off` whose engine samples in a thread of the process that
+trains.
 
 An engine in a process of its own gives the same responses and takes seconds to start.
 """
@@ -35,10 +36,16 @@ def run_or_resume(
 ) -> TrainState:
     """What `dapo train` and `dapo resume` do; `change` may replace parts of the run."""
     config = resolve_auto(config)
-    inputs = read_inputs(config.model_copy(update={"rollout": config.rollout.model_copy(update={"engines": 0})}))
+    inputs = read_inputs(
+        config.model_copy(update={"rollout": config.rollout.model_copy(update={"engines": 0})})
+    )
     config = resolve_engine(config, inputs.loaded.model)
-    run = RunDirectory(path) if path.exists() else RunDirectory.create(path, dump_config(config), {})
-    in_process = config.model_copy(update={"rollout": config.rollout.model_copy(update={"engines": 0})})
+    run = (
+        RunDirectory(path) if path.exists() else RunDirectory.create(path, dump_config(config), {})
+    )
+    in_process = config.model_copy(
+        update={"rollout": config.rollout.model_copy(update={"engines": 0})}
+    )
     display = ProgressDisplay(config.train.num_steps)
     with run.lock(), InlineJudge(config.reward.verifier, options=config.reward.options) as judge:
         run.checkpoints.clear_leftovers()
@@ -52,7 +59,8 @@ def run_or_resume(
             signals_as_requests() as request,
             build_run(in_process, inputs, judge, run, display, first_step=1) as training_run,  # type: ignore[arg-type]
         ):
-            training_run.stop, training_run.config = request, config
+            training_run.stop = request
+            training_run.config = config
             change(training_run)
             if checkpoint:
                 restore(training_run, checkpoint)
@@ -66,7 +74,11 @@ def run_or_resume(
 def main(arguments: Sequence[str]) -> None:
     """A program for the fork server: RUN_DIR [key=value ...]; continues what is there."""
     path = Path(arguments[0])
-    config = load_config(path / "config.yaml") if (path / "config.yaml").exists() else async_config(*arguments[1:])
+    config = (
+        load_config(path / "config.yaml")
+        if (path / "config.yaml").exists()
+        else async_config(*arguments[1:])
+    )
     try:
         run_or_resume(path, config)
     except DapoError as error:

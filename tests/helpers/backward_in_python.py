@@ -1,7 +1,9 @@
-"""Autograd's backward in a few lines of Python, for fake CUDA tensors: PyTorch's own asks the CUDA runtime for streams.
+"""Autograd's backward in a few lines of Python, for fake CUDA tensors: PyTorch's own asks the CUDA
+runtime for streams.
 
-Nodes of the graph are PyTorch's, so their formulas, the kernels that they launch and what they saved are the real ones.
-`Tensor.backward` works, with hooks on leaves and with recomputed layers; `torch.autograd.grad` does not.
+Nodes of the graph are PyTorch's, so their formulas, the kernels that they launch and what they
+saved are the real ones. `Tensor.backward` works, with hooks on leaves and with recomputed layers;
+`torch.autograd.grad` does not.
 """
 
 import heapq
@@ -19,8 +21,13 @@ from torch.autograd.function import FunctionCtx
 
 @contextmanager
 def engine(mode: AbstractContextManager[Any]) -> Iterator[None]:
-    """Autograd's engine is the one here while the block runs, and runs in a mode, which a call of `backward` leaves."""
-    with mock.patch.object(Variable, "_execution_engine", _Engine(mode)), _functions_remember_outputs():
+    """Autograd's engine is the one here while the block runs, and runs in a mode, which a call of
+    `backward` leaves.
+    """
+    with (
+        mock.patch.object(Variable, "_execution_engine", _Engine(mode)),
+        _functions_remember_outputs(),
+    ):
         yield
 
 
@@ -28,7 +35,8 @@ class _Engine:
     """Stands for `Variable._execution_engine`."""
 
     def __init__(self, mode: AbstractContextManager[Any]) -> None:
-        self._num_runs, self._mode = 0, mode
+        self._num_runs = 0
+        self._mode = mode
 
     def run_backward(
         self,
@@ -55,7 +63,9 @@ def _run_graph(tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     for tensor, gradient in zip(tensors, gradients, strict=True):
         _add(arrived[tensor.grad_fn], tensor.output_nr, gradient)
     waits_for = _in_degrees(list(arrived))
-    ready = [(-node._sequence_nr(), i, node) for i, node in enumerate(arrived) if not waits_for[node]]
+    ready = [
+        (-node._sequence_nr(), i, node) for i, node in enumerate(arrived) if not waits_for[node]
+    ]
     heapq.heapify(ready)
     made = len(ready)
     while ready:
@@ -74,7 +84,8 @@ def _run_graph(tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
 
 def _in_degrees(roots: Sequence[Any]) -> Counter[Any]:
     degrees: Counter[Any] = Counter()
-    seen, stack = set(roots), list(roots)
+    seen = set(roots)
+    stack = list(roots)
     while stack:
         for following, _ in stack.pop().next_functions:
             if following is not None:
@@ -97,7 +108,11 @@ def _apply(node: Any, gradients: dict[int, Tensor]) -> Sequence[Tensor | None]:
         return found if isinstance(found, tuple) else (found,)
     if getattr(node, "fake_cuda_materializes", True):
         given = [
-            torch.zeros(output.shape, dtype=output.dtype, device=output.device) if gradient is None else gradient
+            (
+                torch.zeros(output.shape, dtype=output.dtype, device=output.device)
+                if gradient is None
+                else gradient
+            )
             for gradient, output in zip(given, node.fake_cuda_outputs, strict=True)
         ]
     found = node.apply(*given)
@@ -108,7 +123,9 @@ def _apply(node: Any, gradients: dict[int, Tensor]) -> Sequence[Tensor | None]:
 
 
 def _accumulate(leaf: Tensor, gradient: Tensor) -> None:
-    """Give a leaf its gradient, which autograd adds in place; it would copy one that Python holds a reference to."""
+    """Give a leaf its gradient, which autograd adds in place; it would copy one that Python holds a
+    reference to.
+    """
     if leaf.grad is None:
         leaf.grad = gradient.detach()
     else:
@@ -119,7 +136,9 @@ def _accumulate(leaf: Tensor, gradient: Tensor) -> None:
 
 @contextmanager
 def _functions_remember_outputs() -> Iterator[None]:
-    """Let each `autograd.Function` keep its outputs' shapes and settings, as autograd does out of Python's reach."""
+    """Let each `autograd.Function` keep its outputs' shapes and settings, as autograd does out of
+    Python's reach.
+    """
     apply = torch.autograd.Function.__dict__["apply"].__func__
     set_materialize_grads = FunctionCtx.set_materialize_grads
 
@@ -128,7 +147,9 @@ def _functions_remember_outputs() -> Iterator[None]:
         outputs = results if isinstance(results, tuple) else (results,)
         for output in outputs:
             if isinstance(output, Tensor) and output.grad_fn is not None:
-                output.grad_fn.fake_cuda_outputs = [_Output(x.shape, x.dtype, x.device) for x in outputs]
+                output.grad_fn.fake_cuda_outputs = [
+                    _Output(x.shape, x.dtype, x.device) for x in outputs
+                ]
                 break
         return results
 
@@ -154,7 +175,9 @@ def _like_the_output(gradient: Tensor, node: Any, position: int) -> Tensor:
     """The gradient of a node's output, converted as autograd does."""
     output = node._input_metadata[position]
     if gradient.device != output.device and gradient.dim():
-        raise RuntimeError(f"{node.name()} got a gradient on {gradient.device} for an output on {output.device}")
+        raise RuntimeError(
+            f"{node.name()} got a gradient on {gradient.device} for an output on {output.device}"
+        )
     return gradient.sum_to_size(output.shape).to(output.dtype)
 
 

@@ -8,7 +8,9 @@ _NUMBERS = count(1)
 
 
 def run_cells(*texts: str, namespace: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The namespace after the cells have run, one after the other; it is the given one, or a new `__main__`."""
+    """The namespace after the cells have run, one after the other; it is the given one, or a new
+    `__main__`.
+    """
     names = {"__name__": "__main__"} if namespace is None else namespace
     for text in texts:
         name = f"<ipython-input-{next(_NUMBERS)}>"

@@ -8,7 +8,9 @@ import pytest
 from dapo.cli.main import main
 
 NO_KERNELS = "is missing: PyTorch's functions stand in"
-"""In the line that a process writes once, where compiled layers would serve and this installation has none."""
+"""In the line that a process writes once, where compiled layers would serve and this installation
+has none.
+"""
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -21,7 +23,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def own_errors(stderr: str) -> str:
-    """The standard error of a process without the line on missing kernels, in an installation that has none."""
+    """The standard error of a process without the line on missing kernels, in an installation that
+    has none.
+    """
     from cpu_kernels import is_compiled  # imports torch
 
     lines = stderr.splitlines(keepends=True)

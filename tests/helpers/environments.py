@@ -24,10 +24,14 @@ def open_pool(name: str, *, memory_gib: float = 1.0, **options: Any) -> Environm
 
 
 class Echo:
-    """Answers each turn with its text until there were `turns` of them; pays the number of the turn."""
+    """Answers each turn with its text until there were `turns` of them; pays the number of the
+    turn.
+    """
 
     def __init__(self, *, turns: int = 3, prompt: str | None = None) -> None:
-        self.turns, self.prompt, self.count = turns, prompt, 0
+        self.turns = turns
+        self.prompt = prompt
+        self.count = 0
 
     def reset(self, problem: Problem, seed: int) -> str | None:
         return None if self.prompt is None else f"{self.prompt} {seed % 7}"
@@ -35,7 +39,9 @@ class Echo:
     def step(self, action: str) -> StepResult:
         self.count += 1
         done = self.count >= self.turns
-        return StepResult(f"{self.count}: {action}", reward=self.count, done=done, correct=done or None)
+        return StepResult(
+            f"{self.count}: {action}", reward=self.count, done=done, correct=done or None
+        )
 
     def end(self) -> StepResult:
         return StepResult(reward=-0.5, done=True, correct=False)
@@ -67,8 +73,11 @@ class LocalEpisode:
     """The handle of an episode that is played in this process."""
 
     def __init__(self, environment: Environment, problem: Problem, seed: int) -> None:
-        self.environment, self.num_calls = environment, 1
-        self.reset = self.latest = _done({"prompt": prompt_to_json(environment.reset(problem, seed))})
+        self.environment = environment
+        self.num_calls = 1
+        self.reset = self.latest = _done(
+            {"prompt": prompt_to_json(environment.reset(problem, seed))}
+        )
         self.is_closed = False
 
     def step(self, action: str) -> "Future[dict[str, Any]]":
@@ -78,18 +87,21 @@ class LocalEpisode:
         return self._answered(self.environment.end())
 
     def _answered(self, result: StepResult) -> "Future[dict[str, Any]]":
-        self.num_calls, self.latest = self.num_calls + 1, _done(result_to_json(result))
+        self.num_calls = self.num_calls + 1
+        self.latest = _done(result_to_json(result))
         return self.latest
 
     def close(self) -> None:
-        self.num_calls, self.is_closed = self.num_calls + 1, True
+        self.num_calls = self.num_calls + 1
+        self.is_closed = True
 
 
 class LocalPool:
     """An EnvironmentPool without processes."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self.make, self.opened = make, list[LocalEpisode]()
+        self.make = make
+        self.opened = list[LocalEpisode]()
 
     def open(self, problem: Problem, seed: int) -> LocalEpisode:
         self.opened.append(LocalEpisode(self.make(), problem, seed))
@@ -106,14 +118,18 @@ def _done(value: dict[str, Any]) -> "Future[dict[str, Any]]":
 
 
 class Digits:
-    """Pays 0.25 for each of two turns, and ends with the third, right or wrong by the global random state.
+    """Pays 0.25 for each of two turns, and ends with the third, right or wrong by the global random
+    state.
 
-    Each step takes up to `delay_s`, by a generator of its own. If the file `to_die` exists, the next second turn
-    removes it and kills the process.
+    Each step takes up to `delay_s`, by a generator of its own. If the file `to_die` exists, the
+    next second turn removes it and kills the process.
     """
 
     def __init__(self, *, delay_s: float = 0.0, to_die: str | None = None) -> None:
-        self.count, self.delay_s, self.clock, self.to_die = 0, delay_s, random.SystemRandom(), to_die
+        self.count = 0
+        self.delay_s = delay_s
+        self.clock = random.SystemRandom()
+        self.to_die = to_die
 
     def reset(self, problem: Problem, seed: int) -> None:
         self.count = 0
@@ -149,7 +165,10 @@ class Short:
 
 def is_short(completions: list[str], completion_ids: list[list[int]], **columns: Any) -> list[bool]:
     """Right if the model ended the response within 64 tokens, and its text is short."""
-    return [len(text) < 20 and len(ids) < 64 for text, ids in zip(completions, completion_ids, strict=True)]
+    return [
+        len(text) < 20 and len(ids) < 64
+        for text, ids in zip(completions, completion_ids, strict=True)
+    ]
 
 
 class Broken:
@@ -198,7 +217,9 @@ class Loud(Digits):
 
 
 class Hunt:
-    """Ends right with the first turn that has a digit, and takes some of the reward for each one that has none."""
+    """Ends right with the first turn that has a digit, and takes some of the reward for each one
+    that has none.
+    """
 
     def reset(self, problem: Problem, seed: int) -> None:
         self.seed = seed

@@ -1,4 +1,6 @@
-"""A chat server on loopback that follows a script: in a thread, or `python chat_server.py SECONDS` as a process."""
+"""A chat server on loopback that follows a script: in a thread, or `python chat_server.py SECONDS`
+as a process.
+"""
 
 import json
 import sys

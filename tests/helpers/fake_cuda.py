@@ -1,9 +1,11 @@
-"""The package on fake CUDA tensors, without a GPU: devices, kernels, copies, synchronisations and saved bytes.
+"""The package on fake CUDA tensors, without a GPU: devices, kernels, copies, synchronisations and
+saved bytes.
 
-Inside of `fake_cuda()` a tensor on the device "cuda" has shape, type and device but no values (PyTorch's
-`FakeTensorMode`), and a tensor on the CPU is real. So planning and bookkeeping on the CPU run as always, an operation
-that mixes devices raises, and every operator that would launch a kernel passes through `FakeCuda`, which records it
-with the line of the package that caused it. Whatever is read from the device is 0, or True.
+Inside of `fake_cuda()` a tensor on the device "cuda" has shape, type and device but no values
+(PyTorch's `FakeTensorMode`), and a tensor on the CPU is real. So planning and bookkeeping on the
+CPU run as always, an operation that mixes devices raises, and every operator that would launch a
+kernel passes through `FakeCuda`, which records it with the line of the package that caused it.
+Whatever is read from the device is 0, or True.
 
     with fake_cuda() as gpu:
         model = fake_model("qwen2")
@@ -11,8 +13,8 @@ with the line of the package that caused it. Whatever is read from the device is
             Forward(model).prefill([[1, 2, 3]])
         assert not trace.syncs, trace.syncs
 
-Counts are of operators, as PyTorch dispatches them: an operator over a list of tensors (`_foreach_*`, the fused AdamW)
-is one, though a GPU may need several launches for it.
+Counts are of operators, as PyTorch dispatches them: an operator over a list of tensors
+(`_foreach_*`, the fused AdamW) is one, though a GPU may need several launches for it.
 """
 
 import ctypes
@@ -39,10 +41,14 @@ from dapo.engines.native import decode_graphs
 from helpers import backward_in_python, gpu_kernels
 
 PACKAGE = str(Path(dapo.__file__).parent)
-LIBRARIES = (str(Path(torch.__file__).parent), *map(str, (__file__, backward_in_python.__file__, gpu_kernels.__file__)))
+LIBRARIES = (
+    str(Path(torch.__file__).parent),
+    *map(str, (__file__, backward_in_python.__file__, gpu_kernels.__file__)),
+)
 GPU_MEMORY = 80 * 10**9
 HOPPER = (9, 0)
-CUDA, LAZY = 1, 17  # values of c10::DeviceType
+CUDA = 1
+LAZY = 17  # values of c10::DeviceType
 NUM_DEVICE_TYPES = 21
 
 aten = torch.ops.aten
@@ -67,7 +73,14 @@ NO_KERNEL = {
 }
 """Operators that launch nothing, besides the views."""
 
-DATA_DEPENDENT = {"nonzero", "masked_select", "repeat_interleave", "_unique2", "unique_consecutive", "unique_dim"}
+DATA_DEPENDENT = {
+    "nonzero",
+    "masked_select",
+    "repeat_interleave",
+    "_unique2",
+    "unique_consecutive",
+    "unique_dim",
+}
 """Operators whose result's shape depends on values: the host waits for it."""
 
 READS = {"_local_scalar_dense", "equal", "is_nonzero"}
@@ -80,7 +93,9 @@ class Event:
 
     operator: str
     line: str
-    """`file:line`: the innermost line of the package, or of the test where the package was not involved."""
+    """`file:line`: the innermost line of the package, or of the test where the package was not
+    involved.
+    """
     num_bytes: int = 0
 
     def __str__(self) -> str:
@@ -101,7 +116,9 @@ class Trace:
     downloads: list[Event] = field(default_factory=list)
     """Copies of tensors from the device to the host."""
     syncs: list[Event] = field(default_factory=list)
-    """Where the host waits for the device: downloads that block, scalars, shapes that depend on values."""
+    """Where the host waits for the device: downloads that block, scalars, shapes that depend on
+    values.
+    """
 
     @property
     def num_kernels(self) -> int:
@@ -122,7 +139,9 @@ class FakeCuda(TorchDispatchMode):
         self._traces: list[Trace] = []
         self._unbound: tuple[int, int, int] | None = None
         self._is_tolist_noted = False
-        """Where `Tensor.tolist` may be at work: it unbinds tensors to their numbers, and reads these one by one."""
+        """Where `Tensor.tolist` may be at work: it unbinds tensors to their numbers, and reads
+        these one by one.
+        """
 
     @contextmanager
     def record(self) -> Iterator[Trace]:
@@ -134,12 +153,19 @@ class FakeCuda(TorchDispatchMode):
         finally:
             self._traces.remove(trace)
 
-    def capture(self, compute: Callable[[], Tensor], pool: object) -> tuple[Callable[[], None], Tensor]:
-        """`decode_graphs.capture`: what is captured launches nothing and may not wait; a graph is one launch."""
-        traces, self._traces = self._traces, [captured := Trace()]
+    def capture(
+        self, compute: Callable[[], Tensor], pool: object
+    ) -> tuple[Callable[[], None], Tensor]:
+        """`decode_graphs.capture`: what is captured launches nothing and may not wait; a graph is
+        one launch.
+        """
+        traces = self._traces
+        self._traces = [captured := Trace()]
         output = compute()
         self._traces = traces
-        assert not captured.syncs + captured.uploads, list(map(str, captured.syncs + captured.uploads))
+        assert not captured.syncs + captured.uploads, list(
+            map(str, captured.syncs + captured.uploads)
+        )
         return lambda: self.count_kernel("graph"), output
 
     def sync(self, operator: str) -> None:
@@ -147,7 +173,11 @@ class FakeCuda(TorchDispatchMode):
         self._note("syncs", operator)
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func.namespace == "prim":  # a question about the tensor itself
@@ -162,7 +192,8 @@ class FakeCuda(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         name = func.overloadpacket.__name__
         if name == "unbind" and self._traces and self._unbound != (here := _instruction(args[0])):
-            self._unbound, self._is_tolist_noted = here, False
+            self._unbound = here
+            self._is_tolist_noted = False
         if name in READS:
             return self._read(func, args)
         if name in ("copy_", "_to_copy") and (copied := self._copy(name, args, kwargs)) is not None:
@@ -187,7 +218,11 @@ class FakeCuda(TorchDispatchMode):
             return func(*args, **kwargs)
 
     def _to_fake(self, tensor: Tensor) -> Tensor:
-        return tensor if isinstance(tensor, FakeTensor) else self._fake.from_tensor(tensor, static_shapes=True)
+        return (
+            tensor
+            if isinstance(tensor, FakeTensor)
+            else self._fake.from_tensor(tensor, static_shapes=True)
+        )
 
     def _count(self, func: Any, name: str) -> None:
         if func.is_view or name in NO_KERNEL:
@@ -215,13 +250,20 @@ class FakeCuda(TorchDispatchMode):
             self.sync(str(func))
             self.count_kernel(str(func))
         dtype = torch.bool if func is aten.equal.default else args[0].dtype
-        return True if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
+        if dtype == torch.bool:
+            return True
+        if dtype.is_floating_point:
+            return 0.0
+        return 0
 
     def _in_tolist(self, tensor: Tensor) -> bool:
-        """Whether a read belongs to a call of `tolist` that has been noted: on a GPU it is one copy."""
+        """Whether a read belongs to a call of `tolist` that has been noted: on a GPU it is one
+        copy.
+        """
         if self._unbound is None or self._unbound != _instruction(tensor):
             return False
-        is_first, self._is_tolist_noted = not self._is_tolist_noted, True
+        is_first = not self._is_tolist_noted
+        self._is_tolist_noted = True
         return not is_first
 
     def _copy(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
@@ -231,7 +273,8 @@ class FakeCuda(TorchDispatchMode):
             blocks = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
             here = isinstance(target, FakeTensor)
         else:
-            target, source = None, args[0]
+            target = None
+            source = args[0]
             blocks = not kwargs.get("non_blocking", False)
             here = torch.device(kwargs.get("device") or source.device).type == "cuda"
         there = isinstance(source, FakeTensor)
@@ -254,7 +297,9 @@ class FakeCuda(TorchDispatchMode):
             return target.fill_(target.dtype == torch.bool)
 
     def _copy_numbers(self, name: str, args: Sequence[Any]) -> None:
-        """Note a copy that blocks for each 0-dim tensor on the host, which other operators pass with the launch."""
+        """Note a copy that blocks for each 0-dim tensor on the host, which other operators pass
+        with the launch.
+        """
         for arg in args:
             if isinstance(arg, Tensor) and not isinstance(arg, FakeTensor):
                 self._note("uploads", f"{name} with a number on the CPU", arg.element_size())
@@ -265,12 +310,18 @@ class FakeCuda(TorchDispatchMode):
         found: list[Tensor | None] = []
         for index in indices:
             if index is not None and not isinstance(index, FakeTensor):
-                self._note("uploads", f"{name} with an index on the CPU", index.numel() * index.element_size())
+                self._note(
+                    "uploads",
+                    f"{name} with an index on the CPU",
+                    index.numel() * index.element_size(),
+                )
                 index = self._to_fake(index.nonzero()[:, 0] if index.dtype == torch.bool else index)
             if index is not None and index.dtype in (torch.bool, torch.uint8):
                 self.sync(f"{name} with a mask")
                 self.count_kernel("aten.nonzero.default")
-                found += [index.new_empty(index.numel(), dtype=torch.long) for _ in range(index.dim())]
+                found += [
+                    index.new_empty(index.numel(), dtype=torch.long) for _ in range(index.dim())
+                ]
             else:
                 found.append(index)
         return found
@@ -284,7 +335,9 @@ class FakeCuda(TorchDispatchMode):
             return source.new_empty(source.numel(), source.dim(), dtype=torch.long)
         if name == "masked_select":
             return source.new_empty(source.numel())
-        raise NotImplementedError(f"{name} waits for the device, and fake_cuda has no shape for it (at {_line()})")
+        raise NotImplementedError(
+            f"{name} waits for the device, and fake_cuda has no shape for it (at {_line()})"
+        )
 
 
 @contextmanager
@@ -307,7 +360,9 @@ def fake_cuda() -> Iterator[FakeCuda]:
     }
     with ExitStack() as stack:
         stack.enter_context(_current_device())
-        stack.enter_context(backward_in_python.engine(kernels := gpu_kernels.KernelsOfGpu(gpu.count_kernel)))
+        stack.enter_context(
+            backward_in_python.engine(kernels := gpu_kernels.KernelsOfGpu(gpu.count_kernel))
+        )
         for types in (_foreach_utils._foreach_supported_types, optimizer._foreach_supported_types):
             stack.callback(types.remove, FakeTensor)
             types.append(FakeTensor)  # as tensors of a GPU: all of a list in one kernel
@@ -321,13 +376,17 @@ def fake_cuda() -> Iterator[FakeCuda]:
 
 @contextmanager
 def _current_device() -> Iterator[None]:
-    """Let PyTorch without CUDA set and read the current CUDA device: indexing and autograd do it for every tensor.
+    """Let PyTorch without CUDA set and read the current CUDA device: indexing and autograd do it
+    for every tensor.
 
-    `FakeTensorMode` installs an implementation of this that does nothing, but only instead of one that has no devices.
-    In a build without CUDA there is none at all; that of lazy tensors is such a one.
+    `FakeTensorMode` installs an implementation of this that does nothing, but only instead of one
+    that has no devices. In a build without CUDA there is none at all; that of lazy tensors is such
+    a one.
     """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    by_device_type = (ctypes.c_void_p * NUM_DEVICE_TYPES).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    by_device_type = (ctypes.c_void_p * NUM_DEVICE_TYPES).in_dll(
+        library, "_ZN3c104impl26device_guard_impl_registryE"
+    )
     before = by_device_type[CUDA]
     if before is None:
         by_device_type[CUDA] = by_device_type[LAZY]
@@ -339,9 +398,11 @@ def _current_device() -> Iterator[None]:
 
 @contextmanager
 def saved_bytes(model: torch.nn.Module) -> Iterator[Callable[[], int]]:
-    """Counts the bytes of activations that the block saves for its backward; call the result to read them.
+    """Counts the bytes of activations that the block saves for its backward; call the result to
+    read them.
 
-    Each storage counts once, however many views of it are saved; the model's own weights do not count.
+    Each storage counts once, however many views of it are saved; the model's own weights do not
+    count.
     """
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     storages: dict[int, torch.UntypedStorage] = {}
@@ -358,7 +419,9 @@ def saved_bytes(model: torch.nn.Module) -> Iterator[Callable[[], int]]:
 
 @cache
 def _is_composite(func: Any) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), torch._C.DispatchKey.CompositeImplicitAutograd)
+    return torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), torch._C.DispatchKey.CompositeImplicitAutograd
+    )
 
 
 def _instruction(tensor: Tensor) -> tuple[int, int, int]:
@@ -370,8 +433,11 @@ def _instruction(tensor: Tensor) -> tuple[int, int, int]:
 
 
 def _line() -> str:
-    """`file:line` of the innermost frame of the package, or else of whatever called the libraries."""
-    frame, fallback = sys._getframe(1), "?"
+    """`file:line` of the innermost frame of the package, or else of whatever called the
+    libraries.
+    """
+    frame = sys._getframe(1)
+    fallback = "?"
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(PACKAGE):

@@ -1,4 +1,7 @@
-"""Engines for processes of a pool in tests. Nothing here imports torch before it must: most processes start at once."""
+"""Engines for processes of a pool in tests.
+
+Nothing here imports torch before it must: most processes start at once.
+"""
 
 import os
 import pickle
@@ -51,8 +54,9 @@ def scripted(slots: int | None = None) -> ScriptedEngine:
 
 
 class HistoryDependentEngine(ScriptedEngine):
-    """Its log-probabilities are a function of everything that it was ever asked, as rounding is of a batch: an engine
-    that was not brought to the very state of another gives other answers."""
+    """Its log-probabilities are a function of everything that it was ever asked, as rounding is of
+    a batch: an engine that was not brought to the very state of another gives other answers.
+    """
 
     def __init__(self, slots: int, vocabulary: int = VOCABULARY) -> None:
         super().__init__(keyed_script(vocabulary), slots=slots)
@@ -78,15 +82,24 @@ class HistoryDependentEngine(ScriptedEngine):
     def _mix(self, *words: str) -> None:
         self._trace = keyed_seed(self._trace, *words)
 
-    def _generation(self, request: GenerationRequest, token_ids: tuple[int, ...], finish: Finish) -> Generation:
+    def _generation(
+        self, request: GenerationRequest, token_ids: tuple[int, ...], finish: Finish
+    ) -> Generation:
         logprobs = (-1.0 - self._trace % 1000 / 1000,) * len(token_ids)
         return replace(super()._generation(request, token_ids, finish), logprobs=logprobs)
 
 
 class FaultyEngine(ScriptedEngine):
-    """Breaks its contract: `corrupt` is given what `poll` and `abort` would return, and may change it or raise."""
+    """Breaks its contract: `corrupt` is given what `poll` and `abort` would return, and may change
+    it or raise.
+    """
 
-    def __init__(self, script: Script, corrupt: Callable[[list[Generation]], list[Generation]], **options: Any) -> None:
+    def __init__(
+        self,
+        script: Script,
+        corrupt: Callable[[list[Generation]], list[Generation]],
+        **options: Any,
+    ) -> None:
         super().__init__(script, **options)
         self._corrupt = corrupt
 
@@ -105,7 +118,9 @@ class UnreproducibleEngine(ScriptedEngine):
 
 
 class HangingEngine(ScriptedEngine):
-    """Hangs in its third poll, but only in the first process that gets there: that one leaves a mark."""
+    """Hangs in its third poll, but only in the first process that gets there: that one leaves a
+    mark.
+    """
 
     def __init__(self, mark: str) -> None:
         super().__init__(keyed_script())
@@ -143,11 +158,14 @@ class DroppingEngine(ScriptedEngine):
 
 
 class UnloadableEngine(ScriptedEngine):
-    """Fails to load a version as vLLM's engine does, and closes itself; with a mark, which it leaves, only once."""
+    """Fails to load a version as vLLM's engine does, and closes itself; with a mark, which it
+    leaves, only once.
+    """
 
     def __init__(self, mark: str | None = None, first: int = 2) -> None:
         super().__init__(keyed_script())
-        self._mark, self._first = None if mark is None else Path(mark), first
+        self._mark = None if mark is None else Path(mark)
+        self._first = first
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
         if version >= self._first and (self._mark is None or not self._mark.exists()):
@@ -179,7 +197,9 @@ class FullEngine(ScriptedEngine):
 
         from dapo.core.memory import explain_out_of_memory
 
-        with explain_out_of_memory(torch.OutOfMemoryError, "generation", "lower rollout.native.slots"):
+        with explain_out_of_memory(
+            torch.OutOfMemoryError, "generation", "lower rollout.native.slots"
+        ):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB.")
 
 

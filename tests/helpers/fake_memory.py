@@ -25,7 +25,9 @@ class FakeMemory:
 
 
 def bytes_for_cache(positions: int, *, slots: int) -> int:
-    """The free memory that leaves room for a cache of so many positions of a tiny model in float64, and no more."""
+    """The free memory that leaves room for a cache of so many positions of a tiny model in float64,
+    and no more.
+    """
     sizes = {"position_bytes": POSITION_BYTES, "hidden": 48, "intermediate": 80, "width": 8}
     needed = step_bytes(slots=slots, vocabulary=VOCABULARY, prefill_tokens=PREFILL_TOKENS, **sizes)
     return needed + int((positions + 0.5) * POSITION_BYTES / CACHE_SHARE)

@@ -1,4 +1,7 @@
-"""Models on fake CUDA tensors: tiny ones of six families, and the layers of a real one. Call inside `fake_cuda()`."""
+"""Models on fake CUDA tensors: tiny ones of six families, and the layers of a real one.
+
+Call inside `fake_cuda()`.
+"""
 
 from typing import Any
 
@@ -56,7 +59,9 @@ CONFIGS: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma3")
 
 
-def fake_model(name: str, *, dtype: torch.dtype = torch.bfloat16, **options: Any) -> PreTrainedModel:
+def fake_model(
+    name: str, *, dtype: torch.dtype = torch.bfloat16, **options: Any
+) -> PreTrainedModel:
     """A model of CONFIGS on the fake device; `options` replace fields of its configuration.
 
     Buffers (rotary frequencies) keep their own type, as when weights are read from files.
@@ -64,7 +69,9 @@ def fake_model(name: str, *, dtype: torch.dtype = torch.bfloat16, **options: Any
     kind, fields = CONFIGS[name]
     fields = fields | options
     if name == "gemma3":
-        fields["layer_types"] = ["sliding_attention", "full_attention"] * (fields["num_hidden_layers"] // 2)
+        fields["layer_types"] = ["sliding_attention", "full_attention"] * (
+            fields["num_hidden_layers"] // 2
+        )
     config = kind(**fields)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()

@@ -1,4 +1,6 @@
-"""Encoder, judge, problems and scripts for a scripted engine: no model, no tokenizer, no verifier process."""
+"""Encoder, judge, problems and scripts for a scripted engine: no model, no tokenizer, no verifier
+process.
+"""
 
 import random
 import time
@@ -10,7 +12,11 @@ from dapo.data.stream import ProblemStream
 from dapo.training.rollout import DynamicSampler, SamplingPlan
 from dapo.types import GenerationRequest, Problem, Verdict
 
-RIGHT, WRONG, BROKEN, FILL, END = 1, 2, 3, 4, 9
+RIGHT = 1
+WRONG = 2
+BROKEN = 3
+FILL = 4
+END = 9
 """Token ids: the first of a response decides its verdict, `FILL` pads it and `END` stops it."""
 VERDICTS = {
     str(RIGHT): Verdict(True, 1.0),
@@ -50,12 +56,15 @@ class SlowJudge(FakeJudge):
 
     def __init__(self, chance: random.Random, *, longest_s: float) -> None:
         super().__init__()
-        self.pool, self.chance, self.longest_s = ThreadPoolExecutor(8), chance, longest_s
+        self.pool = ThreadPoolExecutor(8)
+        self.chance = chance
+        self.longest_s = longest_s
 
     def submit(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
     ) -> "Future[tuple[Verdict, ...]]":
-        found, delay = super().submit(problem, responses, token_ids), self.longest_s * self.chance.random()
+        found = super().submit(problem, responses, token_ids)
+        delay = self.longest_s * self.chance.random()
 
         def answer() -> tuple[Verdict, ...]:
             time.sleep(delay)
@@ -82,7 +91,10 @@ def sampler(prompts: int = 4, bound: int = 40, **options: object) -> DynamicSamp
 
 
 def random_script(request: GenerationRequest) -> tuple[list[int], str]:
-    """A response by the request's own seed: right or wrong with the problem's difficulty, 1 to 12 tokens."""
+    """A response by the request's own seed: right or wrong with the problem's difficulty, 1 to 12
+    tokens.
+    """
     mark, length = keyed_uniforms(request.seed, 2)
-    difficulty = (request.prompt_ids[0] % 5) / 4  # 0, .25, .5, .75, 1: some groups can only be uniform
+    # 0, .25, .5, .75, 1: some groups can only be uniform
+    difficulty = (request.prompt_ids[0] % 5) / 4
     return [RIGHT if mark < difficulty else WRONG] + [FILL] * int(length * 11) + [END], "stop"

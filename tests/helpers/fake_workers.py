@@ -1,4 +1,7 @@
-"""Workers of the launcher contract tests. They import nothing heavy, so that their processes start fast."""
+"""Workers of the launcher contract tests.
+
+They import nothing heavy, so that their processes start fast.
+"""
 
 import os
 import time
@@ -43,7 +46,10 @@ class CountingWorker:
         """The GPUs that an actor of Ray computes on, with its node."""
         import ray
 
-        return [f"{ray.get_runtime_context().get_node_id()}/{gpu}" for gpu in os.environ[VISIBLE].split(",")]
+        return [
+            f"{ray.get_runtime_context().get_node_id()}/{gpu}"
+            for gpu in os.environ[VISIBLE].split(",")
+        ]
 
     def unsendable(self) -> object:
         return (n for n in ())

@@ -1,4 +1,6 @@
-"""Files in the place of NCCL: a trainer's end of a group, and an engine that receives from it as vLLM does."""
+"""Files in the place of NCCL: a trainer's end of a group, and an engine that receives from it as
+vLLM does.
+"""
 
 import base64
 import os
@@ -15,7 +17,10 @@ WAIT_S = 2.0
 
 
 class FileGroup:
-    """Rank 0. Its id is the folder in which the others appear, and to which it writes each broadcast once."""
+    """Rank 0.
+
+    Its id is the folder in which the others appear, and to which it writes each broadcast once.
+    """
 
     def __init__(self, parent: Path) -> None:
         self._folder = parent / f"group-{len(list(parent.glob('group-*')))}"
@@ -46,15 +51,19 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 class ReceivingEngine(ScriptedEngine):
-    """Answers with a checksum of its weights: how they came is not seen. Behaves like vLLM's engine, and fails like it.
+    """Answers with a checksum of its weights: how they came is not seen.
 
-    `fault` is "connect", or one of "raise", "die" and "hang" in the second chunk that the first process receives; a
-    failure in the middle closes the engine.
+    Behaves like vLLM's engine, and fails like it.
+
+    `fault` is "connect", or one of "raise", "die" and "hang" in the second chunk that the first
+    process receives; a failure in the middle closes the engine.
     """
 
     def __init__(self, folder: str, processes: int = 1, fault: str | None = None) -> None:
         super().__init__(lambda request: ([self.checksum % 197, self.how], "stop"))
-        self._folder, self._processes, self._fault = Path(folder), processes, fault
+        self._folder = Path(folder)
+        self._processes = processes
+        self._fault = fault
         self.checksum = self.how = self._received = 0
 
     def load_weights(self, weights: Any, version: int) -> None:
@@ -80,7 +89,8 @@ class ReceivingEngine(ScriptedEngine):
 
     def receive_weights(self, update: Mapping[str, Any], layout: Any, version: int | None) -> None:
         if layout is not None:
-            self._version, self.checksum = None, 0
+            self._version = None
+            self.checksum = 0
         self._received += 1
         mark = self._folder / "mark"
         if self._received == 2 and self._fault is not None and not mark.exists():
@@ -94,7 +104,9 @@ class ReceivingEngine(ScriptedEngine):
         self._broadcasts += 1
         content = path.read_bytes()
         width = {"float32": 4, "bfloat16": 2}
-        for name, dtype, shape in zip(update["names"], update["dtype_names"], update["shapes"], strict=True):
+        for name, dtype, shape in zip(
+            update["names"], update["dtype_names"], update["shapes"], strict=True
+        ):
             size = width[dtype]
             for length in shape:
                 size *= length
@@ -103,7 +115,8 @@ class ReceivingEngine(ScriptedEngine):
         assert content == b""
         if version is not None:
             super().load_weights(None, version)
-            self._version, self.how = version, 1
+            self._version = version
+            self.how = 1
 
     def _add(self, name: str, content: bytes) -> None:
         self.checksum = zlib.crc32(name.encode() + content, self.checksum)

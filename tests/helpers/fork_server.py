@@ -1,10 +1,13 @@
-"""Runs the `dapo` command, or a program of the tests, many times without starting Python many times, and kills it.
+"""Runs the `dapo` command, or a program of the tests, many times without starting Python many
+times, and kills it.
 
-A process that has imported everything, and started no thread, forks for each command. One JSON object a line comes in,
-one goes out when the command has ended: its wait status and the calls that were counted.
+A process that has imported everything, and started no thread, forks for each command. One JSON
+object a line comes in, one goes out when the command has ended: its wait status and the calls that
+were counted.
 
-Moments are counted in calls: of Python functions and C functions made in the files of one area of the package, in any
-thread. So a moment is the same one on every machine, up to what the threads of verifiers and checkpoints do meanwhile.
+Moments are counted in calls: of Python functions and C functions made in the files of one area of
+the package, in any thread. So a moment is the same one on every machine, up to what the threads of
+verifiers and checkpoints do meanwhile.
 """
 
 import gc
@@ -38,10 +41,20 @@ IMPORTED_ONCE = (
     "matplotlib.figure",
     "transformers.models.llama.modeling_llama",
 )
-"""What the commands import one after the other, by which a run of a few steps would take twice as long."""
+"""What the commands import one after the other, by which a run of a few steps would take twice as
+long.
+"""
 
 AREAS = {
-    "start": ("cli", "api", "training/assemble", "training/fork", "config", "training/signals", "data"),
+    "start": (
+        "cli",
+        "api",
+        "training/assemble",
+        "training/fork",
+        "config",
+        "training/signals",
+        "data",
+    ),
     "rollout": (
         "training/rollout",
         "training/selection",
@@ -96,13 +109,15 @@ class ForkServer:
         self._lines = ours.makefile("rw", buffering=1)
 
     def run(self, *arguments: str, output: Path, **moment: Any) -> tuple[int, dict[str, int]]:
-        """`dapo ARGUMENTS` to its end: the exit code (minus the signal that ended it), and calls by area.
+        """`dapo ARGUMENTS` to its end: the exit code (minus the signal that ended it), and calls by
+        area.
 
-        `area`, `calls`: the moment at which `signals` are sent, each with its delay in seconds; `hold`: the seconds
-        that the command's thread then waits, so that a signal finds it there.
-        `file`, `lines`: instead the moment at which this file has so many lines. `file_bytes`: no file may become
-        larger. `count`: count calls by area, which makes it slow. `program`: a `module:function` of the tests that
-        takes the arguments instead. `folder`: the current directory. `errors`: a file for the standard error alone.
+        `area`, `calls`: the moment at which `signals` are sent, each with its delay in seconds;
+        `hold`: the seconds that the command's thread then waits, so that a signal finds it there.
+        `file`, `lines`: instead the moment at which this file has so many lines. `file_bytes`: no
+        file may become larger. `count`: count calls by area, which makes it slow. `program`: a
+        `module:function` of the tests that takes the arguments instead. `folder`: the current
+        directory. `errors`: a file for the standard error alone.
         """
         request = {"arguments": arguments, "output": str(output), **moment}
         self._lines.write(json.dumps(request) + "\n")
@@ -137,7 +152,10 @@ def fork_and_watch(request: dict[str, Any]) -> dict[str, Any]:
     with os.fdopen(reader) as news:
         if (path := request.get("file")) is not None:
             # the pipe becomes readable when the command has ended
-            while count_lines(Path(path)) < request["lines"] and not select.select([news], [], [], 0.02)[0]:
+            while (
+                count_lines(Path(path)) < request["lines"]
+                and not select.select([news], [], [], 0.02)[0]
+            ):
                 pass
             send_signals(child, request["signals"])
         for line in news:
@@ -165,7 +183,14 @@ def be_the_command(request: dict[str, Any], writer: int) -> None:
     program = getattr(importlib.import_module(module), function)
     out = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
-    os.dup2(os.open(request["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND) if "errors" in request else out, 2)
+    os.dup2(
+        (
+            os.open(request["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            if "errors" in request
+            else out
+        ),
+        2,
+    )
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if folder := request.get("folder"):
         os.chdir(folder)
@@ -193,13 +218,20 @@ def watch_calls(counts: Counter[str], request: dict[str, Any], writer: int) -> N
     """Count, and say so at the asked call in the asked area."""
     import dapo
 
-    area, calls, hold = request.get("area"), request.get("calls", 0), request.get("hold", 0.001)
+    area = request.get("area")
+    calls = request.get("calls", 0)
+    hold = request.get("hold", 0.001)
     root = f"{Path(dapo.__file__).parent}/"
     area_of_file: dict[str, str | None] = {}
 
     def find_area(file: str) -> str | None:
         inside = file.removeprefix(root).removesuffix(".py")
-        fits = [name for name, parts in AREAS.items() for part in parts if f"{inside}/".startswith(f"{part}/")]
+        fits = [
+            name
+            for name, parts in AREAS.items()
+            for part in parts
+            if f"{inside}/".startswith(f"{part}/")
+        ]
         return fits[0] if file.startswith(root) and fits else None
 
     def hook(frame: FrameType, event: str, argument: object) -> None:

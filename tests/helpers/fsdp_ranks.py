@@ -1,4 +1,6 @@
-"""Ranks of sharded policies over the models of the policy's tests; the process of a rank holds one `RankWorker`."""
+"""Ranks of sharded policies over the models of the policy's tests; the process of a rank holds one
+`RankWorker`.
+"""
 
 import os
 import socket
@@ -33,18 +35,37 @@ from helpers.tiny_policies import loaded, make_policy, policy_config
 TIMEOUT_S = 60.0
 
 PACKAGE = str(Path(dapo.__file__).parent)
-READS = {"__bool__", "__float__", "__index__", "__int__", "cpu", "equal", "item", "nonzero", "numpy", "tolist"}
+READS = {
+    "__bool__",
+    "__float__",
+    "__index__",
+    "__int__",
+    "cpu",
+    "equal",
+    "item",
+    "nonzero",
+    "numpy",
+    "tolist",
+}
 HOST_FILES = {f"policy/{name}.py" for name in ("packing", "segments")}
 
 
 def exact_model(*, tied: bool = False) -> PreTrainedModel:
-    """A model that computes in float64 throughout: those with RMSNorm round to float32 inside of it."""
-    options: dict[str, Any] = COMMON | {"head_dim": None, "pad_token_id": None, "tie_word_embeddings": tied}
+    """A model that computes in float64 throughout: those with RMSNorm round to float32 inside of
+    it.
+    """
+    options: dict[str, Any] = COMMON | {
+        "head_dim": None,
+        "pad_token_id": None,
+        "tie_word_embeddings": tied,
+    }
     return randomised(Starcoder2ForCausalLM(Starcoder2Config(**options)), 0).double().eval()
 
 
 def model_named(name: str) -> LoadedModel:
-    """`exact`, `exact_tied`, or one of the engines' families in bfloat16, or as `NAME in float32`."""
+    """`exact`, `exact_tied`, or one of the engines' families in bfloat16, or as `NAME in
+    float32`.
+    """
     if name.startswith("exact"):
         return loaded(exact_model(tied=name == "exact_tied"))
     family = name.removesuffix(" in float32")
@@ -61,7 +82,8 @@ class RankWorker:
 
     def __init__(self, rank: int, size: int) -> None:
         torch.set_num_threads(1)
-        self.rank, self.size = rank, size
+        self.rank = rank
+        self.size = size
         self.store: Any = None
 
     def port(self) -> int:
@@ -81,10 +103,14 @@ class RankWorker:
         self.ranks = Ranks(torch.device("cpu"), timeout_s=TIMEOUT_S)
 
     def make(self, name: str, options: dict[str, Any]) -> None:
-        self.policy = ShardedPolicy(policy_config(temperature=0.9, **options), model_named(name), self.ranks)
+        self.policy = ShardedPolicy(
+            policy_config(temperature=0.9, **options), model_named(name), self.ranks
+        )
 
     def make_from(self, folder: Path, dtype: str, options: dict[str, Any], in_parts: bool) -> bool:
-        """A policy of a model in a folder, whole or read in parts; returns whether it was on the meta device."""
+        """A policy of a model in a folder, whole or read in parts; returns whether it was on the
+        meta device.
+        """
         load = load_for_sharding if in_parts else load_model
         found = load(str(folder), dtype=getattr(torch, dtype))
         was_meta = all(weight.is_meta for weight in found.model.parameters())
@@ -92,26 +118,35 @@ class RankWorker:
         return was_meta
 
     def make_changed(self, folder: Path) -> None:
-        """A policy of a model whose head sees each position's number in its sequence, which packing keeps not."""
+        """A policy of a model whose head sees each position's number in its sequence, which packing
+        keeps not.
+        """
         found = load_for_sharding(str(folder), dtype=torch.float64)
 
         def shifted(module: Any, arguments: Any, output: Any) -> Any:
-            output.last_hidden_state = output.last_hidden_state * torch.arange(1, output[0].shape[1] + 1)[:, None]
+            output.last_hidden_state = (
+                output.last_hidden_state * torch.arange(1, output[0].shape[1] + 1)[:, None]
+            )
             return output
 
         found.model.base_model.register_forward_hook(shifted)
         self.policy = ShardedPolicy(policy_config(temperature=0.9), found, self.ranks)
 
     def fused_layers(self) -> int:
-        """The number of the policy's modules that compute by functions of `cpu_kernels.fuse_layers`."""
+        """The number of the policy's modules that compute by functions of
+        `cpu_kernels.fuse_layers`.
+        """
         modules: list[Any] = list(self.policy._model.modules())
         return sum(vars(module).get("forward") is not None for module in modules)
 
     def update(self, rank_microbatches: Sequence[RankMicrobatch], step: int) -> dict[str, float]:
-        return self.policy.update(rank_microbatches, step=step) | {"skipped_in_a_row": self.policy.skipped_in_a_row}
+        return self.policy.update(rank_microbatches, step=step) | {
+            "skipped_in_a_row": self.policy.skipped_in_a_row
+        }
 
     def reads_of_update(self, rank_microbatches: Sequence[RankMicrobatch], step: int) -> list[str]:
-        """Where an update brings values to Python, which waits for a GPU: the innermost files of the package.
+        """Where an update brings values to Python, which waits for a GPU: the innermost files of
+        the package.
 
         Files that plan a microbatch in main memory, and messages between hosts, are left out.
         """
@@ -119,17 +154,26 @@ class RankWorker:
             self.policy.update(rank_microbatches, step=step)
         return [file for file in reads.files if file not in HOST_FILES]
 
-    def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[tuple[float, ...]]]:
+    def logprobs(
+        self, rank_microbatches: Sequence[RankMicrobatch]
+    ) -> list[list[tuple[float, ...]]]:
         return self.policy.logprobs(rank_microbatches)
 
-    def token_kl(self, rank_microbatches: Sequence[RankMicrobatch], step: int) -> list[list[list[float]]]:
-        return [[list(row) for row in rows] for rows in self.policy.token_kl(rank_microbatches, step=step)]
+    def token_kl(
+        self, rank_microbatches: Sequence[RankMicrobatch], step: int
+    ) -> list[list[list[float]]]:
+        return [
+            [list(row) for row in rows]
+            for rows in self.policy.token_kl(rank_microbatches, step=step)
+        ]
 
     def exchange(self, messages: Sequence[bytes]) -> list[bytes]:
         return self.ranks.exchange(messages)
 
     def weights(self) -> bytes:
-        return save({name: weight.clone() for name, weight in self.policy.weights().named_tensors()})
+        return save(
+            {name: weight.clone() for name, weight in self.policy.weights().named_tensors()}
+        )
 
     def save(self, directory: Path) -> None:
         self.policy.snapshot()
@@ -169,10 +213,15 @@ class RankGroup:
         return [future.result(TIMEOUT_S) for future in futures]
 
     def each(self, method: str, arguments: Sequence[Any], *more: Any) -> list[Any]:
-        futures = [worker.call(method, own, *more) for worker, own in zip(self.workers, arguments, strict=True)]
+        futures = [
+            worker.call(method, own, *more)
+            for worker, own in zip(self.workers, arguments, strict=True)
+        ]
         return [future.result(TIMEOUT_S) for future in futures]
 
-    def update(self, minibatch: Sequence[Sample], *, step: int = 1, loss: dict[str, Any] | None = None) -> list[Any]:
+    def update(
+        self, minibatch: Sequence[Sample], *, step: int = 1, loss: dict[str, Any] | None = None
+    ) -> list[Any]:
         """Metrics of every rank."""
         return self.each("update", self.partitions(minibatch, loss), step)
 
@@ -187,7 +236,9 @@ class RankGroup:
 
     def gradient(self, directory: Path) -> dict[str, Tensor]:
         """Of the first update, which has been made: AdamW's first moment is a tenth of it."""
-        return {name: moment / (1 - 0.9) for name, moment in self.state(directory, "exp_avg").items()}
+        return {
+            name: moment / (1 - 0.9) for name, moment in self.state(directory, "exp_avg").items()
+        }
 
     def state(self, directory: Path, kind: str) -> dict[str, Tensor]:
         if not directory.exists():

@@ -1,7 +1,8 @@
-"""`decode_graphs.capture` on a CPU: the operators of a computation are recorded, and run again on the same tensors.
+"""`decode_graphs.capture` on a CPU: the operators of a computation are recorded, and run again on
+the same tensors.
 
-As with a CUDA graph, the tensors and the numbers of the host are those of the capture: what the computation reads later
-from other tensors, or what Python would decide otherwise, has no effect.
+As with a CUDA graph, the tensors and the numbers of the host are those of the capture: what the
+computation reads later from other tensors, or what Python would decide otherwise, has no effect.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,11 @@ class _Tape(TorchDispatchMode):
         self.calls: list[tuple[Any, Sequence[Any], dict[str, Any], Any]] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.calls.append((func, args, kwargs or {}, result))
@@ -32,9 +37,14 @@ class _Tape(TorchDispatchMode):
 
     def replay(self) -> None:
         for func, args, kwargs, result in self.calls:
-            for old, new in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):
+            for old, new in zip(
+                tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True
+            ):
                 # views and results in place have the memory of an input, which has been filled
-                if isinstance(old, Tensor) and old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
+                if (
+                    isinstance(old, Tensor)
+                    and old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr()
+                ):
                     old.copy_(new)
 
 
@@ -55,7 +65,9 @@ def as_kernel(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @contextmanager
 def captured_on_cpu() -> Iterator[list[int]]:
-    """While the block runs, decode graphs are tapes; the list has the number of operators of each capture."""
+    """While the block runs, decode graphs are tapes; the list has the number of operators of each
+    capture.
+    """
     captured: list[int] = []
 
     def capture(compute: Callable[[], Tensor], pool: object) -> tuple[Callable[[], None], Tensor]:

@@ -46,7 +46,9 @@ class Hostile:
 
 
 class Startup:
-    """Fails in its constructor as `how` names; with `after`, only in constructors behind this number of them."""
+    """Fails in its constructor as `how` names; with `after`, only in constructors behind this
+    number of them.
+    """
 
     made = 0
 
@@ -93,11 +95,22 @@ class SeldomHostile(Digits):
         return super().end() if fault is None else ACTIONS[fault]()
 
 
-FAULTS = ("raise", "exit", "chdir", "no result", "correct in words", "reward as a text", "half an error", "long error")
+FAULTS = (
+    "raise",
+    "exit",
+    "chdir",
+    "no result",
+    "correct in words",
+    "reward as a text",
+    "half an error",
+    "long error",
+)
 
 
 def fault_of(seed: int, call: str) -> str | None:
-    """What a SeldomHostile with this seed does in its first call: a fault for a third of the seeds, or of the steps."""
+    """What a SeldomHostile with this seed does in its first call: a fault for a third of the seeds,
+    or of the steps.
+    """
     return None if seed % 3 > (call == "step") else FAULTS[seed % len(FAULTS)]
 
 
@@ -286,6 +299,8 @@ ACTIONS: dict[str, Callable[[], Any]] = {
     "half a character": lambda: StepResult("\ud800"),
     "null": lambda: StepResult("a\0b"),
     "text of a class": lambda: StepResult(Text("as it is")),
-    "number of numpy": lambda: _result(observation="half", reward=numpy.float32(0.5), done=numpy.bool_(False)),
+    "number of numpy": lambda: _result(
+        observation="half", reward=numpy.float32(0.5), done=numpy.bool_(False)
+    ),
     "true": lambda: StepResult("true", reward=True),
 }

@@ -1,4 +1,6 @@
-"""What a verifier can do to the process it runs in; named in tests as `helpers.hostile_functions:does`."""
+"""What a verifier can do to the process it runs in; named in tests as
+`helpers.hostile_functions:does`.
+"""
 
 import ctypes
 import os
@@ -16,7 +18,9 @@ LEFT_BEHIND: list[object] = []
 
 
 def does(problem, response):
-    """What the response says, in the form `action` or `deed argument`; then the length of the response."""
+    """What the response says, in the form `action` or `deed argument`; then the length of the
+    response.
+    """
     action, _, argument = response.partition(" ")
     if action in ACTIONS:
         ACTIONS[action](argument)
@@ -56,7 +60,9 @@ def memory(_):
 
 def memory_in_children(_):
     for _ in range(8):
-        subprocess.Popen([sys.executable, "-c", "import time; kept = bytearray(100 << 20); time.sleep(60)"])
+        subprocess.Popen(
+            [sys.executable, "-c", "import time; kept = bytearray(100 << 20); time.sleep(60)"]
+        )
     time.sleep(60)
 
 
@@ -264,8 +270,12 @@ ATTACK = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e[red]x[/red]\ud800"
 
 
 def drives_the_terminal(problem, response):
-    """Verdicts, every fourth time an error, whose text holds escape sequences, half a surrogate pair and a secret."""
+    """Verdicts, every fourth time an error, whose text holds escape sequences, half a surrogate
+    pair and a secret.
+    """
     number = zlib.crc32(response.encode(errors="replace"))
     if number % 4 == 0:
         raise ValueError(f"{ATTACK} at http://user:zqK7vX31@host/?api_key=zqK7vX31")
-    return Verdict(number % 4 == 1, 1.0 if number % 4 == 1 else -1.0, answer=f"{ATTACK}{number % 4}")
+    return Verdict(
+        number % 4 == 1, 1.0 if number % 4 == 1 else -1.0, answer=f"{ATTACK}{number % 4}"
+    )

@@ -1,4 +1,6 @@
-"""The C library of another machine: its functions of `math` differ from this one's by a unit in the last place."""
+"""The C library of another machine: its functions of `math` differ from this one's by a unit in the
+last place.
+"""
 
 import math
 import sys
@@ -8,8 +10,27 @@ from typing import Any
 import pytest
 
 FUNCTIONS = (
-    *("exp", "expm1", "log", "log1p", "log2", "log10", "pow", "lgamma", "gamma", "erf", "erfc"),
-    *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh"),
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "pow",
+    "lgamma",
+    "gamma",
+    "erf",
+    "erfc",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "atan2",
+    "sinh",
+    "cosh",
+    "tanh",
 )
 """What a C library may round either way; `sqrt` and `fsum` are exact by their standards."""
 
@@ -21,10 +42,17 @@ def use_other_last_bits(patch: pytest.MonkeyPatch) -> None:
     """
     changed = {getattr(math, name): _erring(getattr(math, name)) for name in FUNCTIONS}
     packages = ("dapo", "sample_intervals")
-    modules = [math, *(module for name, module in sys.modules.items() if name.partition(".")[0] in packages)]
+    modules = [
+        math,
+        *(module for name, module in sys.modules.items() if name.partition(".")[0] in packages),
+    ]
     for module in modules:
         for name, value in list(vars(module).items()):
-            if callable(value) and getattr(value, "__module__", None) == "math" and value in changed:
+            if (
+                callable(value)
+                and getattr(value, "__module__", None) == "math"
+                and value in changed
+            ):
                 patch.setattr(module, name, changed[value])
 
 

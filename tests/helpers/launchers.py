@@ -1,6 +1,8 @@
-"""Launchers for tests: of light processes, which are started as they are, and of heavy ones, which are kept warm.
+"""Launchers for tests: of light processes, which are started as they are, and of heavy ones, which
+are kept warm.
 
-A process that samples from a model imports torch, which takes seconds: a warm one has the next engine made in it.
+A process that samples from a model imports torch, which takes seconds: a warm one has the next
+engine made in it.
 """
 
 import os
@@ -18,23 +20,32 @@ from helpers.paths import ROOT, TESTS
 from helpers.processes import is_alive
 
 # this very package, and these modules, wherever the tests run
-ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(dapo.__file__).parents[1]), str(TESTS), str(ROOT)])}
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join([str(Path(dapo.__file__).parents[1]), str(TESTS), str(ROOT)])
+}
 
 
 def engine_spec(engine: str, **options: Any) -> WorkerSpec:
     """Of an engine in pool_engines.py."""
-    return WorkerSpec(f"helpers.fake_engines:{engine}", options, {**ENVIRONMENT, "OMP_NUM_THREADS": "1"})
+    return WorkerSpec(
+        f"helpers.fake_engines:{engine}", options, {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+    )
 
 
 class LightLauncher(LocalLauncher):
-    """For engines that do not look at their weights. Knows the processes that it has started, by name."""
+    """For engines that do not look at their weights.
+
+    Knows the processes that it has started, by name.
+    """
 
     def __init__(self, logs: Path) -> None:
         super().__init__(logs, timeout_s=60)
         self.running: dict[str, LocalWorker] = {}
         self.starts = 0
 
-    def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[LocalWorker]:
+    def start(
+        self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False
+    ) -> list[LocalWorker]:
         workers = super().start(names, specs, together=together)
         self.running.update(zip(names, workers, strict=True))
         self.starts += len(workers)
@@ -48,8 +59,10 @@ class BorrowedWorker:
     """A warm process under another name; closing it leaves it warm."""
 
     def __init__(self, name: str, worker: LocalWorker) -> None:
-        self.name, self.pid = name, worker.pid
-        self.call, self.kill = worker.call, worker.kill
+        self.name = name
+        self.pid = worker.pid
+        self.call = worker.call
+        self.kill = worker.kill
 
     def close(self) -> None:
         pass
@@ -79,7 +92,10 @@ class SharedWorkerLauncher:
         self.warm_up(len(names))
         workers = [BorrowedWorker(name, self._free.pop(0)) for name in names]
         self.running.update((one.name, one) for one in workers)
-        made = [worker.call("replace_engine", **one.options) for worker, one in zip(workers, specs, strict=True)]
+        made = [
+            worker.call("replace_engine", **one.options)
+            for worker, one in zip(workers, specs, strict=True)
+        ]
         for future in made:
             future.result(120)
         return workers
@@ -89,7 +105,9 @@ class SharedWorkerLauncher:
         if self._logs is None:
             self._logs = TemporaryDirectory()
             self._launcher = LocalLauncher(Path(self._logs.name), timeout_s=120)
-        names = [f"warm-{i}" for i in range(len(self._all), len(self._all) + count - len(self._free))]
+        names = [
+            f"warm-{i}" for i in range(len(self._all), len(self._all) + count - len(self._free))
+        ]
         new = self._launcher.start(names, [engine_spec("ReusableEngineWorker")] * len(names))
         self._all += new
         self._free += new

@@ -1,4 +1,6 @@
-"""What dapo and examples/minimal_dapo.py are compared with: one model, the same problems, and equal options."""
+"""What dapo and examples/minimal_dapo.py are compared with: one model, the same problems, and equal
+options.
+"""
 
 from pathlib import Path
 
@@ -33,7 +35,10 @@ def minimal_config(model: Path) -> Config:
             },
             "dynamic_sampling": {"max_groups_per_step": 40},
             "reward": {"verifier": "dapo.rewards.examples:has_digit", "workers": 1},
-            "overlong": {"buffer_tokens": minimal.BUFFER_TOKENS, "penalty": minimal.OVERLONG_PENALTY},
+            "overlong": {
+                "buffer_tokens": minimal.BUFFER_TOKENS,
+                "penalty": minimal.OVERLONG_PENALTY,
+            },
             "optim": {
                 "lr": minimal.LEARNING_RATE,
                 "warmup_steps": minimal.WARMUP_STEPS,

@@ -11,8 +11,8 @@ ORDINARY_USER = 4242
 
 _NEEDED = (sys.base_prefix, sys.prefix, str(Path(dapo.__file__).parents[1]))
 
-# A folder on the way to Python that only root may enter is covered, in a mount namespace of this process alone, by an
-# empty one in which nothing but the needed folder stands.
+# A folder on the way to Python that only root may enter is covered, in a mount namespace of this
+# process alone, by an empty one in which nothing but the needed folder stands.
 _BECOME_USER = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -49,7 +49,9 @@ def run_as(script: str, user: int = ORDINARY_USER) -> str:
         PermissionError: a container that does not let its root mount.
     """
     become_user = _BECOME_USER.format(needed=_NEEDED, user=user) if os.getuid() == 0 else ""
-    done = subprocess.run([sys.executable, "-c", become_user + script], cwd="/", capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", become_user + script], cwd="/", capture_output=True, text=True
+    )
     if "OSError: [Errno 1] mount" in done.stderr or "assert libc.unshare" in done.stderr:
         raise PermissionError(done.stderr)
     assert done.returncode == 0, done.stderr

@@ -35,4 +35,6 @@ def paper_config(folder: Path, *overrides: str) -> Config:
     (folder / "config.json").write_text(json.dumps(QWEN_32B))
     for name in ("model.safetensors", "tokenizer.json"):
         (folder / name).touch()
-    return load_config(CONFIGS / "dapo_32b.yaml", [f"model.name={folder}", "model.dtype=bfloat16", *overrides])
+    return load_config(
+        CONFIGS / "dapo_32b.yaml", [f"model.name={folder}", "model.dtype=bfloat16", *overrides]
+    )

@@ -1,4 +1,6 @@
-"""Waiting for what other processes do, asking whether they still run, and doing to verifiers what an outsider may."""
+"""Waiting for what other processes do, asking whether they still run, and doing to verifiers what
+an outsider may.
+"""
 
 import itertools
 import os
@@ -18,7 +20,9 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = 60.0, what: str = "the condition") -> None:
+def wait_until(
+    condition: Callable[[], bool], *, timeout_s: float = 60.0, what: str = "the condition"
+) -> None:
     """Poll until the condition holds; a failed assertion that names `what` after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -28,7 +32,11 @@ def wait_until(condition: Callable[[], bool], *, timeout_s: float = 60.0, what: 
 
 def wait_until_ended(*pids: int, timeout_s: float = 60.0) -> None:
     """Wait until none of these processes runs any more."""
-    wait_until(lambda: not any(is_alive(pid) for pid in pids), timeout_s=timeout_s, what=f"end of processes {pids}")
+    wait_until(
+        lambda: not any(is_alive(pid) for pid in pids),
+        timeout_s=timeout_s,
+        what=f"end of processes {pids}",
+    )
 
 
 def kill_worker(worker: int, supervisor: int) -> None:
@@ -75,7 +83,8 @@ def go_on(worker: int, supervisor: int) -> None:
 
 @contextmanager
 def disturbed_verifiers(folder: Path, disturbances: Sequence[Disturbance]) -> Iterator[list[str]]:
-    """Inside, each call of `reward_functions.waits_for_a_signal` that waits meets one of these, one after another.
+    """Inside, each call of `reward_functions.waits_for_a_signal` that waits meets one of these, one
+    after another.
 
     Yields their names as they happen.
     """

@@ -1,4 +1,6 @@
-"""The runs whose numbers tests/golden/ records, and how they are made: `python -m helpers.recorded_runs FOLDER`."""
+"""The runs whose numbers tests/golden/ records, and how they are made: `python -m
+helpers.recorded_runs FOLDER`.
+"""
 
 import hashlib
 import json
@@ -31,7 +33,9 @@ SCHEDULES: dict[str, tuple[str, ...]] = {
 
 def golden_run(path: Path, *, steps: int = 20) -> list[dict[str, Any]]:
     """The metrics of the first steps of the run in GOLDEN_RUN, made now."""
-    config = tiny("model.dtype=float64", f"train.num_steps={steps}", "train.save_every=0", "optim.lr=0.0003")
+    config = tiny(
+        "model.dtype=float64", f"train.num_steps={steps}", "train.save_every=0", "optim.lr=0.0003"
+    )
     start_run(config, run_dir=path, config_name="tiny")
     return metrics(path)
 
@@ -58,7 +62,9 @@ def recorded_schedule(path: Path, *options: str) -> dict[str, str]:
 
 
 def digests(run: Path) -> dict[str, str]:
-    """SHA-256 of a run's metrics, tables and states by file; tables by their values, whatever pyarrow writes."""
+    """SHA-256 of a run's metrics, tables and states by file; tables by their values, whatever
+    pyarrow writes.
+    """
     contents: dict[str, Any] = {"metrics.jsonl": metrics(run)}
     for path in sorted([*run.glob("rollouts/*"), *run.glob("checkpoints/*/*")]):
         name = path.relative_to(run).as_posix()
@@ -70,14 +76,19 @@ def digests(run: Path) -> dict[str, str]:
             state: dict[str, Any] = json.loads(path.read_text())
             state["train_state"].pop("wall_s")
             contents[name] = state
-    return {name: hashlib.sha256(json.dumps(value).encode()).hexdigest() for name, value in contents.items()}
+    return {
+        name: hashlib.sha256(json.dumps(value).encode()).hexdigest()
+        for name, value in contents.items()
+    }
 
 
 def main(folder: Path) -> None:
     """Record both files anew, as `make golden` does."""
     rows = golden_run(folder / "golden")
     GOLDEN_RUN.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
-    schedules = {name: recorded_schedule(folder / name, *options) for name, options in SCHEDULES.items()}
+    schedules = {
+        name: recorded_schedule(folder / name, *options) for name, options in SCHEDULES.items()
+    }
     GOLDEN_SCHEDULES.write_text(json.dumps(schedules, indent=1) + "\n")
 
 

@@ -1,4 +1,6 @@
-"""Reward functions as users write them, good and bad; tests name them as `helpers.reward_functions:NAME`."""
+"""Reward functions as users write them, good and bad; tests name them as
+`helpers.reward_functions:NAME`.
+"""
 
 import asyncio
 import os
@@ -39,7 +41,8 @@ class SameLoop:
     """An async callable that fails if its second call runs on another event loop than the first."""
 
     def __init__(self, bonus=0.0):
-        self.bonus, self.loop = bonus, None
+        self.bonus = bonus
+        self.loop = None
 
     async def __call__(self, completions, **kwargs):
         self.loop = self.loop or asyncio.get_running_loop()
@@ -59,7 +62,10 @@ def sees(prompts, completions, completion_ids, answer, level, **kwargs):
         and prompts[0] is not prompts[1]
     )
     rest = (
-        completion_ids == [[1], [2, 3]] and answer == ["A", "A"] and level == [3, 3] and kwargs["source"] == ["s", "s"]
+        completion_ids == [[1], [2, 3]]
+        and answer == ["A", "A"]
+        and level == [3, 3]
+        and kwargs["source"] == ["s", "s"]
     )
     return [1.0 if (text or chat) and rest else 0.0 for _ in completions]
 
@@ -91,14 +97,22 @@ def compute_score_of_any(solution_str, **kwargs):
 
 def compute_score_with_details(data_source, solution_str, ground_truth, extra_info):
     right = solution_str == str(ground_truth)
-    return {"score": 1.0 if right else -1.0, "acc": right, "pred": solution_str, "other": [object()]}
+    return {
+        "score": 1.0 if right else -1.0,
+        "acc": right,
+        "pred": solution_str,
+        "other": [object()],
+    }
 
 
 def compute_score_gone_wrong(data_source, solution_str, ground_truth, extra_info=None):
     if solution_str == "raise":
         raise ValueError("as asked")
     details = {"no score": {"acc": True, "pred": "7"}, "nested nan": {"score": float("nan")}}
-    return details.get(solution_str) or {"text": "high", "list": [1.0], "nan": float("nan")}[solution_str]
+    return (
+        details.get(solution_str)
+        or {"text": "high", "list": [1.0], "nan": float("nan")}[solution_str]
+    )
 
 
 def within(problem, response, limit):
@@ -118,7 +132,10 @@ def yes_or_no(completions, answer, **kwargs):
 
 
 def not_a_number(completions, **kwargs):
-    return [float("nan") if text == "nan" else float("inf") if text == "inf" else 1.0 for text in completions]
+    return [
+        float("nan") if text == "nan" else float("inf") if text == "inf" else 1.0
+        for text in completions
+    ]
 
 
 def words(completions, **kwargs):
@@ -184,7 +201,11 @@ def verdict_with_error(problem, response):
 
 
 def right_or_no_verdict(problem, response):
-    return Verdict(True, 1.0) if ord(response[:1] or "a") % 3 else Verdict(None, 0.0, "the judge is out")
+    return (
+        Verdict(True, 1.0)
+        if ord(response[:1] or "a") % 3
+        else Verdict(None, 0.0, "the judge is out")
+    )
 
 
 def tolerant(problem, response, *, tolerance=0):
@@ -248,10 +269,12 @@ def about_the_worker(completions, **kwargs):
 
 
 def waits_for_a_signal(problem, response, *, folder, every):
-    """Whether the response has a digit. At the first call with one of `every` responses it waits for what a test does.
+    """Whether the response has a digit.
 
-    It names its process and the supervisor's in `folder/NAME.pids`, and goes on when `folder/NAME.go` exists. Every
-    call leaves a file `NAME.call*`.
+    At the first call with one of `every` responses it waits for what a test does.
+
+    It names its process and the supervisor's in `folder/NAME.pids`, and goes on when
+    `folder/NAME.go` exists. Every call leaves a file `NAME.call*`.
     """
     checksum = zlib.crc32(response.encode())
     note = Path(folder) / f"{checksum:08x}.pids"
@@ -276,7 +299,9 @@ def always(problem, response, *, verdict):
 
 
 def has_digit_until(problem, response, *, folder, then):
-    """Whether the response has a digit, and `then` for all of them once the folder holds the file `now`."""
+    """Whether the response has a digit, and `then` for all of them once the folder holds the file
+    `now`.
+    """
     if (Path(folder) / "now").exists():
         return then
     return any(character.isdigit() for character in response)

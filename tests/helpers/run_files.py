@@ -1,4 +1,6 @@
-"""Files of a run, written by the functions with which the package writes them, for tests that need no training."""
+"""Files of a run, written by the functions with which the package writes them, for tests that need
+no training.
+"""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

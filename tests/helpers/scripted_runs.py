@@ -35,7 +35,9 @@ class CountingPolicy:
     """Its weights are the number of its updates."""
 
     before_updates: Callable[[int], None] = lambda updates: None
-    """Called with the number of updates so far, before the log-probabilities of a step are recorded."""
+    """Called with the number of updates so far, before the log-probabilities of a step are
+    recorded.
+    """
     on_update: Callable[[int], None] = lambda updates: None
     """Called with the number of an update while it is made."""
     updates: int = 0
@@ -90,9 +92,13 @@ def scripted_run(
     of: Sequence[Problem] = (),
     change: Callable[[Run], None] = lambda training_run: None,
 ) -> Run:
-    """A run `of` problems to its end, or on from where it stands; one step off, unless the overrides say otherwise."""
+    """A run `of` problems to its end, or on from where it stands; one step off, unless the
+    overrides say otherwise.
+    """
     config = async_config(*SCRIPTED, *overrides)
-    run = RunDirectory(path) if path.exists() else RunDirectory.create(path, dump_config(config), {})
+    run = (
+        RunDirectory(path) if path.exists() else RunDirectory.create(path, dump_config(config), {})
+    )
     checkpoint = run.checkpoints.latest(warn=print)
     first_step = step_of(checkpoint) + 1 if checkpoint else 1
     clock = Clock(config.rollout.clock or "history", run.clock, first_step=first_step)
@@ -103,7 +109,8 @@ def scripted_run(
             engine=engine or ScriptedEngine(random_script),
             judge=FakeJudge(),
             sampler=DynamicSampler(
-                prompts_per_step=config.rollout.prompts_per_step, max_groups_per_step=config.max_groups_per_step
+                prompts_per_step=config.rollout.prompts_per_step,
+                max_groups_per_step=config.max_groups_per_step,
             ),
             encoder=FakeEncoder(),
             plan=sampling_plan(config.rollout, (END,), seed=config.train.seed),
@@ -125,5 +132,7 @@ def scripted_run(
         training_run.checkpoints.join()
         training_run.tracker.close()
         clock.close()
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("dapo-batch")]
+        assert not [
+            thread for thread in threading.enumerate() if thread.name.startswith("dapo-batch")
+        ]
     return training_run

@@ -1,4 +1,6 @@
-"""A Slurm of several nodes on this machine: its daemons, with a configuration of their own in a temporary folder."""
+"""A Slurm of several nodes on this machine: its daemons, with a configuration of their own in a
+temporary folder.
+"""
 
 import getpass
 import os
@@ -24,8 +26,13 @@ class SlurmCluster:
     """Starts when it is made. Slurm's commands work with `environment`."""
 
     def __init__(self, nodes: int, cpus: int) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # sockets want short paths
-        self.environment = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": SEARCH_PATH}
+        # sockets want short paths
+        self.folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
+        self.environment = {
+            **os.environ,
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+            "PATH": SEARCH_PATH,
+        }
         names = [f"node{number}" for number in range(nodes)]
         self._daemons: list[subprocess.Popen[bytes]] = []
         key = self.folder / "munge.key"
@@ -34,8 +41,13 @@ class SlurmCluster:
         (self.folder / "state").mkdir()
         (self.folder / "slurm.conf").write_text(self._configuration(names, cpus))
         try:
-            files = [f"--{kind}-file={self.folder}/munge.{kind}" for kind in ("key", "pid", "log", "seed")]
-            self._start("munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", *files)
+            files = [
+                f"--{kind}-file={self.folder}/munge.{kind}"
+                for kind in ("key", "pid", "log", "seed")
+            ]
+            self._start(
+                "munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", *files
+            )
             self._wait((self.folder / "munge.socket").exists, "munged")
             self._start("slurmctld", "-D")
             for name in names:
@@ -48,7 +60,12 @@ class SlurmCluster:
     def run_command(self, *command: str) -> str:
         """A command of Slurm's; what it prints. Its errors are part of the answer."""
         answer = subprocess.run(
-            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60
+            command,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
         )
         return answer.stdout
 
@@ -62,11 +79,19 @@ class SlurmCluster:
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def wait_for_job(self, number: str, *states: str, timeout_s: float = 120.0) -> dict[str, str]:
-        """Return when it is in one of these states; those that it ends in are an error otherwise."""
+        """Return when it is in one of these states; those that it ends in are an error
+        otherwise.
+        """
         deadline = time.monotonic() + timeout_s
         while (job := self.job(number)).get("JobState") not in states:
             assert time.monotonic() < deadline, job
-            assert job.get("JobState") not in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"), job
+            assert job.get("JobState") not in (
+                "COMPLETED",
+                "FAILED",
+                "CANCELLED",
+                "TIMEOUT",
+                "NODE_FAIL",
+            ), job
             time.sleep(0.2)
         return job
 
@@ -83,14 +108,18 @@ class SlurmCluster:
 
     def logs(self) -> str:
         """What the daemons say, for a failure."""
-        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.folder.glob("*.out")))
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text()}" for path in sorted(self.folder.glob("*.out"))
+        )
 
     def _start(self, program: str, *arguments: str) -> None:
         path = shutil.which(program, path=SEARCH_PATH)
         assert path is not None
         with open(self.folder / f"{len(self._daemons)}-{program}.out", "wb") as output:
             self._daemons.append(
-                subprocess.Popen([path, *arguments], env=self.environment, stdout=output, stderr=output)
+                subprocess.Popen(
+                    [path, *arguments], env=self.environment, stdout=output, stderr=output
+                )
             )
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
@@ -102,10 +131,13 @@ class SlurmCluster:
             time.sleep(0.2)
 
     def _configuration(self, names: list[str], cpus: int) -> str:
-        host, user, folder = socket.gethostname().split(".")[0], getpass.getuser(), self.folder
+        host = socket.gethostname().split(".")[0]
+        user = getpass.getuser()
+        folder = self.folder
         ports = _free_ports(1 + len(names))
         nodes = "\n".join(
-            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=1000"
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus}"
+            " RealMemory=1000"
             for name, port in zip(names, ports[1:], strict=True)
         )
         return f"""\

@@ -24,10 +24,13 @@ def descendants(pid: int) -> set[int]:
     parents = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(entry.name)] = int(
+                (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            )
         except OSError:
             continue
-    found, new = {pid}, {pid}
+    found = {pid}
+    new = {pid}
     while new := {child for child, parent in parents.items() if parent in new}:
         found |= new
     return found

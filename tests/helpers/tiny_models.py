@@ -105,7 +105,9 @@ def gemma() -> PreTrainedModel:
 
 
 def gemma3() -> PreTrainedModel:
-    """Windows and full attention in turn, each with its own rotary base, and another attention scale."""
+    """Windows and full attention in turn, each with its own rotary base, and another attention
+    scale.
+    """
     options = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
     return Gemma3ForCausalLM(Gemma3TextConfig(**COMMON, **options, query_pre_attn_scalar=16))
 
@@ -130,7 +132,9 @@ SERVED_BY_VLLM: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: llama(**WIDE),
     "tied llama": lambda: llama(**WIDE, tie_word_embeddings=True),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**(COMMON | WIDE | {"hidden_size": 192}))),
-    "tied qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**(COMMON | WIDE | {"tie_word_embeddings": True}))),
+    "tied qwen3": lambda: Qwen3ForCausalLM(
+        Qwen3Config(**(COMMON | WIDE | {"tie_word_embeddings": True}))
+    ),
 }
 
 
@@ -158,7 +162,9 @@ def cohere() -> PreTrainedModel:
 
 def mamba() -> PreTrainedModel:
     """A recurrent state, no keys and values."""
-    return MambaForCausalLM(MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=4))
+    return MambaForCausalLM(
+        MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=4)
+    )
 
 
 def t5() -> PreTrainedModel:
@@ -195,7 +201,9 @@ def wide_model(name: str, *, seed: int = 0) -> PreTrainedModel:
 
 
 def randomised(model: PreTrainedModel, seed: int) -> PreTrainedModel:
-    """Every parameter drawn anew: matrices wide enough for peaked laws, norms near what they were."""
+    """Every parameter drawn anew: matrices wide enough for peaked laws, norms near what they
+    were.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

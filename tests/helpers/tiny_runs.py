@@ -1,4 +1,6 @@
-"""Whole runs of the tiny model for tests, and what of them must not depend on the machine or the moment."""
+"""Whole runs of the tiny model for tests, and what of them must not depend on the machine or the
+moment.
+"""
 
 import json
 from collections.abc import Iterator
@@ -16,8 +18,8 @@ from dapo.training.assemble.resolve import resolve_auto, resolve_engine
 from dapo.training.state import Run
 from helpers.paths import CONFIGS
 
-# dynamic sampling with excess, aborted groups and short batches, several updates a step, an epoch of eleven problems,
-# evaluations between
+# dynamic sampling with excess, aborted groups and short batches, several updates a step, an epoch
+# of eleven problems, evaluations between
 EVENTFUL = (
     "train.minibatch_groups=1",
     "train.eval_every=3",
@@ -40,7 +42,10 @@ def new_run(config: Config, path: Path) -> Iterator[Run]:
     with VerifierPool(config.reward) as judge:
         directory = RunDirectory.create(path, dump_config(config), {})
         display = ProgressDisplay(config.train.num_steps)
-        with directory.lock(), build_run(config, inputs, judge, directory, display, first_step=1) as run:
+        with (
+            directory.lock(),
+            build_run(config, inputs, judge, directory, display, first_step=1) as run,
+        ):
             try:
                 yield run
             finally:
@@ -53,7 +58,9 @@ def tiny(*overrides: str) -> Config:
 
 def metrics(run: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+    return [
+        {name: value for name, value in row.items() if not name.startswith("time/")} for row in rows
+    ]
 
 
 def logged_names(run: Path) -> set[str]:
@@ -63,7 +70,9 @@ def logged_names(run: Path) -> set[str]:
 
 
 def contents(run: Path, *, checkpoints: str = "*") -> dict[str, Any]:
-    """Metrics, rollouts, evaluations, and the checkpoints whose name matches; with all of them, the history too."""
+    """Metrics, rollouts, evaluations, and the checkpoints whose name matches; with all of them, the
+    history too.
+    """
     files = {
         path.relative_to(run).as_posix(): path.read_bytes()
         for pattern in (
@@ -74,12 +83,13 @@ def contents(run: Path, *, checkpoints: str = "*") -> dict[str, Any]:
             *(["problems.parquet"] if checkpoints == "*" else []),
         )
         for path in run.glob(pattern)
-        # the wall time of a run stands in its state, and so in the checkpoint's list of checksums; its options may name
-        # another way to the same bytes
+        # the wall time of a run stands in its state, and so in the checkpoint's list of checksums;
+        # its options may name another way to the same bytes
         if path.is_file() and path.name not in ("state.json", "manifest.json", "provenance.json")
     }
     states = {
-        path.parent.name: json.loads(path.read_text()) for path in run.glob(f"checkpoints/{checkpoints}/state.json")
+        path.parent.name: json.loads(path.read_text())
+        for path in run.glob(f"checkpoints/{checkpoints}/state.json")
     }
     for state in states.values():
         state["train_state"].pop("wall_s")
@@ -89,7 +99,9 @@ def contents(run: Path, *, checkpoints: str = "*") -> dict[str, Any]:
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """What is not equal, by name: two runs printed side by side would fill screens."""
     names = [
-        (kind, name) for kind in ("files", "states") for name in sorted(found[kind].keys() | expected[kind].keys())
+        (kind, name)
+        for kind in ("files", "states")
+        for name in sorted(found[kind].keys() | expected[kind].keys())
     ]
     differing = [name for kind, name in names if found[kind].get(name) != expected[kind].get(name)]
     if found["metrics"] != expected["metrics"]:

@@ -1,4 +1,6 @@
-"""Environments in the form of TRL's `environment_factory`, by the rules of its published examples, without servers."""
+"""Environments in the form of TRL's `environment_factory`, by the rules of its published examples,
+without servers.
+"""
 
 import random
 from typing import Any
@@ -34,7 +36,10 @@ class Words:
     """Guess the word of the row; a tool raises once the game is over."""
 
     def reset(self, **columns: Any) -> str | None:
-        self.word, self.tries, self.done, self.reward = columns["word"], 3, False, 0.0
+        self.word = columns["word"]
+        self.tries = 3
+        self.done = False
+        self.reward = 0.0
         return f" The word has {len(self.word)} letters."
 
     def guess(self, guess: str) -> str:
@@ -48,17 +53,23 @@ class Words:
         self.tries -= 1
         self.reward = float(guess.strip("[]") == self.word)
         self.done = self.reward == 1.0 or not self.tries
-        return "".join("G" if a == b else "X" for a, b in zip(guess.strip("[]"), self.word, strict=False))
+        return "".join(
+            "G" if a == b else "X" for a, b in zip(guess.strip("[]"), self.word, strict=False)
+        )
 
     def get_reward(self) -> float:
         return self.reward
 
 
 class Catch:
-    """A ball falls from a random column; a tool without arguments, and one that refuses what it does not know."""
+    """A ball falls from a random column; a tool without arguments, and one that refuses what it
+    does not know.
+    """
 
     def reset(self, **columns: Any) -> str:
-        self.ball, self.paddle, self.row = random.randint(0, 4), 2, 0
+        self.ball = random.randint(0, 4)
+        self.paddle = 2
+        self.row = 0
         return f"\n{self._seen()}"
 
     def _seen(self) -> str:

@@ -1,7 +1,7 @@
 """`torch.nn.attention.varlen` on a CPU, sequence by sequence, by the formulas, in float64.
 
-Training calls the two operators behind it, a decode step the function itself. The flash-attention kernels check nothing
-of the caller's numbers; here each requirement is an assertion.
+Training calls the two operators behind it, a decode step the function itself. The flash-attention
+kernels check nothing of the caller's numbers; here each requirement is an assertion.
 """
 
 import importlib
@@ -35,7 +35,9 @@ def attention(
     window_size: list[int] | None = None,
     enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`[total_q, heads, d]` outputs, `[heads, total_q]` log-sum-exp of the scores, and the state of no dropout."""
+    """`[total_q, heads, d]` outputs, `[heads, total_q]` log-sum-exp of the scores, and the state of
+    no dropout.
+    """
     _check(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal, window_size)
     assert enable_gqa or query.shape[1] == key.shape[1]
     out = torch.full_like(query, torch.nan)
@@ -62,13 +64,17 @@ def decode_attention(
     seqused_k: Tensor,
     num_splits: int | None,
 ) -> Tensor:
-    """`varlen_attn` for one query per sequence, over the first `seqused_k` keys of each; `[n, heads, d]`."""
+    """`varlen_attn` for one query per sequence, over the first `seqused_k` keys of each; `[n,
+    heads, d]`.
+    """
     assert max_q == 1
     assert cu_seq_q.tolist() == list(range(len(query) + 1))
     assert max_k >= int(seqused_k.max())
     assert enable_gqa or query.shape[1] == key.shape[1]
     outputs = []
-    for (row, reserved), used in zip(_sequences(cu_seq_q, cu_seq_k), seqused_k.tolist(), strict=True):
+    for (row, reserved), used in zip(
+        _sequences(cu_seq_q, cu_seq_k), seqused_k.tolist(), strict=True
+    ):
         assert reserved.start + used <= reserved.stop
         keys = slice(reserved.start, reserved.start + used)
         scores = _scores(query[row], key[keys], scale, list(window_size))
@@ -92,7 +98,9 @@ def attention_backward(
     scale: float | None = None,
     window_size: list[int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value: with P = exp(S - lse), dS = P * (dO V^T - rowsum(dO * O))."""
+    """Gradients of query, key and value: with P = exp(S - lse), dS = P * (dO V^T - rowsum(dO *
+    O)).
+    """
     _check(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal, window_size)
     assert grad_out.shape == out.shape == query.shape
     assert lse.shape == (query.shape[1], len(query))
@@ -101,11 +109,18 @@ def attention_backward(
     gradients = [torch.full_like(states, torch.nan) for states in (query, key, value)]
     factor = query.shape[2] ** -0.5 if scale is None else scale
     for rows, keys in _sequences(cu_seq_q, cu_seq_k):
-        p = (_scores(query[rows], key[keys], scale, window_size) - lse[:, rows, None].double()).exp()  # [H, n, m]
+        # [H, n, m]
+        p = (
+            _scores(query[rows], key[keys], scale, window_size) - lse[:, rows, None].double()
+        ).exp()
         do, o = (states[rows].transpose(0, 1).double() for states in (grad_out, out))  # [H, n, d]
         ds = p * (do @ _heads(value[keys], query).mT - (do * o).sum(dim=2, keepdim=True)) * factor
         q = query[rows].transpose(0, 1).double()
-        parts = ds @ _heads(key[keys], query), _sum_groups(ds.mT @ q, key), _sum_groups(p.mT @ do, key)
+        parts = (
+            ds @ _heads(key[keys], query),
+            _sum_groups(ds.mT @ q, key),
+            _sum_groups(p.mT @ do, key),
+        )
         for gradient, at, part in zip(gradients, (rows, keys, keys), parts, strict=True):
             gradient[at] = part.transpose(0, 1).to(gradient.dtype)
     return gradients[0], gradients[1], gradients[2]
@@ -141,14 +156,20 @@ def _check(
 
 
 def _sequences(cu_seq_q: Tensor, cu_seq_k: Tensor) -> Iterator[tuple[slice, slice]]:
-    q, k = cu_seq_q.tolist(), cu_seq_k.tolist()
+    q = cu_seq_q.tolist()
+    k = cu_seq_k.tolist()
     for i in range(len(q) - 1):
         yield slice(q[i], q[i + 1]), slice(k[i], k[i + 1])
 
 
-def _scores(query: Tensor, key: Tensor, scale: float | None, window_size: list[int] | None) -> Tensor:
-    """`[heads, n, m]`, -inf where a query does not see a key: the last query is aligned with the last key."""
-    n, m = len(query), len(key)
+def _scores(
+    query: Tensor, key: Tensor, scale: float | None, window_size: list[int] | None
+) -> Tensor:
+    """`[heads, n, m]`, -inf where a query does not see a key: the last query is aligned with the
+    last key.
+    """
+    n = len(query)
+    m = len(key)
     q = query.transpose(0, 1).double()
     scores = q @ _heads(key, query).mT * (query.shape[2] ** -0.5 if scale is None else scale)
     left, right = window_size or (-1, -1)
@@ -168,7 +189,9 @@ def _outputs(scores: Tensor, value: Tensor, query: Tensor) -> Tensor:
 
 def _heads(states: Tensor, query: Tensor) -> Tensor:
     """`[m, kv_heads, d]` -> `[heads, m, d]`."""
-    return states.repeat_interleave(query.shape[1] // states.shape[1], dim=1).transpose(0, 1).double()
+    return (
+        states.repeat_interleave(query.shape[1] // states.shape[1], dim=1).transpose(0, 1).double()
+    )
 
 
 def _sum_groups(gradient: Tensor, like: Tensor) -> Tensor:

@@ -15,5 +15,9 @@ def open_pool(
     output: VerifierOutput | None = None,
     **options: Any,
 ) -> VerifierPool:
-    """A pool that runs this verifier; `options` are those of the section (`workers`, `timeout_s`, `options`, ...)."""
-    return VerifierPool(RewardConfig(verifier=verifier, **options), startup_s=startup_s, output=output)
+    """A pool that runs this verifier; `options` are those of the section (`workers`, `timeout_s`,
+    `options`, ...).
+    """
+    return VerifierPool(
+        RewardConfig(verifier=verifier, **options), startup_s=startup_s, output=output
+    )

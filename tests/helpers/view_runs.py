@@ -75,7 +75,11 @@ class Client:
         try:
             connection.request(method, path, headers=headers or {})
             answer = connection.getresponse()
-            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+            return (
+                answer.status,
+                {name.lower(): value for name, value in answer.getheaders()},
+                answer.read(),
+            )
         finally:
             connection.close()
 
@@ -105,7 +109,8 @@ def serving(*paths: Path) -> Iterator[Client]:
 
 @contextmanager
 def training(path: Path, *overrides: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that trains a run of the tiny model in this directory; it is killed at the end of the block.
+    """A process that trains a run of the tiny model in this directory; it is killed at the end of
+    the block.
 
     An override replaces the option of SHORT: a command refuses an option that is set twice.
     """

@@ -1,6 +1,8 @@
-"""A program that makes vLLM's configuration as on a node of four GPUs, with the wheel for CPUs, and prints it.
+"""A program that makes vLLM's configuration as on a node of four GPUs, with the wheel for CPUs, and
+prints it.
 
-Usage: `python -m helpers.vllm_config_on_cuda FOLDER ARGUMENTS`, with the arguments of `vllm.EngineArgs` as JSON.
+Usage: `python -m helpers.vllm_config_on_cuda FOLDER ARGUMENTS`, with the arguments of
+`vllm.EngineArgs` as JSON.
 """
 
 import json
@@ -13,7 +15,8 @@ def pretend_to_have_gpus() -> None:
     """Replace what vLLM asks the driver: the platform, and the devices' number, kind and memory."""
     from vllm import platforms
 
-    sys.modules["vllm._C_stable_libtorch"] = ModuleType("vllm._C_stable_libtorch")  # kernels of the wheel for CUDA
+    # kernels of the wheel for CUDA
+    sys.modules["vllm._C_stable_libtorch"] = ModuleType("vllm._C_stable_libtorch")
     from vllm.platforms.cuda import NonNvmlCudaPlatform
     from vllm.platforms.interface import DeviceCapability
 

@@ -1,4 +1,6 @@
-"""vLLM engines for tests: one process for each model, and engines in it that start without starting vLLM anew."""
+"""vLLM engines for tests: one process for each model, and engines in it that start without starting
+vLLM anew.
+"""
 
 import atexit
 import functools
@@ -32,7 +34,8 @@ CACHE_BLOCKS = 640
 """Enough for a short sequence in every slot; not for 256 of a hundred tokens."""
 TOKEN_BYTES = 2 * 2 * 2 * 32 * 4
 """Of the tiny models: layers x (keys, values) x heads x head width x float32."""
-START_S, CALL_S = 240.0, 240.0
+START_S = 240.0
+CALL_S = 240.0
 
 
 def options_for(model: PreTrainedModel, **changes: Any) -> VllmOptions:
@@ -75,7 +78,9 @@ class ReusableVllmWorker:
             self._engine.load_weights(weights, handle.version)
 
     def cached_tokens(self, request: GenerationRequest) -> list[int]:
-        """Of a request's prompt, how many positions vLLM did not compute: at first, and when it is asked again."""
+        """Of a request's prompt, how many positions vLLM did not compute: at first, and when it is
+        asked again.
+        """
         counts = []
         for label in ("first", "again"):
             vllm = self._engine._engine
@@ -102,7 +107,8 @@ class RemoteEngine:
     """A `ReusableVllmWorker` behind a worker, as a RolloutEngine."""
 
     def __init__(self, worker: LocalWorker, launcher: LocalLauncher) -> None:
-        self.worker, self._launcher = worker, launcher
+        self.worker = worker
+        self._launcher = launcher
 
     def call(self, method: str, *arguments: Any) -> Any:
         """And wait for the answer."""
@@ -158,6 +164,8 @@ def start_worker(name: str, factory: str, **options: Any) -> LocalWorker:
     """A process with something of this module."""
     environment = vllm_environment(threads=int(os.environ.get("OMP_NUM_THREADS", "2")))
     path = os.pathsep.join([str(TESTS), str(ROOT), str(Path(dapo.__file__).parents[1])])
-    spec = WorkerSpec(f"helpers.vllm_engines:{factory}", options, environment | {"PYTHONPATH": path})
+    spec = WorkerSpec(
+        f"helpers.vllm_engines:{factory}", options, environment | {"PYTHONPATH": path}
+    )
     [worker] = launcher().start([name], [spec])
     return worker

@@ -1,4 +1,5 @@
-"""A program in which vLLM's own classes take the calls of a transfer, with memory in the place of GPUs.
+"""A program in which vLLM's own classes take the calls of a transfer, with memory in the place of
+GPUs.
 
 It prints what they were told, and whether what they unpacked is what was sent.
 """
@@ -58,7 +59,8 @@ class Group:
 def send(kind: Any, group: Group) -> list[Engine]:
     """The calls on two engines of two processes each."""
     end = WeightSender(group=lambda: group, device="cpu")
-    source, engines = NamedWeights(WEIGHTS.items, layout_of(WEIGHTS, {})), [Engine(), Engine()]
+    source = NamedWeights(WEIGHTS.items, layout_of(WEIGHTS, {}))
+    engines = [Engine(), Engine()]
     WeightTransfer(kind, end, processes_per_engine=2).run(source, engines, 1)
     return engines
 
@@ -109,8 +111,10 @@ def main() -> None:
         "ranks": [[one.rank_offset, one.world_size] for one in infos],
         "buffers": buffers,
         "received": all(torch.equal(received[name], tensor) for name, tensor in WEIGHTS.items()),
-        "ipc": [(one.ipc_handles, one.tensor_sizes) for one in updates]
-        == [({"GPU-1": ("handle",)}, sizes) for sizes in ([400, 200], [900], [40])],
+        "ipc": (
+            [(one.ipc_handles, one.tensor_sizes) for one in updates]
+            == [({"GPU-1": ("handle",)}, sizes) for sizes in ([400, 200], [900], [40])]
+        ),
     }
     print("\n" + json.dumps(found))
 

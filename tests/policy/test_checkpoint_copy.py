@@ -1,4 +1,6 @@
-"""Laws of the copy in main memory that a checkpoint is written from: exact, and not much larger than the state."""
+"""Laws of the copy in main memory that a checkpoint is written from: exact, and not much larger
+than the state.
+"""
 
 from typing import Any
 
@@ -20,8 +22,12 @@ MODELS = {
 def shards(name: str) -> dict[str, Tensor]:
     """Of a rank, with numbers of their own."""
     *sizes, ranks = MODELS[name]
-    hidden, inner, layers, vocabulary, keys = (size // SCALE if i != 2 else size for i, size in enumerate(sizes))
-    of_layer = [(hidden, hidden)] * 2 + [(keys, hidden)] * 2 + [(inner, hidden)] * 2 + [(hidden, inner)]
+    hidden, inner, layers, vocabulary, keys = (
+        size // SCALE if i != 2 else size for i, size in enumerate(sizes)
+    )
+    of_layer = (
+        [(hidden, hidden)] * 2 + [(keys, hidden)] * 2 + [(inner, hidden)] * 2 + [(hidden, inner)]
+    )
     of_layer += [(hidden,)] * 3 + [(keys,)] * 2
     shapes = [(vocabulary, hidden), *of_layer * layers, (hidden,)]
     generator = torch.Generator().manual_seed(0)
@@ -36,17 +42,17 @@ def test_the_copy_is_exact_and_takes_a_tenth_more_than_the_state_at_most(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(checkpoint, "BUFFER_BYTES", 2**30 // SCALE**2)
-    make, allocated = torch.empty, list[int]()
+    make = torch.empty
+    allocated = list[int]()
 
     def empty(num_bytes: int, **options: Any) -> Tensor:
         allocated.append(num_bytes)
         return make(num_bytes, **options)
 
-    copy, weights = StateCopy(), shards(name)
-    before, after = (
-        State({"weights": weights}, {}),
-        State(dict.fromkeys(("weights", "exp_avg", "exp_avg_sq"), weights), {}),
-    )
+    copy = StateCopy()
+    weights = shards(name)
+    before = State({"weights": weights}, {})
+    after = State(dict.fromkeys(("weights", "exp_avg", "exp_avg_sq"), weights), {})
     monkeypatch.setattr(torch, "empty", empty)
     copy.take(before)  # the moments come with the first update
     copied = copy.take(after)
@@ -64,7 +70,9 @@ def test_the_copy_is_exact_and_takes_a_tenth_more_than_the_state_at_most(
     weights["0"].add_(1)
     again = copy.take(after)
     assert len(allocated) == num_allocated  # the memory is used again
-    assert [tensor.data_ptr() for kind in again.tensors.values() for tensor in kind.values()] == pointers
+    assert [
+        tensor.data_ptr() for kind in again.tensors.values() for tensor in kind.values()
+    ] == pointers
     assert torch.equal(again.tensors["exp_avg"]["0"], weights["0"])
 
 

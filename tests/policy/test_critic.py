@@ -1,4 +1,6 @@
-"""The critic: values as of single sequences, one gradient however it is cut, and state that comes back bit for bit."""
+"""The critic: values as of single sequences, one gradient however it is cut, and state that comes
+back bit for bit.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,14 +41,22 @@ from helpers.tiny_policies import (
 )
 
 
-def ppo_config(*, microbatch_tokens: int = 64, loss: dict[str, Any] | None = None, **critic: Any) -> Config:
+def ppo_config(
+    *, microbatch_tokens: int = 64, loss: dict[str, Any] | None = None, **critic: Any
+) -> Config:
     """The options of a policy with a critic, which take full steps from the first update."""
     options = policy_config(microbatch_tokens=microbatch_tokens, loss=loss).model_dump()
-    return Config.model_validate(options | {"advantage": {"estimator": "gae"}, "critic": {"lr": 1e-2, **critic}})
+    return Config.model_validate(
+        options | {"advantage": {"estimator": "gae"}, "critic": {"lr": 1e-2, **critic}}
+    )
 
 
 def make_critic(
-    model: PreTrainedModel | None = None, *, with_head: bool = True, clip_range: float | None = 0.5, **options: Any
+    model: PreTrainedModel | None = None,
+    *,
+    with_head: bool = True,
+    clip_range: float | None = 0.5,
+    **options: Any,
 ) -> Critic:
     """A critic of the float64 model, with a head that is not zero."""
     model = float64_model() if model is None else model
@@ -59,7 +69,9 @@ def make_critic(
 
 def set_head(critic: Critic) -> None:
     with torch.no_grad():
-        critic.model.head.weight.copy_(torch.tensor([uniforms(critic.model.head.in_features, "head")]) * 4 - 2)
+        critic.model.head.weight.copy_(
+            torch.tensor([uniforms(critic.model.head.in_features, "head")]) * 4 - 2
+        )
         critic.model.head.bias.fill_(0.25)
 
 
@@ -93,7 +105,9 @@ def plain_values(network: PreTrainedModel, critic: Critic, samples: list[Sample]
 
 
 @pytest.mark.parametrize("samples", [ragged, branching], ids=lambda make: make.__name__)
-def test_values_are_those_of_each_sequence_on_its_own_whatever_is_shared(samples: Callable[[], list[Sample]]) -> None:
+def test_values_are_those_of_each_sequence_on_its_own_whatever_is_shared(
+    samples: Callable[[], list[Sample]],
+) -> None:
     rows = samples()
     critic = make_critic()
     expected = plain_values(float64_model(), critic, rows)
@@ -106,9 +120,15 @@ def test_values_are_those_of_each_sequence_on_its_own_whatever_is_shared(samples
 
 
 def test_a_value_at_a_beginning_that_responses_share_is_computed_once() -> None:
-    critic, computed = make_critic(microbatch_tokens=10_000), []
-    critic.model.head.register_forward_hook(lambda head, inputs, outputs: computed.append(len(outputs)))
-    rows = [replace(each, response_ids=(4, 5, 6, 7), mask=(True,) * 4) for each in groups_of([(3, (4, 4, 4))])]
+    critic = make_critic(microbatch_tokens=10_000)
+    computed = []
+    critic.model.head.register_forward_hook(
+        lambda head, inputs, outputs: computed.append(len(outputs))
+    )
+    rows = [
+        replace(each, response_ids=(4, 5, 6, 7), mask=(True,) * 4)
+        for each in groups_of([(3, (4, 4, 4))])
+    ]
     values = critic.values(rows)
     assert computed == [4]  # three responses of four tokens, all the same
     assert values[0] == values[1] == values[2]
@@ -131,21 +151,32 @@ def test_values_are_exactly_zero_before_the_first_update_and_the_policy_stays_as
 def test_any_cut_into_microbatches_gives_the_gradient_of_the_whole(
     samples: Callable[[], list[Sample]], clip_range: float | None
 ) -> None:
-    rows = [replace(row, weight=0.5 * (row.group_id % 3)) for row in judged(with_masked_tokens(samples()))]
-    network, critic = float64_model(), make_critic()
+    rows = [
+        replace(row, weight=0.5 * (row.group_id % 3))
+        for row in judged(with_masked_tokens(samples()))
+    ]
+    network = float64_model()
+    critic = make_critic()
     mask = torch.cat([torch.tensor(row.mask) for row in rows])
     flat = {
         name: torch.cat([torch.tensor(getattr(row, field), dtype=torch.float64) for row in rows])
         for name, field in (("old_values", "old_values"), ("targets", "value_targets"))
     }
     values = torch.cat(plain_values(network, critic, rows))
-    factors = torch.cat([torch.full((len(row.mask),), row.weight, dtype=torch.float64) for row in rows])
+    factors = torch.cat(
+        [torch.full((len(row.mask),), row.weight, dtype=torch.float64) for row in rows]
+    )
     weights = factors * mask / mask.sum()
     mean, sums = value_loss(values, **flat, mask=mask, weights=weights, clip_range=clip_range)
     mean.backward()
-    expected = {f"base_model.{name}": p.grad for name, p in network.base_model.named_parameters() if p.grad is not None}
+    expected = {
+        f"base_model.{name}": p.grad
+        for name, p in network.base_model.named_parameters()
+        if p.grad is not None
+    }
     for microbatch_tokens in (1, 20, 10_000):
-        loss = {"aggregate": "sequence"}  # of the policy: the critic's is a mean over tokens in any case
+        # of the policy: the critic's is a mean over tokens in any case
+        loss = {"aggregate": "sequence"}
         critic = make_critic(microbatch_tokens=microbatch_tokens, clip_range=clip_range, loss=loss)
         found = critic.backward(rows)
         gradients = {name: weight.grad for name, weight in critic._optimizer.master_weights.items()}
@@ -157,13 +188,22 @@ def test_any_cut_into_microbatches_gives_the_gradient_of_the_whole(
 def test_tokens_of_weight_zero_do_not_train_the_critic() -> None:
     rows = judged(branching())
     masked = [
-        replace(row, mask=(False,) * len(row.mask)) if row.group_id % 2 else replace(row, weight=0.0) for row in rows
+        (
+            replace(row, mask=(False,) * len(row.mask))
+            if row.group_id % 2
+            else replace(row, weight=0.0)
+        )
+        for row in rows
     ]
     critic = make_critic()
     critic.backward(masked)
-    assert not any(bool(weight.grad.any()) for weight in critic.model.parameters() if weight.grad is not None)
+    assert not any(
+        bool(weight.grad.any()) for weight in critic.model.parameters() if weight.grad is not None
+    )
     critic.backward(rows)
-    assert any(bool(weight.grad.any()) for weight in critic.model.parameters() if weight.grad is not None)
+    assert any(
+        bool(weight.grad.any()) for weight in critic.model.parameters() if weight.grad is not None
+    )
 
 
 def test_the_policy_s_gradient_takes_the_advantage_of_each_token() -> None:
@@ -175,7 +215,9 @@ def test_the_policy_s_gradient_takes_the_advantage_of_each_token() -> None:
         for name in ("old_logprobs", "token_advantages")
     )
     logprobs = torch.cat([scores for scores, _ in plain_scores(network, rows, 0.7)])
-    loss, _ = policy_loss(logprobs, old, advantages, mask, mask.double() / mask.sum(), clip_low=0.2, clip_high=0.28)
+    loss, _ = policy_loss(
+        logprobs, old, advantages, mask, mask.double() / mask.sum(), clip_low=0.2, clip_high=0.28
+    )
     loss.backward()
     expected = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
     for microbatch_tokens in (1, 10_000):
@@ -198,14 +240,20 @@ def test_updates_bring_the_values_to_their_targets_and_a_clip_slows_them() -> No
     rows = judged(ragged())
     errors = {}
     for clip_range in (None, 0.01):
-        critic = make_critic(loaded(dtype=torch.float32).model, with_head=False, clip_range=clip_range)
-        rows = [replace(row, old_values=(0.0,) * len(row.mask), value_targets=(0.5,) * len(row.mask)) for row in rows]
+        critic = make_critic(
+            loaded(dtype=torch.float32).model, with_head=False, clip_range=clip_range
+        )
+        rows = [
+            replace(row, old_values=(0.0,) * len(row.mask), value_targets=(0.5,) * len(row.mask))
+            for row in rows
+        ]
         found = [critic.apply_gradient(critic.backward(rows), step=1) for _ in range(20)]
         assert found[0]["critic/loss"] == pytest.approx(0.125)
         assert found[0]["critic/skipped"] == 0
         assert found[0]["critic/grad_norm"] > 0
         assert found[0].get("critic/clip_fraction") == (None if clip_range is None else 0.0)
-        # a step has several updates: once all values have moved by more than the range, none has a gradient
+        # a step has several updates: once all values have moved by more than the range, none has a
+        # gradient
         assert found[-1].get("critic/clip_fraction") == (None if clip_range is None else 1.0)
         assert (found[-1]["critic/grad_norm"] > 0) == (clip_range is None)
         errors[clip_range] = np.abs(np.concatenate(critic.values(rows)) - 0.5).mean()
@@ -217,7 +265,9 @@ def test_a_critic_learns_what_a_response_begins_with_and_cannot_know_it_before()
     aims = [1.0 if sample.response_ids[0] < VOCABULARY / 2 else -1.0 for sample in rows]
     targets = [(aim,) * len(sample.mask) for sample, aim in zip(rows, aims, strict=True)]
     rows = [replace(s, old_values=t, value_targets=t) for s, t in zip(rows, targets, strict=True)]
-    critic = make_critic(loaded(dtype=torch.float32).model, with_head=False, clip_range=None, microbatch_tokens=1000)
+    critic = make_critic(
+        loaded(dtype=torch.float32).model, with_head=False, clip_range=None, microbatch_tokens=1000
+    )
     for _ in range(60):
         critic.apply_gradient(critic.backward(rows), step=1)
     values = critic.values(rows)
@@ -225,14 +275,18 @@ def test_a_critic_learns_what_a_response_begins_with_and_cannot_know_it_before()
     def explained(first: bool) -> float:
         chosen = [row[:1] if first else row[1:] for row in values]
         wanted = [row[:1] if first else row[1:] for row in targets]
-        found = explained_variance(torch.tensor(np.concatenate(chosen)), torch.tensor(np.concatenate(wanted)))
+        found = explained_variance(
+            torch.tensor(np.concatenate(chosen)), torch.tensor(np.concatenate(wanted))
+        )
         assert found is not None
         return found
 
     assert 0.9 < explained(first=False) <= 1
     beginnings = {sample.group_id: row[0] for sample, row in zip(rows, values, strict=True)}
     # before the first token all responses to a prompt have one value
-    assert all(row[0] == beginnings[sample.group_id] for sample, row in zip(rows, values, strict=True))
+    assert all(
+        row[0] == beginnings[sample.group_id] for sample, row in zip(rows, values, strict=True)
+    )
     assert explained(first=True) < 0.9
 
 
@@ -248,7 +302,9 @@ def test_the_learning_rate_is_the_critics_own_in_the_shape_of_the_policys() -> N
     assert float(critic.model.head.bias.detach().abs()) == pytest.approx(0.005, rel=1e-3)
 
 
-def test_a_loss_that_is_not_finite_skips_the_update_and_lost_weights_end_the_run(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_skips_the_update_and_lost_weights_end_the_run(
+    tmp_path: Path,
+) -> None:
     policy = Policy(ppo_config(), loaded())
     critic = policy.critic
     assert critic is not None
@@ -259,14 +315,19 @@ def test_a_loss_that_is_not_finite_skips_the_update_and_lost_weights_end_the_run
     assert {value for row in critic.values(rows) for value in row} == {0.0}
     with torch.no_grad():
         critic.model.head.bias.fill_(float("inf"))
-    with pytest.raises(NumericsError, match=r"look at critic/loss and critic/grad_norm of the steps before"):
+    with pytest.raises(
+        NumericsError, match=r"look at critic/loss and critic/grad_norm of the steps before"
+    ):
         policy.save(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_saved_policy_and_its_critic_come_back_bit_for_bit_and_an_export_has_no_critic(tmp_path: Path) -> None:
+def test_a_saved_policy_and_its_critic_come_back_bit_for_bit_and_an_export_has_no_critic(
+    tmp_path: Path,
+) -> None:
     rows = judged(ragged())
-    policy, snapshots = Policy(ppo_config(), loaded()), tmp_path / "snapshot"
+    policy = Policy(ppo_config(), loaded())
+    snapshots = tmp_path / "snapshot"
     policy.update(rows, step=1)
     snapshots.mkdir()
     write = policy.snapshot()
@@ -281,14 +342,24 @@ def test_a_saved_policy_and_its_critic_come_back_bit_for_bit_and_an_export_has_n
     for path in sorted((tmp_path / "critic").iterdir()):
         assert path.read_bytes() == (snapshots / "critic" / path.name).read_bytes()
     names = {path.name for path in (tmp_path / "critic").iterdir()}
-    assert names == {"weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors", "policy.json"}
+    assert names == {
+        "weights.safetensors",
+        "exp_avg.safetensors",
+        "exp_avg_sq.safetensors",
+        "policy.json",
+    }
     assert {name for name, _ in SavedWeights(tmp_path).named_tensors()} == weights_of(policy).keys()
     assert "head.weight" in load_file(tmp_path / "critic" / "weights.safetensors")
 
 
-def test_a_checkpoint_without_a_critic_is_refused_and_one_with_it_serves_another_estimator(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_critic_is_refused_and_one_with_it_serves_another_estimator(
+    tmp_path: Path,
+) -> None:
     make_policy().save(tmp_path)
-    with pytest.raises(CheckpointError, match=r"holds no critic, because its run did not use advantage\.estimator=gae"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"holds no critic, because its run did not use advantage\.estimator=gae",
+    ):
         Policy(ppo_config(), loaded()).load(tmp_path)
     both = tmp_path / "both"
     both.mkdir()
@@ -298,10 +369,15 @@ def test_a_checkpoint_without_a_critic_is_refused_and_one_with_it_serves_another
 
 def test_while_the_critic_pretrains_the_policy_stays_and_its_optimiser_too() -> None:
     policy = Policy(ppo_config(pretrain_steps=2), loaded())
-    rows, before = judged(ragged()), weights_of(policy)
+    rows = judged(ragged())
+    before = weights_of(policy)
     for step in (1, 2):
         metrics = policy.update(rows, step=step)
-        assert (metrics["optim/lr"], metrics["optim/skipped"], metrics["critic/skipped"]) == (0, 0, 0)
+        assert (metrics["optim/lr"], metrics["optim/skipped"], metrics["critic/skipped"]) == (
+            0,
+            0,
+            0,
+        )
     assert_close(weights_of(policy), before, relative=0)
     metrics = policy.update(rows, step=3)
     assert metrics["optim/lr"] > 0
@@ -316,19 +392,24 @@ def test_in_bfloat16_the_head_and_the_master_weights_are_float32() -> None:
     for _ in range(3):
         policy.critic.apply_gradient(policy.critic.backward(rows), step=1)
     assert policy.critic.model.head.weight.dtype == torch.float32
-    assert {weight.dtype for weight in policy.critic._optimizer.master_weights.values()} == {torch.float32}
+    assert {weight.dtype for weight in policy.critic._optimizer.master_weights.values()} == {
+        torch.float32
+    }
     values = np.concatenate(policy.values(rows))
     assert values.dtype == np.float32
     assert np.ptp(values) > 0
 
 
 def test_recomputed_layers_give_the_same_gradient() -> None:
-    rows, gradients = judged(ragged()), []
+    rows = judged(ragged())
+    gradients = []
     for recompute in (False, True):
         config = ppo_config().changed("train", recompute=recompute)
         critic = Policy(config, loaded()).critic
         assert critic is not None
         set_head(critic)
         critic.backward(rows)
-        gradients.append({name: weight.grad for name, weight in critic._optimizer.master_weights.items()})
+        gradients.append(
+            {name: weight.grad for name, weight in critic._optimizer.master_weights.items()}
+        )
     assert_close(gradients[1], gradients[0], relative=0)  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""`loss.entropy_target`: the weight of the entropy in each update, also after a resume and on skipped updates."""
+"""`loss.entropy_target`: the weight of the entropy in each update, also after a resume and on
+skipped updates.
+"""
 
 import math
 from dataclasses import replace
@@ -19,7 +21,9 @@ def coefficients(policy: Policy, steps: int, *, first: int = 1) -> list[float]:
 
 
 def test_the_weight_is_zero_in_the_first_update_and_grows_below_the_target() -> None:
-    assert coefficients(make_policy(loss=ABOVE), 4) == pytest.approx([0, DELTA, 2 * DELTA, 3 * DELTA])
+    assert coefficients(make_policy(loss=ABOVE), 4) == pytest.approx(
+        [0, DELTA, 2 * DELTA, 3 * DELTA]
+    )
     assert coefficients(make_policy(loss={"entropy_target": 0.01}), 4) == [0] * 4
     assert "loss/entropy_coef" not in make_policy().update(ragged(), step=1)
 
@@ -27,7 +31,8 @@ def test_the_weight_is_zero_in_the_first_update_and_grows_below_the_target() -> 
 def test_all_updates_of_a_step_have_its_weight_and_a_checkpoint_between_them_is_exact(
     tmp_path: Path,
 ) -> None:
-    policy, again = make_policy(loss=ABOVE), make_policy(loss=ABOVE)
+    policy = make_policy(loss=ABOVE)
+    again = make_policy(loss=ABOVE)
     for step in (1, 2, 3):
         found = [policy.update(ragged(), step=step)["loss/entropy_coef"] for _ in range(3)]
         assert found == pytest.approx([(step - 1) * DELTA] * 3)
@@ -47,7 +52,8 @@ def test_an_update_has_the_gradient_of_a_fixed_weight_of_the_same_size(tmp_path:
     policy.update(ragged(), step=1)
     policy.save(tmp_path)
     policy.update(ragged(), step=2)
-    fixed, without = make_policy(loss={"entropy_coef": DELTA}), make_policy()
+    fixed = make_policy(loss={"entropy_coef": DELTA})
+    without = make_policy()
     for other in (fixed, without):
         other.load(tmp_path)
         other.update(ragged(), step=2)
@@ -64,7 +70,8 @@ def test_a_resumed_policy_goes_on_with_the_weight_it_had(tmp_path: Path) -> None
     again.load(tmp_path)
     for step in (4, 5):
         assert again.update(ragged(), step=step) == policy.update(ragged(), step=step)
-    lower = make_policy(loss={"entropy_target": 0.01})  # another target judges the step before by itself
+    # another target judges the step before by itself
+    lower = make_policy(loss={"entropy_target": 0.01})
     lower.load(tmp_path)
     assert lower.update(ragged(), step=4)["loss/entropy_coef"] == 0
     assert lower._entropy_bonus is not None

@@ -1,4 +1,6 @@
-"""Laws of sharded training: as many ranks as one likes compute what one process computes, and save what it reads."""
+"""Laws of sharded training: as many ranks as one likes compute what one process computes, and save
+what it reads.
+"""
 
 import math
 from collections.abc import Iterator
@@ -21,7 +23,15 @@ from dapo.policy.packing import DUMMY_MICROBATCH
 from dapo.policy.policy import Policy
 from dapo.types import Sample
 from helpers.fsdp_ranks import RankGroup, model_named, rank_spec, unsharded_policy
-from helpers.tiny_policies import assert_close, branching, gradient_of, groups_of, loaded, ragged, weights_of
+from helpers.tiny_policies import (
+    assert_close,
+    branching,
+    gradient_of,
+    groups_of,
+    loaded,
+    ragged,
+    weights_of,
+)
 
 EXACT = 1e-10
 
@@ -58,10 +68,14 @@ def with_old(samples: list[Sample], gap: float) -> list[Sample]:
     """Recorded by another policy than the one that trains, so that ratios leave 1 on both sides."""
 
     def rows(row: Sample, by: float) -> tuple[float, ...]:
-        return tuple(-5.0 + by * math.sin(i + len(row.response_ids)) for i in range(len(row.response_ids)))
+        return tuple(
+            -5.0 + by * math.sin(i + len(row.response_ids)) for i in range(len(row.response_ids))
+        )
 
     return [
-        replace(row, old_logprobs=rows(row, gap), engine_logprobs=rows(row, gap / 2), mask=_mask(row))
+        replace(
+            row, old_logprobs=rows(row, gap), engine_logprobs=rows(row, gap / 2), mask=_mask(row)
+        )
         for row in samples
     ]
 
@@ -80,8 +94,17 @@ LOSSES: dict[str, dict[str, Any]] = {
         "engine_correction": "tis",
         "max_approx_kl": None,
     },
-    "divergence": {"kl_coef": 0.3, "kl_estimator": "full", "engine_correction": "tis", "max_approx_kl": None},
-    "custom": {"function": "examples.losses:dapo", "engine_correction": "tis", "max_approx_kl": None},
+    "divergence": {
+        "kl_coef": 0.3,
+        "kl_estimator": "full",
+        "engine_correction": "tis",
+        "max_approx_kl": None,
+    },
+    "custom": {
+        "function": "examples.losses:dapo",
+        "engine_correction": "tis",
+        "max_approx_kl": None,
+    },
 }
 
 
@@ -119,10 +142,15 @@ def test_one_and_two_ranks_have_the_gradient_and_the_metrics_of_one_process(
 def _moments(policy: Policy, directory: Path) -> dict[str, Tensor]:
     (directory / "whole").mkdir()
     policy.save(directory / "whole")
-    return {name: m / (1 - 0.9) for name, m in load_file(directory / "whole" / "exp_avg.safetensors").items()}
+    return {
+        name: m / (1 - 0.9)
+        for name, m in load_file(directory / "whole" / "exp_avg.safetensors").items()
+    }
 
 
-def test_a_rank_reads_the_device_once_in_an_update_of_any_number_of_microbatches(two: RankGroup) -> None:
+def test_a_rank_reads_the_device_once_in_an_update_of_any_number_of_microbatches(
+    two: RankGroup,
+) -> None:
     samples = with_old(groups_of([(5, (30, 40))] * 3), gap=2.0)
     two.all("make", "exact", {"loss": LOSSES["everything"]})
     partitions = two.partitions(samples, LOSSES["everything"])
@@ -131,12 +159,16 @@ def test_a_rank_reads_the_device_once_in_an_update_of_any_number_of_microbatches
             assert reads == ["policy/transfer.py"]
 
 
-def test_a_rank_with_only_masked_rows_does_not_hang_the_others(two: RankGroup, tmp_path: Path) -> None:
+def test_a_rank_with_only_masked_rows_does_not_hang_the_others(
+    two: RankGroup, tmp_path: Path
+) -> None:
     samples = groups_of([(5, (3, 9, 7)), (2, (4, 30))])
     expected = gradient_of(unsharded_policy("exact"), samples, tmp_path / "whole")
     two.all("make", "exact", {})
     everything = [
-        rank_microbatch for rank_microbatches in two.partitions(samples) for rank_microbatch in rank_microbatches
+        rank_microbatch
+        for rank_microbatches in two.partitions(samples)
+        for rank_microbatch in rank_microbatches
     ]
     two.each("update", [tuple(everything), (DUMMY_MICROBATCH,) * len(everything)], 1)
     assert_close(two.gradient(tmp_path / "two"), expected, relative=EXACT)
@@ -149,18 +181,24 @@ def test_a_minibatch_of_fewer_rows_than_ranks_and_one_of_none_are_updates_like_a
     policy = unsharded_policy("exact")
     for samples in (groups_of([(4, (6,))]), [], ragged()):
         metrics = policy.update(samples, step=1)
-        assert two.update(samples)[0]["optim/grad_norm"] == pytest.approx(metrics["optim/grad_norm"], rel=1e-9)
+        assert two.update(samples)[0]["optim/grad_norm"] == pytest.approx(
+            metrics["optim/grad_norm"], rel=1e-9
+        )
     assert_close(two.weights()[1], weights_of(policy), relative=EXACT)
 
 
-def test_several_updates_per_step_with_active_clipping_equal_those_of_one_process(two: RankGroup) -> None:
+def test_several_updates_per_step_with_active_clipping_equal_those_of_one_process(
+    two: RankGroup,
+) -> None:
     options = {"optim": {"lr": 1e-2, "max_grad_norm": 0.3}}
     policy = unsharded_policy("exact_tied", **options)
     two.all("make", "exact_tied", options)
     clipped = 0.0
     for step in (1, 2):
         samples = policy.record_old_logprobs(ragged())
-        assert recorded(two, ragged()) == [pytest.approx(row.old_logprobs, abs=1e-9) for row in samples]
+        assert recorded(two, ragged()) == [
+            pytest.approx(row.old_logprobs, abs=1e-9) for row in samples
+        ]
         for minibatch in (samples[:4], samples[4:7], samples[7:]):
             metrics = policy.update(minibatch, step=step)
             found = two.update(minibatch, step=step)[0]
@@ -176,7 +214,9 @@ def test_several_updates_per_step_with_active_clipping_equal_those_of_one_proces
 def recorded(rank_group: RankGroup, samples: list[Sample]) -> list[tuple[float, ...]]:
     rows: list[tuple[float, ...]] = [()] * len(samples)
     partitions = rank_group.partitions(samples, {"entropy_coef": 1.0})  # every row
-    for rank_microbatches, answers in zip(partitions, rank_group.each("logprobs", partitions), strict=True):
+    for rank_microbatches, answers in zip(
+        partitions, rank_group.each("logprobs", partitions), strict=True
+    ):
         for rank_microbatch, scores in zip(rank_microbatches, answers, strict=True):
             for i, row in zip(rank_microbatch.indices, scores, strict=False):
                 rows[i] = row
@@ -209,7 +249,9 @@ def test_bfloat16_is_near_one_process_and_has_float32_master_weights(
     found = two.gradient(tmp_path / "two")
     for name, gradient in expected.items():
         assert found[name].dtype == torch.float32
-        similarity = torch.nn.functional.cosine_similarity(found[name].flatten(), gradient.flatten(), dim=0)
+        similarity = torch.nn.functional.cosine_similarity(
+            found[name].flatten(), gradient.flatten(), dim=0
+        )
         assert similarity > 0.999, name
     master_weights = two.state(tmp_path / "two", "weights")
     assert all(master.dtype == torch.float32 for master in master_weights.values())
@@ -234,7 +276,9 @@ def test_layers_fused_before_sharding_have_the_gradient_of_one_process(
 LORA = {"rank": 3, "alpha": 4.5}
 
 
-def test_adapters_train_the_same_on_two_ranks_and_are_merged_for_engines(two: RankGroup, tmp_path: Path) -> None:
+def test_adapters_train_the_same_on_two_ranks_and_are_merged_for_engines(
+    two: RankGroup, tmp_path: Path
+) -> None:
     loss = {"kl_coef": 0.1}  # to the model without them
     options = {"lora": LORA, "loss": loss, "optim": {"lr": 1e-2}}
     policy = unsharded_policy("exact_tied", **options)
@@ -262,11 +306,19 @@ def test_a_reference_that_moves_and_the_entropys_weight_are_those_of_one_process
     for step in (1, 2, 3):
         expected = policy.update(ragged(), step=step)
         found.append(two.update(ragged(), step=step, loss=loss)[0])
-        assert found[-1]["loss/entropy_coef"] == expected["loss/entropy_coef"] == pytest.approx(DELTA * (step - 1))
+        assert (
+            found[-1]["loss/entropy_coef"]
+            == expected["loss/entropy_coef"]
+            == pytest.approx(DELTA * (step - 1))
+        )
         if model == "exact_tied":  # the other one computes in bfloat16
             for name in ("loss/kl", "loss/entropy"):
-                assert found[-1][name] == pytest.approx(expected[name], rel=1e-8, abs=1e-12), (step, name)
-    assert [metrics["loss/kl"] < 1e-12 for metrics in found] == [True, False, True]  # the policy after step 2
+                assert found[-1][name] == pytest.approx(expected[name], rel=1e-8, abs=1e-12), (
+                    step,
+                    name,
+                )
+    # the policy after step 2
+    assert [metrics["loss/kl"] < 1e-12 for metrics in found] == [True, False, True]
     two.state(tmp_path / "two", "reference")
     goes_on = two.update(ragged(), step=4, loss=loss)[0]
     assert goes_on["loss/kl"] > 1e-6
@@ -276,11 +328,15 @@ def test_a_reference_that_moves_and_the_entropys_weight_are_those_of_one_process
     alone = unsharded_policy(model, **options)  # one process reads what two have written
     alone.load(tmp_path / "two")
     tolerance = 1e-8 if model == "exact_tied" else 0.3
-    assert alone.update(ragged(), step=4)["loss/kl"] == pytest.approx(goes_on["loss/kl"], rel=tolerance)
+    assert alone.update(ragged(), step=4)["loss/kl"] == pytest.approx(
+        goes_on["loss/kl"], rel=tolerance
+    )
 
 
 @pytest.mark.parametrize("estimator", ["full", "k2"])
-def test_two_ranks_learn_from_a_teacher_what_one_process_learns(two: RankGroup, estimator: str, tmp_path: Path) -> None:
+def test_two_ranks_learn_from_a_teacher_what_one_process_learns(
+    two: RankGroup, estimator: str, tmp_path: Path
+) -> None:
     teacher = loaded("qwen3", dtype=torch.float64)
     weights = {name: weight.detach() for name, weight in teacher.model.named_parameters()}
     write_model_directory(weights, teacher.model, teacher.tokenizer, tmp_path / "teacher")
@@ -330,8 +386,13 @@ def test_ranks_that_read_their_own_rows_train_bit_for_bit_as_those_that_load_the
         samples = with_old(short(ragged()), gap=2.0)
         metrics = [two.update(samples, step=step, loss=options.get("loss")) for step in (1, 2)]
         folder = tmp_path / str(in_parts)
-        states.append({kind: two.state(folder, kind) for kind in ("weights", "exp_avg")} | {"all": two.weights()[1]})
-        states[-1]["metrics"] = {f"{i}": torch.tensor([*m.values()]) for i, m in enumerate(metrics[1])}
+        states.append(
+            {kind: two.state(folder, kind) for kind in ("weights", "exp_avg")}
+            | {"all": two.weights()[1]}
+        )
+        states[-1]["metrics"] = {
+            f"{i}": torch.tensor([*m.values()]) for i, m in enumerate(metrics[1])
+        }
     for kind, tensors in states[0].items():
         assert states[1][kind].keys() == tensors.keys()
         assert all(torch.equal(states[1][kind][name], tensor) for name, tensor in tensors.items())
@@ -340,7 +401,11 @@ def test_ranks_that_read_their_own_rows_train_bit_for_bit_as_those_that_load_the
 def short(samples: list[Sample]) -> list[Sample]:
     """With tokens of the tiny tokenizer's vocabulary."""
     return [
-        replace(s, prompt_ids=tuple(t % 100 for t in s.prompt_ids), response_ids=tuple(t % 100 for t in s.response_ids))
+        replace(
+            s,
+            prompt_ids=tuple(t % 100 for t in s.prompt_ids),
+            response_ids=tuple(t % 100 for t in s.response_ids),
+        )
         for s in samples
     ]
 
@@ -348,7 +413,9 @@ def short(samples: list[Sample]) -> list[Sample]:
 def test_a_model_that_packing_changes_is_refused_by_every_rank_with_the_same_error(
     two: RankGroup, float64_model: Path, tmp_path: Path
 ) -> None:
-    """Its own attention sees other tokens than packed attention does: only the comparison of results notices."""
+    """Its own attention sees other tokens than packed attention does: only the comparison of
+    results notices.
+    """
     errors = []
     for future in [worker.call("make_changed", float64_model) for worker in two.workers]:
         with pytest.raises(ConfigError) as caught:
@@ -360,9 +427,13 @@ def test_a_model_that_packing_changes_is_refused_by_every_rank_with_the_same_err
     two.update(ragged())
 
 
-def test_checkpoints_load_on_any_number_of_ranks_bit_for_bit(rank_groups: dict[int, RankGroup], tmp_path: Path) -> None:
+def test_checkpoints_load_on_any_number_of_ranks_bit_for_bit(
+    rank_groups: dict[int, RankGroup], tmp_path: Path
+) -> None:
     """Two ranks -> one process -> two ranks -> one rank -> two ranks -> one process."""
-    two, one, model = rank_groups[2], rank_groups[1], "tied llama"
+    two = rank_groups[2]
+    one = rank_groups[1]
+    model = "tied llama"
     for rank_group in (one, two):
         rank_group.all("make", model, {})
     policy = unsharded_policy(model)
@@ -378,24 +449,38 @@ def test_checkpoints_load_on_any_number_of_ranks_bit_for_bit(rank_groups: dict[i
         for kind, tensors in first.items():
             assert last[kind].keys() == tensors.keys()
             assert all(torch.equal(last[kind][name], tensor) for name, tensor in tensors.items())
-    stored = {name: tensor for name, tensor in SavedWeights(tmp_path / "4").named_tensors() if name in first["weights"]}
+    stored = {
+        name: tensor
+        for name, tensor in SavedWeights(tmp_path / "4").named_tensors()
+        if name in first["weights"]
+    }
     assert all(torch.equal(stored[name], tensor) for name, tensor in first["weights"].items())
     policy.load(tmp_path / "4")
     metrics = policy.update(ragged(), step=3)
-    assert two.update(ragged(), step=3)[0]["optim/grad_norm"] == pytest.approx(metrics["optim/grad_norm"], rel=1e-2)
+    assert two.update(ragged(), step=3)[0]["optim/grad_norm"] == pytest.approx(
+        metrics["optim/grad_norm"], rel=1e-2
+    )
     files = sorted(path.name for path in (tmp_path / "4").rglob("*") if path.is_file())
     assert {Path(name).suffix for name in files} == {".safetensors", ".json"}
 
 
 def test_one_state_is_always_saved_in_the_same_bytes(two: RankGroup, tmp_path: Path) -> None:
-    """safetensors writes its metadata in the order of a hash map, which is another one each time."""
+    """safetensors writes its metadata in the order of a hash map, which is another one each
+    time.
+    """
     two.all("make", "tied llama", {})
     two.update(ragged())
     saved = []
     for folder in (tmp_path / "0", tmp_path / "1"):
         folder.mkdir()
         two.all("save", folder)
-        saved.append({path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()})
+        saved.append(
+            {
+                path.relative_to(folder): path.read_bytes()
+                for path in folder.rglob("*")
+                if path.is_file()
+            }
+        )
     assert len(saved[0]) == 7
     assert saved[0] == saved[1]
 

@@ -22,7 +22,11 @@ def some(size: int, dtype: torch.dtype) -> torch.Tensor:
 
 def test_types_shapes_and_unusual_strides_come_back_to_the_bit(tmp_path: Path):
     tensors = {str(dtype): some(24, dtype).view(2, 3, 4) for dtype in TYPES}
-    tensors |= {"transposed": some(6, torch.float32).view(2, 3).T, "scalar": torch.tensor(1.5), 'ä"\n': torch.zeros(1)}
+    tensors |= {
+        "transposed": some(6, torch.float32).view(2, 3).T,
+        "scalar": torch.tensor(1.5),
+        'ä"\n': torch.zeros(1),
+    }
     tensors |= {"empty": torch.zeros(0, 3)}
     write_tensors(tensors, tmp_path / "t")
     with safe_open(tmp_path / "t", framework="pt") as file:
@@ -59,7 +63,10 @@ def test_a_disk_that_refuses_is_an_os_error_with_code_and_path(tmp_path: Path):
 
 
 def test_a_tied_weight_follows_the_one_it_is_stored_with():
-    a, b = torch.zeros(1), torch.ones(1)
-    weights = NamedWeights(lambda: {"a": a, "b": b}.items(), layout_of({"a": a, "b": b}, {"head": "a"}))
+    a = torch.zeros(1)
+    b = torch.ones(1)
+    weights = NamedWeights(
+        lambda: {"a": a, "b": b}.items(), layout_of({"a": a, "b": b}, {"head": "a"})
+    )
     for _ in range(2):
         assert list(weights.named_tensors()) == [("a", a), ("head", a), ("b", b)]

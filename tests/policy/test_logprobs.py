@@ -1,4 +1,6 @@
-"""Log-probabilities and entropies: packed and chunked they are what a plain forward gives, and nothing large exists."""
+"""Log-probabilities and entropies: packed and chunked they are what a plain forward gives, and
+nothing large exists.
+"""
 
 import math
 import weakref
@@ -26,7 +28,12 @@ from dapo.policy.logprobs import (
     score_tokens,
     token_logprobs,
 )
-from dapo.policy.packed_attention import IMPLEMENTATION, PackedAttentionPlan, packed_attention, use_packed_attention
+from dapo.policy.packed_attention import (
+    IMPLEMENTATION,
+    PackedAttentionPlan,
+    packed_attention,
+    use_packed_attention,
+)
 from dapo.policy.packed_forward import check_packed_forward, use_packed_forward
 from dapo.policy.packing import Microbatch, in_callers_order, pack
 from dapo.policy.segments import Segment
@@ -51,11 +58,16 @@ CHECKED_TYPES = (torch.bfloat16, torch.float32, torch.float64)
 def packed_scores(
     model: PreTrainedModel, samples: list[Sample], *, max_tokens: int, temperature: float = 1.0
 ) -> tuple[list[Microbatch], list[Tensor], list[Tensor]]:
-    """Microbatches with their differentiable log-probabilities and entropies, in the order of their targets."""
+    """Microbatches with their differentiable log-probabilities and entropies, in the order of their
+    targets.
+    """
     microbatches = pack(samples, max_tokens=max_tokens)
     head: Any = model.get_output_embeddings()
     options: dict[str, Any] = {"temperature": temperature, "differentiable_entropy": True}
-    pairs = [score_tokens(hidden_states(model, m), head, m.targets, m.rows, **options) for m in microbatches]
+    pairs = [
+        score_tokens(hidden_states(model, m), head, m.targets, m.rows, **options)
+        for m in microbatches
+    ]
     entropies = [of_rows[m.rows] for m, (_, of_rows) in zip(microbatches, pairs, strict=True)]
     return microbatches, [logprobs for logprobs, _ in pairs], entropies
 
@@ -66,7 +78,9 @@ def padded_scores(model: PreTrainedModel, samples: list[Sample]) -> list[Tensor]
     width = max(map(len, rows))
     tokens = torch.tensor([row + (0,) * (width - len(row)) for row in rows])
     present = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-    log_p = model(input_ids=tokens, attention_mask=present, use_cache=False).logits.log_softmax(dim=-1)
+    log_p = model(input_ids=tokens, attention_mask=present, use_cache=False).logits.log_softmax(
+        dim=-1
+    )
     return [
         log_p[i, range(len(row.prompt_ids) - 1, len(rows[i]) - 1), torch.tensor(row.response_ids)]
         for i, row in enumerate(samples)
@@ -80,8 +94,12 @@ def weighted_sum_gradients(model: PreTrainedModel, scores: list[Tensor]) -> list
     return list(torch.autograd.grad(total, list(model.parameters()), retain_graph=True))
 
 
-def assert_all_forwards_agree(plain: PreTrainedModel, model: PreTrainedModel, tolerance: float) -> None:
-    """`model` packed, `plain` padded and `plain` on single sequences; the two hold the same weights."""
+def assert_all_forwards_agree(
+    plain: PreTrainedModel, model: PreTrainedModel, tolerance: float
+) -> None:
+    """`model` packed, `plain` padded and `plain` on single sequences; the two hold the same
+    weights.
+    """
     samples = ragged()[:7] + [replace(each, group_id=9 + each.group_id) for each in branching()]
     single = [logprobs for logprobs, _ in plain_scores(plain, samples)]
     for together, alone in zip(padded_scores(plain, samples), single, strict=True):
@@ -89,11 +107,16 @@ def assert_all_forwards_agree(plain: PreTrainedModel, model: PreTrainedModel, to
     use_packed_forward(model)
     for max_tokens in (1, 60, 10_000):  # one at a time; groups cut apart; each prompt once
         microbatches, scores, _ = packed_scores(model, samples, max_tokens=max_tokens)
-        expected = [torch.cat([single[i] for i in m.indices])[torch.from_numpy(m.order)] for m in microbatches]
+        expected = [
+            torch.cat([single[i] for i in m.indices])[torch.from_numpy(m.order)]
+            for m in microbatches
+        ]
         torch.testing.assert_close(torch.cat(scores), torch.cat(expected), rtol=0, atol=tolerance)
         gradients = weighted_sum_gradients(model, scores), weighted_sum_gradients(plain, expected)
         for ours, theirs in zip(*gradients, strict=True):
-            assert float((ours - theirs).abs().max()) <= tolerance * max(1.0, float(theirs.abs().max()))
+            assert float((ours - theirs).abs().max()) <= tolerance * max(
+                1.0, float(theirs.abs().max())
+            )
 
 
 @pytest.mark.parametrize("family", SERVED)
@@ -109,7 +132,9 @@ def test_in_float64_they_agree_to_the_last_digits() -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_entropies_agree_and_come_back_with_their_sample(family: str) -> None:
     samples = list(reversed(ragged()))
-    expected = [entropies for _, entropies in plain_scores(tiny_model(family), samples, temperature=0.7)]
+    expected = [
+        entropies for _, entropies in plain_scores(tiny_model(family), samples, temperature=0.7)
+    ]
     model = tiny_model(family)
     use_packed_forward(model)
     microbatches, _, entropies = packed_scores(model, samples, max_tokens=40, temperature=0.7)
@@ -126,7 +151,9 @@ def test_no_token_feels_another_group_a_sibling_or_its_own_future() -> None:
         rows = [sample(0, (5, 6, 7), response) for response in responses]
         rows += [sample(1, (other_prompt, 4), (9, 9, 9))]
         (microbatch,) = pack(rows, max_tokens=1000)
-        return in_callers_order([microbatch], [token_logprobs(model, microbatch, temperature=1.0)], len(rows))
+        return in_callers_order(
+            [microbatch], [token_logprobs(model, microbatch, temperature=1.0)], len(rows)
+        )
 
     base = scores((11, 12, 13), (21, 22, 23, 24))
     changed = scores((11, 12, 13), (31, 22, 23, 24), other_prompt=8)
@@ -143,7 +170,9 @@ def test_the_first_response_token_is_scored_by_the_last_token_of_the_prompt() ->
         log_p = model(input_ids=torch.tensor([[5, 6, 7]])).logits[0, -1].log_softmax(dim=0)
     use_packed_forward(model)
     (microbatch,) = pack([sample(0, (5, 6, 7), (42,))], max_tokens=10)
-    assert token_logprobs(model, microbatch, temperature=1.0).item() == pytest.approx(float(log_p[42]), abs=1e-12)
+    assert token_logprobs(model, microbatch, temperature=1.0).item() == pytest.approx(
+        float(log_p[42]), abs=1e-12
+    )
 
 
 class Head(torch.nn.Linear):
@@ -159,14 +188,20 @@ class Head(torch.nn.Linear):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_written_backward_is_that_of_log_softmax_and_entropy(bias: bool, temperature: float) -> None:
+def test_the_written_backward_is_that_of_log_softmax_and_entropy(
+    bias: bool, temperature: float
+) -> None:
     head = Head(6, 11, bias=bias)
-    hidden = torch.randn(4, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64, requires_grad=True)
+    hidden = torch.randn(
+        4, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64, requires_grad=True
+    )
     targets = torch.tensor([0, 10, 3, 3])
     weights = torch.tensor([1.0, -2.0, 0.5, 0.0], dtype=torch.float64)
     log_p = (head(hidden) / temperature).log_softmax(dim=1)
     expected = (log_p[torch.arange(4), targets], -(log_p.exp() * log_p).sum(dim=1))
-    found = score_tokens(hidden, head, targets, temperature=temperature, differentiable_entropy=True)
+    found = score_tokens(
+        hidden, head, targets, temperature=temperature, differentiable_entropy=True
+    )
     gradients = []
     for logprobs, entropies in (found, expected):
         total = (weights * logprobs).sum() + (weights.flip(0) * entropies).sum()
@@ -177,7 +212,9 @@ def test_the_written_backward_is_that_of_log_softmax_and_entropy(bias: bool, tem
 
 def test_entropies_carry_no_gradient_unless_asked_to() -> None:
     head = Head(6, 11, bias=False)
-    logprobs, entropies = score_tokens(torch.ones(2, 6).double(), head, torch.tensor([1, 2]), temperature=1.0)
+    logprobs, entropies = score_tokens(
+        torch.ones(2, 6).double(), head, torch.tensor([1, 2]), temperature=1.0
+    )
     assert logprobs.requires_grad
     assert not entropies.requires_grad
     logprobs.sum().backward()
@@ -200,7 +237,9 @@ def test_a_probability_that_underflows_gives_finite_gradients() -> None:
     with torch.no_grad():
         head.weight.copy_(torch.tensor([[500.0], [-500.0]]))
     hidden = torch.ones(1, 1, requires_grad=True)
-    scores = score_tokens(hidden, head, torch.tensor([1]), temperature=1.0, differentiable_entropy=True)
+    scores = score_tokens(
+        hidden, head, torch.tensor([1]), temperature=1.0, differentiable_entropy=True
+    )
     assert [s.item() for s in scores] == [-1000.0, 0.0]
     sum(scores).sum().backward()  # type: ignore[union-attr]
     assert hidden.grad is not None
@@ -224,7 +263,8 @@ def test_chunks_cover_every_position_and_bound_the_logits() -> None:
     for vocabulary in (100, 49_152, 151_936, 2 * CHUNK_LOGITS):
         parts = list(chunks(5_000 if vocabulary < CHUNK_LOGITS else 3, vocabulary, "cpu"))
         assert all(
-            (part.stop - part.start) * vocabulary <= CHUNK_LOGITS or part.stop - part.start == 1 for part in parts
+            (part.stop - part.start) * vocabulary <= CHUNK_LOGITS or part.stop - part.start == 1
+            for part in parts
         )
         assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
     assert list(chunks(0, 100, "cpu")) == []
@@ -246,8 +286,15 @@ class LargestTensor(TorchDispatchMode):
 def test_no_tensor_of_all_tokens_by_the_vocabulary_exists_in_an_update() -> None:
     vocabulary = 2**17
     samples = groups_of([(4, (150, 200, 180, 170))])
-    small = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
-    model = randomised(llama(vocab_size=vocabulary, num_hidden_layers=1, tie_word_embeddings=True, **small), 0)
+    small = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+    }
+    model = randomised(
+        llama(vocab_size=vocabulary, num_hidden_layers=1, tie_word_embeddings=True, **small), 0
+    )
     policy = make_policy(loaded(model.eval()), microbatch_tokens=10_000)
     assert 700 * vocabulary > CHUNK_LOGITS
     with LargestTensor() as largest:
@@ -258,9 +305,16 @@ def test_no_tensor_of_all_tokens_by_the_vocabulary_exists_in_an_update() -> None
 def test_a_chunk_on_a_gpu_is_four_times_one_on_a_cpu_and_its_bytes_follow_its_tensors() -> None:
     assert [chunk_tokens(151_936, kind) for kind in ("cpu", "cuda")] == [441, 1_766]
     assert chunk_tokens(2**40, "cuda") == 1
-    by_type = {dtype: (chunk_bytes(1, "cpu", dtype), chunk_bytes(1, "cuda", dtype)) for dtype in CHECKED_TYPES}
+    by_type = {
+        dtype: (chunk_bytes(1, "cpu", dtype), chunk_bytes(1, "cuda", dtype))
+        for dtype in CHECKED_TYPES
+    }
     of_scores = 2 if is_compiled() else 6  # PyTorch's functions hold them in float32 as well
-    assert by_type == {torch.bfloat16: (of_scores, 10), torch.float32: (4, 8), torch.float64: (8, 16)}
+    assert by_type == {
+        torch.bfloat16: (of_scores, 10),
+        torch.float32: (4, 8),
+        torch.float64: (8, 16),
+    }
 
 
 class LiveBytes(TorchDispatchMode):
@@ -291,16 +345,27 @@ class LiveBytes(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("differentiable_entropy", [False, True])
-def test_a_chunk_on_a_gpu_holds_the_bytes_that_are_stated(dtype: torch.dtype, differentiable_entropy: bool) -> None:
-    num_tokens, vocabulary = 1_000, 50_000
+def test_a_chunk_on_a_gpu_holds_the_bytes_that_are_stated(
+    dtype: torch.dtype, differentiable_entropy: bool
+) -> None:
+    num_tokens = 1_000
+    vocabulary = 50_000
     with fake_cuda() as gpu:
         head = torch.nn.Linear(4, vocabulary, bias=False, device="cuda", dtype=dtype)
         hidden = torch.empty(num_tokens, 4, device="cuda", dtype=dtype, requires_grad=True)
         targets = torch.empty(num_tokens, device="cuda", dtype=torch.long)
         with LiveBytes() as memory, gpu.record() as trace:
-            scores = score_tokens(hidden, head, targets, temperature=0.9, differentiable_entropy=differentiable_entropy)
+            scores = score_tokens(
+                hidden,
+                head,
+                targets,
+                temperature=0.9,
+                differentiable_entropy=differentiable_entropy,
+            )
             sum(each.sum() for each in scores if each.requires_grad).backward()
-    assert memory.most == pytest.approx(num_tokens * chunk_bytes(vocabulary, "cuda", dtype), rel=0.005)
+    assert memory.most == pytest.approx(
+        num_tokens * chunk_bytes(vocabulary, "cuda", dtype), rel=0.005
+    )
     assert trace.num_kernels < 40, trace.table()
 
 
@@ -321,17 +386,24 @@ def attends_in_float64(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, *args: Any, **options: Any
 ) -> tuple[Tensor, None]:
     """A correct attention that rounds at other places, as another kernel does."""
-    output, _ = packed_attention(module, query.double(), key.double(), value.double(), mask, *args, **options)
+    output, _ = packed_attention(
+        module, query.double(), key.double(), value.double(), mask, *args, **options
+    )
     return output.to(query.dtype), None
 
 
-def with_contexts(context: Callable[[np.ndarray], np.ndarray]) -> Callable[..., tuple[Tensor, None]]:
+def with_contexts(
+    context: Callable[[np.ndarray], np.ndarray],
+) -> Callable[..., tuple[Tensor, None]]:
     """Packed attention in which `context` replaces the keys before a segment's own tokens."""
 
-    def attend(*args: Any, packed_attention_plan: PackedAttentionPlan, **options: Any) -> tuple[Tensor, None]:
+    def attend(
+        *args: Any, packed_attention_plan: PackedAttentionPlan, **options: Any
+    ) -> tuple[Tensor, None]:
         segments = []
         for segment in packed_attention_plan.segments:
-            before, own = segment.keys[: segment.context_length], segment.keys[segment.context_length :]
+            before = segment.keys[: segment.context_length]
+            own = segment.keys[segment.context_length :]
             segments.append(Segment(np.concatenate([context(before), own]), segment.length))
         plan = PackedAttentionPlan(tuple(segments), packed_attention_plan.device)
         return packed_attention(*args, packed_attention_plan=plan, **options)
@@ -339,7 +411,9 @@ def with_contexts(context: Callable[[np.ndarray], np.ndarray]) -> Callable[..., 
     return attend
 
 
-def sees_one_stream(*args: Any, packed_attention_plan: PackedAttentionPlan, **options: Any) -> tuple[Tensor, None]:
+def sees_one_stream(
+    *args: Any, packed_attention_plan: PackedAttentionPlan, **options: Any
+) -> tuple[Tensor, None]:
     """Packed attention in which a token also sees the sequences before its own."""
     stream = np.arange(sum(segment.length for segment in packed_attention_plan.segments))
     plan = PackedAttentionPlan((Segment(stream, len(stream)),), packed_attention_plan.device)
@@ -348,7 +422,9 @@ def sees_one_stream(*args: Any, packed_attention_plan: PackedAttentionPlan, **op
 
 @pytest.fixture
 def check_attention() -> Iterator[Callable[[PreTrainedModel, Callable[..., Any]], None]]:
-    """Runs the check of packed sequences on a model whose packed attention is the given function."""
+    """Runs the check of packed sequences on a model whose packed attention is the given
+    function.
+    """
 
     def check(model: PreTrainedModel, attention: Callable[..., Any]) -> None:
         use_packed_attention(model)
@@ -365,21 +441,32 @@ def check_attention() -> Iterator[Callable[[PreTrainedModel, Callable[..., Any]]
 def test_another_rounding_is_accepted_and_a_wrong_mask_refused(
     family: str, dtype: torch.dtype, scale: float, check_attention: Any
 ) -> None:
-    """With logits 16 times as large, correct forwards in bfloat16 differ by 0.05 to 0.3 nats on average."""
+    """With logits 16 times as large, correct forwards in bfloat16 differ by 0.05 to 0.3 nats on
+    average.
+    """
     model = tiny_model(family, dtype=dtype)
     norm: Any = model.base_model.norm
     with torch.no_grad():
-        norm.weight.add_(scale - 1)  # its values are near 1, or near 0 in a family that adds 1 to them
+        # its values are near 1, or near 0 in a family that adds 1 to them
+        norm.weight.add_(scale - 1)
     check_attention(model, packed_attention)
     check_attention(model, attends_in_float64)
-    for wrong in (sees_one_stream, with_contexts(lambda keys: keys[:0]), with_contexts(lambda keys: keys[1:])):
+    for wrong in (
+        sees_one_stream,
+        with_contexts(lambda keys: keys[:0]),
+        with_contexts(lambda keys: keys[1:]),
+    ):
         with pytest.raises(ConfigError, match=r"differ by [\d.]+ nats .*, and two plain forwards"):
             check_attention(model, wrong)
 
 
 def test_a_model_that_mixes_tokens_outside_of_attention_is_found_by_its_numbers() -> None:
     options = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "layer_types": ["conv", "full_attention"]}
+    heads = {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "layer_types": ["conv", "full_attention"],
+    }
     model = randomised(Lfm2ForCausalLM(Lfm2Config(**options, **heads)), 0).eval()
     transformers_logging.set_verbosity_error()  # it advises on faster kernels
     with pytest.raises(ConfigError, match=r"lfm2 .* differ by 0\.\d+ nats"):

@@ -1,4 +1,6 @@
-"""Adapters: the same numbers as a model into which they were merged by hand, from the forward to the exported files."""
+"""Adapters: the same numbers as a model into which they were merged by hand, from the forward to
+the exported files.
+"""
 
 import json
 import shutil
@@ -57,10 +59,15 @@ def factors_of(policy: Policy, directory: Path) -> dict[str, Tensor]:
 
 
 def give_factors(policy: Policy, directory: Path) -> dict[str, Tensor]:
-    """Random factors for a policy that was never updated: at the start B is zero, and with it half of all gradients."""
+    """Random factors for a policy that was never updated: at the start B is zero, and with it half
+    of all gradients.
+    """
     generator = torch.Generator().manual_seed(3)
     factors = {
-        name: 0.1 * torch.randn(factor.shape, generator=generator, dtype=torch.float64).to(factor.dtype)
+        name: (
+            0.1
+            * torch.randn(factor.shape, generator=generator, dtype=torch.float64).to(factor.dtype)
+        )
         for name, factor in factors_of(policy, directory).items()
     }
     save_file(factors, directory / "weights.safetensors")
@@ -72,13 +79,18 @@ def pairs(factors: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     """A and B of each adapted layer."""
     layers = dict.fromkeys(name.partition(".lora_")[0] for name in factors)
     return {
-        layer: (factors[f"{layer}.lora_A.default.weight"], factors[f"{layer}.lora_B.default.weight"])
+        layer: (
+            factors[f"{layer}.lora_A.default.weight"],
+            factors[f"{layer}.lora_B.default.weight"],
+        )
         for layer in layers
     }
 
 
 @torch.no_grad()
-def hand_merged(model: PreTrainedModel, factors: dict[str, Tensor], scale: float = SCALE) -> PreTrainedModel:
+def hand_merged(
+    model: PreTrainedModel, factors: dict[str, Tensor], scale: float = SCALE
+) -> PreTrainedModel:
     """W + s B A, layer by layer; in place."""
     for layer, (a, b) in pairs(factors).items():
         weight = model.get_parameter(f"{layer}.weight")
@@ -92,30 +104,45 @@ def every_name(model: PreTrainedModel) -> dict[str, Tensor]:
 
 class TestTraining:
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
-    def test_log_probabilities_are_those_of_the_hand_merged_model(self, temperature: float, tmp_path: Path):
+    def test_log_probabilities_are_those_of_the_hand_merged_model(
+        self, temperature: float, tmp_path: Path
+    ):
         policy = make_policy(loaded(float64_model()), lora=LORA, temperature=temperature)
         merged = hand_merged(float64_model(), give_factors(policy, tmp_path))
         samples = ragged()
         far = []
         plain = plain_scores(float64_model(), samples, temperature)
         expected = plain_scores(merged, samples, temperature)
-        for row, (here, _), (base, _) in zip(policy.record_old_logprobs(samples), expected, plain, strict=True):
+        for row, (here, _), (base, _) in zip(
+            policy.record_old_logprobs(samples), expected, plain, strict=True
+        ):
             assert row.old_logprobs == pytest.approx(here.tolist(), abs=1e-10)
             far.append((here - base).detach().abs().max().item())
         assert max(far) > 0.1
 
     @pytest.mark.parametrize("kl_coef", [0.0, 0.5])
-    def test_gradients_of_the_factors_follow_from_those_of_the_merged_weight(self, kl_coef: float, tmp_path: Path):
-        """L(W + s B A): dL/dA = s B' G and dL/dB = s G A' for G = dL/dW; the KL term looks at W alone."""
+    def test_gradients_of_the_factors_follow_from_those_of_the_merged_weight(
+        self, kl_coef: float, tmp_path: Path
+    ):
+        """L(W + s B A): dL/dA = s B' G and dL/dB = s G A' for G = dL/dW; the KL term looks at W
+        alone.
+        """
         policy = make_policy(
-            loaded(float64_model()), lora=LORA, loss={"kl_coef": kl_coef}, microbatch_tokens=20, temperature=0.7
+            loaded(float64_model()),
+            lora=LORA,
+            loss={"kl_coef": kl_coef},
+            microbatch_tokens=20,
+            temperature=0.7,
         )
         factors = give_factors(policy, tmp_path / "start")
-        merged, samples = hand_merged(float64_model(), factors), ragged()
+        merged = hand_merged(float64_model(), factors)
+        samples = ragged()
         base = plain_scores(float64_model(), samples, 0.7)
         count = sum(len(row.response_ids) for row in samples)
         loss = torch.zeros((), dtype=torch.float64)
-        for row, (logprobs, _), (reference, _) in zip(samples, plain_scores(merged, samples, 0.7), base, strict=True):
+        for row, (logprobs, _), (reference, _) in zip(
+            samples, plain_scores(merged, samples, 0.7), base, strict=True
+        ):
             log_ratio = reference.detach() - logprobs
             kl = log_ratio.exp() - log_ratio - 1
             loss = loss + (kl_coef * kl - row.advantage * logprobs).sum() / count
@@ -130,11 +157,15 @@ class TestTraining:
 
     def test_training_starts_from_the_model_as_it_is(self):
         plain = float64_model()
-        for name, tensor in make_policy(loaded(float64_model()), lora=LORA).weights(version=0).named_tensors():
+        for name, tensor in (
+            make_policy(loaded(float64_model()), lora=LORA).weights(version=0).named_tensors()
+        ):
             assert torch.equal(tensor, plain.get_parameter(name))
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-    def test_only_the_factors_change_and_only_they_have_an_optimiser(self, dtype: torch.dtype, tmp_path: Path):
+    def test_only_the_factors_change_and_only_they_have_an_optimiser(
+        self, dtype: torch.dtype, tmp_path: Path
+    ):
         model = loaded("tied llama", dtype=dtype)
         before = {name: p.clone() for name, p in model.model.named_parameters()}
         policy = make_policy(model, lora=LORA, loss={"kl_coef": 0.1})
@@ -158,7 +189,9 @@ class TestTraining:
         assert all(bool(factor.any()) for factor in factors.values())
 
     def test_updates_make_rewarded_responses_likelier_and_punished_ones_less_likely(self):
-        policy = make_policy(loaded("tied llama", dtype=torch.bfloat16), lora=LORA, optim={"lr": 2e-2})
+        policy = make_policy(
+            loaded("tied llama", dtype=torch.bfloat16), lora=LORA, optim={"lr": 2e-2}
+        )
         samples = groups_of([(4, (6, 6))])
         before = policy.record_old_logprobs(samples)
         for step in range(1, 9):
@@ -173,8 +206,11 @@ class TestTraining:
         factors = factors_of(policy, tmp_path)
         samples = ragged()
         terms = []
-        merged, base = hand_merged(float64_model(), factors), float64_model()
-        for (here, _), (there, _) in zip(plain_scores(merged, samples), plain_scores(base, samples), strict=True):
+        merged = hand_merged(float64_model(), factors)
+        base = float64_model()
+        for (here, _), (there, _) in zip(
+            plain_scores(merged, samples), plain_scores(base, samples), strict=True
+        ):
             terms.append((there - here).exp() - (there - here) - 1)
         expected = torch.cat(terms).mean().item()
         assert expected > 1e-9
@@ -205,7 +241,9 @@ class TestTraining:
 class TestEngineWeights:
     @pytest.mark.parametrize("family", ["llama", "tied llama", "qwen2"])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_they_are_the_merged_ones_under_every_plain_name(self, family: str, dtype: torch.dtype, tmp_path: Path):
+    def test_they_are_the_merged_ones_under_every_plain_name(
+        self, family: str, dtype: torch.dtype, tmp_path: Path
+    ):
         model = loaded(family, dtype=dtype)
         plain = plain_copy(model)
         policy = make_policy(model, lora=LORA)
@@ -227,7 +265,12 @@ class TestEngineWeights:
         give_factors(policy, tmp_path)
         engine.load_weights(policy.weights(version=1), version=1)
         prompts = {f"{i}": tuple(range(3 + i, 9 + i)) for i in range(8)}
-        engine.submit([GenerationRequest(name, ids, 12, 1.0, 1.0, int(name), ()) for name, ids in prompts.items()])
+        engine.submit(
+            [
+                GenerationRequest(name, ids, 12, 1.0, 1.0, int(name), ())
+                for name, ids in prompts.items()
+            ]
+        )
         done: list[Any] = []
         while len(done) < len(prompts):
             done += engine.poll()
@@ -249,9 +292,13 @@ class TestEngineWeights:
 class TestCheckpoints:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
     @pytest.mark.parametrize("updates", [0, 2])
-    def test_a_saved_policy_goes_on_bit_for_bit(self, dtype: torch.dtype, updates: int, tmp_path: Path):
+    def test_a_saved_policy_goes_on_bit_for_bit(
+        self, dtype: torch.dtype, updates: int, tmp_path: Path
+    ):
         def fresh() -> Policy:
-            return make_policy(loaded("tied llama", dtype=dtype), lora=LORA, loss={"kl_coef": 0.1}, seed=updates)
+            return make_policy(
+                loaded("tied llama", dtype=dtype), lora=LORA, loss={"kl_coef": 0.1}, seed=updates
+            )
 
         policy = fresh()
         for step in range(updates):
@@ -272,7 +319,9 @@ class TestCheckpoints:
         policy.snapshot()(tmp_path)
         found = dict(saved_weights(tmp_path, plain).named_tensors())
         assert {tensor.dtype for tensor in found.values()} == {torch.float32}
-        assert_close({n: tensor.bfloat16() for n, tensor in found.items()}, weights_of(policy), relative=0)
+        assert_close(
+            {n: tensor.bfloat16() for n, tensor in found.items()}, weights_of(policy), relative=0
+        )
         size = sum(path.stat().st_size for path in tmp_path.iterdir())
         numbers = sum(factor.numel() for factor in factors_of(policy, tmp_path).values())
         assert 12 * numbers < size < 12 * numbers + 20_000  # the rest is names
@@ -291,12 +340,17 @@ class TestCheckpoints:
         ):
             with pytest.raises(CheckpointError, match=message):
                 make_policy(loaded("llama"), lora=other).load(tmp_path / "adapted")
-        with pytest.raises(CheckpointError, match=r"model\.lora=none, but here model\.lora=\{rank: 3"):
+        with pytest.raises(
+            CheckpointError, match=r"model\.lora=none, but here model\.lora=\{rank: 3"
+        ):
             adapted.load(tmp_path / "whole")
         with pytest.raises(
-            CheckpointError, match=r"another model: .* is \(3, 80\) in the checkpoint and \(3, 64\) here"
+            CheckpointError,
+            match=r"another model: .* is \(3, 80\) in the checkpoint and \(3, 64\) here",
         ):
-            saved_weights(tmp_path / "adapted", load_model("tiny-random", dtype=torch.float32).model)
+            saved_weights(
+                tmp_path / "adapted", load_model("tiny-random", dtype=torch.float32).model
+            )
         with pytest.raises(CheckpointError, match=r"no linear layer model\.layers\.0\.mlp"):
             saved_weights(tmp_path / "adapted", float64_model())
         with pytest.raises(ConfigError, match="leave out --adapter"):
@@ -315,16 +369,22 @@ class TestTargets:
         policy = make_policy(loaded("llama", dtype=torch.float32), lora=LORA)
         factors = give_factors(policy, tmp_path / "saved")
         assert sorted(pairs(factors)) == sorted(adapted_layers(tiny_model("llama")))
-        export_adapter(tmp_path / "saved", loaded("llama", dtype=torch.float32), tmp_path / "adapter")
+        export_adapter(
+            tmp_path / "saved", loaded("llama", dtype=torch.float32), tmp_path / "adapter"
+        )
         adapted: Any = peft.PeftModel.from_pretrained(tiny_model("llama"), tmp_path / "adapter")
         merged: Any = hand_merged(tiny_model("llama"), factors)
         ids = torch.arange(5, 25)[None]
         with torch.no_grad():
-            torch.testing.assert_close(adapted(input_ids=ids).logits, merged(input_ids=ids).logits, rtol=0, atol=1e-4)
+            torch.testing.assert_close(
+                adapted(input_ids=ids).logits, merged(input_ids=ids).logits, rtol=0, atol=1e-4
+            )
 
 
 def estimate(lora: dict[str, Any] | None = None, dtype: str = "float32") -> ResourceEstimate:
-    config = build_config({"model": {"name": "tiny-random", "dtype": dtype, "lora": lora}, "data": {"train": "x"}})
+    config = build_config(
+        {"model": {"name": "tiny-random", "dtype": dtype, "lora": lora}, "data": {"train": "x"}}
+    )
     return ResourceEstimate(config, sizes_of("tiny-random"), HardwareProfile())
 
 
@@ -334,7 +394,9 @@ def state_bytes(estimated: ResourceEstimate) -> float:
 
 class TestSizes:
     def test_counts_by_hand(self, tmp_path: Path):
-        """tiny-random: widths 32 (queries), 16 (keys, values), 64 (gates); two layers of seven linear ones."""
+        """tiny-random: widths 32 (queries), 16 (keys, values), 64 (gates); two layers of seven
+        linear ones.
+        """
         rank = 2
         numbers = 2 * rank * ((32 + 32) * 2 + (32 + 16) * 2 + (32 + 64) * 3)
         dimensions = sizes_of("tiny-random")
@@ -356,13 +418,19 @@ class TestSizes:
 
     @pytest.mark.parametrize("lora", [None, LORA])
     @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-    def test_a_policy_holds_what_was_counted(self, dtype: str, lora: dict[str, Any] | None, tmp_path: Path):
+    def test_a_policy_holds_what_was_counted(
+        self, dtype: str, lora: dict[str, Any] | None, tmp_path: Path
+    ):
         model = load_model("tiny-random", dtype=getattr(torch, dtype))
         policy = make_policy(model, lora=lora)
-        policy.update([sample(0, (5, 6), (7, 8, 9)), sample(0, (5, 6), (10, 11), advantage=-1.0)], step=1)
+        policy.update(
+            [sample(0, (5, 6), (7, 8, 9)), sample(0, (5, 6), (10, 11), advantage=-1.0)], step=1
+        )
         master_weights = factors_of(policy, tmp_path)
         moments = [
-            m for kind in ("exp_avg", "exp_avg_sq") for m in load_file(tmp_path / f"{kind}.safetensors").values()
+            m
+            for kind in ("exp_avg", "exp_avg_sq")
+            for m in load_file(tmp_path / f"{kind}.safetensors").values()
         ]
         gradients = master_weights.values()
         kept = [
@@ -383,10 +451,15 @@ class TestSizes:
             "data": {"train": "builtin:sums"},
         }
         output = "\n".join(describe_estimate(build_config(raw)))
-        assert "adapters     of rank 2, scaled by 16, on 14 linear layers: 2,048 parameters, " in output
+        assert (
+            "adapters     of rank 2, scaled by 16, on 14 linear layers: 2,048 parameters, "
+            in output
+        )
         assert "frozen weights" in output
         raw["model"] = {"name": "someone/not-on-this-machine", "lora": {"rank": 2}}
-        assert "the sizes of someone/not-on-this-machine are not known" in next(describe_estimate(build_config(raw)))
+        assert "the sizes of someone/not-on-this-machine are not known" in next(
+            describe_estimate(build_config(raw))
+        )
 
 
 def dapo(*arguments: str) -> int:
@@ -407,7 +480,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "train.eval_every=6",
         "optim.lr=0.03",
     ]
-    assert dapo("train", TINY, *options, "model.lora={rank: 4, alpha: 8}", "--run-dir", str(path)) == 0
+    assert (
+        dapo("train", TINY, *options, "model.lora={rank: 4, alpha: 8}", "--run-dir", str(path)) == 0
+    )
     return path
 
 
@@ -429,12 +504,17 @@ class TestRuns:
         assert differences(contents(resumed), contents(whole)) == []
 
     def test_both_exports_load_elsewhere_and_give_equal_logits(self, whole: Path, tmp_path: Path):
-        merged, adapter = tmp_path / "merged", tmp_path / "adapter"
+        merged = tmp_path / "merged"
+        adapter = tmp_path / "adapter"
         assert dapo("export", str(whole), str(merged)) == 0
         assert dapo("export", str(whole), str(adapter), "--adapter") == 0
         assert dapo("export", str(whole), str(adapter), "--adapter") == 2  # it is there already
         settings = json.loads((adapter / "adapter_config.json").read_text())
-        assert (settings["r"], settings["lora_alpha"], settings["base_model_name_or_path"]) == (4, 8, "tiny-random")
+        assert (settings["r"], settings["lora_alpha"], settings["base_model_name_or_path"]) == (
+            4,
+            8,
+            "tiny-random",
+        )
         base = load_model("tiny-random", dtype=torch.float32).model
         ids = torch.arange(4, 44)[None]
         with torch.no_grad():
@@ -444,14 +524,30 @@ class TestRuns:
         torch.testing.assert_close(one, two, rtol=0, atol=1e-4)
         assert float((one - before).abs().max()) > 0.1
         factors = SavedWeights(whole / "checkpoints" / "step_000006")
-        assert len(dict(factors.named_tensors())) == len(load_file(adapter / "adapter_model.safetensors")) == 28
+        assert (
+            len(dict(factors.named_tensors()))
+            == len(load_file(adapter / "adapter_model.safetensors"))
+            == 28
+        )
 
     def test_eval_of_the_run_is_that_of_its_export(self, whole: Path, tmp_path: Path):
-        options = ["--data", "{builtin: {sums: {}}, size: 6}", "--samples-per-problem", "2", "--output"]
-        model, first, second = tmp_path / "model", tmp_path / "first.json", tmp_path / "second.json"
+        options = [
+            "--data",
+            "{builtin: {sums: {}}, size: 6}",
+            "--samples-per-problem",
+            "2",
+            "--output",
+        ]
+        model = tmp_path / "model"
+        first = tmp_path / "first.json"
+        second = tmp_path / "second.json"
         assert dapo("eval", str(whole), *options, str(first)) == 0
         assert dapo("export", str(whole), str(model)) == 0
-        alike = ["reward.verifier=dapo.rewards.examples:has_digit", "model.dtype=float32", "eval.max_response_tokens=8"]
+        alike = [
+            "reward.verifier=dapo.rewards.examples:has_digit",
+            "model.dtype=float32",
+            "eval.max_response_tokens=8",
+        ]
         assert dapo("eval", str(model), *options, str(second), *alike) == 0
         tables = [json.loads(path.read_text())["table"] for path in (first, second)]
         assert [row["responses"] for row in tables[0]] == [row["responses"] for row in tables[1]]

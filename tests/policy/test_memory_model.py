@@ -64,8 +64,9 @@ def settled(name: str, *overrides: str, gpu: FreeMemory | None = H100) -> tuple[
 
 
 def test_a_layers_activations_are_the_sum_of_its_parts():
-    # Qwen2.5-1.5B, one layer, bytes per token: two norms keep 2 + 2 bytes of each of 1,536 numbers; four products
-    # of 8,960 numbers; queries and outputs of 1,536; keys and values of 256; log-sum-exps of 12 heads
+    # Qwen2.5-1.5B, one layer, bytes per token: two norms keep 2 + 2 bytes of each of 1,536 numbers;
+    # four products of 8,960 numbers; queries and outputs of 1,536; keys and values of 256;
+    # log-sum-exps of 12 heads
     memory = memory_of("qwen2.5-1.5b")
     layer = 2 * 4 * 1536 + 4 * 2 * 8960 + 2 * 2 * 1536 + 2 * 2 * 256 + 4 * 12
     around = 2 * 1536 + 2 * 2 * 128  # the last norm, without its output; cosines and sines
@@ -82,7 +83,11 @@ def test_a_layers_activations_are_the_sum_of_its_parts():
         ("qwen2.5-1.5b", ["rollout.max_response_tokens=20480"], (32768, True)),
         ("qwen2.5-7b", ["model.lora={rank: 16, alpha: 32}"], (32768, True)),
         ("qwen2.5-7b", ["distributed.trainer_ranks=8"], (8192, False)),
-        ("qwen2.5-32b", ["distributed.trainer_ranks=64", "rollout.max_response_tokens=20480"], (32768, True)),
+        (
+            "qwen2.5-32b",
+            ["distributed.trainer_ranks=64", "rollout.max_response_tokens=20480"],
+            (32768, True),
+        ),
     ],
 )
 def test_auto_on_gpus_of_80_gib(name: str, overrides: list[str], expected: tuple[int, bool]):
@@ -97,7 +102,8 @@ def held(memory: TrainerMemory, tokens: int, *, recompute: bool) -> float:
 @pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen3-1.7b", "llama-3.2-3b"])
 @pytest.mark.parametrize("gib", [24, 40, 80, 141])
 def test_what_auto_chooses_fits_and_more_would_not(name: str, gib: int):
-    memory, gpu = memory_of(name), FreeMemory(gib * GIB, "a GPU")
+    memory = memory_of(name)
+    gpu = FreeMemory(gib * GIB, "a GPU")
     try:
         tokens, recompute = settled(name, gpu=gpu)
     except ConfigError:
@@ -107,7 +113,9 @@ def test_what_auto_chooses_fits_and_more_would_not(name: str, gib: int):
     assert tokens >= memory.longest_sequence
     if tokens < MAX_TOKENS:
         assert tokens == memory.longest_sequence or tokens % ROUNDED_TO == 0
-        assert held(memory, tokens + ROUNDED_TO, recompute=recompute) > (1 - RESERVE) * gpu.available
+        assert (
+            held(memory, tokens + ROUNDED_TO, recompute=recompute) > (1 - RESERVE) * gpu.available
+        )
     if recompute:
         least = max(memory.longest_sequence, USEFUL_TOKENS)
         assert held(memory, least, recompute=False) > (1 - RESERVE) * gpu.available
@@ -133,14 +141,18 @@ def test_where_nothing_fits_both_options_are_named():
         "set both train.microbatch_tokens and train.recompute",
     ):
         assert words in message
-    with pytest.raises(ConfigError, match=r"and train\.recompute=false .* set train\.recompute=true"):
+    with pytest.raises(
+        ConfigError, match=r"and train\.recompute=false .* set train\.recompute=true"
+    ):
         settled("qwen2.5-1.5b", "train.recompute=false", "rollout.max_response_tokens=20480")
 
 
 def test_a_line_says_what_was_chosen_and_why():
     _, reason = resolve_microbatches(config_of(), sizes_of("qwen2.5-1.5b"), H100)
     assert reason is not None
-    assert reason.startswith("auto: train.microbatch_tokens=16384, train.recompute=false: an update takes ")
+    assert reason.startswith(
+        "auto: train.microbatch_tokens=16384, train.recompute=false: an update takes "
+    )
     assert "MB of activations per token) of 80.0 GiB (an H100), less 10% in reserve" in reason
 
 
@@ -164,7 +176,9 @@ def test_auto_is_settled_once_and_its_result_is_settled_to_itself():
 
 
 def test_a_runs_configuration_holds_what_auto_stands_for():
-    written = dump_config(resolve_auto(config_of("model.name=Qwen/Qwen2.5-0.5B-Instruct"), cuda=True))
+    written = dump_config(
+        resolve_auto(config_of("model.name=Qwen/Qwen2.5-0.5B-Instruct"), cuda=True)
+    )
     assert "microbatch_tokens: 32768" in written
     assert "recompute: false" in written
 
@@ -178,7 +192,9 @@ def test_the_most_tokens_that_fit_are_found_exactly():
     memory = memory_of("qwen2.5-1.5b")
     fitting = fitting_tokens(memory, H100, recompute=False)
     limit = (1 - RESERVE) * H100.available
-    assert held(memory, fitting, recompute=False) <= limit < held(memory, fitting + 1, recompute=False)
+    assert (
+        held(memory, fitting, recompute=False) <= limit < held(memory, fitting + 1, recompute=False)
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,7 +204,8 @@ def test_the_most_tokens_that_fit_are_found_exactly():
         (["rollout.engine=vllm"], 2, 1),
         (["rollout.engine=vllm"], 1, 2),  # the trainer and the engine
         (["distributed.trainer_ranks=4"], 2, 3),  # the controller samples
-        (["distributed.trainer_ranks=3"], 2, 3),  # ranks 0 and 2, and the controller, are on the first
+        # ranks 0 and 2, and the controller, are on the first
+        (["distributed.trainer_ranks=3"], 2, 3),
         (["distributed.trainer_ranks=2", "rollout.engines=4"], 2, 3),
         (["launcher=ray", "distributed.gpus_per_process=0.5"], 8, 2),
         (["launcher=ray", "distributed.trainer_ranks=64"], 8, 1),
@@ -203,17 +220,37 @@ def test_processes_that_share_a_gpu_are_counted(overrides: list[str], gpus: int,
     [
         (["rollout.engine=vllm"], 1, replace(IN_TURN, transfer="ipc")),
         (["rollout.engine=vllm"], 2, GpuShares(transfer="nccl")),
-        (["rollout.engine=vllm", "rollout.engines=3"], 2, GpuShares(1, 2, is_shared=True, alternates=True)),
+        (
+            ["rollout.engine=vllm", "rollout.engines=3"],
+            2,
+            GpuShares(1, 2, is_shared=True, alternates=True),
+        ),
         # a second engine on a GPU cannot read its trainer's buffer, too
         (["rollout.engine=vllm", "rollout.engines=2"], 1, replace(IN_TURN, engines=2)),
-        (["rollout.engine=vllm", "rollout.engines=3", "distributed.trainer_ranks=2"], 2, replace(IN_TURN, engines=2)),
+        (
+            ["rollout.engine=vllm", "rollout.engines=3", "distributed.trainer_ranks=2"],
+            2,
+            replace(IN_TURN, engines=2),
+        ),
         (["rollout.engines=1"], 2, GpuShares()),  # the native engine gets files
-        (["rollout.engine=vllm", "schedule=one_step_off"], 1, GpuShares(1, 1, is_shared=True, is_paired=True)),
+        (
+            ["rollout.engine=vllm", "schedule=one_step_off"],
+            1,
+            GpuShares(1, 1, is_shared=True, is_paired=True),
+        ),
         (["rollout.engine=vllm", "train.device=cpu"], 1, GpuShares()),
         (PAIRED, 8, replace(IN_TURN, transfer="ipc")),
-        ([*PAIRED, "distributed.trainer_ranks=2", "rollout.engines=2"], 8, replace(IN_TURN, transfer="ipc")),
+        (
+            [*PAIRED, "distributed.trainer_ranks=2", "rollout.engines=2"],
+            8,
+            replace(IN_TURN, transfer="ipc"),
+        ),
         # Ray may place two ranks on a GPU
-        ([*PAIRED, "distributed.trainer_ranks=2", "rollout.engines=4"], 8, GpuShares(1, 1, is_shared=True)),
+        (
+            [*PAIRED, "distributed.trainer_ranks=2", "rollout.engines=4"],
+            8,
+            GpuShares(1, 1, is_shared=True),
+        ),
     ],
 )
 def test_ranks_and_engines_alternate_where_a_step_does_one_thing_at_a_time(
@@ -223,12 +260,16 @@ def test_ranks_and_engines_alternate_where_a_step_does_one_thing_at_a_time(
 
 
 def test_an_engine_of_several_gpus_gets_no_part_of_one_on_ray():
-    with pytest.raises(ConfigError, match=r"part of one GPU.*tensor_parallel=2; leave distributed\.gpus_per_process"):
+    with pytest.raises(
+        ConfigError,
+        match=r"part of one GPU.*tensor_parallel=2; leave distributed\.gpus_per_process",
+    ):
         config_of(*PAIRED, "rollout.vllm.tensor_parallel=2")
 
 
 def test_in_turn_each_phase_has_the_gpu_but_what_the_other_keeps():
-    memory, in_turn = memory_of("qwen2.5-1.5b"), GpuShares(1, 1, is_shared=True, alternates=True)
+    memory = memory_of("qwen2.5-1.5b")
+    in_turn = GpuShares(1, 1, is_shared=True, alternates=True)
     assert trainer_bytes(in_turn, 80 * GIB, memory) == 76 * GIB
     # bfloat16 weights, master weights, two moments; no gradients, no activations
     assert memory.kept_bytes() == 4 * GIB + (2 + 4 + 8) * memory.dimensions.parameters
@@ -237,7 +278,8 @@ def test_in_turn_each_phase_has_the_gpu_but_what_the_other_keeps():
 def test_a_cache_of_a_given_size_leaves_the_rest_to_a_trainer_that_computes_at_the_same_time():
     sharing = GpuShares(1, 1, is_shared=True)
     equal, given = (
-        memory_of("qwen2.5-1.5b", "rollout.engine=vllm", f"rollout.vllm.cache_gib={cache}") for cache in ("auto", "10")
+        memory_of("qwen2.5-1.5b", "rollout.engine=vllm", f"rollout.vllm.cache_gib={cache}")
+        for cache in ("auto", "10")
     )
     assert trainer_bytes(sharing, 80 * GIB, equal) == 40 * GIB
     assert trainer_bytes(sharing, 80 * GIB, given) == 66 * GIB - 2 * given.dimensions.parameters
@@ -246,7 +288,9 @@ def test_a_cache_of_a_given_size_leaves_the_rest_to_a_trainer_that_computes_at_t
 def kept_bytes(
     name: str, *, layers: int, policy: type[PolicyCore] = PolicyCore, recompute: bool = False
 ) -> tuple[float, TrainerMemory]:
-    """Bytes per token that autograd keeps of a policy's forward on a fake GPU, and the model of memory for it."""
+    """Bytes per token that autograd keeps of a policy's forward on a fake GPU, and the model of
+    memory for it.
+    """
     with fake_cuda():
         model = fake_model(name, num_hidden_layers=layers)
         with patch.object(packed_forward, "check_packed_forward"):  # which takes a while
@@ -261,12 +305,16 @@ def kept_bytes(
         del hidden
     dimensions = dimensions_of(model)
     assert dimensions is not None
-    return found, TrainerMemory(config_of("rollout.group_size=4"), dimensions, ResponseLengths(24, 46.75))
+    return found, TrainerMemory(
+        config_of("rollout.group_size=4"), dimensions, ResponseLengths(24, 46.75)
+    )
 
 
 @pytest.mark.parametrize("policy", [PolicyCore, ShardedPolicy])
 @pytest.mark.parametrize("name", [*FAMILIES, "qwen2.5-1.5b"])
-def test_activations_are_what_autograd_keeps_on_a_gpu_to_ten_per_cent(name: str, policy: type[PolicyCore]):
+def test_activations_are_what_autograd_keeps_on_a_gpu_to_ten_per_cent(
+    name: str, policy: type[PolicyCore]
+):
     kept, memory = kept_bytes(name, layers=4, policy=policy)
     assert memory.activation_bytes(recompute=False) == pytest.approx(kept, rel=0.1)
     of_a_layer = (kept - kept_bytes(name, layers=2, policy=policy)[0]) / 2

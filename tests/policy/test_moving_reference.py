@@ -1,4 +1,6 @@
-"""The reference of the KL term: it stays, or follows the policy every few steps, and a resumed run has the same one."""
+"""The reference of the KL term: it stays, or follows the policy every few steps, and a resumed run
+has the same one.
+"""
 
 import math
 from pathlib import Path
@@ -45,7 +47,9 @@ def test_between_the_updates_of_a_step_it_stays() -> None:
 
 
 @pytest.mark.parametrize("saved_after", [1, 2, 3, 4, 5])
-def test_a_resumed_policy_has_the_same_reference_to_the_last_bit(saved_after: int, tmp_path: Path) -> None:
+def test_a_resumed_policy_has_the_same_reference_to_the_last_bit(
+    saved_after: int, tmp_path: Path
+) -> None:
     policy = make_policy(loss={"kl_coef": 0.1, "reference": 3})
     kl_of_steps(policy, first=1, last=saved_after)
     (tmp_path / "background").mkdir()
@@ -58,11 +62,18 @@ def test_a_resumed_policy_has_the_same_reference_to_the_last_bit(saved_after: in
         assert kl_of_steps(again, first=saved_after + 1, last=8) == expected
 
 
-def test_without_the_option_a_checkpoint_holds_no_reference_and_a_run_may_get_it_later(tmp_path: Path) -> None:
+def test_without_the_option_a_checkpoint_holds_no_reference_and_a_run_may_get_it_later(
+    tmp_path: Path,
+) -> None:
     policy = make_policy(loss={"kl_coef": 0.1})
     kl_of_steps(policy, first=1, last=3)
     policy.save(tmp_path)
-    assert sorted(path.stem for path in tmp_path.iterdir()) == ["exp_avg", "exp_avg_sq", "policy", "weights"]
+    assert sorted(path.stem for path in tmp_path.iterdir()) == [
+        "exp_avg",
+        "exp_avg_sq",
+        "policy",
+        "weights",
+    ]
     moving = make_policy(loss=LOSS)
     moving.load(tmp_path)
     # it should have followed after step 2, so it does so at once
@@ -74,7 +85,8 @@ def test_the_kl_of_each_token_is_that_of_the_two_models_also_where_nothing_train
     estimator: KlEstimator, tmp_path: Path
 ) -> None:
     make_policy(loaded(float64_model(seed=1))).save(tmp_path)
-    model, trained = loaded(float64_model()), float64_model(seed=1)
+    model = loaded(float64_model())
+    trained = float64_model(seed=1)
     initial = plain_copy(model)
     loss = {"kl_coef": 0.1, "kl_in": "reward", "kl_estimator": estimator}
     policy = make_policy(model, loss=loss, temperature=0.7, microbatch_tokens=20)
@@ -82,7 +94,11 @@ def test_the_kl_of_each_token_is_that_of_the_two_models_also_where_nothing_train
     samples = [*with_masked_tokens(ragged()), sample(9, (1, 2), ())]
     found = policy.token_kl(samples, step=1)
     assert list(found[-1]) == []
-    scores = zip(plain_scores(trained, samples[:-1], 0.7), plain_scores(initial, samples[:-1], 0.7), strict=True)
+    scores = zip(
+        plain_scores(trained, samples[:-1], 0.7),
+        plain_scores(initial, samples[:-1], 0.7),
+        strict=True,
+    )
     for row, ((own, _), (reference, _)) in zip(found[:-1], scores, strict=True):
         gaps = (own - reference).tolist()
         expected = {
@@ -91,12 +107,15 @@ def test_the_kl_of_each_token_is_that_of_the_two_models_also_where_nothing_train
             "k3": [math.exp(-d) - 1 + d for d in gaps],
         }[estimator]
         assert list(row) == pytest.approx(expected, abs=1e-9)
-    assert policy.response_kl(samples, step=1) == pytest.approx([sum(row) for row in found], abs=1e-9)
+    assert policy.response_kl(samples, step=1) == pytest.approx(
+        [sum(row) for row in found], abs=1e-9
+    )
     assert max(map(abs, policy.response_kl(samples, step=1))) > 0.1
 
 
 def test_in_the_reward_the_divergence_is_no_term_of_the_loss(tmp_path: Path) -> None:
-    plain, penalised = make_policy(), make_policy(loss={"kl_coef": 0.5, "kl_in": "reward"})
+    plain = make_policy()
+    penalised = make_policy(loss={"kl_coef": 0.5, "kl_in": "reward"})
     for step in (1, 2):
         assert penalised.update(ragged(), step=step) == plain.update(ragged(), step=step)
 

@@ -1,4 +1,6 @@
-"""The losses of `loss.surrogate`: a change of one moves gradient and metrics together, and all keep the contract."""
+"""The losses of `loss.surrogate`: a change of one moves gradient and metrics together, and all keep
+the contract.
+"""
 
 import importlib
 import inspect
@@ -41,8 +43,14 @@ def mutated(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def results(objective: ModuleType, surrogate: str) -> tuple[list[float], float, dict[str, float]]:
-    """The gradient that trains, the logged loss, and the counts of clipped tokens; each token is a response."""
-    bounds = BOUNDS if surrogate == "clip" else {name: BOUNDS[name] for name in ("clip_low", "clip_high")}
+    """The gradient that trains, the logged loss, and the counts of clipped tokens; each token is a
+    response.
+    """
+    bounds = (
+        BOUNDS
+        if surrogate == "clip"
+        else {name: BOUNDS[name] for name in ("clip_low", "clip_high")}
+    )
     config = LossConfig(surrogate=surrogate, **bounds)
     old = torch.full_like(LOG_RATIOS, -1.0)
     tokens = {
@@ -55,9 +63,19 @@ def results(objective: ModuleType, surrogate: str) -> tuple[list[float], float, 
     responses = Responses.of(torch.arange(5))
     terms = objective.gradient_terms(tokens, config, responses, logprobs)
     gradient = objective.objective_gradient(logprobs, terms, config).by_logprob
-    sums = objective.objective_sums(logprobs, torch.zeros_like(old), terms, config, responses=responses)
-    counts = {name.removeprefix("clipped_"): float(sums[name]) for name in sums if name.startswith("clipped_")}
-    return gradient.tolist(), float(sums["loss"]), {name: counts[name] for name in counts if "prob" not in name}
+    sums = objective.objective_sums(
+        logprobs, torch.zeros_like(old), terms, config, responses=responses
+    )
+    counts = {
+        name.removeprefix("clipped_"): float(sums[name])
+        for name in sums
+        if name.startswith("clipped_")
+    }
+    return (
+        gradient.tolist(),
+        float(sums["loss"]),
+        {name: counts[name] for name in counts if "prob" not in name},
+    )
 
 
 CLAMP = ("loss", "log_ratio.clamp(low, high)", "log_ratio.clamp(-20, 20)")
@@ -78,7 +96,8 @@ def test_without_the_clip_gradient_loss_and_counts_move_together(
     assert counts == clipped
     assert [i for i, value in enumerate(gradient) if not value] == lost
     unclipped, other_loss, no_counts = results(mutated(*clamp), surrogate)
-    assert unclipped == pytest.approx((-0.2 * ADVANTAGES * LOG_RATIOS.exp()).tolist())  # w A r of every token
+    # w A r of every token
+    assert unclipped == pytest.approx((-0.2 * ADVANTAGES * LOG_RATIOS.exp()).tolist())
     assert no_counts == dict.fromkeys(clipped, 0)
     assert not math.isclose(loss, other_loss, rel_tol=0.01)
 
@@ -91,7 +110,9 @@ def test_without_the_clip_gradient_loss_and_counts_move_together(
         ("cispo", ("surrogates", "math.log1p(clip_high)", "math.log1p(10 * clip_high)")),
     ],
 )
-def test_another_bound_moves_gradient_loss_and_count_together(mutated: Any, surrogate: str, mutation: Any) -> None:
+def test_another_bound_moves_gradient_loss_and_count_together(
+    mutated: Any, surrogate: str, mutation: Any
+) -> None:
     gradient, loss, counts = results(mutated(), surrogate)
     wider, other_loss, fewer = results(mutated(*mutation), surrogate)
     assert wider[0] == pytest.approx(-0.2 * math.exp(0.5))
@@ -102,7 +123,9 @@ def test_another_bound_moves_gradient_loss_and_count_together(mutated: Any, surr
 
 def test_another_gate_of_sapo_moves_gradient_and_loss_together(mutated: Any) -> None:
     gradient, loss, counts = results(mutated(), "sapo")
-    steeper, other_loss, _ = results(mutated("surrogates", "gate = 4 / tau", "gate = 8 / tau"), "sapo")
+    steeper, other_loss, _ = results(
+        mutated("surrogates", "gate = 4 / tau", "gate = 8 / tau"), "sapo"
+    )
     assert steeper == pytest.approx([2 * value for value in gradient])
     assert other_loss == pytest.approx(2 * loss)
     assert counts == {}  # nothing is clipped
@@ -126,16 +149,22 @@ def trained(name: str, tokens: dict[str, torch.Tensor]) -> tuple[torch.Tensor, d
     """The gradient that trains, and the logged sums."""
     config = LossConfig(surrogate=name)
     rest = {key: value for key, value in tokens.items() if key not in ("logprobs", "responses")}
-    responses, logprobs = Responses.of(tokens["responses"]), tokens["logprobs"]
+    responses = Responses.of(tokens["responses"])
+    logprobs = tokens["logprobs"]
     terms = objective.gradient_terms(rest, config, responses, logprobs)
     gradient = objective.objective_gradient(logprobs, terms, config).by_logprob
-    sums = objective.objective_sums(logprobs, torch.zeros(len(gradient)), terms, config, responses=responses)
+    sums = objective.objective_sums(
+        logprobs, torch.zeros(len(gradient)), terms, config, responses=responses
+    )
     return gradient, {key: float(value) for key, value in sums.items()}
 
 
 @pytest.mark.parametrize("name", SURROGATES)
-def test_loss_gradient_and_sums_of_each_loss_add_up_over_parts_of_whole_responses(name: str) -> None:
-    whole, parts = packed(), [packed(), packed()]
+def test_loss_gradient_and_sums_of_each_loss_add_up_over_parts_of_whole_responses(
+    name: str,
+) -> None:
+    whole = packed()
+    parts = [packed(), packed()]
     for part, chosen in zip(parts, (slice(0, 2), slice(2, 6)), strict=True):
         part.update({key: value[chosen] for key, value in whole.items()})
     parts[1]["responses"] = parts[1]["responses"] - 1
@@ -150,14 +179,18 @@ def test_loss_gradient_and_sums_of_each_loss_add_up_over_parts_of_whole_response
 @pytest.mark.parametrize("name", SURROGATES)
 def test_what_a_masked_token_holds_changes_no_loss(name: str, garbage: float) -> None:
     gradient, sums = trained(name, packed())
-    spoilt, same_sums = trained(name, packed(logprobs=torch.where(packed()["mask"], packed()["logprobs"], garbage)))
+    spoilt, same_sums = trained(
+        name, packed(logprobs=torch.where(packed()["mask"], packed()["logprobs"], garbage))
+    )
     assert spoilt.tolist() == gradient.tolist()
     assert gradient[3] == 0
     assert sums == same_sums
 
 
 @pytest.mark.parametrize("name", SURROGATES)
-def test_on_policy_each_loss_has_the_gradient_of_the_policy_gradient_in_each_response(name: str) -> None:
+def test_on_policy_each_loss_has_the_gradient_of_the_policy_gradient_in_each_response(
+    name: str,
+) -> None:
     tokens = packed(old=packed()["logprobs"])
     gradient, _ = trained(name, tokens)
     expected = torch.where(tokens["mask"], -tokens["weights"] * tokens["advantages"], 0.0)
@@ -167,7 +200,12 @@ def test_on_policy_each_loss_has_the_gradient_of_the_policy_gradient_in_each_res
 @pytest.mark.parametrize("name", SURROGATES)
 def test_each_row_names_options_of_the_loss_and_what_its_function_takes(name: str) -> None:
     row = SURROGATES[name]
-    keywords = set(inspect.signature(row.load()).parameters) - set(inspect.signature(policy_loss).parameters)
-    assert set(row.bounds) <= LossConfig.model_fields.keys() & inspect.signature(row.load()).parameters.keys()
+    keywords = set(inspect.signature(row.load()).parameters) - set(
+        inspect.signature(policy_loss).parameters
+    )
+    assert (
+        set(row.bounds)
+        <= LossConfig.model_fields.keys() & inspect.signature(row.load()).parameters.keys()
+    )
     assert ("responses" in keywords) == row.needs_whole_responses
     assert row.summary.format(low=0.8, high=1.28)

@@ -1,4 +1,6 @@
-"""Laws of shared beginnings: each distinct one is computed once, and each token is predicted by the one before it."""
+"""Laws of shared beginnings: each distinct one is computed once, and each token is predicted by the
+one before it.
+"""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,17 +16,25 @@ from dapo.types import Sample
 from helpers.tiny_policies import branching, ids, sample
 
 TOKENS = st.lists(st.sampled_from([0, 1, 300]), min_size=1, max_size=6).map(tuple)
-GROUPS = st.lists(st.tuples(TOKENS, st.lists(TOKENS, min_size=1, max_size=5)), min_size=1, max_size=4)
+GROUPS = st.lists(
+    st.tuples(TOKENS, st.lists(TOKENS, min_size=1, max_size=5)), min_size=1, max_size=4
+)
 """The prompt of each group with its responses, over so few tokens that many begin alike."""
 
 
 def samples_of(groups: list[tuple[tuple[int, ...], list[tuple[int, ...]]]]) -> list[Sample]:
-    return [sample(g, prompt, response) for g, (prompt, responses) in enumerate(groups) for response in responses]
+    return [
+        sample(g, prompt, response)
+        for g, (prompt, responses) in enumerate(groups)
+        for response in responses
+    ]
 
 
 def packed(samples: list[Sample]) -> Microbatch:
     count = len(samples)
-    return pack_microbatch(RankMicrobatch(tuple(range(count)), tuple(samples), (0.0,) * count), "cpu")
+    return pack_microbatch(
+        RankMicrobatch(tuple(range(count)), tuple(samples), (0.0,) * count), "cpu"
+    )
 
 
 def beginnings(samples: list[Sample]) -> set[tuple[int, ...]]:
@@ -35,7 +45,9 @@ def beginnings(samples: list[Sample]) -> set[tuple[int, ...]]:
 
 @settings(max_examples=200)
 @given(groups=GROUPS)
-def test_every_distinct_beginning_is_computed_once(groups: list[tuple[tuple[int, ...], list[tuple[int, ...]]]]) -> None:
+def test_every_distinct_beginning_is_computed_once(
+    groups: list[tuple[tuple[int, ...], list[tuple[int, ...]]]],
+) -> None:
     samples = samples_of(groups)
     microbatch = packed(samples)
     ids = microbatch.input_ids.tolist()
@@ -62,8 +74,12 @@ def test_each_beginning_that_predicts_is_scored_once_and_every_response_token_is
         for segment in microbatch.attention_plan.segments
         for at in range(len(segment.keys))
     }
-    predictors, targets = microbatch.predictors.tolist(), microbatch.targets.tolist()
-    found = [(beginning_at[predictors[row]], y) for row, y in zip(microbatch.rows.tolist(), targets, strict=True)]
+    predictors = microbatch.predictors.tolist()
+    targets = microbatch.targets.tolist()
+    found = [
+        (beginning_at[predictors[row]], y)
+        for row, y in zip(microbatch.rows.tolist(), targets, strict=True)
+    ]
     expected = [
         ((*each.prompt_ids, *each.response_ids[:t]), token)
         for each in samples
@@ -82,7 +98,9 @@ def test_each_beginning_that_predicts_is_scored_once_and_every_response_token_is
     sequences=st.lists(TOKENS, min_size=1, max_size=8),
     beginning=st.sampled_from([0, HEAD_TOKENS - 1, HEAD_TOKENS, 2 * HEAD_TOKENS]),
 )
-def test_no_earlier_sequence_shares_more_than_the_one_before(sequences: list[tuple[int, ...]], beginning: int) -> None:
+def test_no_earlier_sequence_shares_more_than_the_one_before(
+    sequences: list[tuple[int, ...]], beginning: int
+) -> None:
     sequences = [(1,) * beginning + each for each in sequences]
     found = sorted_prefixes([token_array(each) for each in sequences])
     in_order = [sequences[i] for i in found.order]
@@ -93,7 +111,8 @@ def test_no_earlier_sequence_shares_more_than_the_one_before(sequences: list[tup
 
 def common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     return next(
-        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
+        min(len(first), len(second)),
     )
 
 
@@ -107,8 +126,12 @@ def test_a_pass_computes_no_more_than_its_tokens_unless_one_sequence_is_longer(
             assert len(beginnings(list(each.samples))) <= max_tokens or len(each.samples) == 1
 
 
-def test_a_microbatch_holds_more_responses_that_begin_alike_and_a_cut_leaves_them_together() -> None:
-    """Two kinds of 20 tokens, each four times with another end, in turns: 10 + 20 + 3 x 8 tokens each."""
+def test_a_microbatch_holds_more_responses_that_begin_alike_and_a_cut_leaves_them_together() -> (
+    None
+):
+    """Two kinds of 20 tokens, each four times with another end, in turns: 10 + 20 + 3 x 8 tokens
+    each.
+    """
     starts = ids(18, "a"), ids(18, "b")
     samples = [sample(0, ids(10), (*starts[i % 2], i, 3)) for i in range(8)]
     (passes,) = partition(samples, ranks=1, max_tokens=54)

@@ -1,4 +1,6 @@
-"""Laws of who computes what: every row once, as many passes for each rank, as evenly as whole prompts allow."""
+"""Laws of who computes what: every row once, as many passes for each rank, as evenly as whole
+prompts allow.
+"""
 
 import math
 from statistics import NormalDist
@@ -6,7 +8,14 @@ from statistics import NormalDist
 import pytest
 
 from dapo.core.rng import keyed_seed, keyed_uniforms
-from dapo.policy.packing import DUMMY_MICROBATCH, RankMicrobatch, first_groups, min_passes, ordered_groups, partition
+from dapo.policy.packing import (
+    DUMMY_MICROBATCH,
+    RankMicrobatch,
+    first_groups,
+    min_passes,
+    ordered_groups,
+    partition,
+)
 from dapo.types import Sample
 from helpers.tiny_policies import groups_of, ids, sample
 
@@ -14,11 +23,17 @@ from helpers.tiny_policies import groups_of, ids, sample
 def tokens(rank_microbatch: RankMicrobatch) -> int:
     """With each group's prompt once."""
     prompts = {(s.group_id, s.prompt_ids) for s in rank_microbatch.samples}
-    return sum(len(prompt) for _, prompt in prompts) + sum(len(s.response_ids) for s in rank_microbatch.samples)
+    return sum(len(prompt) for _, prompt in prompts) + sum(
+        len(s.response_ids) for s in rank_microbatch.samples
+    )
 
 
 def load(rank_microbatches: tuple[RankMicrobatch, ...]) -> int:
-    return sum(tokens(rank_microbatch) for rank_microbatch in rank_microbatches if rank_microbatch != DUMMY_MICROBATCH)
+    return sum(
+        tokens(rank_microbatch)
+        for rank_microbatch in rank_microbatches
+        if rank_microbatch != DUMMY_MICROBATCH
+    )
 
 
 def weights_of(samples: list[Sample]) -> list[float]:
@@ -28,7 +43,14 @@ def weights_of(samples: list[Sample]) -> list[float]:
 EXAMPLES = {
     "one group of one": [(3, (5,))],
     "fewer groups than ranks": [(3, (40, 41, 42)), (2, (9,))],
-    "ragged": [(5, (1, 3, 50, 7)), (12, (2, 30, 9)), (1, (4, 4)), (3, (1, 1)), (60, (2, 2)), (2, (100, 1))],
+    "ragged": [
+        (5, (1, 3, 50, 7)),
+        (12, (2, 30, 9)),
+        (1, (4, 4)),
+        (3, (1, 1)),
+        (60, (2, 2)),
+        (2, (100, 1)),
+    ],
     "many alike": [(4, (6, 6, 6, 6))] * 16,
     "nothing": [],
 }
@@ -36,7 +58,9 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_every_row_is_computed_once_with_its_weight_and_all_ranks_make_as_many_passes(name: str, ranks: int) -> None:
+def test_every_row_is_computed_once_with_its_weight_and_all_ranks_make_as_many_passes(
+    name: str, ranks: int
+) -> None:
     samples = groups_of(EXAMPLES[name])
     weights = weights_of(samples)
     partitions = partition(samples, weights, ranks=ranks, max_tokens=64)
@@ -87,7 +111,9 @@ def test_ragged_minibatches_are_balanced_within_a_few_percent() -> None:
     for ranks in (2, 4, 8):
         loads = [
             load(rank_microbatches)
-            for rank_microbatches in partition(samples, weights_of(samples), ranks=ranks, max_tokens=400)
+            for rank_microbatches in partition(
+                samples, weights_of(samples), ranks=ranks, max_tokens=400
+            )
         ]
         assert max(loads) <= 1.05 * sum(loads) / ranks, (ranks, loads)
 
@@ -98,29 +124,39 @@ def test_a_response_of_zero_tokens_is_in_no_partition() -> None:
     assert [p.indices for p in rank_microbatches] == [(1,)]
 
 
-@pytest.mark.parametrize(("num_groups", "ranks", "max_tokens"), [(8, 8, 1638), (32, 8, 2458), (128, 8, 1638)])
+@pytest.mark.parametrize(
+    ("num_groups", "ranks", "max_tokens"), [(8, 8, 1638), (32, 8, 2458), (128, 8, 1638)]
+)
 def test_the_search_for_the_fewest_passes_begins_at_most_two_below_its_answer(
     num_groups: int, ranks: int, max_tokens: int
 ) -> None:
-    """Each attempt distributes all chunks; from the number of tokens alone, a search would begin 10 to 15 % below."""
+    """Each attempt distributes all chunks; from the number of tokens alone, a search would begin 10
+    to 15 % below.
+    """
     spread = NormalDist(math.log(500), 0.9)
     uniforms = keyed_uniforms(keyed_seed("lengths", num_groups), 16 * num_groups)
     lengths = [min(2048, 1 + int(math.exp(spread.inv_cdf(u)))) for u in uniforms]
     samples = groups_of([(20, tuple(lengths[16 * i : 16 * i + 16])) for i in range(num_groups)])
     found = partition(samples, ranks=ranks, max_tokens=max_tokens)[0]
-    chunks = [chunk.num_tokens for group in ordered_groups(samples) for chunk in group.cut(max_tokens)]
+    chunks = [
+        chunk.num_tokens for group in ordered_groups(samples) for chunk in group.cut(max_tokens)
+    ]
     first = min_passes(sorted(chunks, reverse=True), ranks=ranks, max_tokens=max_tokens)
     assert first <= len(found) <= first + 2
 
 
 @pytest.mark.parametrize("lengths", [(6, 6, 6, 6), (5, 5, 4, 4, 3, 3), (9,), (7, 4, 4, 4, 4)])
-def test_no_distribution_has_fewer_passes_than_the_search_begins_with(lengths: tuple[int, ...]) -> None:
+def test_no_distribution_has_fewer_passes_than_the_search_begins_with(
+    lengths: tuple[int, ...],
+) -> None:
     def fits(bins: list[int], remaining: tuple[int, ...]) -> bool:
         if not remaining:
             return True
         size = min(remaining[0], 10)
         choices = (i for i, used in enumerate(bins) if used + size <= 10)
-        return any(fits([*bins[:i], bins[i] + size, *bins[i + 1 :]], remaining[1:]) for i in choices)
+        return any(
+            fits([*bins[:i], bins[i] + size, *bins[i + 1 :]], remaining[1:]) for i in choices
+        )
 
     passes = min_passes(sorted(lengths, reverse=True), ranks=1, max_tokens=10)
     assert not fits([0] * (passes - 1), lengths)
@@ -128,6 +164,9 @@ def test_no_distribution_has_fewer_passes_than_the_search_begins_with(lengths: t
 
 def test_the_first_groups_fill_about_one_pass_of_every_rank() -> None:
     samples = groups_of([(10, (30, 30)), (10, (30, 30)), (10, (60,)), (5, (1,))])
-    found = [first_groups(samples, ranks=2, max_tokens=max_tokens) for max_tokens in (1, 69, 70, 104, 105, 108)]
+    found = [
+        first_groups(samples, ranks=2, max_tokens=max_tokens)
+        for max_tokens in (1, 69, 70, 104, 105, 108)
+    ]
     assert found == [2, 2, 4, 4, 5, 6]
     assert first_groups([], ranks=2, max_tokens=10) == 0

@@ -1,4 +1,6 @@
-"""Laws of loading a sharded model: each rank reads its own rows, and holds what it would of the whole model."""
+"""Laws of loading a sharded model: each rank reads its own rows, and holds what it would of the
+whole model.
+"""
 
 import json
 from pathlib import Path
@@ -23,7 +25,9 @@ def saved(name: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("family", SERVED)
-def test_a_meta_model_has_the_names_ties_and_buffers_of_the_model_itself(family: str, tmp_path: Path) -> None:
+def test_a_meta_model_has_the_names_ties_and_buffers_of_the_model_itself(
+    family: str, tmp_path: Path
+) -> None:
     folder = saved(family, tmp_path)
     whole = load_model(str(folder), dtype=torch.bfloat16)
     found = load_for_sharding(str(folder), dtype=torch.bfloat16)
@@ -31,9 +35,14 @@ def test_a_meta_model_has_the_names_ties_and_buffers_of_the_model_itself(family:
     assert found.stop_ids == whole.stop_ids
     assert found.model.dtype == whole.model.dtype == torch.bfloat16
     assert not found.model.training
-    shapes = [{name: (tensor.shape, tensor.dtype) for name, tensor in one.named_tensors()} for one in (found, whole)]
+    shapes = [
+        {name: (tensor.shape, tensor.dtype) for name, tensor in one.named_tensors()}
+        for one in (found, whole)
+    ]
     assert shapes[0] == shapes[1]
-    assert [len(list(one.model.parameters())) for one in (found, whole)] == [len(found.stored.files)] * 2
+    assert [len(list(one.model.parameters())) for one in (found, whole)] == [
+        len(found.stored.files)
+    ] * 2
     buffers = dict(found.model.named_buffers())
     assert buffers
     for name, buffer in whole.model.named_buffers():
@@ -49,7 +58,9 @@ def test_the_rows_of_all_ranks_are_the_whole_weight_once(ranks: int, tmp_path: P
     for name, weight in load_file(folder / "model.safetensors").items():
         parts = [stored.rows(name, rows_of_rank(len(weight), rank, ranks)) for rank in range(ranks)]
         assert torch.equal(torch.cat(parts), weight)
-        assert [len(part) for part in parts if len(part)] == [len(part) for part in weight.chunk(ranks)]
+        assert [len(part) for part in parts if len(part)] == [
+            len(part) for part in weight.chunk(ranks)
+        ]
         read += sum(part.nbytes for part in parts)
     assert read == sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
 
@@ -60,12 +71,18 @@ def test_weights_in_several_files_are_found(tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     names = {name: f"model-{i % 2 + 1:05}-of-00002.safetensors" for i, name in enumerate(weights)}
     for file in set(names.values()):
-        save_file({n: weights[n] for n in names if names[n] == file}, folder / file, metadata={"format": "pt"})
+        save_file(
+            {n: weights[n] for n in names if names[n] == file},
+            folder / file,
+            metadata={"format": "pt"},
+        )
     index = {"metadata": {"total_size": 0}, "weight_map": names}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     stored = load_for_sharding(str(folder), dtype=torch.float32).stored
     assert {name: path.name for name, path in stored.files.items()} == names
-    assert all(torch.equal(stored.rows(name, slice(None)), weight) for name, weight in weights.items())
+    assert all(
+        torch.equal(stored.rows(name, slice(None)), weight) for name, weight in weights.items()
+    )
 
 
 def of_other_names(folder: Path) -> None:
@@ -81,7 +98,9 @@ def of_other_shapes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [of_other_names, of_other_shapes])
-def test_what_the_files_hold_otherwise_is_left_to_transformers_with_its_errors(change: object, tmp_path: Path) -> None:
+def test_what_the_files_hold_otherwise_is_left_to_transformers_with_its_errors(
+    change: object, tmp_path: Path
+) -> None:
     folder = saved("llama", tmp_path)
     change(folder)
     with pytest.raises(ConfigError, match=r"incomplete|cannot be loaded"):
@@ -92,7 +111,11 @@ def test_a_tied_head_that_is_stored_too_is_left_to_transformers(tmp_path: Path) 
     folder = saved("tied llama", tmp_path)
     path = folder / "model.safetensors"
     weights = load_file(path)
-    save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}, path, {"format": "pt"})
+    save_file(
+        weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()},
+        path,
+        {"format": "pt"},
+    )
     found: LoadedModel = load_for_sharding(str(folder), dtype=torch.float32)
     assert found.stored is None
     assert not any(weight.is_meta for weight in found.model.parameters())

@@ -1,4 +1,6 @@
-"""What an update brings from the device to main memory: a few numbers at its end, however many microbatches it has."""
+"""What an update brings from the device to main memory: a few numbers at its end, however many
+microbatches it has.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +30,9 @@ READS: set[Callable[..., Any]] = {
 
 
 class CountReads(TorchFunctionMode):
-    """Counts what would wait for a GPU: values that come to Python, and shapes that depend on values."""
+    """Counts what would wait for a GPU: values that come to Python, and shapes that depend on
+    values.
+    """
 
     count = 0
 
@@ -45,7 +49,12 @@ def reads_of_an_update(microbatch_tokens: int) -> int:
     loss = {"entropy_coef": 0.01, "kl_coef": 0.01, "engine_correction": 2.0, "dual_clip": 3.0}
     policy = make_policy(loss=loss, microbatch_tokens=microbatch_tokens)
     samples = [
-        replace(row, engine_logprobs=(-1.0,) * n, old_logprobs=(-1.0,) * n, mask=(True,) * (n - 1) + (False,))
+        replace(
+            row,
+            engine_logprobs=(-1.0,) * n,
+            old_logprobs=(-1.0,) * n,
+            mask=(True,) * (n - 1) + (False,),
+        )
         for row in ragged()
         if (n := len(row.response_ids))
     ]
@@ -70,7 +79,12 @@ def test_masks_as_indices_and_conversions_to_numbers_count_as_reads() -> None:
 
 
 def test_scalars_of_several_types_come_as_numbers_in_one_read() -> None:
-    scalars = [torch.tensor(True), torch.tensor(2**40 + 1), torch.tensor(0.1, dtype=torch.float64), torch.tensor(0.5)]
+    scalars = [
+        torch.tensor(True),
+        torch.tensor(2**40 + 1),
+        torch.tensor(0.1, dtype=torch.float64),
+        torch.tensor(0.5),
+    ]
     with CountReads() as reads:
         assert to_numbers(scalars) == [1.0, 2.0**40 + 1, 0.1, 0.5]
     assert reads.count == 1

@@ -1,4 +1,6 @@
-"""The update: one gradient however it is cut, exact masters, guarded steps, and state that comes back bit for bit."""
+"""The update: one gradient however it is cut, exact masters, guarded steps, and state that comes
+back bit for bit.
+"""
 
 import dataclasses
 import json
@@ -61,7 +63,10 @@ def test_any_cut_into_microbatches_gives_the_gradient_of_the_whole(
     expected = whole_gradient(float64_model(), samples, 0.7, **options)
     for microbatch_tokens in (1, 20, 64, 10_000):
         policy = make_policy(
-            loaded(float64_model()), loss=options, temperature=0.7, microbatch_tokens=microbatch_tokens
+            loaded(float64_model()),
+            loss=options,
+            temperature=0.7,
+            microbatch_tokens=microbatch_tokens,
         )
         found = gradient_of(policy, samples, tmp_path / str(microbatch_tokens))
         assert_close(found, expected, relative=1e-10)
@@ -73,10 +78,26 @@ SURROGATES: list[dict[str, Any]] = [
     {"surrogate": "sapo", "aggregate": "sequence"},
     {"engine_correction": 1.5, "engine_ratio": "sequence"},
     {"engine_correction": 3.0, "engine_over_cap": "mask"},
-    {"surrogate": "gspo", "engine_correction": 3.0, "engine_ratio": "sequence", "engine_over_cap": "mask"},
-    {"surrogate": "gspo", "clip_low": 0.01, "clip_high": 0.01, "engine_correction": 1.15, "engine_over_cap": "mask"},
+    {
+        "surrogate": "gspo",
+        "engine_correction": 3.0,
+        "engine_ratio": "sequence",
+        "engine_over_cap": "mask",
+    },
+    {
+        "surrogate": "gspo",
+        "clip_low": 0.01,
+        "clip_high": 0.01,
+        "engine_correction": 1.15,
+        "engine_over_cap": "mask",
+    },
     {"surrogate": "gspo", "engine_correction": 1.1, "entropy_coef": 0.05},
-    {"engine_correction": 1.15, "engine_over_cap": "mask", "entropy_coef": 0.05, "aggregate": "group"},
+    {
+        "engine_correction": 1.15,
+        "engine_over_cap": "mask",
+        "entropy_coef": 0.05,
+        "aggregate": "group",
+    },
 ]
 
 
@@ -99,7 +120,10 @@ def test_every_surrogate_and_correction_gives_the_gradient_of_the_whole(
         rows = [dataclasses.replace(row, old_logprobs=None) for row in rows]
     for microbatch_tokens in (20, 10_000):
         policy = make_policy(
-            loaded(float64_model()), loss=options, temperature=0.7, microbatch_tokens=microbatch_tokens
+            loaded(float64_model()),
+            loss=options,
+            temperature=0.7,
+            microbatch_tokens=microbatch_tokens,
         )
         found = gradient_of(policy, rows, tmp_path / str(microbatch_tokens))
         assert_close(found, expected, relative=1e-10)
@@ -108,13 +132,20 @@ def test_every_surrogate_and_correction_gives_the_gradient_of_the_whole(
 def test_the_example_above_clips_on_both_sides_at_the_two_limits() -> None:
     samples = off_policy(ragged())
     metrics = make_policy(loaded(float64_model()), temperature=0.7).update(samples, step=1)
-    signs = [(row.advantage > 0, i + 3 * t) for i, row in enumerate(samples) for t in range(len(row.mask))]
+    signs = [
+        (row.advantage > 0, i + 3 * t)
+        for i, row in enumerate(samples)
+        for t in range(len(row.mask))
+    ]
     ratios = [(is_positive, RATIOS[index % len(RATIOS)]) for is_positive, index in signs]
-    assert metrics["loss/clip_high_fraction"] == pytest.approx(ratios.count((True, 3.5)) / len(ratios))
+    assert metrics["loss/clip_high_fraction"] == pytest.approx(
+        ratios.count((True, 3.5)) / len(ratios)
+    )
     assert metrics["loss/clip_low_fraction"] == pytest.approx(
         (ratios.count((False, 0.4)) + ratios.count((False, 0.76))) / len(ratios)
     )
-    assert min(ratios.count((True, 1.24)), ratios.count((False, 0.76))) > 5  # where clips that change sides would show
+    # where clips that change sides would show
+    assert min(ratios.count((True, 1.24)), ratios.count((False, 0.76))) > 5
     assert 0 < metrics["loss/clipped_high_prob_mean"] < 1
 
 
@@ -122,12 +153,21 @@ def test_the_example_above_clips_on_both_sides_at_the_two_limits() -> None:
 def test_adapters_get_from_shared_beginnings_the_gradient_of_sequences_on_their_own(
     loss: dict[str, Any], tmp_path: Path
 ) -> None:
-    rows = [dataclasses.replace(row, advantage=0.0) if i % 4 == 3 else row for i, row in enumerate(branching())]
+    rows = [
+        dataclasses.replace(row, advantage=0.0) if i % 4 == 3 else row
+        for i, row in enumerate(branching())
+    ]
     rows = with_masked_tokens(off_policy(rows))
     lora = {"rank": 3, "alpha": 4.5}
     alone, together = (
         gradient_of(
-            make_policy(loaded(float64_model()), loss=loss, lora=lora, temperature=0.7, microbatch_tokens=tokens),
+            make_policy(
+                loaded(float64_model()),
+                loss=loss,
+                lora=lora,
+                temperature=0.7,
+                microbatch_tokens=tokens,
+            ),
             rows,
             tmp_path / str(tokens),
         )
@@ -138,7 +178,11 @@ def test_adapters_get_from_shared_beginnings_the_gradient_of_sequences_on_their_
 
 
 def test_the_fraction_of_shared_tokens_counts_what_is_there_without_each_groups_prompt() -> None:
-    rows = [sample(0, (1, 2, 3), (4, 5, 6)), sample(0, (1, 2, 3), (4, 5, 7)), sample(1, (1, 2), (8, 8, 8))]
+    rows = [
+        sample(0, (1, 2, 3), (4, 5, 6)),
+        sample(0, (1, 2, 3), (4, 5, 7)),
+        sample(1, (1, 2), (8, 8, 8)),
+    ]
     # each prompt once: 3 + 2 + 2 + 2 + 2 tokens, of which (4, 5) and (1, 2) are there twice
     metrics = make_policy().update(rows, step=1)
     assert metrics["optim/shared_token_fraction"] == pytest.approx(4 / 11)
@@ -154,22 +198,38 @@ def test_rows_without_advantage_stay_in_the_denominator(tmp_path: Path) -> None:
     assert_close(diluted, {name: g / 2 for name, g in alone.items()}, relative=1e-6)
     metrics = make_policy().update(rows + idle, step=1)
     assert metrics["optim/update_tokens"] == 10
-    assert make_policy(loss={"kl_coef": 0.1}).update(rows + idle, step=1)["optim/update_tokens"] == 20
-    assert make_policy(loss={"entropy_coef": 0.1}).update(rows + idle, step=1)["optim/update_tokens"] == 20
+    assert (
+        make_policy(loss={"kl_coef": 0.1}).update(rows + idle, step=1)["optim/update_tokens"] == 20
+    )
+    assert (
+        make_policy(loss={"entropy_coef": 0.1}).update(rows + idle, step=1)["optim/update_tokens"]
+        == 20
+    )
 
 
-def test_a_groups_weight_multiplies_its_part_of_the_gradient_and_no_denominator(tmp_path: Path) -> None:
+def test_a_groups_weight_multiplies_its_part_of_the_gradient_and_no_denominator(
+    tmp_path: Path,
+) -> None:
     rows = groups_of([(4, (5, 3)), (6, (2, 7))])
 
     def weighted(*weights: float) -> dict[str, Tensor]:
         path = tmp_path / str(weights)
         return gradient_of(
-            make_policy(), [dataclasses.replace(row, weight=weights[row.group_id]) for row in rows], path
+            make_policy(),
+            [dataclasses.replace(row, weight=weights[row.group_id]) for row in rows],
+            path,
         )
 
-    first, second = weighted(1.0, 0.0), weighted(0.0, 1.0)
-    assert_close(weighted(3.0, 0.5), {name: 3 * first[name] + 0.5 * second[name] for name in first}, relative=1e-6)
-    assert_close(gradient_of(make_policy(), rows, tmp_path / "plain"), weighted(1.0, 1.0), relative=1e-6)
+    first = weighted(1.0, 0.0)
+    second = weighted(0.0, 1.0)
+    assert_close(
+        weighted(3.0, 0.5),
+        {name: 3 * first[name] + 0.5 * second[name] for name in first},
+        relative=1e-6,
+    )
+    assert_close(
+        gradient_of(make_policy(), rows, tmp_path / "plain"), weighted(1.0, 1.0), relative=1e-6
+    )
 
 
 def test_a_minibatch_without_any_advantage_is_an_update_by_nothing() -> None:
@@ -188,7 +248,9 @@ def test_a_minibatch_without_any_advantage_is_an_update_by_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_on_policy_the_ratio_is_one_and_after_an_update_it_is_not(dtype: torch.dtype, temperature: float) -> None:
+def test_on_policy_the_ratio_is_one_and_after_an_update_it_is_not(
+    dtype: torch.dtype, temperature: float
+) -> None:
     policy = make_policy(loaded(dtype=dtype), temperature=temperature)
     samples = policy.record_old_logprobs(ragged())
     first = policy.update(samples[:7], step=1)
@@ -207,9 +269,12 @@ def test_without_recorded_logprobs_the_ratio_is_exactly_one_and_the_gradient_the
     tmp_path: Path, rounding: str, relative: float, loss: dict[str, Any]
 ) -> None:
     def make() -> Policy:
-        return make_policy(loaded(float64_model()) if rounding == "float64" else None, temperature=0.7, loss=loss)
+        return make_policy(
+            loaded(float64_model()) if rounding == "float64" else None, temperature=0.7, loss=loss
+        )
 
-    policy, samples = make(), with_masked_tokens(ragged())
+    policy = make()
+    samples = with_masked_tokens(ragged())
     samples = [dataclasses.replace(row, engine_logprobs=(-5.0,) * len(row.mask)) for row in samples]
     # in other microbatches, as it is where all of a step are recorded at once
     others = [dataclasses.replace(row, group_id=row.group_id + 100) for row in reversed(ragged())]
@@ -221,14 +286,18 @@ def test_without_recorded_logprobs_the_ratio_is_exactly_one_and_the_gradient_the
 
 
 @pytest.mark.parametrize("minibatch", [ragged, branching], ids=lambda make: make.__name__)
-def test_old_logprobs_are_recorded_in_order_at_the_temperature(minibatch: Callable[[], list[Sample]]) -> None:
+def test_old_logprobs_are_recorded_in_order_at_the_temperature(
+    minibatch: Callable[[], list[Sample]],
+) -> None:
     model = loaded(float64_model())
     plain = plain_copy(model)
     samples = [*reversed(minibatch()), sample(9, (1, 2), ())]
     recorded = make_policy(model, temperature=0.7).record_old_logprobs(samples)
     assert [dataclasses.replace(row, old_logprobs=None) for row in recorded] == samples
     assert recorded[-1].old_logprobs == ()
-    for row, (expected, _) in zip(recorded[:-1], plain_scores(plain, samples[:-1], 0.7), strict=True):
+    for row, (expected, _) in zip(
+        recorded[:-1], plain_scores(plain, samples[:-1], 0.7), strict=True
+    ):
         assert row.old_logprobs == pytest.approx(expected.tolist(), abs=1e-10)
 
 
@@ -245,7 +314,11 @@ def test_responses_of_zero_tokens_change_nothing(tmp_path: Path) -> None:
     samples = ragged()
     empty = [sample(0, samples[0].prompt_ids, ()), sample(8, (4, 4), (), advantage=0.5)]
     expected = gradient_of(make_policy(), samples, tmp_path / "without")
-    assert_close(gradient_of(make_policy(), empty[:1] + samples + empty[1:], tmp_path / "with"), expected, relative=0)
+    assert_close(
+        gradient_of(make_policy(), empty[:1] + samples + empty[1:], tmp_path / "with"),
+        expected,
+        relative=0,
+    )
     assert make_policy().update(empty, step=1)["optim/update_tokens"] == 0
 
 
@@ -270,7 +343,14 @@ def test_metrics_are_means_over_the_trained_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("minibatch", "estimator"),
-    [(ragged, "k3"), (branching, "k3"), (ragged, "k1"), (ragged, "k2"), (ragged, "full"), (branching, "full")],
+    [
+        (ragged, "k3"),
+        (branching, "k3"),
+        (ragged, "k1"),
+        (ragged, "k2"),
+        (ragged, "full"),
+        (branching, "full"),
+    ],
     ids=["ragged", "branching", "k1", "k2", "full", "full_branching"],
 )
 def test_the_kl_term_pulls_to_the_initial_model_not_to_the_weights_that_were_loaded(
@@ -279,11 +359,17 @@ def test_the_kl_term_pulls_to_the_initial_model_not_to_the_weights_that_were_loa
     samples = with_masked_tokens(off_policy(minibatch(), seed=1))
     make_policy(loaded(float64_model(seed=1))).save(tmp_path)
     options = {"kl_coef": 0.5, "entropy_coef": 0.05, "kl_estimator": estimator}
-    policy = make_policy(loaded(float64_model()), loss=options, temperature=0.7, microbatch_tokens=20)
+    policy = make_policy(
+        loaded(float64_model()), loss=options, temperature=0.7, microbatch_tokens=20
+    )
     policy.load(tmp_path)
-    expected = whole_gradient(float64_model(seed=1), samples, 0.7, reference=float64_model(), **options)
+    expected = whole_gradient(
+        float64_model(seed=1), samples, 0.7, reference=float64_model(), **options
+    )
     without = whole_gradient(float64_model(seed=1), samples, 0.7, entropy_coef=0.05)
-    assert not torch.allclose(expected["model.norm.weight"], without["model.norm.weight"], rtol=0.01)
+    assert not torch.allclose(
+        expected["model.norm.weight"], without["model.norm.weight"], rtol=0.01
+    )
     assert_close(gradient_of(policy, samples, tmp_path / "x"), expected, relative=1e-10)
 
 
@@ -296,27 +382,41 @@ def test_the_whole_divergence_with_corrections_in_any_cut_and_its_value(
     samples = by_another_engine(with_masked_tokens(off_policy(branching(), seed=1)))
     make_policy(loaded(float64_model(seed=1))).save(tmp_path)
     options = {"kl_coef": 0.5, "kl_estimator": "full", **correction}
-    expected = whole_gradient(float64_model(seed=1), samples, 0.7, reference=float64_model(), **options)
+    expected = whole_gradient(
+        float64_model(seed=1), samples, 0.7, reference=float64_model(), **options
+    )
     for microbatch_tokens in (1, 64, 10_000):
         policy = make_policy(
-            loaded(float64_model()), loss=options, temperature=0.7, microbatch_tokens=microbatch_tokens
+            loaded(float64_model()),
+            loss=options,
+            temperature=0.7,
+            microbatch_tokens=microbatch_tokens,
         )
         policy.load(tmp_path)
         found = gradient_of(policy, samples, tmp_path / str(microbatch_tokens))
         assert_close(found, expected, relative=1e-10)
     rows = [plain_distributions(float64_model(seed=seed), samples, 0.7) for seed in (1, 0)]
-    values = [((p.exp() * (p - q)).sum(1) @ mask_of(row)).item() for p, q, row in zip(*rows, samples, strict=True)]
-    policy = make_policy(loaded(float64_model()), loss={"kl_coef": 0.5, "kl_estimator": "full"}, temperature=0.7)
+    values = [
+        ((p.exp() * (p - q)).sum(1) @ mask_of(row)).item()
+        for p, q, row in zip(*rows, samples, strict=True)
+    ]
+    policy = make_policy(
+        loaded(float64_model()), loss={"kl_coef": 0.5, "kl_estimator": "full"}, temperature=0.7
+    )
     policy.load(tmp_path)
     trained = sum(row.num_trained_tokens for row in samples)
-    assert policy.update(samples, step=1)["loss/kl"] == pytest.approx(sum(values) / trained, rel=1e-12)
+    assert policy.update(samples, step=1)["loss/kl"] == pytest.approx(
+        sum(values) / trained, rel=1e-12
+    )
 
 
 def mask_of(row: Sample) -> Tensor:
     return torch.tensor(list(row.mask), dtype=torch.float64)
 
 
-def test_a_policy_that_is_its_reference_has_no_divergence_and_no_gradient_of_one(tmp_path: Path) -> None:
+def test_a_policy_that_is_its_reference_has_no_divergence_and_no_gradient_of_one(
+    tmp_path: Path,
+) -> None:
     samples = [replace(row, advantage=0.0) for row in ragged()]
     policy = make_policy(loaded(float64_model()), loss={"kl_coef": 1.0, "kl_estimator": "full"})
     assert policy.update(samples, step=1)["loss/kl"] == pytest.approx(0, abs=1e-14)
@@ -327,15 +427,24 @@ def test_a_policy_that_is_its_reference_has_no_divergence_and_no_gradient_of_one
 
 def test_the_expected_gradient_of_k2_is_that_of_the_whole_divergence() -> None:
     generator = torch.Generator().manual_seed(3)
-    hidden, reference = (torch.randn(4, 6, generator=generator, dtype=torch.float64) for _ in range(2))
+    hidden, reference = (
+        torch.randn(4, 6, generator=generator, dtype=torch.float64) for _ in range(2)
+    )
     head, other = (torch.nn.Linear(6, 11, bias=bias, dtype=torch.float64) for bias in (True, False))
     inputs = hidden.clone().requires_grad_()
     _, _, whole = score_tokens(
-        inputs, head, torch.zeros(4, dtype=torch.long), temperature=0.7, reference=(reference, other)
+        inputs,
+        head,
+        torch.zeros(4, dtype=torch.long),
+        temperature=0.7,
+        reference=(reference, other),
     )
     (expected,) = torch.autograd.grad(whole.sum(), inputs)
     sampled = hidden.clone().requires_grad_()
-    log_p, log_q = ((layer(states) / 0.7).log_softmax(1) for layer, states in ((head, sampled), (other, reference)))
+    log_p, log_q = (
+        (layer(states) / 0.7).log_softmax(1)
+        for layer, states in ((head, sampled), (other, reference))
+    )
     k2 = (log_p - log_q.detach()).square() / 2  # of each token that may be sampled
     (found,) = torch.autograd.grad((log_p.detach().exp() * k2).sum(), sampled)
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
@@ -350,9 +459,11 @@ def test_padded_vocabularies_are_compared_on_the_tokens_of_both_in_value_and_gra
     generator = torch.Generator().manual_seed(3)
     hidden, states = (torch.randn(5, 6, generator=generator, dtype=torch.float64) for _ in range(2))
     head, other = (torch.nn.Linear(6, size, dtype=torch.float64) for size in sizes)
-    targets, rows = torch.tensor([0, 3, 1, 2, 2, 5, 0]), torch.tensor([0, 0, 1, 2, 3, 4, 4])
+    targets = torch.tensor([0, 3, 1, 2, 2, 5, 0])
+    rows = torch.tensor([0, 0, 1, 2, 3, 4, 4])
     factors = [torch.randn(n, generator=generator, dtype=torch.float64) for n in (7, 5, 5)]
-    by_score, by_hand = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
+    by_score = hidden.clone().requires_grad_()
+    by_hand = hidden.clone().requires_grad_()
     scores = score_tokens(
         by_score,
         head,
@@ -364,7 +475,10 @@ def test_padded_vocabularies_are_compared_on_the_tokens_of_both_in_value_and_gra
     )
     log_p = (head(by_hand) / 0.7).log_softmax(1)
     common = min(sizes)
-    own, reference = ((layer(of)[:, :common] / 0.7).log_softmax(1) for layer, of in ((head, by_hand), (other, states)))
+    own, reference = (
+        (layer(of)[:, :common] / 0.7).log_softmax(1)
+        for layer, of in ((head, by_hand), (other, states))
+    )
     divergences = (own.exp() * (own - reference.detach())).sum(1)
     expected = (log_p[rows, targets], -(log_p.exp() * log_p).sum(1), divergences)
     gradients = []
@@ -411,7 +525,9 @@ def test_the_rate_follows_training_steps_not_updates() -> None:
 
 
 def test_a_step_of_adamw_computed_by_hand(tmp_path: Path) -> None:
-    """At the first step the moments cancel: w -> w (1 - lr decay) - lr sign(g), for |g| far above eps."""
+    """At the first step the moments cancel: w -> w (1 - lr decay) - lr sign(g), for |g| far above
+    eps.
+    """
     policy = make_policy(optim={"lr": 1e-2, "weight_decay": 0.5})
     before = weights_of(policy)
     gradient = gradient_of(policy, ragged(), tmp_path / "x")
@@ -423,20 +539,23 @@ def test_a_step_of_adamw_computed_by_hand(tmp_path: Path) -> None:
     assert any(bool((g.abs() > 1e-5).any()) for g in gradient.values())
 
 
-def test_gradients_are_clipped_to_the_global_norm_and_the_norm_is_logged_before_it(tmp_path: Path) -> None:
+def test_gradients_are_clipped_to_the_global_norm_and_the_norm_is_logged_before_it(
+    tmp_path: Path,
+) -> None:
     free = gradient_of(make_policy(), ragged(), tmp_path / "free")
     norm = sum(float((g**2).sum()) for g in free.values()) ** 0.5
     policy = make_policy(optim={"max_grad_norm": norm / 4})
     clipped = gradient_of(policy, ragged(), tmp_path / "clipped")
     assert_close(clipped, {name: g / 4 for name, g in free.items()}, relative=1e-6)
-    assert make_policy(optim={"max_grad_norm": norm / 4}).update(ragged(), step=1)["optim/grad_norm"] == pytest.approx(
-        norm
-    )
+    assert make_policy(optim={"max_grad_norm": norm / 4}).update(ragged(), step=1)[
+        "optim/grad_norm"
+    ] == pytest.approx(norm)
 
 
 def test_a_gradient_that_is_not_finite_skips_the_update_and_skips_in_a_row_are_counted() -> None:
     policy = make_policy()
-    good, bad = ragged(), [dataclasses.replace(row, advantage=float("nan")) for row in ragged()]
+    good = ragged()
+    bad = [dataclasses.replace(row, advantage=float("nan")) for row in ragged()]
     policy.update(good, step=1)
     before = weights_of(policy)
     for count in (1, 2):
@@ -450,7 +569,9 @@ def test_a_gradient_that_is_not_finite_skips_the_update_and_skips_in_a_row_are_c
 
 
 @pytest.mark.parametrize("wrong", [float("inf"), float("nan")])
-def test_a_gradient_that_is_not_finite_is_not_applied_though_the_loss_is_valid(wrong: float) -> None:
+def test_a_gradient_that_is_not_finite_is_not_applied_though_the_loss_is_valid(
+    wrong: float,
+) -> None:
     layer = torch.nn.Linear(3, 2)
     before = layer.weight.detach().clone()
     optimizer = MasterAdamW(layer, OptimConfig(lr=0.1))
@@ -496,8 +617,12 @@ def test_float32_master_weights_take_steps_below_the_resolution_of_bfloat16() ->
 
 
 @pytest.mark.parametrize("adapters", [{}, {"lora": {"rank": 2}}])
-def test_engines_get_the_weights_in_the_type_that_the_model_computes_in(adapters: dict[str, Any]) -> None:
-    """Half the bytes of float32 master weights, and what an engine that rounds them itself would compute with."""
+def test_engines_get_the_weights_in_the_type_that_the_model_computes_in(
+    adapters: dict[str, Any],
+) -> None:
+    """Half the bytes of float32 master weights, and what an engine that rounds them itself would
+    compute with.
+    """
     policy = make_policy(loaded("tied llama", dtype=torch.bfloat16), **adapters)
     policy.update(ragged(), step=1)
     source = policy.weights(version=1)
@@ -514,7 +639,9 @@ def test_bfloat16_gradients_are_added_up_in_float32(tmp_path: Path) -> None:
     samples = groups_of([(3, (4, 4))] * 40)
     exact = gradient_of(make_policy(loaded("llama")), samples, tmp_path / "exact")
     cut = gradient_of(
-        make_policy(loaded("llama", dtype=torch.bfloat16), microbatch_tokens=11), samples, tmp_path / "cut"
+        make_policy(loaded("llama", dtype=torch.bfloat16), microbatch_tokens=11),
+        samples,
+        tmp_path / "cut",
     )
     for name, gradient in exact.items():
         assert cut[name].dtype == torch.float32
@@ -544,7 +671,9 @@ def test_weights_are_read_when_asked_for_and_any_number_of_times() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("updates", [0, 2])
-def test_a_saved_policy_goes_on_bit_for_bit(dtype: torch.dtype, updates: int, tmp_path: Path) -> None:
+def test_a_saved_policy_goes_on_bit_for_bit(
+    dtype: torch.dtype, updates: int, tmp_path: Path
+) -> None:
     policy = make_policy(loaded("tied llama", dtype=dtype))
     for step in range(updates):
         policy.update(ragged(), step=step + 1)
@@ -617,20 +746,30 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_and_changes_nothing(tmp_path
 def test_a_checkpoint_of_other_shapes_is_refused(tmp_path: Path) -> None:
     saved(tmp_path)
     weights = load_file(tmp_path / "weights.safetensors")
-    save_file(weights | {"model.norm.weight": torch.ones(3, dtype=torch.float64)}, tmp_path / "weights.safetensors")
+    save_file(
+        weights | {"model.norm.weight": torch.ones(3, dtype=torch.float64)},
+        tmp_path / "weights.safetensors",
+    )
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight is torch\.float64 \[3\]"):
         make_policy().load(tmp_path)
 
 
 def test_logprobs_for_some_samples_only_are_an_error() -> None:
     first, *others = make_policy().record_old_logprobs(ragged())
-    with pytest.raises(ValueError, match="all samples of a minibatch have old_logprobs or none has"):
-        make_policy(microbatch_tokens=1).update([dataclasses.replace(first, old_logprobs=None), *others], step=1)
+    with pytest.raises(
+        ValueError, match="all samples of a minibatch have old_logprobs or none has"
+    ):
+        make_policy(microbatch_tokens=1).update(
+            [dataclasses.replace(first, old_logprobs=None), *others], step=1
+        )
 
 
 @pytest.mark.parametrize("field", ["mask", "old_logprobs", "engine_logprobs"])
 def test_values_that_do_not_match_the_response_are_an_error(field: str) -> None:
-    rows = [sample(0, (1, 2), (3, 4, 5), **{field: (1.0,)}), sample(0, (1, 2), (6,), **{field: (1.0,)})]
+    rows = [
+        sample(0, (1, 2), (3, 4, 5), **{field: (1.0,)}),
+        sample(0, (1, 2), (6,), **{field: (1.0,)}),
+    ]
     with pytest.raises(ValueError, match="one value for each response token"):
         make_policy().update(rows, step=1)
 

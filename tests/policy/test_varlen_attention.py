@@ -1,4 +1,6 @@
-"""Packed attention by the kernel for variable lengths, which a CPU lacks: by its formulas it is PyTorch's attention."""
+"""Packed attention by the kernel for variable lengths, which a CPU lacks: by its formulas it is
+PyTorch's attention.
+"""
 
 import inspect
 import tomllib
@@ -12,7 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedModel, Starcoder2Config, Starcoder2ForCausalLM
+from transformers import (
+    AttentionInterface,
+    PreTrainedModel,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
+)
 
 from dapo.policy.logprobs import token_logprobs
 from dapo.policy.packed_attention import PackedAttentionPlan, packed_attention
@@ -28,7 +35,16 @@ from dapo.policy.varlen_attention import (
 from helpers.fake_cuda import fake_cuda
 from helpers.paths import ROOT
 from helpers.tiny_models import COMMON, randomised
-from helpers.tiny_policies import assert_close, branching, gradient_of, groups_of, loaded, make_policy, ragged, sample
+from helpers.tiny_policies import (
+    assert_close,
+    branching,
+    gradient_of,
+    groups_of,
+    loaded,
+    make_policy,
+    ragged,
+    sample,
+)
 from helpers.varlen_operators import varlen_on_cpu
 
 EXACT: dict[str, Any] = {"rtol": 0, "atol": 1e-10}
@@ -51,11 +67,14 @@ def plan_of(groups: list[tuple[int, list[int]]]) -> PackedAttentionPlan:
 
 def states_of(plan: PackedAttentionPlan, heads: int, kv_heads: int) -> tuple[Tensor, ...]:
     """Query, key and value of one layer, `[1, heads, T, 8]`, and a gradient of its output."""
-    num_tokens, generator = sum(segment.length for segment in plan.segments), torch.Generator().manual_seed(0)
+    num_tokens = sum(segment.length for segment in plan.segments)
+    generator = torch.Generator().manual_seed(0)
 
     def random(num_heads: int) -> Tensor:
         # the layout of a layer: tokens before heads in memory
-        return torch.randn(1, num_tokens, num_heads, 8, generator=generator, dtype=torch.float64).transpose(1, 2)
+        return torch.randn(
+            1, num_tokens, num_heads, 8, generator=generator, dtype=torch.float64
+        ).transpose(1, 2)
 
     return random(heads), random(kv_heads), random(kv_heads), random(heads).transpose(1, 2)
 
@@ -73,24 +92,37 @@ def rows(states: Tensor) -> Tensor:
     keys_per_call=st.sampled_from([1, 20, 10_000]),
 )
 def test_outputs_and_gradients_are_those_of_padded_attention(
-    groups: list[tuple[int, list[int]]], heads: tuple[int, int], window: int | None, keys_per_call: int
+    groups: list[tuple[int, list[int]]],
+    heads: tuple[int, int],
+    window: int | None,
+    keys_per_call: int,
 ) -> None:
     plan = plan_of(groups)
     *inputs, upstream = states_of(plan, *heads)
     query, key, value = (states.requires_grad_() for states in inputs)
     expected, _ = packed_attention(
-        torch.nn.Identity(), query, key, value, None, 0.3, sliding_window=window, packed_attention_plan=plan
+        torch.nn.Identity(),
+        query,
+        key,
+        value,
+        None,
+        0.3,
+        sliding_window=window,
+        packed_attention_plan=plan,
     )
     calls = build_varlen_plan(plan.segments, plan.device, window, keys_per_call=keys_per_call)
     found = varlen_attention(rows(query), rows(key), rows(value), calls, scale=0.3).unsqueeze(0)
     torch.testing.assert_close(found, expected, **EXACT)
-    gradients = [torch.autograd.grad(out, (query, key, value), upstream) for out in (found, expected)]
+    gradients = [
+        torch.autograd.grad(out, (query, key, value), upstream) for out in (found, expected)
+    ]
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, **EXACT)
 
 
 def test_calls_are_cut_at_a_number_of_keys_and_cover_the_stream_in_order() -> None:
-    prompt, other = tuple(range(20, 60)), (1, 2, 3)
+    prompt = tuple(range(20, 60))
+    other = (1, 2, 3)
     samples = [sample(0, prompt, range(100 * i, 100 * i + n)) for i, n in ((1, 9), (2, 8), (3, 7))]
     samples += [sample(1, other, (4, 5, 6, 7, 8)), sample(1, other, (4, 6, 7, 8, 9))]
     (microbatch,) = pack(samples, max_tokens=10_000)
@@ -119,7 +151,9 @@ def test_gradients_of_a_shared_prompt_are_added_up_in_float32() -> None:
     (microbatch,) = pack([sample(0, (0,), (i + 1, 0)) for i in range(responses)], max_tokens=10_000)
     plan = microbatch.attention_plan
     assert len(plan.segments) == responses
-    query, key, value, upstream = (torch.ones(responses + 1, 1, 8, dtype=torch.bfloat16) for _ in range(4))
+    query, key, value, upstream = (
+        torch.ones(responses + 1, 1, 8, dtype=torch.bfloat16) for _ in range(4)
+    )
     value[1:] = 3
     upstream[0] = 0
     key.requires_grad_()
@@ -129,7 +163,9 @@ def test_gradients_of_a_shared_prompt_are_added_up_in_float32() -> None:
     assert key.grad is not None
     # each response has one token, which looks at the prompt's and at itself with weights of 1/2
     assert value.grad[0].unique().item() == pytest.approx(responses / 2, rel=2**-8)
-    assert key.grad[0].unique().item() == pytest.approx(-float(key.grad[1, 0, 0]) * responses, rel=2**-7)
+    assert key.grad[0].unique().item() == pytest.approx(
+        -float(key.grad[1, 0, 0]) * responses, rel=2**-7
+    )
 
 
 def varlen_everywhere(
@@ -137,19 +173,31 @@ def varlen_everywhere(
 ) -> tuple[Tensor, None]:
     """The attention function of a model that attends as on a GPU."""
     plan = options["packed_attention_plan"].varlen(options["sliding_window"])
-    return varlen_attention(rows(query), rows(key), rows(value), plan, scale=options["scaling"]).unsqueeze(0), None
+    return (
+        varlen_attention(
+            rows(query), rows(key), rows(value), plan, scale=options["scaling"]
+        ).unsqueeze(0),
+        None,
+    )
 
 
 def exact_model(window: int | None) -> PreTrainedModel:
-    options: dict[str, Any] = COMMON | {"head_dim": None, "pad_token_id": None, "sliding_window": window}
+    options: dict[str, Any] = COMMON | {
+        "head_dim": None,
+        "pad_token_id": None,
+        "sliding_window": window,
+    }
     return randomised(Starcoder2ForCausalLM(Starcoder2Config(**options)), 0).double().eval()
 
 
 @pytest.mark.parametrize(("window", "recompute"), [(None, False), (7, True)])
-def test_a_whole_model_has_the_same_logprobs_and_gradients(window: int | None, recompute: bool, tmp_path: Path) -> None:
+def test_a_whole_model_has_the_same_logprobs_and_gradients(
+    window: int | None, recompute: bool, tmp_path: Path
+) -> None:
     AttentionInterface.register("varlen_everywhere", varlen_everywhere)
     samples = ragged() + [replace(each, group_id=9 + each.group_id) for each in branching()]
-    logprobs, gradients = [], []
+    logprobs = []
+    gradients = []
     for name in ("dapo_packed", "varlen_everywhere"):
         model = exact_model(window)
         use_packed_forward(model)
@@ -157,7 +205,11 @@ def test_a_whole_model_has_the_same_logprobs_and_gradients(window: int | None, r
             recompute_layers(model)
         policy = make_policy(loaded(model), loss={"entropy_coef": 0.01})
         model.set_attn_implementation(name)
-        logprobs.append(torch.cat([token_logprobs(model, m, temperature=1.0) for m in pack(samples, max_tokens=64)]))
+        logprobs.append(
+            torch.cat(
+                [token_logprobs(model, m, temperature=1.0) for m in pack(samples, max_tokens=64)]
+            )
+        )
         gradients.append(gradient_of(policy, samples, tmp_path / name))
     torch.testing.assert_close(*logprobs, **EXACT)
     assert_close(gradients[1], gradients[0], relative=1e-10)
@@ -187,17 +239,24 @@ def test_the_lowest_pytorch_that_the_package_allows_has_the_arguments_that_are_u
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert "torch>=2.13" in project["dependencies"]
-    assert torch.__version__.startswith("2.13.")  # what this test looks at; a newer one is another version to look at
-    assert {"seqused_k", "num_splits", "enable_gqa", "window_size"} <= set(inspect.signature(varlen_attn).parameters)
+    # what this test looks at; a newer one is another version to look at
+    assert torch.__version__.startswith("2.13.")
+    assert {"seqused_k", "num_splits", "enable_gqa", "window_size"} <= set(
+        inspect.signature(varlen_attn).parameters
+    )
     operators = torch.ops.torch_attn._varlen_attn, torch.ops.torch_attn._varlen_attn_backward
-    forward, backward = ({a.name for a in operator.default._schema.arguments} for operator in operators)
+    forward, backward = (
+        {a.name for a in operator.default._schema.arguments} for operator in operators
+    )
     assert {"window_size", "enable_gqa"} <= forward
     assert "window_size" in backward
 
 
 def test_16_bits_on_a_gpu_without_the_kernel_are_warned_of() -> None:
     (note,) = padded_attention_notes(torch.bfloat16, "cuda", (7, 5))
-    assert note.startswith("warning: model.dtype=bfloat16 on a GPU of compute capability 7.5, below 8.0: bfloat16 is ")
+    assert note.startswith(
+        "warning: model.dtype=bfloat16 on a GPU of compute capability 7.5, below 8.0: bfloat16 is "
+    )
     for dtype, device, capability in (
         (torch.bfloat16, "cuda", (8, 0)),
         (torch.bfloat16, "cuda", None),
@@ -211,7 +270,9 @@ def test_layers_choose_the_kernel_on_a_gpu_only_and_for_states_of_one_width() ->
     states = torch.empty(5, 4, 64, dtype=torch.bfloat16)
     assert not attends_by_varlen(states, states)
     with fake_cuda():
-        query, narrow = (torch.empty(5, 4, width, dtype=torch.bfloat16, device="cuda") for width in (64, 32))
+        query, narrow = (
+            torch.empty(5, 4, width, dtype=torch.bfloat16, device="cuda") for width in (64, 32)
+        )
         assert attends_by_varlen(query, query)
         assert not attends_by_varlen(query, narrow)
         assert not attends_by_varlen(query.float(), query.float())

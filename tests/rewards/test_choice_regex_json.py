@@ -11,7 +11,9 @@ from helpers.verifier_pools import open_pool
 
 def judged(name, answer, response, /, fields=None, **options):
     """True, False, or the error."""
-    verdict = get_verifier(name, **options)(Problem("1", "Q", answer, fields=fields or {}), response)
+    verdict = get_verifier(name, **options)(
+        Problem("1", "Q", answer, fields=fields or {}), response
+    )
     if verdict.error is None:
         assert verdict.score == (1.0 if verdict.correct else -1.0)
     return verdict.error or verdict.correct
@@ -114,21 +116,27 @@ B) maybe|B) either way; d)|B: excluded|(B) not|B) 42 or 43|(B) d)|B. e. as well|
 """
 
 
-@pytest.mark.parametrize("answer", [each for line in WITHOUT_OPTIONS.split("\n") for each in line.split("|") if each])
+@pytest.mark.parametrize(
+    "answer", [each for line in WITHOUT_OPTIONS.split("\n") for each in line.split("|") if each]
+)
 def test_a_clause_about_the_choice_is_no_choice(answer):
     for letter in "ABCDE":
         assert judged("choice", letter, f"Answer: {answer}") is False
         assert judged("choice", letter, f"\\boxed{{{answer}}}") is False
 
 
-@pytest.mark.parametrize("response", ["It is not {}.", "Anything except {}.", "{} is false.", "It can't be {}."])
+@pytest.mark.parametrize(
+    "response", ["It is not {}.", "Anything except {}.", "{} is false.", "It can't be {}."]
+)
 def test_words_around_a_box_that_deny_it_make_no_choice(response):
     assert judged("choice", "B", response.format("\\boxed{B}")) is False
     assert judged("choice", "B", "It is \\boxed{B}.") is True
 
 
 def test_a_text_after_the_letter_is_the_text_of_its_option_where_the_question_has_options():
-    prompt = "Which holds?\nA) x is odd\nB) x is even or not an integer\nC. the empty set\nD) 4.5 cm"
+    prompt = (
+        "Which holds?\nA) x is odd\nB) x is even or not an integer\nC. the empty set\nD) 4.5 cm"
+    )
     verifier = get_verifier("choice")
     for letter, text, expected in [
         ("B", "B) x is even or not an integer", True), ("B", "B) x is even or not an integer.", True),
@@ -163,7 +171,14 @@ def test_the_last_line_may_name_the_option_with_its_text(response, expected):
     assert get_verifier("choice")(Problem("1", EVEN, "B"), response).correct is expected
 
 
-RETRACTIONS = ["Wait, it is D.", "No, D.", "That is wrong.", "Actually, D.", "Sorry, I made a mistake.", "Hmm, no."]
+RETRACTIONS = [
+    "Wait, it is D.",
+    "No, D.",
+    "That is wrong.",
+    "Actually, D.",
+    "Sorry, I made a mistake.",
+    "Hmm, no.",
+]
 
 
 @pytest.mark.parametrize("mark", ["Answer: {}\n", "\\boxed{{{}}}. "])
@@ -186,7 +201,9 @@ def test_lines_that_hold_only_a_letter_must_hold_the_same():
     assert judged("choice", "C", "C\nA is too small.\n(C)") is True
 
 
-@pytest.mark.parametrize(("answer", "reads"), [("(B)", True), ("b", True), ("B. red", True), ("\\text{B}", True)])
+@pytest.mark.parametrize(
+    ("answer", "reads"), [("(B)", True), ("b", True), ("B. red", True), ("\\text{B}", True)]
+)
 def test_a_reference_may_be_written_as_an_answer_may(answer, reads):
     assert judged("choice", answer, "Answer: B") is reads
 
@@ -204,7 +221,10 @@ def test_there_may_be_two_letters_and_more_than_five():
 
 def test_the_letter_is_the_normalized_answer():
     verifier = get_verifier("choice")
-    votes = [verifier(Problem("1", "Q", "B"), response).answer for response in ("Answer: (c)", "A or B", "B")]
+    votes = [
+        verifier(Problem("1", "Q", "B"), response).answer
+        for response in ("Answer: (c)", "A or B", "B")
+    ]
     assert votes == ["C", "", "B"]
 
 
@@ -232,13 +252,18 @@ def test_the_letter_is_the_normalized_answer():
         ("42", {"pattern": r"Result: (\d+)"}, "", False),
     ],
 )  # fmt: skip
-def test_the_pattern_comes_from_the_reference_or_its_group_is_compared_with_it(answer, options, response, expected):
+def test_the_pattern_comes_from_the_reference_or_its_group_is_compared_with_it(
+    answer, options, response, expected
+):
     assert judged("regex", answer, response, **options) is expected
 
 
 def test_a_reference_that_is_no_pattern_is_an_error():
     assert "regex: the reference '(' raised" in judged("regex", "(", "(")
-    assert judged("regex", "", "") == "regex: the reference is empty, and there is no reward.options.pattern"
+    assert (
+        judged("regex", "", "")
+        == "regex: the reference is empty, and there is no reward.options.pattern"
+    )
     assert "is compared, is empty" in judged("regex", "", "x", pattern="(x)")
 
 
@@ -249,7 +274,10 @@ SLOW = ("a" * 60, "aab")
 def test_a_response_for_which_a_pattern_takes_forever_is_wrong():
     with open_pool("regex", workers=1) as pool:
         verdicts = pool.submit(Problem("1", "Q", "(a+)+b"), SLOW, [(), ()]).result(60)
-    assert [(verdict.correct, verdict.error) for verdict in verdicts] == [(False, None), (True, None)]
+    assert [(verdict.correct, verdict.error) for verdict in verdicts] == [
+        (False, None),
+        (True, None),
+    ]
     for options in ({"pattern": "((?:a+)+b)"}, {"pattern": "(?:a+)+b"}):
         assert [judged("regex", "aab", text, **options) for text in SLOW] == [False, True]
 
@@ -257,7 +285,10 @@ def test_a_response_for_which_a_pattern_takes_forever_is_wrong():
 def test_the_limit_of_a_verdict_must_leave_time_for_a_pattern():
     RewardConfig(verifier="json_schema", timeout_s=1.5)
     for name in ("regex", "json_schema"):
-        with pytest.raises(ValueError, match=f"{name}'s limit for a pattern=1 .s. must be less than reward.timeout_s"):
+        with pytest.raises(
+            ValueError,
+            match=f"{name}'s limit for a pattern=1 .s. must be less than reward.timeout_s",
+        ):
             RewardConfig(verifier=name, timeout_s=1)
 
 
@@ -343,18 +374,28 @@ def test_the_schema_may_stand_in_the_row_as_text_in_the_reference_or_in_the_opti
         ('{"$ref": "http://127.0.0.1:9/x"}', "raised Unresolvable: http://127.0.0.1:9/x"),
     ],
 )
-def test_a_row_without_a_usable_schema_is_an_error_and_nothing_is_fetched(jsonschema, answer, message):
+def test_a_row_without_a_usable_schema_is_an_error_and_nothing_is_fetched(
+    jsonschema, answer, message
+):
     assert message in judged("json_schema", answer, "{}")
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("choice", {"letters": "abc"}, "choice: letters must be different capitals such as ABCDE, got 'abc'"),
+        (
+            "choice",
+            {"letters": "abc"},
+            "choice: letters must be different capitals such as ABCDE, got 'abc'",
+        ),
         ("choice", {"letters": "AA"}, "choice: letters must be different capitals"),
         ("regex", {"pattern": "("}, "regex: the pattern '(' raised"),
         ("regex", {"pattern": ""}, "regex: pattern must be a regular expression, got ''"),
-        ("regex", {"pattern": "(a)(b)"}, "regex: the pattern '(a)(b)' has 2 groups; one is compared"),
+        (
+            "regex",
+            {"pattern": "(a)(b)"},
+            "regex: the pattern '(a)(b)' has 2 groups; one is compared",
+        ),
         ("regex", {"match": "part"}, "regex: match must be one of full, search, got 'part'"),
         ("regex", {"ignore_case": 1}, "regex: ignore_case must be true or false, got 1"),
     ],
@@ -367,7 +408,10 @@ def test_options_that_make_no_sense_are_refused(name, options, message):
 
 @pytest.mark.parametrize(
     ("schema", "message"),
-    [("{}", "schema must be a JSON schema as a mapping, got '{}'"), ({"type": 3}, "is not a JSON schema: it raised")],
+    [
+        ("{}", "schema must be a JSON schema as a mapping, got '{}'"),
+        ({"type": 3}, "is not a JSON schema: it raised"),
+    ],
 )
 def test_a_schema_in_the_options_is_checked_before_anything_runs(jsonschema, schema, message):
     with pytest.raises(RewardError, match="json_schema") as caught:

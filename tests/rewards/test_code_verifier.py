@@ -1,4 +1,6 @@
-"""`code`: programs that pass and fail, columns, options, and verdicts of the pool; tests/code_sandbox has the rest."""
+"""`code`: programs that pass and fail, columns, options, and verdicts of the pool;
+tests/code_sandbox has the rest.
+"""
 
 import json
 
@@ -14,7 +16,9 @@ from helpers.sandbox_processes import sandbox_processes_left
 from helpers.verifier_pools import open_pool
 
 WEAKNESSES = set(probe(LocalSandbox(2**30)).values())
-pytestmark = pytest.mark.skipif(bool(WEAKNESSES), reason=f"no program can be confined here: it could {WEAKNESSES}")
+pytestmark = pytest.mark.skipif(
+    bool(WEAKNESSES), reason=f"no program can be confined here: it could {WEAKNESSES}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +28,9 @@ def verifier():
 
 def judged(verifier, source, tests, answer="", **fields):
     """True, False, or the error."""
-    verdict = verifier(Problem("1", "Q", answer, fields={"tests": tests, **fields}), f"```python\n{source}\n```")
+    verdict = verifier(
+        Problem("1", "Q", answer, fields={"tests": tests, **fields}), f"```python\n{source}\n```"
+    )
     return verdict.error or verdict.correct
 
 
@@ -84,11 +90,19 @@ def test_a_failed_assertion_of_the_program_is_none_of_the_tests(verifier):
     tests = "try:\n    ok = half(3) == 1\nexcept {}:\n    ok = True\nassert ok"
     assert judged(verifier, source, [tests.format("AssertionError")]) is False
     assert judged(verifier, source, [tests.format("Exception")]) is True
-    assert judged(verifier, source.replace("assert n % 2 == 0", "int('x')"), [tests.format("ValueError")]) is True
+    assert (
+        judged(
+            verifier, source.replace("assert n % 2 == 0", "int('x')"), [tests.format("ValueError")]
+        )
+        is True
+    )
 
 
 def test_a_variable_that_says_whether_the_program_has_raised_is_a_value_of_it(verifier):
-    tests = "def test_raises():\n    raised = False\n    try:\n        root(-1)\n    except ValueError:\n"
+    tests = (
+        "def test_raises():\n    raised = False\n    try:\n        root(-1)\n    except"
+        " ValueError:\n"
+    )
     tests += "        raised = True\n    assert raised"
     assert judged(verifier, "def root(x):\n    raise ValueError", tests) is True
     assert judged(verifier, "def root(x):\n    return x", tests) is False
@@ -97,7 +111,9 @@ def test_a_variable_that_says_whether_the_program_has_raised_is_a_value_of_it(ve
 def test_a_check_function_is_given_the_entry_point(verifier):
     check = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(3) == 9\n"
     assert judged(verifier, "def square(x):\n    return x * x", check, entry_point="square") is True
-    assert judged(verifier, "def square(x):\n    return x + x", check, entry_point="square") is False
+    assert (
+        judged(verifier, "def square(x):\n    return x + x", check, entry_point="square") is False
+    )
 
 
 def test_a_solution_without_end_is_wrong_in_the_pool_too_not_an_error():
@@ -112,7 +128,8 @@ def test_a_solution_without_end_is_wrong_in_the_pool_too_not_an_error():
 def test_a_pool_that_times_out_first_leaves_nothing_running_either():
     problem = Problem("1", "Q", "", fields={"tests": ["assert f() == 1"]})
     reward = RewardConfig(verifier="code", options={"time_s": 60}, timeout_s=61, workers=1)
-    with VerifierPool(reward.model_copy(update={"timeout_s": 1.0})) as pool:  # a section itself refuses this
+    # a section itself refuses this
+    with VerifierPool(reward.model_copy(update={"timeout_s": 1.0})) as pool:
         (verdict,) = pool.submit(problem, ["while True: pass"], [()]).result(30)
     assert verdict.error == "code: timed out after 1 s"
     assert sandbox_processes_left() == []
@@ -127,9 +144,15 @@ def test_a_pool_that_times_out_first_leaves_nothing_running_either():
         ("[{", "its tests are no JSON"),
         ("42", "its tests run no assertion on a value of the program"),
         ([{"input": "1", "output": " "}], "its tests expect no output at all"),
-        ({"inputs": ["1"], "outputs": []}, "its tests have 1 inputs and 0 outputs; expected an output for each input"),
+        (
+            {"inputs": ["1"], "outputs": []},
+            "its tests have 1 inputs and 0 outputs; expected an output for each input",
+        ),
         (["assert f( == 1"], "its tests cannot run: SyntaxError"),
-        (["assert f(lambda x: x) == 1"], "a test passes the solution a function; only plain values"),
+        (
+            ["assert f(lambda x: x) == 1"],
+            "a test passes the solution a function; only plain values",
+        ),
     ],
 )
 def test_a_row_without_usable_tests_is_an_error(verifier, tests, message):
@@ -175,9 +198,18 @@ def test_the_tests_are_found_in_the_columns_of_known_data_sets(verifier, column)
 
 
 def test_the_setup_columns_run_before_the_tests_and_messages_are_a_prompt(verifier):
-    columns = {"test_imports": ["import math", "X = 2"], "test_setup_code": "Y = X + math.floor(1.5)"}
+    columns = {
+        "test_imports": ["import math", "X = 2"],
+        "test_setup_code": "Y = X + math.floor(1.5)",
+    }
     fields = {"tests": ["assert three() == Y and close(three(), 3)"], **columns}
-    messages = ({"role": "user", "content": "Write three"}, {"role": "user", "content": "and close."})
+    messages = (
+        {"role": "user", "content": "Write three"},
+        {"role": "user", "content": "and close."},
+    )
     source = "def three():\n    return 3\ndef close(a, b):\n    return a == b"
     assert verifier(Problem("1", messages, "", fields=fields), source).correct is True
-    assert "neither they nor Python define" in verifier(Problem("1", "Q", "", fields=fields), source).error
+    assert (
+        "neither they nor Python define"
+        in verifier(Problem("1", "Q", "", fields=fields), source).error
+    )

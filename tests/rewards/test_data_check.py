@@ -1,4 +1,6 @@
-"""Rows that a verifier can judge no response to are found before a run begins, with their numbers."""
+"""Rows that a verifier can judge no response to are found before a run begins, with their
+numbers.
+"""
 
 import itertools
 import json
@@ -19,10 +21,12 @@ def problems(*answers, **fields):
 
 
 def test_the_rows_are_numbered_from_one_and_the_first_reason_is_shown():
-    (found,) = unusable_rows(problems("A", "Z", "(B)", "C", "AB", "D", *"123456"), "choice", {"letters": "ABC"})
+    (found,) = unusable_rows(
+        problems("A", "Z", "(B)", "C", "AB", "D", *"123456"), "choice", {"letters": "ABC"}
+    )
     assert list(found.reasons) == [2, 5, 6, 7, 8, 9, 10, 11, 12]
-    assert str(found) == (
-        "choice can judge no response to 9 of 12 rows (rows 2, 5, 6, 7, 8, ...); "
+    assert (
+        str(found) == "choice can judge no response to 9 of 12 rows (rows 2, 5, 6, 7, 8, ...); "
         "row 2: the reference 'Z' is not one of the letters ABC"
     )
 
@@ -45,12 +49,19 @@ def test_each_verifier_names_the_rows_that_it_cannot_judge(verifier, options, go
 
 
 def test_a_reward_of_several_verifiers_says_it_of_each():
-    lines = warnings_about_rows(problems("1", "x", "A"), {"gsm8k": 1.0, "choice": 0.5}, {}, where="data.train")
-    assert [line.partition(" can ")[0] for line in lines] == ["data.train: gsm8k", "data.train: choice"]
+    lines = warnings_about_rows(
+        problems("1", "x", "A"), {"gsm8k": 1.0, "choice": 0.5}, {}, where="data.train"
+    )
+    assert [line.partition(" can ")[0] for line in lines] == [
+        "data.train: gsm8k",
+        "data.train: choice",
+    ]
 
 
 def test_a_data_set_of_which_no_row_can_be_judged_is_refused():
-    with pytest.raises(RewardError, match=r"data\.train: gsm8k can judge no response to 2 of 2 rows \(rows 1, 2\)"):
+    with pytest.raises(
+        RewardError, match=r"data\.train: gsm8k can judge no response to 2 of 2 rows \(rows 1, 2\)"
+    ):
         warnings_about_rows(problems("x", "y"), "gsm8k", {}, where="data.train")
 
 
@@ -62,12 +73,16 @@ CONFIG = (
 
 @pytest.mark.parametrize("tick", [0.0, 1.0])
 def test_when_the_time_for_checking_is_over_the_rest_of_the_rows_is_left_out(tick, monkeypatch):
-    """A clock of processor time advances in steps of 10 ms on some machines: it may stand still for the whole check."""
+    """A clock of processor time advances in steps of 10 ms on some machines: it may stand still for
+    the whole check.
+    """
     clock = itertools.count()
     monkeypatch.setattr("dapo.rewards.data_check.time.process_time", lambda: next(clock) * tick)
     (found,) = unusable_rows(problems("x", "y", "3", "z"), "gsm8k", {}, time_s=0)
     assert list(found.reasons) == [1, 2]
-    assert str(found).startswith("gsm8k can judge no response to 2 of the first 3 of 4 rows (rows 1, 2)")
+    assert str(found).startswith(
+        "gsm8k can judge no response to 2 of the first 3 of 4 rows (rows 1, 2)"
+    )
 
 
 def exit_code(*arguments):
@@ -110,13 +125,16 @@ def test_stats_and_check_and_the_start_of_a_run_name_the_rows(code_data, tmp_pat
     assert "code can judge" not in capsys.readouterr().out
 
 
-def test_a_run_on_data_without_one_usable_row_is_refused_before_it_begins(code_data, tmp_path, capsys):
+def test_a_run_on_data_without_one_usable_row_is_refused_before_it_begins(
+    code_data, tmp_path, capsys
+):
     data = code_data("add(1, 2)", "x = 1")
     config = tmp_path / "run.yaml"
     config.write_text(CONFIG.format(data))
     for command in (["train", "--run-dir", tmp_path / "run"], ["check"]):
         assert exit_code(command[0], config, *command[1:]) == 2
-        assert "error: data.train: code can judge no response to 2 of 2 rows (rows 1, 2); row 1: its tests" in (
-            capsys.readouterr().err
+        assert (
+            "error: data.train: code can judge no response to 2 of 2 rows (rows 1, 2); row 1: its"
+            " tests" in (capsys.readouterr().err)
         )
     assert not (tmp_path / "run").exists()

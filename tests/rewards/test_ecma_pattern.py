@@ -41,5 +41,9 @@ def test_a_line_feed_at_the_end_does_not_pass(schema):
     verifier = get_verifier("json_schema")
     for end, expected in (("", True), ("\\n", False)):
         text = f'"x{end}"' if '"string"' in schema else f'{{"x{end}": 1}}'
-        text = f'{{"pattern": "x{end}"}}' if "properties" in schema and "patternP" not in schema else text
+        text = (
+            f'{{"pattern": "x{end}"}}'
+            if "properties" in schema and "patternP" not in schema
+            else text
+        )
         assert verifier(Problem("1", "Q", schema), text).correct is expected

@@ -69,17 +69,24 @@ def test_partial_credit_is_not_correct_and_graded_keeps_it():
     assert get_verifier("gym", partial_credit=True)(problem, "").score == 0.0
 
 
-@pytest.mark.parametrize("task", ["n_queens", "string_insertion", "binary_matrix", "spiral_matrix", "countdown"])
+@pytest.mark.parametrize(
+    "task", ["n_queens", "string_insertion", "binary_matrix", "spiral_matrix", "countdown"]
+)
 def test_an_answer_is_never_run_as_a_program(verifier, task, tmp_path):
-    problem, target = problem_of(task), tmp_path / "written"
-    for attack in (f"open({str(target)!r}, 'w')", f"__import__('pathlib').Path({str(target)!r}).touch()"):
+    problem = problem_of(task)
+    target = tmp_path / "written"
+    for attack in (
+        f"open({str(target)!r}, 'w')",
+        f"__import__('pathlib').Path({str(target)!r}).touch()",
+    ):
         verdict = verifier(problem, f"<answer>{attack}</answer>")
         assert verdict.correct is False
         assert not target.exists()
 
 
 def test_the_attack_of_the_test_above_works_on_the_bare_scorer(tmp_path):
-    problem, target = problem_of("n_queens"), tmp_path / "written"
+    problem = problem_of("n_queens")
+    target = tmp_path / "written"
     dataset = reasoning_gym.create_dataset("n_queens", **problem.fields["gym_config"])
     attack = f"__import__('pathlib').Path({str(target)!r}).touch()"
     dataset.score_answer(attack, problem.fields["gym_entry"])
@@ -91,7 +98,10 @@ def test_the_attack_of_the_test_above_works_on_the_bare_scorer(tmp_path):
     [
         ({}, "gym: problem 'p' has no field gym_task: it is not from reasoning-gym"),
         ({"gym_task": "chain_sum"}, "gym: problem 'p' has no field gym_entry"),
-        ({"gym_task": "no_task", "gym_entry": {}}, "gym: task 'no_task' raised ValueError: Dataset 'no_task' not"),
+        (
+            {"gym_task": "no_task", "gym_entry": {}},
+            "gym: task 'no_task' raised ValueError: Dataset 'no_task' not",
+        ),
         (
             {"gym_task": "gcd", "gym_entry": {"question": "?"}},
             "gym: the scorer of task 'gcd' raised KeyError: 'answer'",

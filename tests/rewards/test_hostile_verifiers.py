@@ -1,4 +1,6 @@
-"""Verifiers that misbehave: each action is an error verdict with its cause, in time, and the next verdict is right."""
+"""Verifiers that misbehave: each action is an error verdict with its cause, in time, and the next
+verdict is right.
+"""
 
 import contextlib
 import os
@@ -16,10 +18,13 @@ from helpers.verifier_pools import open_pool
 
 NAME = "helpers.hostile_functions:does"
 PROBLEM = Problem("1", "Q", "A")
-TIMEOUT_S, SLACK_S = 2.0, 60.0
+TIMEOUT_S = 2.0
+SLACK_S = 60.0
 LONG_TIMEOUT_S = 30.0
 """For an action that ends by itself or by another limit, on a machine busy with others."""
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and orphans are those of Linux")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="limits and orphans are those of Linux"
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +60,10 @@ EXPECTED_ERRORS = {
     "processes": "the worker process had more than 256 processes running, itself included",
     "chdir": "it left the working directory changed, so its process was replaced",
     "remove_directory {new}": "it left the working directory changed, so its process was replaced",
-    "close_output": "it left standard output closed or replaced and left standard error closed or replaced, so its",
+    "close_output": (
+        "it left standard output closed or replaced and left standard error closed or replaced,"
+        " so its"
+    ),
     "close_everything": "the worker process exited with code 1",
     "close_everything_and_hang": "the worker process closed its connection",
     "replace_descriptors {folder}": "the worker process exited with code 1",
@@ -72,10 +80,16 @@ def test_code_that_damages_its_worker_is_an_error_with_its_cause_and_the_worker_
 ):
     if late := EXPECTED_ERRORS[action] == LATE:
         pool = short_timeout_pool
-    before, start = pool.worker_pids, time.monotonic()
+    before = pool.worker_pids
+    start = time.monotonic()
     verdict = judged(pool, action.format(new=tmp_path / "new", folder=tmp_path))
     assert time.monotonic() - start < (TIMEOUT_S if late else LONG_TIMEOUT_S) + SLACK_S
-    assert verdict.error.removeprefix(NAME).removeprefix(":").strip().startswith(EXPECTED_ERRORS[action])
+    assert (
+        verdict.error.removeprefix(NAME)
+        .removeprefix(":")
+        .strip()
+        .startswith(EXPECTED_ERRORS[action])
+    )
     assert (verdict.correct, verdict.score) == (None, 0.0)
     assert judged(pool, "sound") == Verdict(None, 5.0)
     assert pool.worker_pids != before
@@ -160,21 +174,29 @@ def test_weights_that_lead_out_of_the_numbers_are_an_error():
 
 
 def test_five_percent_hanging_verifiers_cost_their_time_limit_and_little_more():
-    """80 verdicts of 20 ms, 4 of them never: what the limit implies is 4 times 2 s over two workers. What a verdict and
-    the start of a worker take is measured on the machine as it is, and a sound verdict has a hundred times its time.
-    One of three measurements must hold: a busy machine stalls single ones."""
+    """80 verdicts of 20 ms, 4 of them never: what the limit implies is 4 times 2 s over two
+    workers. What a verdict and the start of a worker take is measured on the machine as it is, and
+    a sound verdict has a hundred times its time. One of three measurements must hold: a busy
+    machine stalls single ones.
+    """
     assert any(hangs_cost_little_more_than_their_limit() for _ in range(3))
 
 
 def hangs_cost_little_more_than_their_limit():
-    timeout_s, count, workers = 2.0, 80, 2
+    timeout_s = 2.0
+    count = 80
+    workers = 2
     texts = ["sleep" if i % 20 == 10 else f"Answer: {i}" for i in range(count)]
     begun = time.monotonic()
-    with open_pool("helpers.hostile_functions:does_slowly", timeout_s=timeout_s, workers=workers) as pool:
+    with open_pool(
+        "helpers.hostile_functions:does_slowly", timeout_s=timeout_s, workers=workers
+    ) as pool:
         pool.submit(PROBLEM, ["a"] * 8, [[1]] * 8).result(60)  # both are up
-        start_s, start = time.monotonic() - begun, time.monotonic()
+        start_s = time.monotonic() - begun
+        start = time.monotonic()
         pool.submit(PROBLEM, ["a"] * count, [[1]] * count).result(60)
-        without_hangs_s, start = time.monotonic() - start, time.monotonic()
+        without_hangs_s = time.monotonic() - start
+        start = time.monotonic()
         verdicts = pool.submit(PROBLEM, texts, [[1]] * count).result(60)
         took = time.monotonic() - start
     late = [verdict.error is not None for verdict in verdicts]
@@ -184,8 +206,11 @@ def hangs_cost_little_more_than_their_limit():
     return took < 1.3 * (without_hangs_s + hangs_s) + start_s
 
 
-def test_what_verifiers_of_a_run_print_is_in_its_file_once_and_what_is_left_on_the_console(tmp_path, capfd):
-    output, log = VerifierOutput(), tmp_path / "logs" / "verifier.log"
+def test_what_verifiers_of_a_run_print_is_in_its_file_once_and_what_is_left_on_the_console(
+    tmp_path, capfd
+):
+    output = VerifierOutput()
+    log = tmp_path / "logs" / "verifier.log"
     with open_pool(NAME, workers=1, output=output) as pool:
         judged(pool, "escape_codes")
         # the end of a line is a write of its own, which may come after the verdict
@@ -199,7 +224,8 @@ def test_what_verifiers_of_a_run_print_is_in_its_file_once_and_what_is_left_on_t
 
 
 def test_the_file_of_what_verifiers_print_is_bounded(tmp_path):
-    log, output = tmp_path / "verifier.log", VerifierOutput()
+    log = tmp_path / "verifier.log"
+    output = VerifierOutput()
     os.truncate(output.fileno(), MAX_LOG_BYTES + 100)
     assert len(output.move_to(log)) == MAX_LOG_BYTES + 100
     assert log.read_bytes()[MAX_LOG_BYTES:] == b"\n[000000000000100 bytes more are not kept]\n"

@@ -1,4 +1,6 @@
-"""No text that a model writes makes a verifier slow: runs of one kind of character, alone and in frames."""
+"""No text that a model writes makes a verifier slow: runs of one kind of character, alone and in
+frames.
+"""
 
 import itertools
 import re
@@ -150,16 +152,20 @@ def seconds(name, text):
     if name in TEXT_READERS:
         TEXT_READERS[name](text)
     else:
-        verdict = verifier(name)(Problem("1", "How many apples are in the box? A) 1 B) 2", READERS[name][2]), text)
+        verdict = verifier(name)(
+            Problem("1", "How many apples are in the box? A) 1 B) 2", READERS[name][2]), text
+        )
         assert verdict.error is None
     return time.process_time() - began
 
 
 @pytest.mark.parametrize("name", [*READERS, *TEXT_READERS])
 def test_runs_in_frames_take_linear_time(name):
-    """A third of the pairs, most of them at a tenth of the size; one that is slow there is judged at the whole size.
+    """A third of the pairs, most of them at a tenth of the size; one that is slow there is judged
+    at the whole size.
 
-    The expression that a parser accepts is bounded in length and may take a tenth of a second at every size.
+    The expression that a parser accepts is bounded in length and may take a tenth of a second at
+    every size.
     """
     turn = [*READERS, *TEXT_READERS].index(name)
     seconds(name, "Answer: 1")  # imports
@@ -168,17 +174,23 @@ def test_runs_in_frames_take_linear_time(name):
         if (row + column + turn) % 3:
             continue
         sizes = [SIZE] if (row + column + turn) % 14 == 0 else [SIZE // 10, SIZE]
-        if all(exceeds(name, frame.format((run * (size // len(run) + 1))[:size]), size) for size in sizes):
+        if all(
+            exceeds(name, frame.format((run * (size // len(run) + 1))[:size]), size)
+            for size in sizes
+        ):
             slow.append((run, frame))
     assert slow == []
 
 
 def exceeds(name, text, size):
-    """Whether three verdicts in a row take longer than the limit of their size: a machine stalls single ones."""
+    """Whether three verdicts in a row take longer than the limit of their size: a machine stalls
+    single ones.
+    """
     return all(seconds(name, text) > MAX_CPU_S * size / SIZE for _ in range(3))
 
 
 def test_the_limit_finds_a_quadratic_pattern():
-    began, size = time.process_time(), SIZE // 10
+    began = time.process_time()
+    size = SIZE // 10
     re.search(r"\s+(?:in total|altogether|overall)$", "8" + " " * size + "9")
     assert time.process_time() - began > MAX_CPU_S * size / SIZE

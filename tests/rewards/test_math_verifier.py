@@ -184,9 +184,16 @@ def test_references_that_are_not_plain_numbers(verifier, answer, given, expected
 
 
 @pytest.mark.parametrize("answer", ["", "  ", "$", "\\frac{1}{", "@@", "1, ", "42 ####", "1 @ 2"])
-@pytest.mark.parametrize("response", ["Answer: 42", "Answer: @@", "\\boxed{\\frac{1}{}", "none", ""])
-def test_a_reference_that_cannot_be_read_is_an_error_whatever_the_response(verifier, answer, response):
-    assert judged(verifier, answer, response) == f"math: the reference {answer!r} cannot be read as mathematics"
+@pytest.mark.parametrize(
+    "response", ["Answer: 42", "Answer: @@", "\\boxed{\\frac{1}{}", "none", ""]
+)
+def test_a_reference_that_cannot_be_read_is_an_error_whatever_the_response(
+    verifier, answer, response
+):
+    assert (
+        judged(verifier, answer, response)
+        == f"math: the reference {answer!r} cannot be read as mathematics"
+    )
 
 
 def test_every_dapo_math_reference_is_right_for_itself_and_wrong_for_the_next(verifier, tmp_path):
@@ -203,7 +210,9 @@ def test_it_sets_no_alarm_and_works_outside_the_main_thread(verifier):
 
     signal.setitimer(signal.ITIMER_REAL, 60)
     seen = []
-    thread = threading.Thread(target=lambda: seen.append(judged(verifier, "\\sqrt{2}", "Answer: 2^{1/2}")))
+    thread = threading.Thread(
+        target=lambda: seen.append(judged(verifier, "\\sqrt{2}", "Answer: 2^{1/2}"))
+    )
     thread.start()
     thread.join()
     judged(verifier, "\\sqrt{8}", "Answer: 2\\sqrt{2}")

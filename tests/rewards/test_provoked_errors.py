@@ -1,4 +1,6 @@
-"""A response can be wrong, and cannot choose an error instead: deep, huge, broken and misleading texts per verifier."""
+"""A response can be wrong, and cannot choose an error instead: deep, huge, broken and misleading
+texts per verifier.
+"""
 
 import time
 
@@ -9,7 +11,8 @@ from dapo.rewards import get_verifier
 from dapo.types import Problem
 
 MAX_CPU_S = 5.0
-DEEP, LONG = 30_000, 100_000
+DEEP = 30_000
+LONG = 100_000
 TEXTS = {
     "empty": "",
     "surrogate": "Answer: \ud83d",
@@ -80,7 +83,11 @@ TREE = {
 }
 VERIFIERS = {
     "math": ("math", {}, Problem("1", "How many?", "7")),
-    "math with a set": ("math", {}, Problem("1", "Solve for x.", "x \\in (1, 2) \\cup (3, \\infty)")),
+    "math with a set": (
+        "math",
+        {},
+        Problem("1", "Solve for x.", "x \\in (1, 2) \\cup (3, \\infty)"),
+    ),
     "math with an expression": ("math", {}, Problem("1", "Simplify.", "x^2 + \\sqrt{3}")),
     "gsm8k": ("gsm8k", {}, Problem("1", "Q", "#### 7")),
     "gsm8k, flexible": ("gsm8k", {"flexible": True}, Problem("1", "Q", "#### 7")),
@@ -107,7 +114,8 @@ def test_no_text_is_an_error_or_takes_long(name, text):
 
 def test_json_as_deep_as_python_can_read_is_wrong_for_a_recursive_schema():
     pytest.importorskip("jsonschema")
-    judge, problem = get_verifier("json_schema", schema=TREE), Problem("1", "Q", "")
+    judge = get_verifier("json_schema", schema=TREE)
+    problem = Problem("1", "Q", "")
     for depth in (10, 100, 200, 300, 400, 480, 600, 900):
         assert judge(problem, '{"leaf": 1, "c": [' * depth + "8" + "]}" * depth).correct is False
     assert judge(problem, '{"leaf": 1, "c": [{"leaf": 2}, {"leaf": 2.0}]}').correct is False
@@ -124,18 +132,33 @@ def test_a_schema_that_cannot_be_used_is_an_error_for_every_response(schema):
     assert all(judge(problem, text).error for text in ("{}", '{"a": 1}', '["x"]', "no JSON", "1"))
 
 
-SANDBOXED = pytest.mark.skipif(bool(probe(LocalSandbox(2**30))), reason="no program can be confined here")
-OBJECT = "class O:\n    def __getattr__(s, n): return O()\n    def __call__(s, *a, **k): return O()\n"
-OBJECT += "".join(
-    f"    def __{n}__(s, *a): return O()\n" for n in ("sub", "rsub", "add", "abs", "mul", "getitem", "iter")
+SANDBOXED = pytest.mark.skipif(
+    bool(probe(LocalSandbox(2**30))), reason="no program can be confined here"
 )
-OBJECT += "    def __len__(s): return 1\n    def __eq__(s, o): return True\n    def __next__(s): raise StopIteration\n"
-CLOSE, CHECK = ["assert abs(f(2) - 1.5) < 1e-9"], "def check(candidate):\n    assert candidate(2) == 4"
+OBJECT = (
+    "class O:\n    def __getattr__(s, n): return O()\n    def __call__(s, *a, **k): return O()\n"
+)
+OBJECT += "".join(
+    f"    def __{n}__(s, *a): return O()\n"
+    for n in ("sub", "rsub", "add", "abs", "mul", "getitem", "iter")
+)
+OBJECT += (
+    "    def __len__(s): return 1\n    def __eq__(s, o): return True\n    def __next__(s): raise"
+    " StopIteration\n"
+)
+CLOSE = ["assert abs(f(2) - 1.5) < 1e-9"]
+CHECK = "def check(candidate):\n    assert candidate(2) == 4"
 LOOP = ["for got, want in zip(f(3), [1, 2, 3]):\n    assert got == want"]
 EVALUATED = ["assert eval(f(3)) == 9"]
-SETUP = "import unittest\nclass T(unittest.TestCase):\n    def setUp(self):\n        self.r = f(3) + 1\n"
+SETUP = (
+    "import unittest\nclass T(unittest.TestCase):\n    def setUp(self):\n        self.r = f(3)"
+    " + 1\n"
+)
 SETUP += "    def test_r(self):\n        self.assertEqual(self.r, 9)"
-FIXTURE = "import pytest\n@pytest.fixture\ndef r():\n    return f(3)['x']\ndef test_r(r):\n    assert r == 9"
+FIXTURE = (
+    "import pytest\n@pytest.fixture\ndef r():\n    return f(3)['x']\ndef test_r(r):\n    assert r"
+    " == 9"
+)
 PROGRAMS = [
     (CHECK, "def square(x): return 5\ndef other(x): return 5"),
     (CHECK, "def square(x): return 5\nclass Other: pass"),
@@ -154,7 +177,10 @@ PROGRAMS = [
     (["assert f(1) + 1 == 2"], OBJECT + "def f(x): return O()"),
     (["assert 1 + f(1) == 2"], OBJECT + "def f(x): return O()"),
     (["assert sorted(f(1), key=lambda x: x) == [1]"], OBJECT + "def f(x): return O()"),
-    (["got = f(1)\ngot.sort(key=lambda x: -x)\nassert got == [2, 1]"], OBJECT + "def f(x): return O()"),
+    (
+        ["got = f(1)\ngot.sort(key=lambda x: -x)\nassert got == [2, 1]"],
+        OBJECT + "def f(x): return O()",
+    ),
     (["assert f(1)[0] == 1"], OBJECT + "def f(x): return O()"),
     (["assert len(f(1)) - f(1) == 1"], OBJECT + "def f(x): return O()"),
     (["assert round(f(1), 2) == 1.5"], OBJECT + "def f(x): return O()"),
@@ -172,11 +198,20 @@ PROGRAMS = [
     (LOOP, "def f(n):\n    if n < 0: yield 1"),
     (["r = f(3)\nif r is not None:\n    assert r == 9"], "def f(n): return None"),
     (["while f(3) > 9:\n    assert f(3) == 10"], "def f(n): return 9"),
-    (["try:\n    r = f(3)\nexcept Exception:\n    pass\nelse:\n    assert r == 9"], "def f(n): raise ValueError"),
-    (["try:\n    assert f(3) == 9\nexcept ValueError:\n    pass"], "def f(n): raise ValueError"),
-    (["def test_f():\n    if f(3) != 9:\n        return\n    assert f(3) == 9"], "def f(n): return 1"),
     (
-        ["import pytest\ndef test_f():\n    if f(3) != 9:\n        pytest.skip()\n    assert f(3) == 9"],
+        ["try:\n    r = f(3)\nexcept Exception:\n    pass\nelse:\n    assert r == 9"],
+        "def f(n): raise ValueError",
+    ),
+    (["try:\n    assert f(3) == 9\nexcept ValueError:\n    pass"], "def f(n): raise ValueError"),
+    (
+        ["def test_f():\n    if f(3) != 9:\n        return\n    assert f(3) == 9"],
+        "def f(n): return 1",
+    ),
+    (
+        [
+            "import pytest\ndef test_f():\n    if f(3) != 9:\n        pytest.skip()\n    assert"
+            " f(3) == 9"
+        ],
         "def f(n): return 1",
     ),
     (["import sys\nif f(3) != 9:\n    sys.exit(0)\nassert f(3) == 9"], "def f(n): return 1"),
@@ -215,7 +250,10 @@ PROGRAMS = [
     (["assert f(3) == 9"], "def f(n): raise NameError('f')"),
     (["assert f(3) == 9"], "def f(n): raise OSError('none')"),
     (["assert f(3) == 9"], "def f(n): raise AssertionError"),
-    (["assert f(3) == 9"], "class E(Exception):\n    def __str__(s): raise ValueError\ndef f(n): raise E"),
+    (
+        ["assert f(3) == 9"],
+        "class E(Exception):\n    def __str__(s): raise ValueError\ndef f(n): raise E",
+    ),
     (["assert f(3) == 9"], "class f:\n    def __new__(c, n): raise StopIteration"),
     ([{"input": "3", "output": "9"}], "print('\\ud800')"),
     ([{"input": "3", "output": "9"}], "print('9' * 10**9)"),
@@ -228,7 +266,12 @@ PROGRAMS = [
 @SANDBOXED
 @pytest.mark.parametrize(("tests", "program"), PROGRAMS, ids=range(len(PROGRAMS)))
 def test_a_wrong_program_cannot_choose_an_error(tests, program):
-    prompt = "Set LIMIT to 3." if "LIMIT" in str(tests) else "Write V and norm." if "norm" in str(tests) else "Q"
+    if "LIMIT" in str(tests):
+        prompt = "Set LIMIT to 3."
+    elif "norm" in str(tests):
+        prompt = "Write V and norm."
+    else:
+        prompt = "Q"
     judge = get_verifier("code", time_s=4.0, memory_mib=512)
     verdict = judge(Problem("1", prompt, "", fields={"tests": tests}), f"```python\n{program}\n```")
     assert (verdict.correct, verdict.error) == (False, None)
@@ -245,7 +288,10 @@ NEEDS_OBJECTS = [
 @SANDBOXED
 @pytest.mark.parametrize("tests", NEEDS_OBJECTS)
 def test_tests_that_need_an_object_of_every_program_are_an_error(tests):
-    program = "class Vector:\n    def __init__(s, x=0, y=0): s.x = x\n    def __mul__(s, n): return Vector(s.x * n)\n"
+    program = (
+        "class Vector:\n    def __init__(s, x=0, y=0): s.x = x\n    def __mul__(s, n): return"
+        " Vector(s.x * n)\n"
+    )
     program += "    def mapped(s, f): return f(s)\ndef f(g): return g(1)"
     verdict = get_verifier("code", time_s=4.0)(
         Problem("1", "Q", "", fields={"tests": tests}), f"```python\n{program}\n```"

@@ -18,11 +18,16 @@ def model_path(request, tmp_path_factory):
 
     path = tmp_path_factory.mktemp("reward_model")
     words = ["<pad>", "<eos>", "<unk>", "user", "assistant", "one", "two", "three", "count", ":"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     chat = request.param == "chat template"
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>", **({"pad_token": "<pad>"} if chat else {})
+        tokenizer_object=tokenizer,
+        eos_token="<eos>",
+        unk_token="<unk>",
+        **({"pad_token": "<pad>"} if chat else {}),
     )
     if chat:
         fast.chat_template = "{% for m in messages %}{{ m.role }} : {{ m.content }}\n{% endfor %}"
@@ -51,7 +56,9 @@ def test_the_score_is_the_logit_of_the_conversation_whatever_the_batch(model_pat
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     layout = "user : count\nassistant : {}\n" if tokenizer.chat_template else "count\n{}"
     with torch.inference_mode():
-        rows = [tokenizer(layout.format(text), return_tensors="pt")["input_ids"] for text in RESPONSES]
+        rows = [
+            tokenizer(layout.format(text), return_tensors="pt")["input_ids"] for text in RESPONSES
+        ]
         expected = [model(input_ids=row).logits[0] for row in rows]
     for label in (0, 1):
         wanted = [float(logits[label]) for logits in expected]
@@ -69,7 +76,9 @@ def test_a_response_beyond_the_models_positions_is_an_error_and_the_others_are_g
 
 
 def test_it_runs_in_a_worker_process(model_path):
-    with open_pool("reward_model", options={"model": model_path}, workers=1, threshold=-99.0) as pool:
+    with open_pool(
+        "reward_model", options={"model": model_path}, workers=1, threshold=-99.0
+    ) as pool:
         verdicts = pool.submit(Problem("1", "count", ""), RESPONSES, [()] * 4).result(60)
     assert [v.score for v in verdicts] == pytest.approx(scores(model_path), abs=1e-5)
     assert all(v.correct for v in verdicts)
@@ -81,13 +90,22 @@ def test_what_cannot_be_loaded_is_refused(model_path, tmp_path):
     for options, message in (
         ({"model": str(tmp_path / "none")}, "reward_model: loading"),
         ({"model": model_path, "label": 2}, "label must be 0 to 1"),
-        ({"model": model_path, "dtype": "int8"}, "dtype must be float32, bfloat16 or float16, got 'int8'"),
+        (
+            {"model": model_path, "dtype": "int8"},
+            "dtype must be float32, bfloat16 or float16, got 'int8'",
+        ),
         ({"model": model_path, "batch_size": 0}, "batch_size must be a positive integer, got 0"),
     ):
         with pytest.raises(RewardError) as caught:
             get_verifier("reward_model", **options)
         assert message in str(caught.value)
-    config = LlamaConfig(vocab_size=10, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    config = LlamaConfig(
+        vocab_size=10,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(model_path).save_pretrained(tmp_path)
     with pytest.raises(RewardError, match=r"it has no score\.weight: it is not a reward model"):

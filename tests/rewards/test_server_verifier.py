@@ -1,4 +1,6 @@
-"""`server`, against a real one on this machine: the protocol, further tries, and what is an error."""
+"""`server`, against a real one on this machine: the protocol, further tries, and what is an
+error.
+"""
 
 import json
 import socket
@@ -17,7 +19,9 @@ PROBLEM = Problem("1", "What is 6 * 7?", "42", "here", {"level": 3})
 
 
 class Judge(BaseHTTPRequestHandler):
-    """Says right to the answer itself; `server.script` holds what it does first, one entry a request."""
+    """Says right to the answer itself; `server.script` holds what it does first, one entry a
+    request.
+    """
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -28,7 +32,9 @@ class Judge(BaseHTTPRequestHandler):
         if isinstance(step, int):
             return self.reply(step, b"busy")
         verdicts = [item["response"] == item["answer"] for item in body["items"]]
-        return self.reply(200, json.dumps({"verdicts": verdicts} if step is None else step).encode())
+        return self.reply(
+            200, json.dumps({"verdicts": verdicts} if step is None else step).encode()
+        )
 
     def reply(self, status, body, **headers):
         self.send_response(status)
@@ -47,9 +53,12 @@ def server():
     with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
         server.daemon_threads = True
         server.block_on_close = False
-        server.seen, server.script = [], []
+        server.seen = []
+        server.script = []
         server.url = f"http://127.0.0.1:{server.server_port}/judge"
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         yield server
         server.shutdown()
 
@@ -72,7 +81,10 @@ def test_a_group_is_one_request_with_all_of_the_problem(server):
 
 
 def test_a_large_group_is_cut_into_batches(server):
-    assert [v.correct for v in verdicts(server, ["42", "41"] * 5, batch_size=4)] == [True, False] * 5
+    assert [v.correct for v in verdicts(server, ["42", "41"] * 5, batch_size=4)] == [
+        True,
+        False,
+    ] * 5
     assert [len(body["items"]) for body, _, _ in server.seen] == [4, 4, 2]
 
 
@@ -106,7 +118,9 @@ def test_a_busy_server_is_asked_again_with_growing_pauses(server):
 def test_a_server_that_stays_busy_is_an_error_that_names_it_after_all_tries(server):
     server.script = [500] * 9
     (verdict,) = verdicts(server, ["42"], retries=1)
-    assert verdict.error == f"server: {server.url}: status 500 Internal Server Error: 'busy' (2 tries)"
+    assert (
+        verdict.error == f"server: {server.url}: status 500 Internal Server Error: 'busy' (2 tries)"
+    )
     assert (verdict.correct, len(server.seen)) == (None, 2)
 
 
@@ -122,8 +136,14 @@ def test_a_server_that_stays_busy_is_an_error_that_names_it_after_all_tries(serv
         ([True], 'must answer {"verdicts": [...]} with 1 of them'),
         (lambda request: request.reply(200, b"<html>"), "did not answer with JSON: '<html>'"),
         (lambda request: request.reply(200, b"[" * 100_000), "did not answer with JSON"),
-        (lambda request: request.reply(302, b"", Location="http://127.0.0.1:9/"), "status 302 Found"),
-        (lambda request: request.reply(200, b"x" * ((1 << 24) + 1)), "an answer of more than 16777216 bytes"),
+        (
+            lambda request: request.reply(302, b"", Location="http://127.0.0.1:9/"),
+            "status 302 Found",
+        ),
+        (
+            lambda request: request.reply(200, b"x" * ((1 << 24) + 1)),
+            "an answer of more than 16777216 bytes",
+        ),
     ],
 )
 def test_an_answer_that_is_not_as_agreed_is_an_error_at_once(server, step, message):
@@ -177,18 +197,35 @@ def test_it_works_from_the_pool_and_with_other_verifiers(server):
     with open_pool({"server": 1.0, "exact": 0.5}, options=options, workers=1) as pool:
         right, wrong = pool.submit(PROBLEM, ["42", "41"], [(), ()]).result(30)
     assert (right.score, wrong.score) == (1.5, -1.5)
-    assert build_verifier("server", options={"url": server.url}).judge_group(PROBLEM, ["42"], [()])[0].correct is True
+    assert (
+        build_verifier("server", options={"url": server.url})
+        .judge_group(PROBLEM, ["42"], [()])[0]
+        .correct
+        is True
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({}, "verifier server needs the option url: reward.options.url=..."),
-        ({"url": "ftp://x"}, "server: url must be http://HOST[:PORT]/PATH or https://..., got 'ftp://x'"),
-        ({"url": "http://x", "batch_size": 0}, "server: batch_size must be a positive integer, got 0"),
-        ({"url": "http://x", "retries": -1}, "server: retries must be a non-negative integer, got -1"),
+        (
+            {"url": "ftp://x"},
+            "server: url must be http://HOST[:PORT]/PATH or https://..., got 'ftp://x'",
+        ),
+        (
+            {"url": "http://x", "batch_size": 0},
+            "server: batch_size must be a positive integer, got 0",
+        ),
+        (
+            {"url": "http://x", "retries": -1},
+            "server: retries must be a non-negative integer, got -1",
+        ),
         ({"url": "http://x", "total_s": 0}, "server: total_s must be a positive number, got 0"),
-        ({"url": "http://x", "token_env": "NO_SUCH_VARIABLE"}, "the environment variable NO_SUCH_VARIABLE (token_env)"),
+        (
+            {"url": "http://x", "token_env": "NO_SUCH_VARIABLE"},
+            "the environment variable NO_SUCH_VARIABLE (token_env)",
+        ),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, message):

@@ -19,7 +19,9 @@ def judged(name, answer, response, question="Q", **options):
     return verdict.error or verdict.correct
 
 
-@pytest.mark.parametrize("response", ["12", " 12\n", "12.", "**12**", "**12.**", "$12$", "`12`", '"12"', "\\boxed{12}"])
+@pytest.mark.parametrize(
+    "response", ["12", " 12\n", "12.", "**12**", "**12.**", "$12$", "`12`", '"12"', "\\boxed{12}"]
+)
 def test_exact_takes_the_answer_itself_in_any_wrapping(response):
     assert judged("exact", "12", response) is True
 
@@ -71,7 +73,9 @@ def test_exact_reads_the_configured_part_of_the_response(options, response, expe
 
 def test_exact_without_a_usable_reference_is_an_error_not_a_wrong_answer():
     assert judged("exact", " ", "12") == "exact: the reference is empty (' ')"
-    assert "is not a number, which extract=last_number needs" in judged("exact", "x", "x", extract="last_number")
+    assert "is not a number, which extract=last_number needs" in judged(
+        "exact", "x", "x", extract="last_number"
+    )
 
 
 @pytest.mark.parametrize(
@@ -245,7 +249,11 @@ x42 | 42 million | 42e1 | 1e42 | 0x42 | 42_1 | √42 | \sqrt{42} | 42² | ½ 42 
 
 
 def texts(table):
-    return [text.strip().replace(r"\n", "\n") for line in table.splitlines() for text in line.split(" | ")]
+    return [
+        text.strip().replace(r"\n", "\n")
+        for line in table.splitlines()
+        for text in line.split(" | ")
+    ]
 
 
 @pytest.mark.parametrize("response", texts(STATED))
@@ -260,7 +268,10 @@ def test_exact_final_refuses_several_numbers_a_denial_and_another_value(response
 
 @pytest.mark.parametrize(
     "other",
-    texts("minus 42 | twice 42 | half of 42 | 42 squared | 42 thousand | at least 42 | about 42 | one of 42 | root 42"),
+    texts(
+        "minus 42 | twice 42 | half of 42 | 42 squared | 42 thousand | at least 42 | about 42 | one"
+        " of 42 | root 42"
+    ),
 )
 def test_exact_final_refuses_a_response_whose_earlier_sentence_states_another_value(other):
     assert judged("exact", "42", f"It is {other}. It is 42.", extract="final") is False
@@ -274,9 +285,21 @@ LARGEST = "Which is the largest of these numbers: 17, 91, 86? Reply with only th
 @pytest.mark.parametrize(
     ("question", "response", "value"),
     [
-        ("What is the greatest common divisor of 4 and 20?", "The greatest common divisor of 4 and 20 is 4.", 4),
-        ("What is the remainder when 142 is divided by 100?", "The remainder when 142 is divided by 100 is 42.", 42),
-        ("What is 90 + 7?", "This is a classic problem involving integer arithmetic. The answer is 97.", 97),
+        (
+            "What is the greatest common divisor of 4 and 20?",
+            "The greatest common divisor of 4 and 20 is 4.",
+            4,
+        ),
+        (
+            "What is the remainder when 142 is divided by 100?",
+            "The remainder when 142 is divided by 100 is 42.",
+            42,
+        ),
+        (
+            "What is 90 + 7?",
+            "This is a classic problem involving integer arithmetic. The answer is 97.",
+            97,
+        ),
         ("What is 2 * 6?", "2 * 6 equals 12.", 12),
         (TIMES, 'The letter "t" appears 1 time in the word "parrot."', 1),
         ("What is 12 + 12?", "12 + 12 equals 24, so that's the answer you asked.", 24),
@@ -296,7 +319,11 @@ LARGEST = "Which is the largest of these numbers: 17, 91, 86? Reply with only th
         (LARGEST, "It is 17 twelfths.", None),
         ("What is 9 * 6?", "The answer plus 1 is 54.", None),
         ("What is 9 * 6?", "The next answer is 54.", None),
-        ("What is 1 ÷ 7?", "To calculate 1 ÷ 7, you can simply perform the division operation, which is ", None),
+        (
+            "What is 1 ÷ 7?",
+            "To calculate 1 ÷ 7, you can simply perform the division operation, which is ",
+            None,
+        ),
         (LARGEST, "1. 5\n2. 3\n3. 6", None),
         ("What is 12 + 30?", "1. Add 12 and 30 to get 42.\n2. So the answer is 42.", 42),
         ("What is 12 + 30?", "1. Add the tens.\n2. Add the ones.\n\nThe answer is 42.", 42),
@@ -307,7 +334,11 @@ LARGEST = "Which is the largest of these numbers: 17, 91, 86? Reply with only th
     ],
 )
 def test_exact_final_reads_sentences_of_a_small_model_as_a_person_does(question, response, value):
-    stated = {n for n in range(100) if judged("exact", str(n), response, question, extract="final") is True}
+    stated = {
+        n
+        for n in range(100)
+        if judged("exact", str(n), response, question, extract="final") is True
+    }
     assert stated == ({value} - {None})
 
 
@@ -315,7 +346,9 @@ def test_exact_final_reads_sentences_of_a_small_model_as_a_person_does(question,
 def test_exact_final_and_gsm8k_read_sentences_and_nouns_as_math_does(table):
     cases = [case for case in read_cases(table) if not case.expected]
     for name, options in (("gsm8k", {}), ("exact", {"extract": "final"})):
-        paid = [c for c in cases if judged(name, c.truth, c.response, c.question, **options) is True]
+        paid = [
+            c for c in cases if judged(name, c.truth, c.response, c.question, **options) is True
+        ]
         assert [(c.truth, c.response) for c in paid] == []
 
 
@@ -324,14 +357,24 @@ COST = "A pen costs $3 and a book costs $10. What is the total cost?"
 
 @pytest.mark.parametrize("mark", ["#### {}", "Answer: {}"])
 def test_gsm8k_takes_only_the_currency_of_the_reference_or_of_the_question(mark):
-    for other in texts("13 cents | 13 euros | €13 | £13 | 13¢ | 13% | 13 percent | 13 dollars per day"):
+    for other in texts(
+        "13 cents | 13 euros | €13 | £13 | 13¢ | 13% | 13 percent | 13 dollars per day"
+    ):
         assert judged("gsm8k", "#### \\$13", mark.format(other)) is False, other
         assert judged("gsm8k", "#### 13", mark.format(other), COST) is False, other
         assert judged("math", "13", f"Answer: {other}", COST) is False, other
     for own in texts("$13 | 13 dollars | 13 | $13.00"):
         assert judged("gsm8k", "#### $13", mark.format(own)) is True, own
         assert judged("gsm8k", "#### 13", mark.format(own), COST) is True, own
-    assert judged("gsm8k", "#### 13", mark.format("13 cents"), "A pen costs $0.13. How many cents is that?") is True
+    assert (
+        judged(
+            "gsm8k",
+            "#### 13",
+            mark.format("13 cents"),
+            "A pen costs $0.13. How many cents is that?",
+        )
+        is True
+    )
 
 
 @pytest.mark.parametrize("mark", ["#### {}", "Answer: {}", "so \\boxed{{{}}}"])
@@ -351,7 +394,8 @@ def test_gsm8k_refuses_signs_and_symbols_that_make_another_value(mark):
 
 
 @pytest.mark.parametrize(
-    "text", texts(r"-42 | −42 | –42 | - 42 | -$42 | $-42 | -\$42 | - $42 | (-42) | －４２ | x = -42")
+    "text",
+    texts(r"-42 | −42 | –42 | - 42 | -$42 | $-42 | -\$42 | - $42 | (-42) | －４２ | x = -42"),
 )
 def test_gsm8k_reads_one_sign(text):
     assert judged("gsm8k", "#### -42", f"#### {text}") is True
@@ -366,7 +410,10 @@ x = 42 | 12 + 30 = 42 | $\$42$ | \(42\) | 42-inch | USD 42 | Rs. 42 | a total of
 def test_gsm8k_reads_units_and_money_around_its_number():
     for text in texts(UNITS):
         assert judged("gsm8k", "#### 42", f"#### {text}") is True, text
-    for text, question in (("42 times", "How many times did it rain?"), ("42 more", "How many more does she need?")):
+    for text, question in (
+        ("42 times", "How many times did it rain?"),
+        ("42 more", "How many more does she need?"),
+    ):
         assert judged("gsm8k", "#### 42", f"#### {text}", question) is True, text
         assert judged("gsm8k", "#### 42", f"#### {text}") is False, text
 

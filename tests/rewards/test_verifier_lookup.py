@@ -22,7 +22,8 @@ def directory(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["exact", "gsm8k", "math", "math_dapo"])
 def test_every_registered_verifier_distinguishes_right_from_wrong(name):
     verifier = get_verifier(name, **({"extract": "answer_line"} if name == "exact" else {}))
-    right, wrong = verifier(PROBLEM, "So:\nAnswer: 42"), verifier(PROBLEM, "So:\nAnswer: 41")
+    right = verifier(PROBLEM, "So:\nAnswer: 42")
+    wrong = verifier(PROBLEM, "So:\nAnswer: 41")
     assert (right.correct, right.score, right.error) == (True, 1.0, None)
     assert (wrong.correct, wrong.score, wrong.error) == (False, -1.0, None)
 
@@ -63,13 +64,18 @@ def test_what_cannot_be_used_is_refused_with_its_cause_on_one_line(name, options
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("import surely_not_installed", "importing mine raised ModuleNotFoundError: No module named 'surely_not_inst"),
+        (
+            "import surely_not_installed",
+            "importing mine raised ModuleNotFoundError: No module named 'surely_not_inst",
+        ),
         ("def f(:", "importing mine raised SyntaxError:"),
         ("1 / 0", "importing mine raised ZeroDivisionError: division by zero (mine.py, line 1)"),
         ("raise SystemExit('bye')", "importing mine raised SystemExit: bye (mine.py, line 1)"),
     ],
 )
-def test_a_module_that_fails_while_importing_is_refused_with_what_it_raised(directory, source, message):
+def test_a_module_that_fails_while_importing_is_refused_with_what_it_raised(
+    directory, source, message
+):
     (directory / "mine.py").write_text(source)
     with pytest.raises(RewardError) as caught:
         get_verifier("mine:f")
@@ -77,28 +83,38 @@ def test_a_module_that_fails_while_importing_is_refused_with_what_it_raised(dire
 
 
 def test_a_module_of_the_current_directory_is_found(directory):
-    (directory / "my_rewards.py").write_text("def even(problem, response):\n    return int(response) % 2 == 0\n")
+    (directory / "my_rewards.py").write_text(
+        "def even(problem, response):\n    return int(response) % 2 == 0\n"
+    )
     assert get_verifier("my_rewards:even")(PROBLEM, "4").correct is True
 
 
 def test_dots_name_packages_and_attributes(directory):
     (directory / "pack").mkdir()
     (directory / "pack" / "inner.py").write_text(
-        "class Rules:\n    @staticmethod\n    def even(problem, response):\n        return int(response) % 2 == 0\n"
+        "class Rules:\n    @staticmethod\n    def even(problem, response):\n        return"
+        " int(response) % 2 == 0\n"
     )
     assert get_verifier("pack.inner:Rules.even")(PROBLEM, "3").correct is False
 
 
 def test_the_table_says_which_verifiers_are_binary_without_importing_torch():
     script = (
-        "import sys; from dapo.rewards.verifier import VERIFIERS, is_binary; "
-        "print([n for n in VERIFIERS if not is_binary(n)], is_binary('m:f'), 'torch' in sys.modules)"
+        "import sys; from dapo.rewards.verifier import VERIFIERS, is_binary; print([n for n in"
+        " VERIFIERS if not is_binary(n)], is_binary('m:f'), 'torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "['environment', 'gym', 'reward_model', 'server'] False False"
 
 
 def test_importing_the_rewards_imports_neither_torch_nor_math_verify():
-    script = "import sys, dapo.rewards; print([m for m in ('torch', 'sympy', 'numpy', 'pydantic') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    script = (
+        "import sys, dapo.rewards; print([m for m in ('torch', 'sympy', 'numpy', 'pydantic') if m"
+        " in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,6 @@
-"""Worker processes: what hangs, dies or lies costs its own verdicts only, and nothing is left behind."""
+"""Worker processes: what hangs, dies or lies costs its own verdicts only, and nothing is left
+behind.
+"""
 
 import os
 import signal
@@ -54,7 +56,9 @@ def children():
     return found
 
 
-needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="looks at processes through /proc"
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +71,32 @@ def scripted_pool():
 def test_verdicts_come_in_the_order_of_the_responses():
     with open_pool("exact", workers=2) as pool:
         verdicts = judged(pool, ["42", "41", "42.", "x"])
-    assert verdicts == (Verdict(True, 1.0), Verdict(False, -1.0), Verdict(True, 1.0), Verdict(False, -1.0))
+    assert verdicts == (
+        Verdict(True, 1.0),
+        Verdict(False, -1.0),
+        Verdict(True, 1.0),
+        Verdict(False, -1.0),
+    )
 
 
-SPEC = {"exact": 1.0, "gsm8k": 1.0, f"{F}not_applicable_to_short": 0.5, f"{F}raises_on_bad": 0.25, f"{F}acts": 0.125}
-RESPONSES = ["42", "Answer: 42", "bad", "a", "raise", "#### 41", "", "\ud83d lone \udc4d", "é\u2028\x00"]
+SPEC = {
+    "exact": 1.0,
+    "gsm8k": 1.0,
+    f"{F}not_applicable_to_short": 0.5,
+    f"{F}raises_on_bad": 0.25,
+    f"{F}acts": 0.125,
+}
+RESPONSES = [
+    "42",
+    "Answer: 42",
+    "bad",
+    "a",
+    "raise",
+    "#### 41",
+    "",
+    "\ud83d lone \udc4d",
+    "é\u2028\x00",
+]
 
 
 def test_one_worker_four_workers_and_none_give_the_same_verdicts():
@@ -101,7 +126,12 @@ def test_what_a_function_gets_wrong_is_an_error_as_in_process():
 def test_a_hang_costs_one_verdict_and_the_worker_is_replaced(scripted_pool):
     before = scripted_pool.worker_pids
     verdicts = judged(scripted_pool, ["a", "hang", "bb", "ccc"])
-    assert [verdict.error for verdict in verdicts] == [None, f"{F}acts: timed out after 1 s", None, None]
+    assert [verdict.error for verdict in verdicts] == [
+        None,
+        f"{F}acts: timed out after 1 s",
+        None,
+        None,
+    ]
     assert [verdict.score for verdict in verdicts] == [1.0, 0.0, 2.0, 3.0]
     assert judged(scripted_pool, ["a"] * 8) == (Verdict(None, 1.0),) * 8
     assert scripted_pool.worker_pids != before
@@ -146,7 +176,9 @@ def test_a_worker_that_is_killed_or_stopped_from_outside_costs_no_verdict(tmp_pa
     options = {"folder": str(tmp_path), "every": 1}
     messages = []
     with (
-        open_pool(f"{F}waits_for_a_signal", timeout_s=timeout_s, workers=1, options=options) as pool,
+        open_pool(
+            f"{F}waits_for_a_signal", timeout_s=timeout_s, workers=1, options=options
+        ) as pool,
         disturbed_verifiers(tmp_path, [disturbance]) as disturbances,
     ):
         pool.log_to(messages.append)
@@ -169,8 +201,9 @@ def test_a_worker_that_is_killed_while_it_is_idle_costs_nothing():
 
 def test_a_process_that_is_killed_while_it_starts_is_started_again(tmp_path, monkeypatch):
     (tmp_path / "dies_once.py").write_text(
-        "import os, pathlib, signal\nflag = pathlib.Path(__file__).with_suffix('.flag')\nif not flag.exists():\n"
-        "    flag.touch()\n    os.kill(os.getpid(), signal.SIGKILL)\ndef f(problem, response):\n    return 1.0\n"
+        "import os, pathlib, signal\nflag = pathlib.Path(__file__).with_suffix('.flag')\nif not"
+        " flag.exists():\n    flag.touch()\n    os.kill(os.getpid(), signal.SIGKILL)\ndef"
+        " f(problem, response):\n    return 1.0\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     with open_pool("dies_once:f", workers=1) as pool:
@@ -192,8 +225,11 @@ def test_what_a_function_prints_corrupts_nothing(scripted_pool, capfd):
 
 def test_a_group_function_that_hangs_costs_its_group_and_no_other():
     with open_pool({f"{F}hang_group": 1.0, "exact": 1.0}, timeout_s=1.0, workers=2) as pool:
-        bad, good = submit(pool, ["42", "hang"]), submit(pool, ["42", "x"])
-        assert [verdict.error for verdict in bad.result(60)] == [f"{F}hang_group: timed out after 2 s"] * 2
+        bad = submit(pool, ["42", "hang"])
+        good = submit(pool, ["42", "x"])
+        assert [verdict.error for verdict in bad.result(60)] == [
+            f"{F}hang_group: timed out after 2 s"
+        ] * 2
         assert good.result(60) == (Verdict(True, 2.0), Verdict(False, 0.0))
 
 
@@ -249,7 +285,9 @@ def test_closing_leaves_no_process_and_answers_what_is_still_out():
         ({"verifier": {}}, "no verifier"),
     ],
 )
-def test_a_verifier_that_cannot_be_built_is_refused_at_once_and_leaves_no_process(arguments, message):
+def test_a_verifier_that_cannot_be_built_is_refused_at_once_and_leaves_no_process(
+    arguments, message
+):
     before = set(children())
     with pytest.raises(RewardError) as caught:
         open_pool(**{"workers": 1, **arguments})
@@ -264,7 +302,9 @@ def test_a_verifier_that_cannot_be_built_is_refused_at_once_and_leaves_no_proces
         ("import os; os._exit(7)", "the worker process exited with code 7"),
     ],
 )
-def test_a_module_that_keeps_its_worker_from_starting_is_refused(tmp_path, monkeypatch, source, message):
+def test_a_module_that_keeps_its_worker_from_starting_is_refused(
+    tmp_path, monkeypatch, source, message
+):
     (tmp_path / "stuck.py").write_text(f"{source}\ndef f(problem, response): return True")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RewardError) as caught:
@@ -284,7 +324,9 @@ def test_a_worker_that_cannot_be_replaced_is_an_error_not_a_hang(tmp_path, monke
     with open_pool("once:f", workers=1) as pool:
         first, second = (judged(pool, ["a"])[0].error for _ in range(2))
     assert first == "once:f: the worker process exited with code 1"
-    assert second.startswith("once:f: no worker process: 'once:f': importing once raised ImportError: only once")
+    assert second.startswith(
+        "once:f: no worker process: 'once:f': importing once raised ImportError: only once"
+    )
 
 
 def test_modules_of_the_current_directory_reach_the_workers_and_hide_nothing(tmp_path, monkeypatch):
@@ -320,7 +362,9 @@ assert pool.submit(Problem("1", "Q", "A"), ["a", "b"], [[1], [1]]).result()
 
 
 def parent(last_lines):
-    return subprocess.Popen([sys.executable, "-c", PARENT + last_lines], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", PARENT + last_lines], stdout=subprocess.PIPE, text=True
+    )
 
 
 @needs_proc

@@ -1,4 +1,6 @@
-"""An option that a resume changes lasts, or is refused; readers know which options were in force in which step."""
+"""An option that a resume changes lasts, or is refused; readers know which options were in force in
+which step.
+"""
 
 import shutil
 import subprocess
@@ -27,16 +29,24 @@ SAVES = ("train.num_steps=1", "train.save_every=1", "train.keep_checkpoints=9")
 
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose learning rate and length were changed after step 1, and which was continued once more."""
+    """A run whose learning rate and length were changed after step 1, and which was continued once
+    more.
+    """
     path = tmp_path_factory.mktemp("changed") / "run"
-    start_run(tiny(*SAVES, "optim.lr=0.001", "optim.warmup_steps=0"), run_dir=path, config_name="tiny")
+    start_run(
+        tiny(*SAVES, "optim.lr=0.001", "optim.warmup_steps=0"), run_dir=path, config_name="tiny"
+    )
     resume_run(path, ["optim.lr=0.002", "train.num_steps=2"])
     resume_run(path, ["train.num_steps=3"])
     return path
 
 
 def test_a_later_resume_keeps_it(changed: Path):
-    assert [row["optim/lr"] for row in metrics(changed) if "optim/lr" in row] == [0.001, 0.002, 0.002]
+    assert [row["optim/lr"] for row in metrics(changed) if "optim/lr" in row] == [
+        0.001,
+        0.002,
+        0.002,
+    ]
     assert yaml.safe_load((changed / "config.yaml").read_text())["optim"]["lr"] == 0.002
     assert load_run_config(RunDirectory(changed)).train.num_steps == 3
 
@@ -50,12 +60,17 @@ def test_the_options_of_earlier_steps_are_kept(changed: Path):
     ]
 
 
-def test_status_and_compare_print_the_changes(changed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_status_and_compare_print_the_changes(
+    changed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     _, out, _ = run_command(capsys, "status", str(changed))
     assert "changed     optim.lr 0.001 -> 0.002, train.num_steps 1 -> 2, after step 1\n" in out
     other = tmp_path / "other"
     start_run(tiny(*SAVES, "optim.lr=0.5"), run_dir=other, config_name="tiny")
-    assert f"{changed} changed options after step 2: train.num_steps 2 -> 3" in compare_runs(changed, other).notes
+    assert (
+        f"{changed} changed options after step 2: train.num_steps 2 -> 3"
+        in compare_runs(changed, other).notes
+    )
 
 
 def test_a_fork_begins_with_the_options_of_its_step(changed: Path, tmp_path: Path):
@@ -64,7 +79,11 @@ def test_a_fork_begins_with_the_options_of_its_step(changed: Path, tmp_path: Pat
     late = create_fork(plan_fork(parent, 2, ["train.num_steps=5"]), tmp_path / "late", ["dapo"])
     assert list(early.earlier_configs()) == [1]
     assert list(late.earlier_configs()) == [1, 2]
-    assert [load_run_config(late, step=step).optim.lr for step in (1, 2, 3)] == [0.001, 0.002, 0.002]
+    assert [load_run_config(late, step=step).optim.lr for step in (1, 2, 3)] == [
+        0.001,
+        0.002,
+        0.002,
+    ]
 
 
 def test_an_option_that_cannot_work_changes_nothing(changed: Path):
@@ -79,10 +98,16 @@ def test_an_option_that_cannot_work_changes_nothing(changed: Path):
 
 def test_another_verifier_drops_the_options_of_the_former(changed: Path):
     run = RunDirectory(changed)
-    assert load_run_config(run, ["reward.options.extract=final"]).reward.options == {"extract": "final"}
+    assert load_run_config(run, ["reward.options.extract=final"]).reward.options == {
+        "extract": "final"
+    }
     overrides = ["reward.verifier=dapo.rewards.examples:has_digit"]
-    assert load_run_config(run, ["reward.options.extract=final", *overrides]).reward.options == {"extract": "final"}
-    run.replace_config(run.config.read_text().replace("options: {}", "options: {extract: final}"), after=3)
+    assert load_run_config(run, ["reward.options.extract=final", *overrides]).reward.options == {
+        "extract": "final"
+    }
+    run.replace_config(
+        run.config.read_text().replace("options: {}", "options: {extract: final}"), after=3
+    )
     assert load_run_config(run, overrides).reward.options == {}
 
 
@@ -90,9 +115,17 @@ class TestReplaceConfig:
     def test_a_run_that_falls_back_to_an_earlier_checkpoint(self, tmp_path: Path):
         run = RunDirectory.create(tmp_path / "run", "one", {})
         run.replace_config("two", after=10)
-        run.replace_config("two", after=5)  # the checkpoint of step 10 was lost: the run goes on with the new options
-        assert {step: path.read_text() for step, path in run.earlier_configs().items()} == {5: "one"}
-        assert [run.config_of(step).read_text() for step in (1, 5, 6, 11)] == ["one", "one", "two", "two"]
+        # the checkpoint of step 10 was lost: the run goes on with the new options
+        run.replace_config("two", after=5)
+        assert {step: path.read_text() for step, path in run.earlier_configs().items()} == {
+            5: "one"
+        }
+        assert [run.config_of(step).read_text() for step in (1, 5, 6, 11)] == [
+            "one",
+            "one",
+            "two",
+            "two",
+        ]
 
     def test_a_change_that_is_taken_back_before_a_step_was_made(self, tmp_path: Path):
         run = RunDirectory.create(tmp_path / "run", "one", {})
@@ -112,35 +145,58 @@ class TestReplaceConfig:
 
 def test_a_preset_cannot_change_because_its_options_would_not(changed: Path):
     before = (changed / "config.yaml").read_text()
-    for resume in (lambda: resume_run(changed, ["preset=grpo"]), lambda: dapo.resume(changed, preset="rloo")):
+    for resume in (
+        lambda: resume_run(changed, ["preset=grpo"]),
+        lambda: dapo.resume(changed, preset="rloo"),
+    ):
         with pytest.raises(
-            ConfigError, match="preset cannot change in a resumed run: a run has a value for each option"
+            ConfigError,
+            match="preset cannot change in a resumed run: a run has a value for each option",
         ):
             resume()
     assert (changed / "config.yaml").read_text() == before
 
 
-def test_a_run_that_has_not_finished_is_not_cut_to_fewer_steps_than_it_has(changed: Path, tmp_path: Path):
+def test_a_run_that_has_not_finished_is_not_cut_to_fewer_steps_than_it_has(
+    changed: Path, tmp_path: Path
+):
     run = shutil.copytree(changed, tmp_path / "run")
     (run / "summary.json").unlink(missing_ok=True)  # killed
-    with pytest.raises(ConfigError, match=r"train\.num_steps=1 is below step 3, which .* has reached; raise it"):
+    with pytest.raises(
+        ConfigError, match=r"train\.num_steps=1 is below step 3, which .* has reached; raise it"
+    ):
         resume_run(run, ["train.num_steps=1"])
     assert load_run_config(RunDirectory(run)).train.num_steps == 3
 
 
-def test_the_damage_of_the_newest_checkpoint_is_named_before_the_one_without_moments(tmp_path: Path):
+def test_the_damage_of_the_newest_checkpoint_is_named_before_the_one_without_moments(
+    tmp_path: Path,
+):
     older = tmp_path / "run" / "checkpoints" / "step_000010"
     older.mkdir(parents=True)
     (older / WEIGHTS_ONLY).touch()
     with pytest.raises(CheckpointError) as found:
         require_optimizer_state(older, ["step_000012 is damaged (a checksum)"])
-    assert str(found.value).startswith(f"step_000012 is damaged (a checksum), but {older} has its weights only")
+    assert str(found.value).startswith(
+        f"step_000012 is damaged (a checksum), but {older} has its weights only"
+    )
     assert "A run with train.keep_checkpoints=2 can be continued" in str(found.value)
 
 
 def test_a_closed_output_ends_a_run_which_is_saved_and_says_so(tmp_path: Path):
-    command = [sys.executable, "-m", "dapo", "train", "tiny", "train.num_steps=500", "--run-dir", str(tmp_path / "run")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "dapo",
+        "train",
+        "tiny",
+        "train.num_steps=500",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         while "2/500" not in process.stdout.readline():
@@ -155,7 +211,9 @@ def test_a_closed_output_ends_a_run_which_is_saved_and_says_so(tmp_path: Path):
     assert step_of(checkpoint) == metrics(tmp_path / "run")[-1]["step"]
 
 
-def test_the_summary_names_an_error_that_is_no_users_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_summary_names_an_error_that_is_no_users_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setitem(execute.SCHEDULES, "sync", lambda run: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         start_run(tiny(), run_dir=tmp_path / "run", config_name="tiny")

@@ -49,7 +49,11 @@ class TestCreateAndOpen:
     def test_a_new_run_holds_its_config_and_manifest(self, run):
         assert run.config.read_text() == "seed: 0\n"
         assert json.loads(run.manifest.read_text()) == {"seed": 0}
-        assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "lock", "manifest.json"]
+        assert sorted(path.name for path in run.path.iterdir()) == [
+            "config.yaml",
+            "lock",
+            "manifest.json",
+        ]
         assert RunDirectory.open(run.path) == run
 
     def test_the_layout_is_the_documented_one(self):
@@ -66,8 +70,10 @@ class TestCreateAndOpen:
     def test_a_directory_that_holds_a_run_is_refused(self, run):
         with pytest.raises(CheckpointError) as error:
             RunDirectory.create(run.path, "other: 1\n", {})
-        assert str(error.value) == (
-            f"{run.path} already holds a run; continue it with `dapo resume {run.path}` or choose another --run-dir"
+        assert (
+            str(error.value)
+            == f"{run.path} already holds a run; continue it with `dapo resume {run.path}` or"
+            " choose another --run-dir"
         )
         assert error.value.exit_code == 2
         assert run.config.read_text() == "seed: 0\n"
@@ -76,23 +82,33 @@ class TestCreateAndOpen:
         (tmp_path / "thesis.tex").touch()
         with pytest.raises(CheckpointError) as error:
             RunDirectory.create(tmp_path, "", {})
-        assert str(error.value) == (
-            f"{tmp_path} is not empty and holds no run (found thesis.tex); choose a new or empty --run-dir"
+        assert (
+            str(error.value)
+            == f"{tmp_path} is not empty and holds no run (found thesis.tex); choose a new or empty"
+            " --run-dir"
         )
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
     def test_a_file_in_the_way_is_named(self, tmp_path):
         (tmp_path / "a").touch()
-        with pytest.raises(CheckpointError, match=r"cannot create the run directory .*a: File exists"):
+        with pytest.raises(
+            CheckpointError, match=r"cannot create the run directory .*a: File exists"
+        ):
             RunDirectory.create(tmp_path / "a", "", {})
 
     def test_opening_what_is_no_run_names_what_is_missing(self, tmp_path):
         with pytest.raises(CheckpointError) as error:
             RunDirectory.open(tmp_path / "nowhere")
-        assert str(error.value) == f"no run directory {tmp_path / 'nowhere'}; expected one that `dapo train` made"
+        assert (
+            str(error.value)
+            == f"no run directory {tmp_path / 'nowhere'}; expected one that `dapo train` made"
+        )
         with pytest.raises(CheckpointError) as error:
             RunDirectory.open(tmp_path)
-        assert str(error.value) == f"{tmp_path} is not a run directory: it has no config.yaml and no manifest.json"
+        assert (
+            str(error.value)
+            == f"{tmp_path} is not a run directory: it has no config.yaml and no manifest.json"
+        )
 
     def test_a_run_without_a_name_is_named_after_its_config_and_the_time(self):
         path = default_run_path("configs/quickstart.yaml", datetime(2025, 3, 9, 7, 5, 1))
@@ -104,7 +120,9 @@ class TestLock:
         with in_background(HOLD_LOCK, run.path) as holder:
             with pytest.raises(CheckpointError) as error, run.lock():
                 pass
-            refusal = f"{run.path} is in use by process {holder.pid}; wait until it has ended, or stop it"
+            refusal = (
+                f"{run.path} is in use by process {holder.pid}; wait until it has ended, or stop it"
+            )
             assert str(error.value) == refusal
             holder.kill()
             holder.wait()
@@ -135,7 +153,10 @@ class TestCheckpoints:
     def test_the_newest_are_kept(self, run):
         for step in (5, 10, 15):
             run.checkpoints.save(step, weights(str(step)), keep=2)
-        assert sorted(path.name for path in run.checkpoints.folder.iterdir()) == ["step_000010", "step_000015"]
+        assert sorted(path.name for path in run.checkpoints.folder.iterdir()) == [
+            "step_000010",
+            "step_000015",
+        ]
 
     def test_saving_a_step_again_replaces_it(self, run):
         for text in ("old", "new"):
@@ -160,12 +181,18 @@ class TestCheckpoints:
         with in_background(SAVE_FOR_EVER, run.path) as saver:
             os.kill(saver.pid, signal.SIGKILL)
             saver.wait()
-        assert sorted(path.name for path in run.checkpoints.folder.iterdir()) == [".step_000010.tmp", "step_000005"]
+        assert sorted(path.name for path in run.checkpoints.folder.iterdir()) == [
+            ".step_000010.tmp",
+            "step_000005",
+        ]
         latest = run.checkpoints.latest(no_warning)
         assert latest == run.checkpoints.folder / "step_000005"
         assert (latest / "weights").read_text() == "five"
         run.checkpoints.save(10, weights("ten"), keep=2)
-        assert sorted(path.name for path in run.checkpoints.folder.iterdir()) == ["step_000005", "step_000010"]
+        assert sorted(path.name for path in run.checkpoints.folder.iterdir()) == [
+            "step_000005",
+            "step_000010",
+        ]
 
     def test_a_kill_between_the_two_renames_of_a_replacement_leaves_the_old_one(self, run):
         path = run.checkpoints.save(5, weights("old"), keep=1)
@@ -186,14 +213,32 @@ class TestCheckpoints:
     @pytest.mark.parametrize(
         ("damage", "fault"),
         [
-            (lambda path: (path / "policy/w").write_text("hellO"), "policy/w does not match its checksum"),
-            (lambda path: (path / "policy/w").write_text("hell"), "policy/w has 4 bytes instead of 5"),
+            (
+                lambda path: (path / "policy/w").write_text("hellO"),
+                "policy/w does not match its checksum",
+            ),
+            (
+                lambda path: (path / "policy/w").write_text("hell"),
+                "policy/w has 4 bytes instead of 5",
+            ),
             (lambda path: (path / "policy/w").unlink(), "policy/w is missing"),
             (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
-            (lambda path: (path / "manifest.json").write_text('{"files": ['), "manifest.json is not readable"),
-            (lambda path: (path / "manifest.json").write_text("[]"), "manifest.json is not readable"),
-            (lambda path: (path / "manifest.json").write_text("[" * 100_000), "manifest.json is not readable"),
-            (lambda path: (path / "manifest.json").write_text("{}"), "manifest.json does not match its checksum"),
+            (
+                lambda path: (path / "manifest.json").write_text('{"files": ['),
+                "manifest.json is not readable",
+            ),
+            (
+                lambda path: (path / "manifest.json").write_text("[]"),
+                "manifest.json is not readable",
+            ),
+            (
+                lambda path: (path / "manifest.json").write_text("[" * 100_000),
+                "manifest.json is not readable",
+            ),
+            (
+                lambda path: (path / "manifest.json").write_text("{}"),
+                "manifest.json does not match its checksum",
+            ),
             (lambda path: (path / "policy/more").touch(), "policy/more does not belong to it"),
             (
                 lambda path: path.joinpath("manifest.json").write_bytes(
@@ -235,14 +280,19 @@ class TestCheckpoints:
         newer = run.checkpoints.save(10, lambda directory: None, keep=2)
         warnings = []
         assert run.checkpoints.latest(warnings.append) == older
-        assert warnings == [f"checkpoint {newer} is damaged (manifest.json lists no files); trying the one before it"]
+        assert warnings == [
+            f"checkpoint {newer} is damaged (manifest.json lists no files); trying the one"
+            " before it"
+        ]
 
     def test_if_all_are_damaged_the_run_does_not_silently_start_again(self, run):
         (run.checkpoints.save(5, weights("hello"), keep=2) / "state.json").unlink()
         with pytest.raises(CheckpointError) as error:
             run.checkpoints.latest(lambda text: None)
-        assert str(error.value) == (
-            f"every checkpoint in {run.checkpoints.folder} is damaged; start again in a new --run-dir"
+        assert (
+            str(error.value)
+            == f"every checkpoint in {run.checkpoints.folder} is damaged; start again in a new"
+            " --run-dir"
         )
 
     def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(self, run):
@@ -287,18 +337,26 @@ class TestResume:
 
     def test_cutting_a_run_that_wrote_nothing_is_fine(self, run):
         run.truncate_after(-1)
-        assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "lock", "manifest.json"]
+        assert sorted(path.name for path in run.path.iterdir()) == [
+            "config.yaml",
+            "lock",
+            "manifest.json",
+        ]
 
 
 class TestManifest:
     STARTED = datetime(2025, 3, 9, 7, 5, 1, tzinfo=UTC)
 
     def test_it_says_what_ran_where(self):
-        manifest = make_manifest(["dapo", "train", "c.yaml"], seed=7, started=self.STARTED, gpus=["H100"])
+        manifest = make_manifest(
+            ["dapo", "train", "c.yaml"], seed=7, started=self.STARTED, gpus=["H100"]
+        )
         assert manifest["command"] == ["dapo", "train", "c.yaml"]
         assert manifest["seed"] == 7
         assert manifest["started"] == "2025-03-09T07:05:01+00:00"
-        assert manifest["versions"]["python"] == ".".join(str(part) for part in sys.version_info[:3])
+        assert manifest["versions"]["python"] == ".".join(
+            str(part) for part in sys.version_info[:3]
+        )
         assert set(manifest["versions"]) == {"dapo", "python", "torch", "transformers", "numpy"}
         assert manifest["machine"]["gpus"] == ["H100"]
         assert manifest["machine"]["cores"] == os.cpu_count()
@@ -306,12 +364,18 @@ class TestManifest:
         json.dumps(manifest)
 
     @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-    def test_the_commit_is_that_of_the_current_directory_and_null_outside_a_repository(self, tmp_path):
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    def test_the_commit_is_that_of_the_current_directory_and_null_outside_a_repository(
+        self, tmp_path
+    ):
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("GIT_")
+        }
         environment["GIT_CEILING_DIRECTORIES"] = str(tmp_path.parent)
 
         def run_here(*command):
-            done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+            done = subprocess.run(
+                command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+            )
             return done.stdout
 
         def commit():
@@ -368,12 +432,29 @@ class TestSummary:
 
     def test_a_missing_field_is_named(self, run):
         with pytest.raises(ValueError, match="lacks wall_s, exit_reason"):
-            run.write_summary({k: v for k, v in self.SUMMARY.items() if k not in ("wall_s", "exit_reason")})
+            run.write_summary(
+                {k: v for k, v in self.SUMMARY.items() if k not in ("wall_s", "exit_reason")}
+            )
         assert not run.summary.exists()
 
 
-RESPONSE = {"text": "A", "correct": True, "score": 1.0, "error": None, "answer": "A", "tokens": 1, "finish": "stop"}
-ROW = {"id": "1", "accuracy": 1.0, "source": "s", "question": "Q", "answer": "A", "responses": [RESPONSE]}
+RESPONSE = {
+    "text": "A",
+    "correct": True,
+    "score": 1.0,
+    "error": None,
+    "answer": "A",
+    "tokens": 1,
+    "finish": "stop",
+}
+ROW = {
+    "id": "1",
+    "accuracy": 1.0,
+    "source": "s",
+    "question": "Q",
+    "answer": "A",
+    "responses": [RESPONSE],
+}
 SUMMARY = Evaluation(EvaluationPlan("e", 1, 1.0, 1.0, 1, (), 0), ()).summary()
 
 
@@ -427,7 +508,10 @@ def test_only_the_first_and_the_last_readable_evaluation_are_read(run):
         atomic_write_text(run.eval(step), "{")
     warnings = []
     assert [found["step"] for found in first_and_last_evaluation(run, warnings.append)] == [5, 20]
-    assert [Path(text.split()[0]).name for text in warnings] == ["step_000000.json", "step_000025.json"]
+    assert [Path(text.split()[0]).name for text in warnings] == [
+        "step_000000.json",
+        "step_000025.json",
+    ]
     run.eval(20).unlink()
     run.eval(15).unlink()
     assert [found["step"] for found in first_and_last_evaluation(run, warnings.append)] == [5]
@@ -435,8 +519,14 @@ def test_only_the_first_and_the_last_readable_evaluation_are_read(run):
 
 class TestAtomicFiles:
     def test_json_has_null_where_a_number_is_not_finite(self, tmp_path):
-        atomic_write_json(tmp_path / "f", {"a": [float("nan"), 1.5], "b": {"c": float("-inf")}, "é": (1, 2)})
-        assert json.loads((tmp_path / "f").read_text()) == {"a": [None, 1.5], "b": {"c": None}, "é": [1, 2]}
+        atomic_write_json(
+            tmp_path / "f", {"a": [float("nan"), 1.5], "b": {"c": float("-inf")}, "é": (1, 2)}
+        )
+        assert json.loads((tmp_path / "f").read_text()) == {
+            "a": [None, 1.5],
+            "b": {"c": None},
+            "é": [1, 2],
+        }
 
 
 SHOW_COMMIT = """
@@ -470,7 +560,9 @@ run.checkpoints.save(10, write, keep=1)
 @contextmanager
 def in_background(script, path):
     """A process that has said it is ready; killed at the end."""
-    with subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout.readline() == "ready\n"
             yield process

@@ -1,4 +1,6 @@
-"""A run directory from someone else executes the one module that its config.yaml names, and nothing else of its own."""
+"""A run directory from someone else executes the one module that its config.yaml names, and nothing
+else of its own.
+"""
 
 import json
 import os
@@ -42,17 +44,31 @@ from pathlib import Path
 Runs([Path(".")])
 """
 ROWS = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
-SMALL: dict[str, Any] = {"prompts_per_step": 2, "group_size": 4, "max_response_tokens": 6, "threads": 1, "workers": 1}
+SMALL: dict[str, Any] = {
+    "prompts_per_step": 2,
+    "group_size": 4,
+    "max_response_tokens": 6,
+    "threads": 1,
+    "workers": 1,
+}
 
 
 TYPED = run_cells(
-    "def reward(completions, **_):\n    print('judging')\n    return [len(set(text)) / 9 for text in completions]\n"
+    "def reward(completions, **_):\n    print('judging')\n    return [len(set(text)) / 9 for text"
+    " in completions]\n"
 )["reward"]
 
 
 def start(folder: Path, reward: Any = TYPED) -> dapo.Run:
     return dapo.train(
-        "tiny-random", data=ROWS, eval_data=ROWS[:2], reward=reward, steps=2, save_every=1, run_dir=folder, **SMALL
+        "tiny-random",
+        data=ROWS,
+        eval_data=ROWS[:2],
+        reward=reward,
+        steps=2,
+        save_every=1,
+        run_dir=folder,
+        **SMALL,
     )
 
 
@@ -67,31 +83,42 @@ def run_commands(run: Path, out: Path, **environment: str) -> str:
 
 
 def test_no_file_of_a_run_runs_that_its_config_does_not_name(tmp_path: Path):
-    """Every name that an import misses is planted into the run, its code, and the folders that its manifest names."""
+    """Every name that an import misses is planted into the run, its code, and the folders that its
+    manifest names.
+    """
     run = tmp_path / "run"
     start(run)
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(RECORDER)
-    missed, path = tmp_path / "missed", f"{tmp_path / 'hook'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    missed = tmp_path / "missed"
+    path = f"{tmp_path / 'hook'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     first = shutil.copytree(run, tmp_path / "first")
     shown = run_commands(first, tmp_path / "out", PYTHONPATH=path, DAPO_TEST_MISSED=str(missed))
     names = {name.partition(".")[0] for name in missed.read_text().split()}
     assert {"gmpy2"} <= names
-    mark, manifest = tmp_path / "mark", run / "manifest.json"
+    mark = tmp_path / "mark"
+    manifest = run / "manifest.json"
     planted = [run, run / "code", tmp_path / "elsewhere"]
-    found = json.loads(manifest.read_text()) | {"folder": str(planted[2]), "module_folders": list(map(str, planted))}
+    found = json.loads(manifest.read_text()) | {
+        "folder": str(planted[2]),
+        "module_folders": list(map(str, planted)),
+    }
     manifest.write_text(json.dumps(found))
     for folder in planted:
         folder.mkdir(exist_ok=True)
         for name in names - {"sitecustomize", "usercustomize"}:
-            (folder / f"{name}.py").write_text(f"open({str(mark)!r}, 'a').write({str(folder / name)!r} + '\\n')\n")
+            (folder / f"{name}.py").write_text(
+                f"open({str(mark)!r}, 'a').write({str(folder / name)!r} + '\\n')\n"
+            )
     assert run_commands(run, tmp_path / "again").count(" 0\n") == shown.count(" 0\n") >= 9
     assert not mark.exists(), mark.read_text()
 
 
 @pytest.fixture
 def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run whose reward imports a module of the folder where it was started, in another folder and process."""
+    """A run whose reward imports a module of the folder where it was started, in another folder and
+    process.
+    """
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.syspath_prepend(str(home))
@@ -125,7 +152,9 @@ def test_modules_of_other_folders_are_imported_with_trust_alone_and_a_message_sa
     assert (code, f"run is trusted: modules are imported also from {home}" in out) == (0, True)
 
 
-def test_a_module_of_a_run_is_the_text_with_the_checksum_of_its_name(moved: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_module_of_a_run_is_the_text_with_the_checksum_of_its_name(
+    moved: Path, capsys: pytest.CaptureFixture[str]
+):
     (file,) = (moved / "code").glob("*.py")
     (moved / "helper_of_mine.py").write_text("raise SystemExit('a file of the run was imported')")
     file.write_text(file.read_text() + "# changed\n")
@@ -140,7 +169,8 @@ def test_a_module_of_a_run_is_compiled_from_its_text_and_not_from_bytecode(tmp_p
 
     run = start(tmp_path / "run")
     (file,) = (run.path / "code").glob("*.py")
-    text, times = file.read_text(), file.stat()
+    text = file.read_text()
+    times = file.stat()
     file.write_text("raise SystemExit('bytecode')".ljust(len(text)))
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     py_compile.compile(str(file), importlib.util.cache_from_source(str(file)))
@@ -157,4 +187,6 @@ def test_code_data_and_logs_of_a_run_are_for_its_user_alone(tmp_path: Path):
         os.umask(old)
     for folder in ("code", "data", "logs"):
         assert stat.S_IMODE((run.path / folder).stat().st_mode) == 0o700
-        assert {stat.S_IMODE(file.stat().st_mode) for file in (run.path / folder).glob("*.*")} == {0o600}
+        assert {stat.S_IMODE(file.stat().st_mode) for file in (run.path / folder).glob("*.*")} == {
+            0o600
+        }

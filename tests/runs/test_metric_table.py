@@ -18,11 +18,15 @@ from helpers.tiny_runs import logged_names, tiny
 
 
 def test_the_page_of_metrics_is_what_the_table_gives():
-    assert (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8") == metrics_page(), "run `make docs`"
+    assert (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8") == metrics_page(), (
+        "run `make docs`"
+    )
 
 
 @pytest.mark.parametrize("schedule", ["sync", "async"])
-def test_a_run_logs_all_metrics_of_the_table_that_have_no_condition_and_no_others(tmp_path: Path, schedule: str):
+def test_a_run_logs_all_metrics_of_the_table_that_have_no_condition_and_no_others(
+    tmp_path: Path, schedule: str
+):
     if schedule == "sync":
         start_run(tiny("train.num_steps=3"), run_dir=tmp_path / "run", config_name="t")
     else:
@@ -31,7 +35,11 @@ def test_a_run_logs_all_metrics_of_the_table_that_have_no_condition_and_no_other
     not_logged = [metric for metric in METRICS if metric not in logged]
     assert [metric.name for metric in not_logged if not metric.when] == []
     conditions = {"with more than one update per step"}
-    conditions |= {"with `schedule: async`", "with `max_staleness` from 2 on"} if schedule == "async" else set()
+    conditions |= (
+        {"with `schedule: async`", "with `max_staleness` from 2 on"}
+        if schedule == "async"
+        else set()
+    )
     assert [metric.name for metric in not_logged if metric.when in conditions] == []
 
 
@@ -39,8 +47,13 @@ def test_every_metric_that_the_code_names_is_in_the_table():
     name = re.compile(rf"({'|'.join(SECTIONS)})/[a-z]\w+")
     for path in Path(dapo.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and name.fullmatch(node.value):
-                metric_of(node.value + "0_20" * node.value.endswith("_"))  # an f-string adds the bin
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and name.fullmatch(node.value)
+            ):
+                # an f-string adds the bin
+                metric_of(node.value + "0_20" * node.value.endswith("_"))
 
 
 def test_every_outcome_of_a_group_is_explained():
@@ -60,7 +73,12 @@ def test_every_phase_that_is_timed_or_shown_is_in_the_table():
 
 def test_updates_are_combined_as_the_table_says():
     updates = [
-        {"loss/policy": 1.0, "rollout/engine_logprob_gap_max": 3.0, "optim/skipped": 1.0, "loss/kl": 5.0},
+        {
+            "loss/policy": 1.0,
+            "rollout/engine_logprob_gap_max": 3.0,
+            "optim/skipped": 1.0,
+            "loss/kl": 5.0,
+        },
         {"loss/policy": 2.0, "rollout/engine_logprob_gap_max": 1.0, "optim/skipped": 1.0},
     ]
     assert mean_of_updates(updates) == {
@@ -72,9 +90,16 @@ def test_updates_are_combined_as_the_table_says():
 
 
 PER_TOKEN = (
-    *("loss/entropy", "loss/ratio_mean", "loss/approx_kl", "loss/token_prob_mean", "loss/clip_low_fraction"),
-    *("loss/clip_high_fraction", "loss/clip_dual_fraction", "loss/engine_weight_mean"),
-    *("loss/engine_weight_truncated_fraction", "rollout/engine_logprob_gap_mean"),
+    "loss/entropy",
+    "loss/ratio_mean",
+    "loss/approx_kl",
+    "loss/token_prob_mean",
+    "loss/clip_low_fraction",
+    "loss/clip_high_fraction",
+    "loss/clip_dual_fraction",
+    "loss/engine_weight_mean",
+    "loss/engine_weight_truncated_fraction",
+    "rollout/engine_logprob_gap_mean",
 )
 
 
@@ -82,13 +107,23 @@ PER_TOKEN = (
 def test_means_over_tokens_weigh_each_update_by_its_tokens(name: str):
     updates = [{name: 0.0, "optim/update_tokens": 2000.0}, {name: 0.4, "optim/update_tokens": 20.0}]
     assert mean_of_updates(updates)[name] == pytest.approx(8 / 2020)
-    assert mean_of_updates([*updates, {"optim/update_tokens": 0.0}])[name] == pytest.approx(8 / 2020)
+    assert mean_of_updates([*updates, {"optim/update_tokens": 0.0}])[name] == pytest.approx(
+        8 / 2020
+    )
 
 
 def test_the_probability_at_the_upper_clip_is_a_mean_over_the_tokens_clipped_there():
     updates = [
-        {"optim/update_tokens": 1000.0, "loss/clip_high_fraction": 0.03, "loss/clipped_high_prob_mean": 0.2},
-        {"optim/update_tokens": 100.0, "loss/clip_high_fraction": 0.1, "loss/clipped_high_prob_mean": 0.6},
+        {
+            "optim/update_tokens": 1000.0,
+            "loss/clip_high_fraction": 0.03,
+            "loss/clipped_high_prob_mean": 0.2,
+        },
+        {
+            "optim/update_tokens": 100.0,
+            "loss/clip_high_fraction": 0.1,
+            "loss/clipped_high_prob_mean": 0.6,
+        },
         {"optim/update_tokens": 500.0, "loss/clip_high_fraction": 0.0},
     ]
     found = mean_of_updates(updates)

@@ -23,10 +23,13 @@ FAILURES = (
 
 
 class Script:
-    """A tracker that fails at the moments of a script: `open`, `log` or `close` with the number of the call."""
+    """A tracker that fails at the moments of a script: `open`, `log` or `close` with the number of
+    the call.
+    """
 
     def __init__(self, *faults: tuple[str, int], error: BaseException | None = None) -> None:
-        self.faults, self.error = set(faults), error or RuntimeError("down")
+        self.faults = set(faults)
+        self.error = error or RuntimeError("down")
         self.calls = {"open": 0, "log": 0, "close": 0}
         self.opened_at: list[int] = []
         self.taken: list[int] = []
@@ -73,11 +76,15 @@ def test_whatever_fails_once_all_steps_arrive_in_order_and_two_messages_say_so(f
 
 
 @pytest.mark.parametrize("moment", ["open", "log"])
-def test_a_tracker_that_never_works_is_tried_at_each_step_and_its_steps_are_counted_at_the_end(moment):
+def test_a_tracker_that_never_works_is_tried_at_each_step_and_its_steps_are_counted_at_the_end(
+    moment,
+):
     script = Script(*((moment, call) for call in range(1, 100)))
     first, last = after_steps(script.open, 5)
     assert "the next step tries again" in first
-    assert last == "wandb: 5 steps were not delivered, the first is 1; metrics.jsonl has all of them"
+    assert (
+        last == "wandb: 5 steps were not delivered, the first is 1; metrics.jsonl has all of them"
+    )
     assert script.calls[moment] >= 5
 
 
@@ -100,7 +107,10 @@ def test_metrics_that_alone_are_refused_do_not_hold_back_the_others():
     script = Picky()
     warnings = after_steps(script.open, 5)
     assert script.taken == [1, 3, 4, 5]
-    assert warnings[-1] == "wandb: 1 step was not delivered, the first is 2; metrics.jsonl has all of them"
+    assert (
+        warnings[-1]
+        == "wandb: 1 step was not delivered, the first is 2; metrics.jsonl has all of them"
+    )
 
 
 def test_a_tracker_that_keeps_refusing_is_opened_again_from_the_first_step_that_it_lacks():
@@ -138,7 +148,9 @@ def test_the_users_own_interrupt_reaches_the_run():
 
 def test_a_key_in_an_error_is_masked(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
-    script = Script(("open", 1), error=ValueError("bad key 0123456789abcdef0123456789abcdef01234567"))
+    script = Script(
+        ("open", 1), error=ValueError("bad key 0123456789abcdef0123456789abcdef01234567")
+    )
     assert "0123456789abcdef" not in "".join(after_steps(script.open, 1))
 
 
@@ -180,6 +192,10 @@ def test_a_run_ends_well_with_a_wandb_that_fails_in_everything(tmp_path, monkeyp
     assert [call[2] for call in calls if call[0] == "log"] == ["0", "1", "1", "2", "3"]
     printed = capsys.readouterr()
     shown = printed.out + printed.err
-    for part in ("(SystemExit: no key", "(BrokenPipeError: the process is gone", "(RuntimeError: cannot finish"):
+    for part in (
+        "(SystemExit: no key",
+        "(BrokenPipeError: the process is gone",
+        "(RuntimeError: cannot finish",
+    ):
         assert shown.count(part) == 1
     assert "free space" not in shown

@@ -1,4 +1,6 @@
-"""What a checkpoint was made with: every change that can move a byte is named, and nothing else is."""
+"""What a checkpoint was made with: every change that can move a byte is named, and nothing else
+is.
+"""
 
 from pathlib import Path
 
@@ -21,7 +23,12 @@ def changes(folder: Path, now: dict[str, dict[str, object]]) -> list[str]:
 
 def test_nothing_is_named_where_nothing_that_moves_a_byte_has_changed(tmp_path: Path):
     assert changes(tmp_path, provenance(tiny(), PROBLEMS, [])) == []
-    free = ("train.num_steps=99", "train.save_every=7", "train.eval_every=3", "train.keep_checkpoints=1")
+    free = (
+        "train.num_steps=99",
+        "train.save_every=7",
+        "train.eval_every=3",
+        "train.keep_checkpoints=1",
+    )
     assert changes(tmp_path, provenance(tiny(*free, "log.rollouts=none"), PROBLEMS, [])) == []
 
 
@@ -51,29 +58,39 @@ def test_options_and_the_number_of_threads_are_named_with_old_and_new(tmp_path: 
     assert changes(tmp_path, now) == [
         "warning: optim.lr was 0.003 up to step 4 and is 0.5 now; from here on this is another run",
         "warning: train.threads was 1 up to step 4 and is 7 now; from here on this is another run",
-        f"warning: number of threads was {before} up to step 4 and is {before + 1} now; "
-        "from here on results may differ by rounding",
+        (
+            f"warning: number of threads was {before} up to step 4 and is {before + 1} now; "
+            "from here on results may differ by rounding"
+        ),
     ]
 
 
-def test_layers_that_are_compiled_no_longer_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_layers_that_are_compiled_no_longer_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     is_compiled = cpu_kernels.is_compiled()
     with monkeypatch.context() as patch:
         patch.setattr(cpu_kernels, "is_compiled", lambda: not is_compiled)
         now = provenance(tiny(), PROBLEMS, [])
     before, after = ("compiled", "not compiled") if is_compiled else ("not compiled", "compiled")
     (line,) = changes(tmp_path, now)
-    assert line.startswith(f"warning: layers was {before} up to step 4 and is {after} now; from here on results may")
+    assert line.startswith(
+        f"warning: layers was {before} up to step 4 and is {after} now; from here on results may"
+    )
 
 
 def test_a_smaller_microbatch_is_no_other_run(tmp_path: Path):
     now = provenance(tiny("train.microbatch_tokens=123", "train.recompute=true"), PROBLEMS, [])
     before = provenance(tiny(), PROBLEMS, [])["options"]
     assert changes(tmp_path, now) == [
-        f"warning: train.microbatch_tokens was {before['train.microbatch_tokens']} up to step 4 and is 123 now; "
-        "from here on results may differ by rounding",
-        f"warning: train.recompute was {before['train.recompute']} up to step 4 and is True now; "
-        "from here on results may differ by rounding",
+        (
+            f"warning: train.microbatch_tokens was {before['train.microbatch_tokens']} up to step 4"
+            " and is 123 now; from here on results may differ by rounding"
+        ),
+        (
+            f"warning: train.recompute was {before['train.recompute']} up to step 4 and is True"
+            " now; from here on results may differ by rounding"
+        ),
     ]
 
 

@@ -1,4 +1,6 @@
-"""How a run stands, by its directory: every state, what is estimated, and that a live run is left alone."""
+"""How a run stands, by its directory: every state, what is estimated, and that a live run is left
+alone.
+"""
 
 import os
 from pathlib import Path
@@ -13,8 +15,16 @@ from helpers.commands import run
 from helpers.run_files import append_bytes, log_metrics
 
 CONFIG = "model: {name: tiny-random}\ndata: {train: builtin:sums}\ntrain: {num_steps: 10}\n"
-SECONDS = [(10.0, 0.0), (12.0, 0.0), (41.0, 30.0)]  # of steps 1 to 3: the whole step, and its evaluation
-SUMMARY = {"steps": 3, "wall_s": 1.0, "tokens_generated": 1, "tokens_trained": 1, "eval_first": None, "eval_last": None}
+# of steps 1 to 3: the whole step, and its evaluation
+SECONDS = [(10.0, 0.0), (12.0, 0.0), (41.0, 30.0)]
+SUMMARY = {
+    "steps": 3,
+    "wall_s": 1.0,
+    "tokens_generated": 1,
+    "tokens_trained": 1,
+    "eval_first": None,
+    "eval_last": None,
+}
 
 
 @pytest.fixture
@@ -23,21 +33,34 @@ def directory(tmp_path: Path) -> RunDirectory:
     found = RunDirectory.create(tmp_path / "run", CONFIG, {"folder": "."})
     lines: list[dict[str, Any]] = [{"step": 0, "eval/sums/accuracy": 0.1, "time/evaluate_s": 30.0}]
     for step, (seconds, evaluation) in enumerate(SECONDS, start=1):
-        lines.append({"step": step, "reward/mean": 0.1 * step, "time/step_s": seconds, "time/evaluate_s": evaluation})
+        lines.append(
+            {
+                "step": step,
+                "reward/mean": 0.1 * step,
+                "time/step_s": seconds,
+                "time/evaluate_s": evaluation,
+            }
+        )
     lines[-1] |= {"eval/sums/accuracy": 0.5, "eval/sums/low": 0.4, "eval/sums/high": None}
     log_metrics(found.metrics, lines)
     append_bytes(found.metrics, b'{"step": 4, "rew')
     return found
 
 
-def test_a_live_run_is_seen_with_its_process_and_what_is_left_and_keeps_its_lock(directory: RunDirectory):
+def test_a_live_run_is_seen_with_its_process_and_what_is_left_and_keeps_its_lock(
+    directory: RunDirectory,
+):
     with directory.lock(9):  # dapo resume RUN train.num_steps=9
         status = run_status(directory.path)
-        with pytest.raises(CheckpointError, match=f"in use by process {os.getpid()};"), directory.lock():
+        with (
+            pytest.raises(CheckpointError, match=f"in use by process {os.getpid()};"),
+            directory.lock(),
+        ):
             pass
     assert (status.state, status.process, status.exit_reason) == ("running", os.getpid(), None)
     assert (status.step, status.num_steps) == (3, 9)
-    # without their evaluations the steps take 10, 12 and 11 s; an evaluation takes 10 s of a step on average
+    # without their evaluations the steps take 10, 12 and 11 s; an evaluation takes 10 s of a step
+    # on average
     assert status.seconds_left == pytest.approx((11 + 10) * 6)
     assert status.seconds_since_step is not None
     assert status.metrics["reward/mean"] == pytest.approx(0.3)
@@ -51,13 +74,28 @@ def test_a_live_run_is_seen_with_its_process_and_what_is_left_and_keeps_its_lock
     [
         ("finished", "finished", 0, "finished"),
         ("solved", "solved", 0, "solved: all problems of a step were solved"),
-        ("interrupted: stopped by SIGINT", "stopped", 0, "stopped (stopped by SIGINT); continue with: dapo resume"),
+        (
+            "interrupted: stopped by SIGINT",
+            "stopped",
+            0,
+            "stopped (stopped by SIGINT); continue with: dapo resume",
+        ),
         (None, "stopped", 0, "stopped (its process was killed); continue with: dapo resume"),
-        ("NumericsError: weights that are not finite", "failed", 1, "failed: NumericsError: weights that are not"),
+        (
+            "NumericsError: weights that are not finite",
+            "failed",
+            1,
+            "failed: NumericsError: weights that are not",
+        ),
     ],
 )
 def test_an_ended_run_says_how_and_only_a_failed_one_exits_1(
-    capsys: pytest.CaptureFixture[str], directory: RunDirectory, reason: str | None, state: str, code: int, shown: str
+    capsys: pytest.CaptureFixture[str],
+    directory: RunDirectory,
+    reason: str | None,
+    state: str,
+    code: int,
+    shown: str,
 ):
     if reason is not None:
         directory.write_summary({**SUMMARY, "num_steps": 7, "exit_reason": reason})
@@ -77,7 +115,11 @@ def test_an_ended_run_says_how_and_only_a_failed_one_exits_1(
 
 
 def test_disk_use_is_the_sum_of_the_files_and_of_their_folders(directory: RunDirectory):
-    for name, size in (("checkpoints/step_000002/a", 1000), ("rollouts/step_000001.parquet", 300), ("other/b", 50)):
+    for name, size in (
+        ("checkpoints/step_000002/a", 1000),
+        ("rollouts/step_000001.parquet", 300),
+        ("other/b", 50),
+    ):
         path = directory.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * size)
@@ -85,10 +127,15 @@ def test_disk_use_is_the_sum_of_the_files_and_of_their_folders(directory: RunDir
     own = sum(path.stat().st_size for path in directory.path.iterdir() if path.is_file())
     expected = {"total": own + 1350, "checkpoints": 1000, "rollouts": 300, "eval": 0, "logs": 0}
     assert status.disk_bytes == expected
-    assert status.checkpoint == {"step": 2, "path": str(directory.checkpoints.folder / "step_000002")}
+    assert status.checkpoint == {
+        "step": 2,
+        "path": str(directory.checkpoints.folder / "step_000002"),
+    }
 
 
-def test_a_run_without_a_step_and_with_options_of_another_version_has_a_status(directory: RunDirectory):
+def test_a_run_without_a_step_and_with_options_of_another_version_has_a_status(
+    directory: RunDirectory,
+):
     directory.metrics.unlink()
     directory.config.write_text(CONFIG + "bogus: 1\n")
     status = run_status(directory.path)
@@ -99,6 +146,13 @@ def test_a_table_of_runs_says_which_results_are_mean_scores(
     capsys: pytest.CaptureFixture[str], directory: RunDirectory, tmp_path: Path
 ):
     graded = RunDirectory.create(tmp_path / "graded", CONFIG, {"folder": "."})
-    log_metrics(graded.metrics, [{"step": 0, "eval/sums/accuracy": 0.6, "eval/sums/score_mean": 0.6}])
+    log_metrics(
+        graded.metrics, [{"step": 0, "eval/sums/accuracy": 0.6, "eval/sums/score_mean": 0.6}]
+    )
     code, out, _ = run(capsys, "status", str(directory.path), str(graded.path))
-    assert (code, "50.0%" in out, "mean score 0.600" in out, "accuracy" in out) == (0, True, True, False)
+    assert (code, "50.0%" in out, "mean score 0.600" in out, "accuracy" in out) == (
+        0,
+        True,
+        True,
+        False,
+    )

@@ -1,4 +1,6 @@
-"""Files of a run that somebody else wrote: a manifest that names impossible folders, a table whose footer lies."""
+"""Files of a run that somebody else wrote: a manifest that names impossible folders, a table whose
+footer lies.
+"""
 
 import json
 import struct
@@ -18,7 +20,9 @@ from dapo.runs.stored_table import stored_table
 ROWS = 777
 
 
-def test_a_folder_with_nul_in_the_manifest_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_folder_with_nul_in_the_manifest_is_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     (tmp_path / "config.yaml").write_text("model: tiny-random\ndata: {train: 'builtin:sums'}\n")
     entries = {"folder": "a\0b", "module_folders": ["c\0d", str(tmp_path)], "run_dir": "e\0f"}
     (tmp_path / "manifest.json").write_text(json.dumps(entries))
@@ -32,7 +36,9 @@ def _varint(number: int) -> bytes:
 
 
 def _with_footer(path: Path, claimed: int) -> None:
-    """Claim another number of rows and of values in the footer of a Parquet file (Thrift's compact protocol)."""
+    """Claim another number of rows and of values in the footer of a Parquet file (Thrift's compact
+    protocol).
+    """
     data = path.read_bytes()
     (size,) = struct.unpack("<I", data[-8:-4])
     footer = data[-8 - size : -8].replace(_varint(2 * ROWS), _varint(2 * claimed))
@@ -44,29 +50,43 @@ def _memory_runs_out(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("claimed", [10**6, 2**40, 2**62])
-def test_a_footer_that_claims_more_than_the_file_holds_is_damage_or_without_effect(tmp_path: Path, claimed: int):
+def test_a_footer_that_claims_more_than_the_file_holds_is_damage_or_without_effect(
+    tmp_path: Path, claimed: int
+):
     path = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"prompt": ["a"] * ROWS, "ids": [[1]] * ROWS}), path, compression="zstd")
+    pq.write_table(
+        pa.table({"prompt": ["a"] * ROWS, "ids": [[1]] * ROWS}), path, compression="zstd"
+    )
     _with_footer(path, claimed)
     assert len(list(read_rows(path))) == ROWS  # pyarrow counts the values in the pages
     if claimed > 10**6:
-        with pytest.raises(DataError, match=r"rows\.parquet is damaged"), stored_table(path) as table:
+        with (
+            pytest.raises(DataError, match=r"rows\.parquet is damaged"),
+            stored_table(path) as table,
+        ):
             table.read(table.names)
 
 
 def test_a_column_that_a_table_lacks_is_named_and_is_no_damage(tmp_path: Path):
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"prompt": ["a"], "ids": [[1]]}), path)
-    named = pytest.raises(DataError, match=r"rows\.parquet has no column answer; it has prompt, ids$")
+    named = pytest.raises(
+        DataError, match=r"rows\.parquet has no column answer; it has prompt, ids$"
+    )
     with stored_table(path) as table, named:
         table.read(["answer"])
 
 
-def test_a_file_that_takes_more_memory_than_there_is_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_that_takes_more_memory_than_there_is_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"prompt": ["a"]}), path)
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", _memory_runs_out)
     with pytest.raises(DataError, match=r"rows\.parquet: not readable as Parquet"):
         list(read_rows(path))
-    with pytest.raises(DataError, match=r"rows\.parquet is damaged: MemoryError"), stored_table(path):
+    with (
+        pytest.raises(DataError, match=r"rows\.parquet is damaged: MemoryError"),
+        stored_table(path),
+    ):
         raise MemoryError

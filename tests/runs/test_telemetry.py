@@ -61,16 +61,18 @@ class TestMetricsFile:
     def test_a_line_is_there_as_soon_as_it_is_logged_with_keys_in_the_order_given(self, tmp_path):
         sink = JsonlSink(tmp_path / "metrics.jsonl")
         sink.log(12, {"reward/mean": 0.5, "loss/entropy": 1, "a/b": 2.0})
-        assert (tmp_path / "metrics.jsonl").read_text() == (
-            '{"step": 12, "reward/mean": 0.5, "loss/entropy": 1, "a/b": 2.0}\n'
-        )
+        assert (
+            tmp_path / "metrics.jsonl"
+        ).read_text() == '{"step": 12, "reward/mean": 0.5, "loss/entropy": 1, "a/b": 2.0}\n'
         sink.close()
 
     def test_numbers_that_are_not_finite_are_null(self, tmp_path):
         sink = JsonlSink(tmp_path / "metrics.jsonl")
         sink.log(1, {"a/nan": float("nan"), "a/inf": float("inf"), "a/x": -0.5})
         sink.close()
-        assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "a/nan": None, "a/inf": None, "a/x": -0.5}]
+        assert read_metrics(tmp_path / "metrics.jsonl") == [
+            {"step": 1, "a/nan": None, "a/inf": None, "a/x": -0.5}
+        ]
 
     def test_reopening_appends(self, tmp_path):
         for step in (1, 2):
@@ -79,7 +81,9 @@ class TestMetricsFile:
             sink.close()
         assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
 
-    def test_truncate_cuts_later_steps_and_a_torn_line_and_leaves_the_others_byte_for_byte(self, tmp_path):
+    def test_truncate_cuts_later_steps_and_a_torn_line_and_leaves_the_others_byte_for_byte(
+        self, tmp_path
+    ):
         path = tmp_path / "metrics.jsonl"
         kept = b'{"step": 0,   "eval/x/accuracy": 0.10}\n{"step": 2, "a/b": 1e-06}\n'
         append_bytes(path, kept + b'{"step": 3, "a/b": 2}\n{"step": 4, "a')
@@ -101,7 +105,10 @@ class TestMetricsFile:
         log_metrics(path, [{"step": 1}])
         append_bytes(path, b"hello\n")
         log_metrics(path, [{"step": 2}])
-        with pytest.raises(DataError, match=r"metrics.jsonl, line 2: expected an object with a \"step\", got b'hello"):
+        with pytest.raises(
+            DataError,
+            match=r"metrics.jsonl, line 2: expected an object with a \"step\", got b'hello",
+        ):
             truncate_after(path, 1)
         assert path.read_text() == '{"step": 1}\nhello\n{"step": 2}\n'
 
@@ -133,9 +140,14 @@ class TestTrackers:
     def test_wandb_that_is_not_installed_says_how_to_install_it(self, tmp_path):
         with pytest.raises(ConfigError) as error:
             WandbSink("dapo", "run", {}, tmp_path)
-        assert str(error.value) == ("log.sinks needs the package wandb, which is not installed: pip install wandb")
+        assert (
+            str(error.value)
+            == "log.sinks needs the package wandb, which is not installed: pip install wandb"
+        )
 
-    @pytest.mark.skipif(importlib.util.find_spec("trackio") is not None, reason="trackio is installed")
+    @pytest.mark.skipif(
+        importlib.util.find_spec("trackio") is not None, reason="trackio is installed"
+    )
     def test_trackio_that_is_not_installed_says_how_to_install_it(self):
         with pytest.raises(ConfigError, match=r"pip install trackio"):
             TrackioSink("dapo", "run", {})
@@ -143,9 +155,10 @@ class TestTrackers:
 
 class TestPlainProgress:
     def test_a_step_is_one_line(self):
-        assert step_line(3, 300, STEP, seconds_left=480.0) == (
-            "step   3/300  reward -0.632  accuracy  23.4%  kept  80.0%  length    18.2  truncated   3.0%  "
-            "entropy 0.840    534 tok/s    11.2 s  left     8m"
+        assert (
+            step_line(3, 300, STEP, seconds_left=480.0)
+            == "step   3/300  reward -0.632  accuracy  23.4%  kept  80.0%  length    18.2 "
+            " truncated   3.0%  entropy 0.840    534 tok/s    11.2 s  left     8m"
         )
 
     def test_columns_stay_where_they_are_whatever_the_numbers(self):
@@ -169,10 +182,16 @@ class TestPlainProgress:
         assert step_line(3, 300, {**STEP, "rollout/shortfall_groups": 2}, None).endswith(
             "left      -  (2 groups short)"
         )
-        assert step_line(3, 300, {**STEP, "rollout/shortfall_groups": 1}, None).endswith("(1 group short)")
-        assert step_line(3, 300, {**STEP, "rollout/shortfall_groups": 0}, None).endswith("left      -")
+        assert step_line(3, 300, {**STEP, "rollout/shortfall_groups": 1}, None).endswith(
+            "(1 group short)"
+        )
+        assert step_line(3, 300, {**STEP, "rollout/shortfall_groups": 0}, None).endswith(
+            "left      -"
+        )
 
-    def test_on_a_narrow_terminal_the_step_line_leaves_out_whole_columns_and_keeps_the_time_left(self):
+    def test_on_a_narrow_terminal_the_step_line_leaves_out_whole_columns_and_keeps_the_time_left(
+        self,
+    ):
         whole = step_line(3, 300, STEP, 480.0)
         assert step_line(3, 300, STEP, 480.0, width=len(whole)) == whole
         for width in range(54, len(whole)):
@@ -191,10 +210,16 @@ class TestPlainProgress:
             "eval/mix/avg@4": 0.5,
             "eval/sums/accuracy": 1.0,
         }
-        assert evaluation_line(20, metrics) == "step 20: evaluation: mix 50.0% (41.2% to 59.0%), sums 100.0%"
+        assert (
+            evaluation_line(20, metrics)
+            == "step 20: evaluation: mix 50.0% (41.2% to 59.0%), sums 100.0%"
+        )
         assert evaluation_line(20, STEP) == ""
         graded = {"eval/mix/accuracy": 6.25, "eval/mix/low": 5.0, "eval/mix/high": 7.5}
-        assert evaluation_line(20, graded) == "step 20: evaluation: mix mean score 6.250 (5.000 to 7.500)"
+        assert (
+            evaluation_line(20, graded)
+            == "step 20: evaluation: mix mean score 6.250 (5.000 to 7.500)"
+        )
         nothing = {"eval/mix/truncated_fraction": 0.0}
         assert evaluation_line(20, nothing) == "step 20: evaluation: mix nothing judged"
 
@@ -220,10 +245,14 @@ class TestPlainProgress:
         # medians of (100), (100, 20), (100, 20, 30) seconds times 3, 2, 1 steps
         assert [line[-5:] for line in lines if "left" in line] == ["   5m", "   2m", "  30s"]
 
-    def test_an_evaluation_is_neither_in_the_seconds_of_the_step_nor_forgotten_in_the_time_left(self):
+    def test_an_evaluation_is_neither_in_the_seconds_of_the_step_nor_forgotten_in_the_time_left(
+        self,
+    ):
         stream = io.StringIO()
         display = ProgressDisplay(11, stream=stream)
-        display.log(1, {**STEP, "time/step_s": 30.0, "time/evaluate_s": 20.0, "eval/mix/accuracy": 0.5})
+        display.log(
+            1, {**STEP, "time/step_s": 30.0, "time/evaluate_s": 20.0, "eval/mix/accuracy": 0.5}
+        )
         step, evaluation = stream.getvalue().splitlines()
         assert "10.0 s  left     5m" in step  # (10 + 20) seconds times 10 steps
         assert evaluation == "step 1: evaluation: mix 50.0%, in 20s"
@@ -248,7 +277,16 @@ class TestPlainProgress:
 
     def test_durations_read_well(self):
         seconds = [0.4, 59.4, 59.6, 3569, 3571, 3600 + 5 * 60, 86_399, 3 * 86_400 + 4 * 3600]
-        assert [duration(s) for s in seconds] == ["0s", "59s", "1m", "59m", "1h00m", "1h05m", "1d00h", "3d04h"]
+        assert [duration(s) for s in seconds] == [
+            "0s",
+            "59s",
+            "1m",
+            "59m",
+            "1h00m",
+            "1h05m",
+            "1d00h",
+            "3d04h",
+        ]
 
 
 class TestLiveProgress:
@@ -260,11 +298,15 @@ class TestLiveProgress:
         last = text[text.rindex("step 3/3") :]
         for figure in ("100%", "30.0% now, 10.0% at first", "▃▆█"):
             assert figure in last
-        lines = [line for line in text.splitlines() if "reward -0.632" in line and "kept  80.0%" in line]
+        lines = [
+            line for line in text.splitlines() if "reward -0.632" in line and "kept  80.0%" in line
+        ]
         assert len(lines) == 3, "every step leaves its line above the display"
         assert "generate" not in last
 
-    def test_a_run_that_ends_before_its_last_step_shows_the_steps_that_it_made_and_no_time_left(self):
+    def test_a_run_that_ends_before_its_last_step_shows_the_steps_that_it_made_and_no_time_left(
+        self,
+    ):
         def solved(display):
             display.log(1, {**STEP, "time/step_s": 100.0})
             display.log(2, {**STEP, "time/step_s": 100.0})
@@ -298,7 +340,10 @@ class TestLiveProgress:
 
 class TestUntrustedText:
     def test_control_format_and_direction_characters_are_spelled_out(self):
-        assert printable("a\x1b[31m\r\x00\u202eb\u200b\ud800\tc\nd") == "a\\x1b[31m\\r\\x00\\u202eb\\u200b\\ud800\tc\nd"
+        assert (
+            printable("a\x1b[31m\r\x00\u202eb\u200b\ud800\tc\nd")
+            == "a\\x1b[31m\\r\\x00\\u202eb\\u200b\\ud800\tc\nd"
+        )
 
     def test_what_the_terminal_cannot_encode_is_spelled_out(self):
         assert printable("π = 3, ok", "ascii") == "\\u03c0 = 3, ok"
@@ -314,7 +359,11 @@ class TestUntrustedText:
 
     def test_many_lines_keep_the_first_and_the_last(self):
         cut = excerpt("\n".join(str(i) for i in range(100))).split("\n")
-        assert cut == [*"01234567", "[... 84 lines left out ...]", *(str(i) for i in range(92, 100))]
+        assert cut == [
+            *"01234567",
+            "[... 84 lines left out ...]",
+            *(str(i) for i in range(92, 100)),
+        ]
 
 
 class TestFinalReport:
@@ -338,13 +387,22 @@ class TestFinalReport:
     def report(self, *, encoding="utf-8", **changes):
         raw = io.BytesIO()
         stream = io.TextIOWrapper(raw, encoding=encoding)
-        values = {"before": self.RESULT, "after": {**self.RESULT, "accuracy": 0.81}, "samples": [], "files": {}}
+        values = {
+            "before": self.RESULT,
+            "after": {**self.RESULT, "accuracy": 0.81},
+            "samples": [],
+            "files": {},
+        }
         final_report(Console(file=stream, width=80), **{**values, **changes})
         stream.flush()
         return raw.getvalue().decode(encoding)
 
     def test_before_and_after_stand_side_by_side_with_intervals(self):
-        rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in self.report().splitlines() if "│" in line]
+        rows = [
+            [cell.strip() for cell in line.split("│")[1:-1]]
+            for line in self.report().splitlines()
+            if "│" in line
+        ]
         assert rows == [
             ["accuracy", "15.2%", "81.0%"],
             ["95 % interval", "12.0% to 19.0%", "12.0% to 19.0%"],
@@ -354,11 +412,14 @@ class TestFinalReport:
         ]
 
     def test_a_sentence_is_broken_between_words_and_a_path_or_a_command_never(self):
-        path, sentence = f"/tmp/{'folder/' * 12}run", " ".join(["weights only, so that the run ends"] * 4)
+        path = f"/tmp/{'folder/' * 12}run"
+        sentence = " ".join(["weights only, so that the run ends"] * 4)
         files = {"curves": path, "disk space": sentence, "check it": f"dapo doctor {path}"}
         lines = [line.strip() for line in self.report(files=files).splitlines()]
         assert {f"curves      {path}", f"check it    dapo doctor {path}"} <= set(lines)
-        assert f"disk space  {sentence}" == " ".join(lines[lines.index(f"curves      {path}") + 1 : -1])
+        assert f"disk space  {sentence}" == " ".join(
+            lines[lines.index(f"curves      {path}") + 1 : -1]
+        )
 
     def test_responses_are_shown_as_they_are_and_not_obeyed(self):
         text = self.report(samples=[self.SAMPLE])
@@ -372,7 +433,9 @@ class TestFinalReport:
 
     def test_paths_and_commands_are_never_broken_over_lines(self):
         path = "/data/" + "x" * 120 + "/config.yaml"
-        assert path in self.report(files={"config": Path(path), "evaluate": "dapo eval runs/a --data builtin:sums"})
+        assert path in self.report(
+            files={"config": Path(path), "evaluate": "dapo eval runs/a --data builtin:sums"}
+        )
 
     def test_without_an_evaluation_there_is_no_table(self):
         assert "accuracy" not in self.report(before=None, after=None)
@@ -412,19 +475,32 @@ class TestRollouts:
         return values | changes
 
     def test_rows_come_back_as_they_were_written(self, tmp_path):
-        error_fields = {"correct": None, "score": None, "error": "timed out", "reward": None, "advantage": None}
-        rows = [self.row(), self.row(**error_fields, response="", response_ids=(), engine_logprobs=())]
+        error_fields = {
+            "correct": None,
+            "score": None,
+            "error": "timed out",
+            "reward": None,
+            "advantage": None,
+        }
+        rows = [
+            self.row(),
+            self.row(**error_fields, response="", response_ids=(), engine_logprobs=()),
+        ]
         write_rollouts(tmp_path / "rollouts" / "step_000012.parquet", rows)
         table = read_table(tmp_path / "rollouts" / "step_000012.parquet")
         assert table.schema == ROLLOUT_SCHEMA
         listed = [{**row, "response_ids": list(row["response_ids"])} for row in rows]
         audit = dict.fromkeys(OPTIONAL_COLUMNS)  # null where there was no audit
-        assert table.to_pylist() == [{**row, "engine_logprobs": list(row["engine_logprobs"])} | audit for row in listed]
+        assert table.to_pylist() == [
+            {**row, "engine_logprobs": list(row["engine_logprobs"])} | audit for row in listed
+        ]
         assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["step_000012.parquet"]
 
     def test_equal_rows_give_equal_bytes(self, tmp_path):
         for name in ("a", "b"):
-            write_rollouts(tmp_path / name, (self.row(sample=i, response=str(i) * 50) for i in range(300)))
+            write_rollouts(
+                tmp_path / name, (self.row(sample=i, response=str(i) * 50) for i in range(300))
+            )
         assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
     def test_more_rows_than_one_chunk_keep_their_order(self, tmp_path):
@@ -441,15 +517,26 @@ class TestRollouts:
         assert short_fields({"solution": "4"}, known=["4"]) is None
 
     def episode(self, **changes):
-        """The value of `episode` for two turns, of which the environment paid one before it failed."""
+        """The value of `episode` for two turns, of which the environment paid one before it
+        failed.
+        """
         turn = {"role": "assistant", "content": "4"}
-        episode = Episode((turn, {"role": "tool", "content": "7"}, turn), (0.5,), error="it broke", tool_calls=1)
-        generation = Generation("", (1, 2), (0.0, 0.0), "stop", 0, episode=replace(episode, **changes))
+        episode = Episode(
+            (turn, {"role": "tool", "content": "7"}, turn), (0.5,), error="it broke", tool_calls=1
+        )
+        generation = Generation(
+            "", (1, 2), (0.0, 0.0), "stop", 0, episode=replace(episode, **changes)
+        )
         return {"episode": episode_json(generation)}
 
     def test_an_episode_comes_back_as_it_was_written(self):
         found = episode_of(self.episode())
-        assert (found.num_turns, found.rewards, found.error, found.tool_calls) == (2, [0.5], "it broke", 1)
+        assert (found.num_turns, found.rewards, found.error, found.tool_calls) == (
+            2,
+            [0.5],
+            "it broke",
+            1,
+        )
         assert episode_of({"episode": None}) is episode_of({}) is None
 
     @pytest.mark.parametrize(
@@ -457,18 +544,33 @@ class TestRollouts:
         [
             *(
                 {"messages": each}
-                for each in (5, "4", [5], [["role"]], [{"role": "user"}], [{"role": 1, "content": ""}])
+                for each in (
+                    5,
+                    "4",
+                    [5],
+                    [["role"]],
+                    [{"role": "user"}],
+                    [{"role": 1, "content": ""}],
+                )
             ),
-            *({"rewards": each} for each in ({}, ["1"], [True], [None], [float("nan")], [-float("inf")], [1, 2, 3])),
+            *(
+                {"rewards": each}
+                for each in ({}, ["1"], [True], [None], [float("nan")], [-float("inf")], [1, 2, 3])
+            ),
             *({"tool_calls": each} for each in (-1, 1.5, True, None)),
-            *({"tool_errors": "1"}, {"correct": 1}, {"error": 1}, {"is_cut": None}),
+            {"tool_errors": "1"},
+            {"correct": 1},
+            {"error": 1},
+            {"is_cut": None},
         ],
     )
     def test_an_episode_with_values_that_no_run_writes_is_refused(self, changes):
         with pytest.raises(ValueError, match="a row has no valid episode"):
             episode_of(self.episode(**changes))
 
-    @pytest.mark.parametrize("text", ["", "5", "[]", "{}", "null", '{"messages": []}', "[" * 10**5, "</script>"])
+    @pytest.mark.parametrize(
+        "text", ["", "5", "[]", "{}", "null", '{"messages": []}', "[" * 10**5, "</script>"]
+    )
     def test_a_text_that_is_no_episode_is_refused(self, text):
         with pytest.raises(ValueError, match="a row has no valid episode"):
             episode_of({"episode": text})
@@ -498,13 +600,18 @@ class TestRollouts:
 class TestCurves:
     def metrics(self, path, steps, **changes):
         lines = [{"step": 0, "eval/mix/accuracy": 0.1, "eval/mix/low": 0.05, "eval/mix/high": 0.15}]
-        lines += [{"step": step, **STEP, "loss/entropy": None if step == 2 else 0.5} for step in range(1, steps + 1)]
+        lines += [
+            {"step": step, **STEP, "loss/entropy": None if step == 2 else 0.5}
+            for step in range(1, steps + 1)
+        ]
         path.write_text("".join(json.dumps({**line, **changes}) + "\n" for line in lines))
         return path
 
     def test_an_evaluation_stands_out_in_its_own_colour(self, tmp_path):
         steps = '{"step": 1, "reward/accuracy": 0.1}\n{"step": 30, "reward/accuracy": 0.5}\n'
-        evaluations = '{"step": 1, "eval/mix/accuracy": 0.2}\n{"step": 30, "eval/mix/accuracy": 0.6}\n'
+        evaluations = (
+            '{"step": 1, "eval/mix/accuracy": 0.2}\n{"step": 30, "eval/mix/accuracy": 0.6}\n'
+        )
         shares = []
         for name, text in (("without", steps), ("with", steps + evaluations)):
             (tmp_path / "m").write_text(text)
@@ -514,11 +621,15 @@ class TestCurves:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "with.png", "without.png"]
 
     def test_names_are_not_read_as_formulas(self, tmp_path):
-        plot_curves(self.metrics(tmp_path / "m", 20), tmp_path / "curves.png", title=r"model $\nonsense$")
+        plot_curves(
+            self.metrics(tmp_path / "m", 20), tmp_path / "curves.png", title=r"model $\nonsense$"
+        )
         assert (tmp_path / "curves.png").stat().st_size > 0
 
     @pytest.mark.parametrize("name", ["数学-run 😀", "тест ñ ß", "a\u200bb\ufe0f🧑‍🚀", "العربية"])
-    def test_a_name_whose_characters_no_font_has_is_drawn_escaped_without_a_warning(self, tmp_path, name):
+    def test_a_name_whose_characters_no_font_has_is_drawn_escaped_without_a_warning(
+        self, tmp_path, name
+    ):
         text = self.metrics(tmp_path / "m", 3).read_text()
         renamed = tmp_path / "renamed"
         renamed.write_text(text.replace("eval/mix/", json.dumps(f"eval/{name}/")[1:-1]))
@@ -526,21 +637,34 @@ class TestCurves:
         assert plain_text("тест ß $x$") == r"тест ß \$x\$"
         assert plain_text("数") == "\\u6570"
 
-    @pytest.mark.parametrize("scores", [{"score_mean": 0.667, "low": 0.2, "high": 0.9}, {"low": -0.417, "high": 1.751}])
+    @pytest.mark.parametrize(
+        "scores", [{"score_mean": 0.667, "low": 0.2, "high": 0.9}, {"low": -0.417, "high": 1.751}]
+    )
     def test_the_evaluation_of_a_graded_reward_is_a_mean_score(self, tmp_path, scores):
-        evaluation = {f"eval/held_out/{key}": value for key, value in ({"accuracy": 0.667} | scores).items()}
+        evaluation = {
+            f"eval/held_out/{key}": value for key, value in ({"accuracy": 0.667} | scores).items()
+        }
         (tmp_path / "m").write_text(json.dumps({"step": 0, **evaluation}) + "\n")
         axes = curves_figure(tmp_path / "m").axes[0]
-        assert (axes.get_title(loc="left"), axes.get_ylabel()) == ("Score", "mean score of the verifier")
+        assert (axes.get_title(loc="left"), axes.get_ylabel()) == (
+            "Score",
+            "mean score of the verifier",
+        )
         assert axes.lines[-1].get_ydata().tolist() == [0.667]
         line = evaluation_line(0, evaluation)
-        assert line.startswith(f"step 0: evaluation: held_out mean score 0.667 ({scores['low']:.3f} to ")
+        assert line.startswith(
+            f"step 0: evaluation: held_out mean score 0.667 ({scores['low']:.3f} to "
+        )
         assert "%" not in line
 
     def test_a_single_step_whose_interval_just_misses_its_mean_is_plotted(self, tmp_path):
-        plot_curves(self.metrics(tmp_path / "m", 1, **{"eval/mix/low": 0.1000001}), tmp_path / "curves.png")
+        plot_curves(
+            self.metrics(tmp_path / "m", 1, **{"eval/mix/low": 0.1000001}), tmp_path / "curves.png"
+        )
 
-    def test_with_predictions_there_are_panels_of_skipped_problems_and_of_calibration(self, tmp_path):
+    def test_with_predictions_there_are_panels_of_skipped_problems_and_of_calibration(
+        self, tmp_path
+    ):
         from matplotlib.image import imread
 
         rows = [
@@ -560,7 +684,10 @@ class TestCurves:
         assert reliability(rows) == [(pytest.approx(0.1), 0.25, 4), (0.9, 1.0, 2)]
         plain = self.metrics(tmp_path / "m", 3)
         plot_curves(plain, tmp_path / "plain.png")
-        steps = [{"step": i + 1, **STEP, "rollout/problems_skipped": 7, **row} for i, row in enumerate(rows)]
+        steps = [
+            {"step": i + 1, **STEP, "rollout/problems_skipped": 7, **row}
+            for i, row in enumerate(rows)
+        ]
         (tmp_path / "m").write_text("".join(json.dumps(row) + "\n" for row in steps))
         plot_curves(tmp_path / "m", tmp_path / "predicted.png")
         shapes = [imread(tmp_path / f"{name}.png").shape for name in ("plain", "predicted")]
@@ -569,14 +696,21 @@ class TestCurves:
         assert [metric_of(name).unit for name in rows[0]] == ["groups"] * 3
 
     @pytest.mark.parametrize("steps", [12, 40])  # raw, and smoothed
-    def test_a_step_without_a_value_is_a_gap_and_the_steps_between_evaluations_are_none(self, tmp_path, steps):
-        length, of_data = "rollout/response_tokens_mean", "eval/mix"
+    def test_a_step_without_a_value_is_a_gap_and_the_steps_between_evaluations_are_none(
+        self, tmp_path, steps
+    ):
+        length = "rollout/response_tokens_mean"
+        of_data = "eval/mix"
         rows = [{"step": step, **STEP, length: float(step)} for step in range(1, steps + 1)]
         rows[4][length] = float("nan")
         del rows[6][length]
         del rows[8]  # a line that was removed
         for step, accuracy in ((0, 0.25), (4, None), (8, 0.5), (12, 0.75)):
-            found = {} if accuracy is None else {f"{of_data}/accuracy": accuracy, f"{of_data}/high": 1.0}
+            found = (
+                {}
+                if accuracy is None
+                else {f"{of_data}/accuracy": accuracy, f"{of_data}/high": 1.0}
+            )
             rows.append({"step": step, f"{of_data}/truncated_fraction": 0.0, **found})
         log_metrics(tmp_path / "m", sorted(rows, key=lambda row: row["step"]))
         accuracy, lengths, *_ = curves_figure(tmp_path / "m").axes
@@ -584,8 +718,11 @@ class TestCurves:
             x, y = line.get_data()
             assert x.tolist() == list(range(1, steps + 1))
             assert x[np.isnan(y)].tolist() == [5, 7, 9]
-        assert lengths.lines[-1].get_markevery() == [5, 7]  # steps 6 and 8 have a gap on either side
-        (evaluated,) = (line for line in accuracy.lines if line.get_label().startswith("held out: mix"))
+        # steps 6 and 8 have a gap on either side
+        assert lengths.lines[-1].get_markevery() == [5, 7]
+        (evaluated,) = (
+            line for line in accuracy.lines if line.get_label().startswith("held out: mix")
+        )
         assert evaluated.get_xdata().tolist() == [0, 4, 8, 12]
         assert np.isnan(evaluated.get_ydata()).tolist() == [False, True, False, False]
 

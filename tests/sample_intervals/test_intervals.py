@@ -27,21 +27,36 @@ Trials: TypeAlias = Iterator[tuple[Values, float]]
 
 @pytest.mark.parametrize(
     ("freedom", "quantile"),
-    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (9, 2.2622), (10, 2.2281), (29, 2.0452), (120, 1.9799), (10_000, 1.9600)],
+    [
+        (1, 12.7062),
+        (2, 4.3027),
+        (3, 3.1824),
+        (9, 2.2622),
+        (10, 2.2281),
+        (29, 2.0452),
+        (120, 1.9799),
+        (10_000, 1.9600),
+    ],
 )
 def test_students_quantiles_are_those_of_the_printed_table(freedom: int, quantile: float):
     assert student_quantile(freedom) == pytest.approx(quantile, abs=1e-4)
 
 
 @pytest.mark.parametrize("freedom", [1.0, 1.05, 1.3, 1.5, 1.99, 2.0, 2.4, 3.7, 17.2, 250.5, 1999.0])
-def test_an_interval_of_any_degrees_of_freedom_leaves_out_5_percent_of_students_density(freedom: float):
-    """The tail by Simpson's rule over angles: with t = sqrt(freedom) tan(u) the density is cos(u)^(freedom - 1)."""
+def test_an_interval_of_any_degrees_of_freedom_leaves_out_5_percent_of_students_density(
+    freedom: float,
+):
+    """The tail by Simpson's rule over angles: with t = sqrt(freedom) tan(u) the density is
+    cos(u)^(freedom - 1).
+    """
     end = atan(student_quantile(freedom) / sqrt(freedom))
 
     def area(low: float, high: float) -> float:
         points = np.linspace(low, high, 200_001)
         values = np.cos(points) ** (freedom - 1) if freedom > 1 else np.ones(len(points))
-        return float(values[0] + 4 * values[1::2].sum() + 2 * values[2:-1:2].sum() + values[-1]) * (high - low)
+        return float(values[0] + 4 * values[1::2].sum() + 2 * values[2:-1:2].sum() + values[-1]) * (
+            high - low
+        )
 
     outside = area(end, pi / 2) / area(0.0, pi / 2)
     assert outside == pytest.approx(0.05, rel=1e-5)
@@ -79,7 +94,9 @@ def wilson(fraction: float, trials: float, z: float) -> Interval:
 def test_zeros_and_ones_have_wilsons_interval():
     assert mean_interval([1.0] * 20) == pytest.approx((0.8389, 1.0), abs=1e-4)
     assert mean_interval([0.0] * 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
-    assert mean_interval([1.0] * 3 + [0.0] * 7) == pytest.approx(wilson(0.3, 10, 1.959964), abs=1e-9)
+    assert mean_interval([1.0] * 3 + [0.0] * 7) == pytest.approx(
+        wilson(0.3, 10, 1.959964), abs=1e-9
+    )
     assert mean_interval([1.0] * 3 + [0.0] * 7) == pytest.approx((0.1078, 0.6032), abs=1e-4)
 
 
@@ -92,16 +109,23 @@ def test_an_interval_holds_its_mean_and_stays_within_zero_and_one(count: int):
 
 def test_proportions_have_wilsons_interval_with_the_trials_that_explain_their_variance():
     # mean 1/2, variance of the values 1/16: a mean of 4 of them varies like a fraction of 16 trials
-    assert mean_interval([0.25, 0.75, 0.25, 0.75]) == pytest.approx(wilson(0.5, 16, 3.18245), abs=1e-4)
+    assert mean_interval([0.25, 0.75, 0.25, 0.75]) == pytest.approx(
+        wilson(0.5, 16, 3.18245), abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("problems", [2, 10, 76, 1000])
 @pytest.mark.parametrize("nearly", [69 / 70, 0.9, 0.5, 0.0])
-def test_an_interval_near_all_or_none_is_no_narrower_than_where_all_are_equal(problems: int, nearly: float):
-    """pass@4 of 69/70 on one of 76 problems, and 1 on the others, is no 100.0 % (100.0 % to 100.0 %)."""
+def test_an_interval_near_all_or_none_is_no_narrower_than_where_all_are_equal(
+    problems: int, nearly: float
+):
+    """pass@4 of 69/70 on one of 76 problems, and 1 on the others, is no 100.0 % (100.0 % to 100.0
+    %).
+    """
     values = [nearly, *[1.0] * (problems - 1)]
     low, high = mean_interval(values) or (0, 0)
-    solved, none_solved = mean_interval([1.0] * problems) or (0, 0), mean_interval([0.0] * problems) or (0, 0)
+    solved = mean_interval([1.0] * problems) or (0, 0)
+    none_solved = mean_interval([0.0] * problems) or (0, 0)
     assert low <= solved[0]
     assert high >= np.mean(values)
     mirrored = mean_interval([1 - value for value in values]) or (0, 0)
@@ -111,7 +135,9 @@ def test_an_interval_near_all_or_none_is_no_narrower_than_where_all_are_equal(pr
 
 @pytest.mark.parametrize("value", [0.0, 1 / 3, 0.5, 1.0])
 @pytest.mark.parametrize("problems", [1, 2, 30])
-def test_equal_proportions_are_as_uncertain_as_problems_that_are_solved_always_or_never(value: float, problems: int):
+def test_equal_proportions_are_as_uncertain_as_problems_that_are_solved_always_or_never(
+    value: float, problems: int
+):
     low, high = mean_interval([value] * problems) or (0, 0)
     assert (low, high) == pytest.approx(wilson(value, problems, 1.959964), abs=1e-6)
     assert high - low > 0.1
@@ -119,7 +145,9 @@ def test_equal_proportions_are_as_uncertain_as_problems_that_are_solved_always_o
 
 def test_values_that_differ_by_rounding_alone_are_equal():
     assert mean_interval([0.1 + 0.2, 0.3] * 15) == pytest.approx(mean_interval([0.3] * 30))
-    assert difference_interval([0.9 - 0.8, 0.1] * 20) == pytest.approx(difference_interval([0.1] * 40))
+    assert difference_interval([0.9 - 0.8, 0.1] * 20) == pytest.approx(
+        difference_interval([0.1] * 40)
+    )
 
 
 def test_nothing_has_the_widest_interval_and_scores_of_nothing_none():
@@ -130,7 +158,9 @@ def test_nothing_has_the_widest_interval_and_scores_of_nothing_none():
 
 def test_scores_have_students_interval_and_none_where_they_do_not_vary():
     half = 4.30265 / sqrt(3)  # standard deviation 1, three problems
-    assert mean_interval([4.0, 5.0, 6.0], proportions=False) == pytest.approx((5 - half, 5 + half), abs=1e-4)
+    assert mean_interval([4.0, 5.0, 6.0], proportions=False) == pytest.approx(
+        (5 - half, 5 + half), abs=1e-4
+    )
     assert mean_interval([0.0] * 30, proportions=False) is None
     assert mean_interval([7.5], proportions=False) is None
 
@@ -175,7 +205,9 @@ def normal_scores(rng: np.random.Generator, problems: int) -> Trials:
 
 
 def improved(rng: np.random.Generator, problems: int, k: int) -> Trials:
-    """Differences of two models: the second closes 30 % of the gap on a random three problems in ten."""
+    """Differences of two models: the second closes 30 % of the gap on a random three problems in
+    ten.
+    """
     first = rng.beta(1.0, 1.0, (TRIALS, problems))
     second = np.where(rng.random(first.shape) < 0.3, first + 0.3 * (1 - first), first)
     for before, after in zip(first, second, strict=True):
@@ -183,7 +215,9 @@ def improved(rng: np.random.Generator, problems: int, k: int) -> Trials:
 
 
 def pass_at_4(rng: np.random.Generator, problems: int, a: float, b: float) -> Trials:
-    """Estimates from 8 responses to each problem, whose chance to be solved has a beta distribution."""
+    """Estimates from 8 responses to each problem, whose chance to be solved has a beta
+    distribution.
+    """
     truth = 1 - np.prod([(b + i) / (a + b + i) for i in range(4)])
     estimates = np.array([pass_at_k(8, correct, 4) for correct in range(9)])
     for rates in rng.beta(a, b, (TRIALS // 5, problems)):
@@ -192,10 +226,13 @@ def pass_at_4(rng: np.random.Generator, problems: int, a: float, b: float) -> Tr
 
 @pytest.mark.parametrize(("a", "b"), [(2.0, 1.0), (3.0, 1.0), (1.0, 1.0)])
 @pytest.mark.parametrize("problems", [10, 30, 76])
-def test_intervals_of_pass_at_4_cover_where_nearly_all_problems_are_solved(problems: int, a: float, b: float):
+def test_intervals_of_pass_at_4_cover_where_nearly_all_problems_are_solved(
+    problems: int, a: float, b: float
+):
     """Without the ends of equal values they cover 75 to 88 % at (2, 1) and (3, 1)."""
     found = [
-        (mean_interval(values.tolist()), truth) for values, truth in pass_at_4(np.random.default_rng(7), problems, a, b)
+        (mean_interval(values.tolist()), truth)
+        for values, truth in pass_at_4(np.random.default_rng(7), problems, a, b)
     ]
     covered = np.mean([low <= truth <= high for (low, high), truth in found])
     assert 0.915 <= covered <= 0.99
@@ -231,13 +268,16 @@ def interval_for(name: str, values: Values) -> Interval:
 
 
 def coverages(name: str) -> tuple[float, float]:
-    """How often the interval covers the truth, and how often it does when it is made as narrow as one of 90 %."""
+    """How often the interval covers the truth, and how often it does when it is made as narrow as
+    one of 90 %.
+    """
     simulate, sizes = SIMULATIONS[name]
     covered = narrow = 0
     for values, truth in simulate(np.random.default_rng(list(name.encode())), *sizes):
         low, high = interval_for(name, values)
         covered += low <= truth <= high
-        centre, half = (low + high) / 2, (high - low) / 2 * 1.644854 / 1.959964
+        centre = (low + high) / 2
+        half = (high - low) / 2 * 1.644854 / 1.959964
         narrow += centre - half <= truth <= centre + half
     return covered / TRIALS, narrow / TRIALS
 

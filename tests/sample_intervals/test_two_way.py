@@ -25,9 +25,12 @@ def test_the_variance_of_the_mean_is_that_of_the_two_way_table():
     # seeds 0 and 1: means 2 and 4; problems: means 2, 3, 4; nothing is left
     table = np.array([[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]])
     variance, freedom = variance_of_mean(table)
-    of_seeds, of_problems = 3 * 2.0, 2 * 1.0
+    of_seeds = 3 * 2.0
+    of_problems = 2 * 1.0
     assert variance == pytest.approx((of_seeds + of_problems) / 6)
-    assert freedom == pytest.approx((of_seeds + of_problems) ** 2 / (of_seeds**2 / 1 + of_problems**2 / 2))
+    assert freedom == pytest.approx(
+        (of_seeds + of_problems) ** 2 / (of_seeds**2 / 1 + of_problems**2 / 2)
+    )
 
 
 def test_a_rest_larger_than_both_effects_does_not_make_the_variance_smaller_than_the_largest():
@@ -38,7 +41,9 @@ def test_a_rest_larger_than_both_effects_does_not_make_the_variance_smaller_than
 
 def test_the_variance_over_three_factors_is_that_of_the_three_way_table():
     rng = np.random.default_rng(3)
-    bases, seeds, problems = (rng.normal(0, 1, shape) for shape in ((3, 1, 1), (1, 4, 1), (1, 1, 50)))
+    bases, seeds, problems = (
+        rng.normal(0, 1, shape) for shape in ((3, 1, 1), (1, 4, 1), (1, 1, 50))
+    )
     table = bases + seeds + problems
     expected = bases.var(ddof=1) / 3 + seeds.var(ddof=1) / 4 + problems.var(ddof=1) / 50
     assert variance_of_mean(table)[0] == pytest.approx(expected)
@@ -48,11 +53,20 @@ def test_the_variance_over_three_factors_is_that_of_the_three_way_table():
     )
 
 
-@pytest.mark.parametrize(("of_bases", "of_seeds", "of_runs"), [(0.5, 0.2, 0.3), (0.1, 0.5, 0.2), (0.0, 0.0, 0.5)])
-def test_intervals_over_base_models_seeds_and_problems_cover_the_mean(of_bases: float, of_seeds: float, of_runs: float):
-    rng, covered = np.random.default_rng(5), 0
+@pytest.mark.parametrize(
+    ("of_bases", "of_seeds", "of_runs"), [(0.5, 0.2, 0.3), (0.1, 0.5, 0.2), (0.0, 0.0, 0.5)]
+)
+def test_intervals_over_base_models_seeds_and_problems_cover_the_mean(
+    of_bases: float, of_seeds: float, of_runs: float
+):
+    rng = np.random.default_rng(5)
+    covered = 0
     for _ in range(TRIALS):
-        table = rng.normal(0, of_bases, (3, 1, 1)) + rng.normal(0, of_seeds, (1, 3, 1)) + rng.normal(0, 1, (1, 1, 40))
+        table = (
+            rng.normal(0, of_bases, (3, 1, 1))
+            + rng.normal(0, of_seeds, (1, 3, 1))
+            + rng.normal(0, 1, (1, 1, 40))
+        )
         table = table + rng.normal(0, of_runs, (3, 3, 1)) + rng.normal(0, 0.5, (3, 3, 40))
         variance, freedom = variance_of_mean(table)
         covered += abs(table.mean()) <= student_quantile(freedom) * sqrt(variance)
@@ -64,7 +78,8 @@ def test_a_p_value_is_5_percent_where_the_interval_ends():
         assert student_p_value(student_quantile(freedom), freedom) == pytest.approx(0.05, abs=2e-3)
         assert student_p_value(-2 * student_quantile(freedom), freedom) < 0.03
     assert student_p_value(0.0, 3) == pytest.approx(1.0)
-    assert student_p_value(2.0, 4) == pytest.approx(0.11612, abs=1e-4)  # a table of Student's distribution
+    # a table of Student's distribution
+    assert student_p_value(2.0, 4) == pytest.approx(0.11612, abs=1e-4)
 
 
 def test_quantiles_between_integers_lie_between_theirs():
@@ -120,9 +135,18 @@ def test_one_number_per_seed_has_students_interval():
 
 
 def simulated(
-    rng: np.random.Generator, seeds: int, problems: int, k: int, *, level: float, of_seeds: float, of_problems: float
+    rng: np.random.Generator,
+    seeds: int,
+    problems: int,
+    k: int,
+    *,
+    level: float,
+    of_seeds: float,
+    of_problems: float,
 ) -> NDArray[np.float64]:
-    """The chance that a response is correct, for each seed and problem, and what k responses give: [2, S, P]."""
+    """The chance that a response is correct, for each seed and problem, and what k responses give:
+    [2, S, P].
+    """
     logits = level + rng.normal(0, of_seeds, (seeds, 1)) + rng.normal(0, of_problems, (1, problems))
     chances = 1 / (1 + np.exp(-(logits + rng.normal(0, 0.5, (seeds, problems)))))
     return np.stack([chances, rng.binomial(k, chances) / k])
@@ -141,22 +165,30 @@ SETTINGS = {
 
 def truth(level: float, of_seeds: float, of_problems: float) -> float:
     """The accuracy over all seeds and problems."""
-    logits = np.random.default_rng(1).normal(level, np.sqrt(of_seeds**2 + of_problems**2 + 0.25), 500_000)
+    logits = np.random.default_rng(1).normal(
+        level, np.sqrt(of_seeds**2 + of_problems**2 + 0.25), 500_000
+    )
     return float(np.mean(1 / (1 + np.exp(-logits))))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_intervals_of_an_accuracy_cover_it_in_95_percent_of_experiments_and_not_by_being_wide(name: str):
+def test_intervals_of_an_accuracy_cover_it_in_95_percent_of_experiments_and_not_by_being_wide(
+    name: str,
+):
     seeds, problems, k, level, of_seeds, of_problems = SETTINGS[name]
-    rng, expected = np.random.default_rng(list(name.encode())), truth(level, of_seeds, of_problems)
+    rng = np.random.default_rng(list(name.encode()))
+    expected = truth(level, of_seeds, of_problems)
     covered = narrow = 0
     for _ in range(TRIALS):
-        _, values = simulated(rng, seeds, problems, k, level=level, of_seeds=of_seeds, of_problems=of_problems)
+        _, values = simulated(
+            rng, seeds, problems, k, level=level, of_seeds=of_seeds, of_problems=of_problems
+        )
         found = two_way_mean(values)
         assert found.low is not None
         assert found.high is not None
         covered += found.low <= expected <= found.high
-        centre, half = (found.low + found.high) / 2, 0.7 * (found.high - found.low) / 2
+        centre = (found.low + found.high) / 2
+        half = 0.7 * (found.high - found.low) / 2
         narrow += abs(expected - centre) <= half
     assert 0.93 <= covered / TRIALS <= 0.975
     assert narrow / TRIALS < 0.93
@@ -174,13 +206,16 @@ def test_intervals_of_a_paired_difference_cover_it_in_95_percent_of_experiments(
         first = rng.normal(level, of_problems, (1, problems)) + rng.normal(0, of_seeds, (seeds, 1))
         # the change helps by 0.5 on average, more in some seeds and on some problems
         second = first + 0.5 + rng.normal(0, 0.2, (seeds, 1)) + rng.normal(0, 0.5, (1, problems))
-        rows = [1 / (1 + np.exp(-(each + rng.normal(0, 0.5, first.shape)))) for each in (first, second)]
+        rows = [
+            1 / (1 + np.exp(-(each + rng.normal(0, 0.5, first.shape)))) for each in (first, second)
+        ]
         values = [rng.binomial(k, chances) / k for chances in rows]
         found = two_way_difference(*values)
         assert found.low is not None
         assert found.high is not None
         covered += found.low <= expected <= found.high
-        centre, half = (found.low + found.high) / 2, 0.7 * (found.high - found.low) / 2
+        centre = (found.low + found.high) / 2
+        half = 0.7 * (found.high - found.low) / 2
         narrow += abs(expected - centre) <= half
     assert 0.93 <= covered / TRIALS <= 0.975
     assert narrow / TRIALS < 0.93

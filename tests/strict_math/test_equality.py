@@ -1,4 +1,5 @@
-r"""`math` by rule: numbers are compared exactly, the question restated is no answer, units and sets are compared.
+r"""`math` by rule: numbers are compared exactly, the question restated is no answer, units and sets
+are compared.
 
 Each table has a reference, answers that are right and answers that are wrong.
 """
@@ -32,7 +33,11 @@ def is_right(reference, given_answer):
 
 def as_fraction(value):
     sign = "-" if value < 0 else ""
-    return f"{sign}\\frac{{{abs(value.numerator)}}}{{{value.denominator}}}" if value.denominator > 1 else f"{value}"
+    return (
+        f"{sign}\\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
+        if value.denominator > 1
+        else f"{value}"
+    )
 
 
 def as_decimal(digits, exponent):
@@ -45,8 +50,19 @@ def as_decimal(digits, exponent):
 @given(value=RATIONALS)
 def test_a_rational_number_is_right_in_every_notation(value):
     exact = as_fraction(value)
-    doubled = f"{2 * value.numerator}/{2 * value.denominator}" if value.denominator > 1 else f"{value}.000"
-    for answer in (exact, exact.replace("frac", "dfrac"), f"{value}", doubled, f"${exact}$", f"x = {exact}"):
+    doubled = (
+        f"{2 * value.numerator}/{2 * value.denominator}"
+        if value.denominator > 1
+        else f"{value}.000"
+    )
+    for answer in (
+        exact,
+        exact.replace("frac", "dfrac"),
+        f"{value}",
+        doubled,
+        f"${exact}$",
+        f"x = {exact}",
+    ):
         assert is_right(exact, answer), answer
 
 
@@ -59,7 +75,10 @@ def test_any_other_rational_number_is_wrong_however_near_it_is(value, distance, 
 
 
 @PROPERTIES
-@given(digits=st.integers(min_value=1, max_value=10**15), exponent=st.integers(min_value=-40, max_value=-1))
+@given(
+    digits=st.integers(min_value=1, max_value=10**15),
+    exponent=st.integers(min_value=-40, max_value=-1),
+)
 def test_a_decimal_of_any_size_is_compared_by_every_digit(digits, exponent):
     decimal = as_decimal(digits, exponent)
     mantissa = f"{str(digits)[0]}.{str(digits)[1:] or '0'}"
@@ -67,7 +86,13 @@ def test_a_decimal_of_any_size_is_compared_by_every_digit(digits, exponent):
     assert is_right(decimal, f"{mantissa} \\times 10^{{{power}}}")
     assert is_right(decimal, f"{mantissa}e{power}")
     assert is_right(f"{mantissa} \\times 10^{{{power}}}", f"{decimal}00")
-    for wrong in (as_decimal(digits + 1, exponent), f"-{decimal}", "0", "0.0", f"{mantissa}e{power + 1}"):
+    for wrong in (
+        as_decimal(digits + 1, exponent),
+        f"-{decimal}",
+        "0",
+        "0.0",
+        f"{mantissa}e{power + 1}",
+    ):
         assert not is_right(decimal, wrong), wrong
 
 
@@ -232,7 +257,9 @@ SENTENCES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("reference", "right", "wrong"), SENTENCES, ids=[row[0] for row in SENTENCES])
+@pytest.mark.parametrize(
+    ("reference", "right", "wrong"), SENTENCES, ids=[row[0] for row in SENTENCES]
+)
 def test_units_words_and_connectives(reference, right, wrong):
     assert is_right(reference, reference)
     assert [answer for answer in right if not is_right(reference, answer)] == []
@@ -241,7 +268,15 @@ def test_units_words_and_connectives(reference, right, wrong):
 
 @pytest.mark.parametrize(
     "reference",
-    ["9^{9^{9^9}}", "((9!)!)!", "1/0", "\\sqrt{10^{200}+1}-10^{100}", "2 + 2 = 5", "\\int_0^1 x dx", "\\log 0"],
+    [
+        "9^{9^{9^9}}",
+        "((9!)!)!",
+        "1/0",
+        "\\sqrt{10^{200}+1}-10^{100}",
+        "2 + 2 = 5",
+        "\\int_0^1 x dx",
+        "\\log 0",
+    ],
 )
 def test_a_reference_that_has_no_value_or_one_too_large_is_an_error(reference):
     for answer in (reference, "1", "4"):
@@ -255,7 +290,9 @@ COSTLY = [
 
 
 @pytest.mark.parametrize("answer", [*COSTLY, "(x+y+z+w+v)^{200}", "(x+1)^{10^{30}}"])
-@pytest.mark.parametrize("reference", ["7", "\\sqrt{2}", "x^2+y", "2^{10}", "\\binom{5}{2}", "(1, 2)", "x > 2"])
+@pytest.mark.parametrize(
+    "reference", ["7", "\\sqrt{2}", "x^2+y", "2^{10}", "\\binom{5}{2}", "(1, 2)", "x > 2"]
+)
 def test_an_answer_that_would_be_costly_to_evaluate_is_wrong_not_an_error(reference, answer):
     assert is_right(reference, answer) is False
 
@@ -266,9 +303,17 @@ def test_an_equation_whose_other_side_would_be_costly_is_wrong_not_an_error(clai
 
 
 def test_right_answers_have_one_vote_and_wrong_ones_their_value():
-    votes = [judged("50", answer).answer for answer in ("50", "50\\%", "50 \\text{ cm}", "m+n=50", "50^\\circ", "50.0")]
+    votes = [
+        judged("50", answer).answer
+        for answer in ("50", "50\\%", "50 \\text{ cm}", "m+n=50", "50^\\circ", "50.0")
+    ]
     assert set(votes) == {"50"}
-    assert judged("50", "49").answer == judged("50", "49.0").answer == judged("50", "x = 49").answer == "49"
+    assert (
+        judged("50", "49").answer
+        == judged("50", "49.0").answer
+        == judged("50", "x = 49").answer
+        == "49"
+    )
     assert judged("50", "I do not know").answer not in ("50", "49")
     assert judged("1/2", "0.5").answer == judged("1/2", "2/4").answer == "1/2"
     assert VERIFIER(Problem("1", "Q", "1/2"), "I do not know.").answer == ""

@@ -42,13 +42,17 @@ def test_every_public_name_has_a_docstring_with_an_example():
 
 def test_the_figures_of_the_page_are_those_of_the_page_of_verifiers():
     verifiers = (Path(__file__).parents[2] / "docs" / "verifiers.md").read_text(encoding="utf-8")
-    for name, row in re.findall(r"^\| (\S.*?) \|((?: \d+ / \d+ / \d+ \|){3})$", README, re.MULTILINE):
+    for name, row in re.findall(
+        r"^\| (\S.*?) \|((?: \d+ / \d+ / \d+ \|){3})$", README, re.MULTILINE
+    ):
         assert row in verifiers, name
 
 
 def test_an_unreadable_reference_is_none_and_is_equal_says_what_it_expected():
     assert Reference.read(r"\frac{1}{") is None
-    with pytest.raises(ValueError, match=r"expected a reference in LaTeX or plain notation, got '\\\\frac\{1\}\{'"):
+    with pytest.raises(
+        ValueError, match=r"expected a reference in LaTeX or plain notation, got '\\\\frac\{1\}\{'"
+    ):
         is_equal(r"\frac{1}{", "1")
 
 

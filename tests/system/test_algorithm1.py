@@ -1,4 +1,6 @@
-"""The whole system against examples/minimal_dapo.py: no packing, no cache, no microbatches, no engine."""
+"""The whole system against examples/minimal_dapo.py: no packing, no cache, no microbatches, no
+engine.
+"""
 
 import inspect
 import json
@@ -23,26 +25,39 @@ def run_real(config: Config, path: Path) -> dict[str, torch.Tensor]:
     return load_file(weights)
 
 
-def test_five_steps_of_the_system_equal_a_naive_reimplementation(tmp_path: Path, float64_model: Path) -> None:
+def test_five_steps_of_the_system_equal_a_naive_reimplementation(
+    tmp_path: Path, float64_model: Path
+) -> None:
     naive = MinimalDapo(*minimal_inputs(float64_model))
     before = {name: tensor.clone() for name, tensor in naive.model.named_parameters()}
     for step in range(1, STEPS + 1):
         naive.step(step)
     real = run_real(minimal_config(float64_model), tmp_path / "run")
 
-    moved = max((tensor - before[name]).abs().max().item() for name, tensor in naive.model.named_parameters())
+    moved = max(
+        (tensor - before[name]).abs().max().item()
+        for name, tensor in naive.model.named_parameters()
+    )
     assert moved > 2e-3  # the comparison would mean nothing if training did nothing
     for name, tensor in naive.model.named_parameters():
         torch.testing.assert_close(real[name], tensor.detach(), rtol=0, atol=1e-8)
-    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    dropped = sum(row["rollout/groups_all_wrong"] + row["rollout/groups_all_correct"] for row in metrics)
+    metrics = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    dropped = sum(
+        row["rollout/groups_all_wrong"] + row["rollout/groups_all_correct"] for row in metrics
+    )
     assert dropped == naive.num_dropped > 0
 
 
-def test_the_example_runs_as_a_script_and_prints_its_steps(fork_server: ForkServer, tmp_path: Path) -> None:
+def test_the_example_runs_as_a_script_and_prints_its_steps(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     code, _ = fork_server.run(
-        str(ROOT / "examples" / "minimal_dapo.py"), program="helpers.commands:run_script", output=log
+        str(ROOT / "examples" / "minimal_dapo.py"),
+        program="helpers.commands:run_script",
+        output=log,
     )
     printed = log.read_text()
     assert code == 0, printed

@@ -1,4 +1,6 @@
-"""Wrong inputs, each with the exact message of `messages.txt`: what was expected, what came, what to do."""
+"""Wrong inputs, each with the exact message of `messages.txt`: what was expected, what came, what
+to do.
+"""
 
 import contextlib
 import io
@@ -34,7 +36,12 @@ BASE = {
     "overlong": {"buffer_tokens": 4},
     "train": {"minibatch_groups": 2},
 }
-LONG = {"long": "n" * 300, "long245": "n" * 245, "nested": "[" * 500 + "]" * 500, "dotted": ".".join(["a"] * 500)}
+LONG = {
+    "long": "n" * 300,
+    "long245": "n" * 245,
+    "nested": "[" * 500 + "]" * 500,
+    "dotted": ".".join(["a"] * 500),
+}
 """Texts that a command of the table names as `{long}`."""
 
 
@@ -50,7 +57,9 @@ def message_of(act: Callable[[], object], kind: type[DapoError]) -> str:
 
 def of_option(override: str, folder: Path) -> str:
     """An override of the command line, over BASE."""
-    return message_of(lambda: build_config(BASE, ["" if override == '""' else override]), ConfigError)
+    return message_of(
+        lambda: build_config(BASE, ["" if override == '""' else override]), ConfigError
+    )
 
 
 def of_options(expression: str, folder: Path) -> str:
@@ -93,13 +102,20 @@ def of_verifier(expression: str, folder: Path) -> str:
 
 
 def of_command(command: str, folder: Path) -> str:
-    """The last line that `dapo COMMAND` prints; `{long}` is a text of LONG, and an escape such as \\0 its character."""
+    """The last line that `dapo COMMAND` prints; `{long}` is a text of LONG, and an escape such as
+    \\0 its character.
+    """
     made(folder)
     before = set(folder.rglob("*")) | {folder / "runs"}
     for name, text in LONG.items():
         command = command.replace(f"{{{name}}}", text)
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stopped:
+    out = io.StringIO()
+    err = io.StringIO()
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as stopped,
+    ):
         main(command.encode("latin-1", "backslashreplace").decode("unicode_escape").split(" "))
     assert stopped.value.code == 2
     assert "Traceback" not in out.getvalue() + err.getvalue()
@@ -171,16 +187,42 @@ def test_the_table_has_over_two_hundred_cases():
 
 
 KINDS = {name: set(re.findall(r"\w+", repr(info.annotation))) for name, info in options_of()}
-NUMBERS = [name for name, kinds in KINDS.items() if {"int", "float"} & kinds and not {"list", "dict", "tuple"} & kinds]
+NUMBERS = [
+    name
+    for name, kinds in KINDS.items()
+    if {"int", "float"} & kinds and not {"list", "dict", "tuple"} & kinds
+]
 MADE_OR_WAITED_FOR = (
-    *("slots", "threads", "workers", "engines", "ranks", "size", "groups", "tokens", "rank", "steps", "_s", "_gib"),
-    *("_per_step", "_per_problem", "sequences", "parallel", "per_process", "every", "checkpoints"),
+    "slots",
+    "threads",
+    "workers",
+    "engines",
+    "ranks",
+    "size",
+    "groups",
+    "tokens",
+    "rank",
+    "steps",
+    "_s",
+    "_gib",
+    "_per_step",
+    "_per_problem",
+    "sequences",
+    "parallel",
+    "per_process",
+    "every",
+    "checkpoints",
 )
 
 
 def test_every_number_among_the_options_is_found():
     assert len(NUMBERS) == 60
-    assert {"rollout.native.slots", "train.threads", "reward.timeout_s", "eval.max_response_tokens"} <= set(NUMBERS)
+    assert {
+        "rollout.native.slots",
+        "train.threads",
+        "reward.timeout_s",
+        "eval.max_response_tokens",
+    } <= set(NUMBERS)
 
 
 @pytest.mark.parametrize("value", [10**12, 10**30, "1e308", -1, ".nan", ".inf"])
@@ -188,7 +230,9 @@ def test_every_number_among_the_options_is_found():
 def test_no_number_takes_an_option_beyond_what_can_be_computed_with(name: str, value: object):
     taken: float | None = None
     with contextlib.suppress(ConfigError):
-        config = build_config(BASE, ["model.lora={}", "dynamic_sampling.filter={}", f"{name}={value}"])
+        config = build_config(
+            BASE, ["model.lora={}", "dynamic_sampling.filter={}", f"{name}={value}"]
+        )
         taken = reduce(getattr, name.split("."), config)
     if isinstance(taken, str):
         assert name == "loss.reference"  # which is the name of a model, too
@@ -200,12 +244,31 @@ def test_no_number_takes_an_option_beyond_what_can_be_computed_with(name: str, v
 
 
 def test_what_is_named_like_a_secret_is_refused_and_its_value_is_not_repeated():
-    secrets = {"api_key", "key", "openaiApiKey", "token", "hf_token", "access-token", "password", "client_secret"}
-    harmless = {"stop_token", "eos_token", "max_tokens", "answer_key", "tokenizer", "api_key_env", "secretary"}
+    secrets = {
+        "api_key",
+        "key",
+        "openaiApiKey",
+        "token",
+        "hf_token",
+        "access-token",
+        "password",
+        "client_secret",
+    }
+    harmless = {
+        "stop_token",
+        "eos_token",
+        "max_tokens",
+        "answer_key",
+        "tokenizer",
+        "api_key_env",
+        "secretary",
+    }
     options = dict.fromkeys(secrets | harmless, "v4lue")
     assert {name for name, _ in find_secrets(options)} == secrets
     assert {name for name, value in mask_options(options).items() if value != "v4lue"} == secrets
-    assert [name for name, _ in find_secrets({"math": {"auth": {"password": "x"}}})] == ["math.auth.password"]
+    assert [name for name, _ in find_secrets({"math": {"auth": {"password": "x"}}})] == [
+        "math.auth.password"
+    ]
     assert list(find_secrets({"api_key": "", "token": 3, "password": None})) == []
     with pytest.raises(ConfigError) as caught:
         build_config(BASE, ["reward.options.api_key=v4lue"])

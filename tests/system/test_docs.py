@@ -1,4 +1,6 @@
-"""Pages keep what they promise: options, commands, targets and files that they name exist, examples are valid."""
+"""Pages keep what they promise: options, commands, targets and files that they name exist, examples
+are valid.
+"""
 
 import contextlib
 import re
@@ -24,7 +26,10 @@ PAGES = {
     for path in (ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
 OPTIONS = {name for name, _ in options_of()}
-THEIRS = {f"docs/from_{peer}.md": {row.name.removesuffix(".*") for row in rows} for peer, rows in COUNTERPARTS.items()}
+THEIRS = {
+    f"docs/from_{peer}.md": {row.name.removesuffix(".*") for row in rows}
+    for peer, rows in COUNTERPARTS.items()
+}
 """Options of other systems, on the pages about them."""
 FREE = ("reward.options.", "data.train.", "data.eval.", "reward.verifier.")
 """Below these a user's own names stand."""
@@ -36,7 +41,9 @@ ANY = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
 
 def quoted(page: str) -> list[str]:
     """What stands in backquotes within lines."""
-    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE))
+    return re.findall(
+        r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+    )
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
@@ -46,7 +53,9 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 def unknown_options(page: str) -> list[str]:
     """Quoted `section.name`s, with or without a value, that are not options."""
-    named = re.findall(rf"(?<![\w./-])((?:{'|'.join(sorted(SECTIONS))})(?:\.\w+)+)", "\n".join(quoted(page)))
+    named = re.findall(
+        rf"(?<![\w./-])((?:{'|'.join(sorted(SECTIONS))})(?:\.\w+)+)", "\n".join(quoted(page))
+    )
     names = {name for name in named if not name.endswith(FILES) and not name.startswith(FREE)}
     return sorted(name for name in names if name not in OPTIONS)
 
@@ -65,14 +74,21 @@ def bad_yaml(page: str) -> list[str]:
 
 def commands_on(page: str) -> Iterator[list[str]]:
     """`dapo ...` in blocks that are no other language and in quotes, as words."""
-    lines = [line for language, text in blocks(page) if language in COMMANDS for line in text.splitlines()]
+    lines = [
+        line
+        for language, text in blocks(page)
+        if language in COMMANDS
+        for line in text.splitlines()
+    ]
     for line in [*lines, *quoted(page)]:
         if line.startswith("dapo "):
             yield shlex.split(line.replace("...", " "), comments=True)[1:]
 
 
 def bad_commands(page: str) -> list[str]:
-    """Commands or options that do not exist, configs that are not shipped, overrides that are refused."""
+    """Commands or options that do not exist, configs that are not shipped, overrides that are
+    refused.
+    """
     return [fault for words in commands_on(page) if (fault := _fault_of(words)) is not None]
 
 
@@ -90,9 +106,14 @@ def _fault_of(words: list[str]) -> str | None:
     if wrong := [option for option in options if option not in known]:
         return f"dapo {' '.join(words)}: no option {', '.join(wrong)}"
     takes_value = {
-        name for parameter in command.params for name in parameter.opts if not getattr(parameter, "is_flag", False)
+        name
+        for parameter in command.params
+        for name in parameter.opts
+        if not getattr(parameter, "is_flag", False)
     }
-    rest = [word for before, word in zip(["", *rest], rest, strict=False) if before not in takes_value]
+    rest = [
+        word for before, word in zip(["", *rest], rest, strict=False) if before not in takes_value
+    ]
     overrides = [word for word in rest if re.match(r"[a-z_]+(\.\w+)*=", word)]
     config = next((word for word in rest if word.startswith("configs/")), None)
     try:
@@ -108,23 +129,37 @@ def _fault_of(words: list[str]) -> str | None:
 def missing_targets(page: str) -> list[str]:
     """`make NAME` without a rule."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    text = "\n".join([*(text for language, text in blocks(page) if language in COMMANDS), *quoted(page)])
+    text = "\n".join(
+        [*(text for language, text in blocks(page) if language in COMMANDS), *quoted(page)]
+    )
     named = set(re.findall(r"^make ([a-z][\w-]*)", text, flags=re.MULTILINE))
-    return sorted(name for name in named if not re.search(rf"^{name}:", makefile, flags=re.MULTILINE))
+    return sorted(
+        name for name in named if not re.search(rf"^{name}:", makefile, flags=re.MULTILINE)
+    )
 
 
 def dead_links(page: str, folder: Path) -> list[str]:
     """Links and images that lead nowhere on this disk."""
     targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", page)]
-    return [target for target in targets if target and "://" not in target and not (folder / target).exists()]
+    return [
+        target
+        for target in targets
+        if target and "://" not in target and not (folder / target).exists()
+    ]
 
 
 def missing_tests(page: str) -> list[str]:
     """Named test files that are not there, and named tests that are in none of them."""
-    files = [name for name in re.findall(r"(?:\w+/)*tests/[\w/]+\.py", page) if not (ROOT / name).is_file()]
+    files = [
+        name
+        for name in re.findall(r"(?:\w+/)*tests/[\w/]+\.py", page)
+        if not (ROOT / name).is_file()
+    ]
     named = re.findall(r"((?:\w+/)*test_\w+\.py)::(test_\w+)", page)
     return files + [
-        f"{file}::{test}" for file, test in named if test not in names_of_tests(file.removeprefix("tests/"))
+        f"{file}::{test}"
+        for file, test in named
+        if test not in names_of_tests(file.removeprefix("tests/"))
     ]
 
 
@@ -132,7 +167,11 @@ def missing_tests(page: str) -> list[str]:
 def names_of_tests(file: str) -> set[str]:
     """The names of the tests in a file below tests/; none if there is no such file."""
     path = ROOT / "tests" / file
-    return set(re.findall(r"def (test_\w+)\(", path.read_text(encoding="utf-8"))) if path.is_file() else set()
+    return (
+        set(re.findall(r"def (test_\w+)\(", path.read_text(encoding="utf-8")))
+        if path.is_file()
+        else set()
+    )
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -158,7 +197,9 @@ def test_a_page_of_a_size_ends_in_a_command_that_can_be_typed(name: str):
     assert f"({name})" in PAGES["README.md"].read_text(encoding="utf-8")
 
 
-def test_the_gpu_page_shows_what_its_check_and_its_acceptance_print(capsys: pytest.CaptureFixture[str]):
+def test_the_gpu_page_shows_what_its_check_and_its_acceptance_print(
+    capsys: pytest.CaptureFixture[str],
+):
     page = PAGES["docs/gpu_server.md"].read_text(encoding="utf-8")
     (shown,) = [text for _, text in blocks(page) if text.startswith("$ dapo check ")]
     command, *expected = shown.splitlines()
@@ -201,7 +242,10 @@ dapo resume RUN_DIR [key=value ...]
     assert missing_targets(page) == ["nothing"]
     assert dead_links(page, tmp_path) == ["nowhere.md"]
     assert missing_tests(page) == ["tests/test_none.py"]
-    named = "`system/test_docs.py::test_each_kind_of_mistake_is_found`, `tests/system/test_docs.py::test_nothing`"
+    named = (
+        "`system/test_docs.py::test_each_kind_of_mistake_is_found`,"
+        " `tests/system/test_docs.py::test_nothing`"
+    )
     assert missing_tests(named + " and `nowhere/test_x.py::test_y`") == [
         "tests/system/test_docs.py::test_nothing",
         "nowhere/test_x.py::test_y",
@@ -220,7 +264,9 @@ def navigation() -> dict[str, list[str]]:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     groups: list[dict[str, Any]] = yaml.safe_load(text[text.index("nav:\n") :])["nav"]
     return {
-        name: [page for entry in pages for page in entry.values()] for group in groups for name, pages in group.items()
+        name: [page for entry in pages for page in entry.values()]
+        for group in groups
+        for name, pages in group.items()
     }
 
 
@@ -231,6 +277,8 @@ def test_the_laboratory_is_the_last_group_of_the_site_and_has_its_folder():
 
 @pytest.mark.parametrize("name", ["README.md", "AGENTS.md", "docs/index.md"])
 def test_people_and_tools_begin_with_the_same_command(name: str):
-    commands = re.search(r"^```\w*\n(\S.*)$", PAGES[name].read_text(encoding="utf-8"), flags=re.MULTILINE)
+    commands = re.search(
+        r"^```\w*\n(\S.*)$", PAGES[name].read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     assert commands is not None
     assert commands[1].split("#")[0].strip() == "make quickstart"

@@ -1,4 +1,6 @@
-"""What happens to a run when signals come, disks fill, steps fail in their middle: the state is saved, and exact."""
+"""What happens to a run when signals come, disks fill, steps fail in their middle: the state is
+saved, and exact.
+"""
 
 import contextlib
 import itertools
@@ -39,12 +41,19 @@ from helpers.processes import (
 )
 from helpers.tiny_runs import CONFIGS, contents, differences, metrics, new_run, saved_steps, tiny
 
-STEPS = ("train.num_steps=4", "train.save_every=2", "train.eval_every=3", "dynamic_sampling.max_groups_per_step=40")
+STEPS = (
+    "train.num_steps=4",
+    "train.save_every=2",
+    "train.eval_every=3",
+    "dynamic_sampling.max_groups_per_step=40",
+)
 LAST = "step_000004"
 
 
 @pytest.fixture(scope="module")
-def counted(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
+def counted(
+    fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, int]]:
     """The uninterrupted run, and how many calls it made in each area."""
     run = tmp_path_factory.mktemp("whole") / "run"
     code, calls = fork_server.run(*train_command(run), output=run.with_name("log"), count=True)
@@ -88,8 +97,10 @@ class TestSignals:
         area: str,
     ):
         whole, calls = counted
-        run, log = tmp_path / "run", tmp_path / "log"
-        # judging for a step, not for the evaluation in the middle; the first checkpoint, not the last
+        run = tmp_path / "run"
+        log = tmp_path / "log"
+        # judging for a step, not for the evaluation in the middle; the first checkpoint, not the
+        # last
         share = {"judging": 0.4, "saving": 0.1}.get(area, 0.5)
         moment = {"area": area, "calls": int(share * calls[area]), "signals": [(0, signum)]}
         ended, _ = fork_server.run(*train_command(run), output=log, **moment)
@@ -98,7 +109,8 @@ class TestSignals:
         name = signal.Signals(signum).name
         assert f"{name}: saving, then stopping; Ctrl-C now ends at once" in printed
         assert printed.endswith(f"stopped by {name}\n")
-        # on a busy machine the signal may come later, also in an evaluation: then its step is saved and not yet logged
+        # on a busy machine the signal may come later, also in an evaluation: then its step is saved
+        # and not yet logged
         checkpoint = RunDirectory(run).checkpoints.folder / saved_steps(run)[-1]
         done = int(checkpoint.name.removeprefix("step_"))
         pending = read_state(checkpoint).get("pending_metrics")
@@ -106,7 +118,10 @@ class TestSignals:
         assert metrics(run)[-1]["step"] == (done if pending is None else done - 1)
         summary = json.loads((run / "summary.json").read_text())
         assert summary["exit_reason"] == f"interrupted: stopped by {name}"
-        kept = sum(row["rollout/tokens_generated"] for row in [*metrics(run)[1:], *([pending] if pending else [])])
+        kept = sum(
+            row["rollout/tokens_generated"]
+            for row in [*metrics(run)[1:], *([pending] if pending else [])]
+        )
         assert summary["tokens_generated"] - summary["tokens_discarded"] == kept
         assert summary["tokens_discarded"] > 0 or area in ("update", "saving")
         assert summary["wall_s"] > 0
@@ -117,10 +132,15 @@ class TestSignals:
         self, fork_server: ForkServer, counted: tuple[Path, dict[str, int]], tmp_path: Path
     ):
         whole, calls = counted
-        run, log = tmp_path / "run", tmp_path / "log"
-        moment = {"area": "update", "calls": calls["update"] // 2, "hold": 60}  # time for both, on any machine
+        run = tmp_path / "run"
+        log = tmp_path / "log"
+        # time for both, on any machine
+        moment = {"area": "update", "calls": calls["update"] // 2, "hold": 60}
         code, _ = fork_server.run(
-            *train_command(run), output=log, signals=[(0, signal.SIGINT), (1, signal.SIGINT)], **moment
+            *train_command(run),
+            output=log,
+            signals=[(0, signal.SIGINT), (1, signal.SIGINT)],
+            **moment,
         )
         assert code == -signal.SIGINT
         assert "saving, then stopping; Ctrl-C now ends at once" in log.read_text()
@@ -140,7 +160,14 @@ class TestSignals:
 def test_verifier_processes_that_are_killed_or_stopped_leave_the_run_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    disturbances = [kill_worker, stop_worker, kill_supervisor, stop_and_continue_both, kill_both, stop_both]
+    disturbances = [
+        kill_worker,
+        stop_worker,
+        kill_supervisor,
+        stop_and_continue_both,
+        kill_both,
+        stop_both,
+    ]
     signals = tmp_path / "signals"  # the same in both runs: evaluations hold the verifier's options
     verifier = "reward.verifier=helpers.reward_functions:waits_for_a_signal"
     options = f"reward.options={{folder: {signals}, every: 9}}"
@@ -167,8 +194,12 @@ class PartWithOverrides:
 
 
 class TestStepsThatFail:
-    def fail_in_update(self, path: Path, number: int, config: Config, *, skip: Sequence[int] = ()) -> TrainState:
-        """Train until the `number`-th update, counted over all steps, raises; those in `skip` come to nothing."""
+    def fail_in_update(
+        self, path: Path, number: int, config: Config, *, skip: Sequence[int] = ()
+    ) -> TrainState:
+        """Train until the `number`-th update, counted over all steps, raises; those in `skip` come
+        to nothing.
+        """
         count = 0
         with new_run(config, path) as training_run:
             policy = training_run.policy
@@ -178,7 +209,9 @@ class TestStepsThatFail:
                 count += 1
                 if count == number:
                     raise NumericsError("the gradient norm was not finite")
-                return {"optim/skipped": 1.0} if count in skip else policy.update(minibatch, step=step)
+                return (
+                    {"optim/skipped": 1.0} if count in skip else policy.update(minibatch, step=step)
+                )
 
             training_run.policy = PartWithOverrides(policy, update=update)  # type: ignore[assignment]
             with pytest.raises(NumericsError):
@@ -196,19 +229,25 @@ class TestStepsThatFail:
         assert saved_steps(run) == ["step_000002"]
         assert_ends_like(run, whole)
 
-    def test_a_step_whose_first_update_fails_leaves_the_step_before_saved(self, whole: Path, tmp_path: Path):
+    def test_a_step_whose_first_update_fails_leaves_the_step_before_saved(
+        self, whole: Path, tmp_path: Path
+    ):
         run = tmp_path / "run"
         self.fail_in_update(run, 7, tiny(*STEPS))  # the first update of step 4; step 3 was not due
         assert saved_steps(run) == ["step_000002", "step_000003"]
         assert_ends_like(run, whole)
 
-    def test_updates_that_were_skipped_change_nothing_so_the_step_before_is_saved(self, whole: Path, tmp_path: Path):
+    def test_updates_that_were_skipped_change_nothing_so_the_step_before_is_saved(
+        self, whole: Path, tmp_path: Path
+    ):
         run = tmp_path / "run"
         self.fail_in_update(run, 8, tiny(*STEPS), skip=[7])
         assert saved_steps(run) == ["step_000002", "step_000003"]
         assert_ends_like(run, whole)
 
-    def test_a_step_whose_evaluation_is_interrupted_is_saved_and_evaluated_later(self, whole: Path, tmp_path: Path):
+    def test_a_step_whose_evaluation_is_interrupted_is_saved_and_evaluated_later(
+        self, whole: Path, tmp_path: Path
+    ):
         run = tmp_path / "run"
         with new_run(tiny(*STEPS), run) as training_run:
             engine = training_run.sampling.engine
@@ -216,7 +255,8 @@ class TestStepsThatFail:
             def submit(requests: Sequence[GenerationRequest]) -> None:
                 engine.submit(requests)
                 state = training_run.state
-                if state.step == 3 and state.pending_metrics is not None:  # trained, and not yet evaluated
+                # trained, and not yet evaluated
+                if state.step == 3 and state.pending_metrics is not None:
                     training_run.stop.signum = signal.SIGTERM
 
             training_run.sampling.engine = PartWithOverrides(engine, submit=submit)  # type: ignore[assignment]
@@ -232,24 +272,39 @@ class TestStepsThatFail:
     def test_an_error_before_anything_was_done_saves_nothing_and_resumes_from_the_beginning(
         self, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ):
-        run, config = tmp_path / "run", tiny(*STEPS)
+        run = tmp_path / "run"
+        config = tiny(*STEPS)
 
         def gone(*args: object) -> None:
             raise RewardError("the verifier is gone")
 
         with new_run(config, run) as training_run:
-            training_run.sampling.judge = PartWithOverrides(training_run.sampling.judge, submit=gone)  # type: ignore[assignment]
+            training_run.sampling.judge = PartWithOverrides(
+                training_run.sampling.judge, submit=gone
+            )  # type: ignore[assignment]
             with pytest.raises(RewardError):
                 train(training_run)
-        assert f"nothing is saved yet; continue with: dapo resume {run}\n" in capsys.readouterr().out
+        assert (
+            f"nothing is saved yet; continue with: dapo resume {run}\n" in capsys.readouterr().out
+        )
         assert_ends_like(run, whole)
 
-    def test_a_run_that_starves_in_its_first_step_does_not_repeat_the_first_evaluation(self, tmp_path: Path):
+    def test_a_run_that_starves_in_its_first_step_does_not_repeat_the_first_evaluation(
+        self, tmp_path: Path
+    ):
         run = tmp_path / "run"
-        impossible = tiny("reward.verifier=exact", "train.num_steps=1", "dynamic_sampling.max_groups_per_step=4")
+        impossible = tiny(
+            "reward.verifier=exact", "train.num_steps=1", "dynamic_sampling.max_groups_per_step=4"
+        )
         for _ in range(2):
-            with pytest.raises(DapoError, match="step 1: nothing to learn from, in 4 groups: 4 all wrong"):
-                resume_run(run, []) if run.exists() else start_run(impossible, run_dir=run, config_name="tiny")
+            with pytest.raises(
+                DapoError, match="step 1: nothing to learn from, in 4 groups: 4 all wrong"
+            ):
+                (
+                    resume_run(run, [])
+                    if run.exists()
+                    else start_run(impossible, run_dir=run, config_name="tiny")
+                )
             assert saved_steps(run) == ["step_000000"]
             assert [row["step"] for row in metrics(run)] == [0]
 
@@ -265,10 +320,14 @@ class TestFullDisks:
     def test_a_run_that_cannot_save_goes_on_for_five_attempts_and_then_stops(
         self, fork_server: ForkServer, begun: Path, tmp_path: Path
     ):
-        """No file may grow over 60,000 bytes: weights and moments do, metrics and rollouts do not."""
+        """No file may grow over 60,000 bytes: weights and moments do, metrics and rollouts do
+        not.
+        """
         log = tmp_path / "log"
         before = contents(begun, checkpoints="step_000002")
-        code, _ = fork_server.run("resume", str(begun), "train.num_steps=20", output=log, file_bytes=60_000)
+        code, _ = fork_server.run(
+            "resume", str(begun), "train.num_steps=20", output=log, file_bytes=60_000
+        )
         printed = log.read_text()
         assert code == 1, printed
         assert "the checkpoint of step 4 could not be written" in printed
@@ -277,7 +336,8 @@ class TestFullDisks:
         assert "the checkpoint of step 2 is kept; that was attempt 5 in a row" in printed
         assert f"saved: step 2 of 20; continue with: dapo resume {begun}\n" in printed
         assert "Traceback" not in printed
-        assert 8 <= metrics(begun)[-1]["step"] <= 14  # a step or two go on while a checkpoint is written
+        # a step or two go on while a checkpoint is written
+        assert 8 <= metrics(begun)[-1]["step"] <= 14
         assert saved_steps(begun) == ["step_000002"]
         after = contents(begun, checkpoints="step_000002")
         assert after["states"] == before["states"]
@@ -286,12 +346,15 @@ class TestFullDisks:
     def test_on_a_full_disk_the_run_stops_with_an_error_and_continues_once_there_is_room(
         self, begun: Path, tmp_path: Path, small_disk: Path
     ):
-        run, roomy = small_disk / "run", tmp_path / "roomy"
+        run = small_disk / "run"
+        roomy = tmp_path / "roomy"
         shutil.copytree(begun, roomy)
         shutil.move(begun, run)
         ballast = small_disk / "ballast"
         fill(ballast)
-        with pytest.raises(StorageError, match=r"\(No space left on device: .*free space there") as error:
+        with pytest.raises(
+            StorageError, match=r"\(No space left on device: .*free space there"
+        ) as error:
             resume_run(run, ["train.num_steps=4"])
         assert error.value.exit_code == 1
         assert "step_000002" in saved_steps(run)
@@ -305,19 +368,25 @@ class TestFullDisks:
         disk = tmp_path / "disk"
         disk.mkdir()
         mounted = shutil.which("mount") and subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)], capture_output=True, check=False
+            ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)],
+            capture_output=True,
+            check=False,
         )
         if not mounted or mounted.returncode:
             pytest.skip("a small disk is made with mount, which takes root")
         yield disk
         subprocess.run(["umount", str(disk)], check=True)
 
-    def test_on_a_read_only_disk_the_run_says_so_and_its_checkpoint_stays(self, begun: Path, small_disk: Path):
+    def test_on_a_read_only_disk_the_run_says_so_and_its_checkpoint_stays(
+        self, begun: Path, small_disk: Path
+    ):
         run = small_disk / "run"
         shutil.move(begun, run)
         before = contents(run)
         subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-        with pytest.raises(StorageError, match=r"Read-only file system: .*make it writable") as error:
+        with pytest.raises(
+            StorageError, match=r"Read-only file system: .*make it writable"
+        ) as error:
             resume_run(run, ["train.num_steps=4"])
         assert error.value.exit_code == 1
         assert contents(run) == before
@@ -360,7 +429,9 @@ class TestMessagesOnResuming:
     def run(self, finished: Path, tmp_path: Path) -> Path:
         return Path(shutil.copytree(finished, tmp_path / "run"))
 
-    def test_a_finished_run_says_how_to_train_on(self, run: Path, capsys: pytest.CaptureFixture[str]):
+    def test_a_finished_run_says_how_to_train_on(
+        self, run: Path, capsys: pytest.CaptureFixture[str]
+    ):
         before = contents(run)
         resume_run(run, [])
         assert capsys.readouterr().out.endswith(
@@ -371,7 +442,9 @@ class TestMessagesOnResuming:
     def test_checkpoints_that_are_gone_are_missed_and_the_metrics_stay(self, run: Path):
         shutil.rmtree(run / "checkpoints")
         metrics_before = (run / "metrics.jsonl").read_bytes()
-        with pytest.raises(CheckpointError, match="holds no checkpoint, though the run has saved some") as error:
+        with pytest.raises(
+            CheckpointError, match="holds no checkpoint, though the run has saved some"
+        ) as error:
             resume_run(run, ["train.num_steps=4"])
         assert error.value.exit_code == 2
         assert (run / "metrics.jsonl").read_bytes() == metrics_before
@@ -384,11 +457,15 @@ class TestMessagesOnResuming:
         lines = path.read_bytes().splitlines(keepends=True)
         path.unlink() if keep is None else path.write_bytes(b"".join(lines[:keep]))
         resume_run(run, ["train.num_steps=3"])
-        message = f"warning: {path} has no line for {3 - first} of the steps 1 to 2, the first is {first}"
+        message = (
+            f"warning: {path} has no line for {3 - first} of the steps 1 to 2, the first is {first}"
+        )
         assert message in capsys.readouterr().err
         assert metrics(run)[-1]["step"] == 3
 
-    def test_what_the_bytes_depend_on_is_named_if_it_has_changed(self, run: Path, capsys: pytest.CaptureFixture[str]):
+    def test_what_the_bytes_depend_on_is_named_if_it_has_changed(
+        self, run: Path, capsys: pytest.CaptureFixture[str]
+    ):
         resume_run(run, ["train.num_steps=3"])
         assert "warning" not in capsys.readouterr().out
         other = ("train.seed=5", "data.train={builtin: {sums: {}}, size: 64, seed: 7}")
@@ -396,7 +473,10 @@ class TestMessagesOnResuming:
         printed = capsys.readouterr().out
         for line in (
             "warning: train.seed was 0 up to step 3 and is 5 now; from here on this is another run",
-            "warning: data.train.seed was 1 up to step 3 and is 7 now; from here on this is another run",
+            (
+                "warning: data.train.seed was 1 up to step 3 and is 7 now; from here on this is"
+                " another run"
+            ),
             "warning: training problems was 64 with checksum ",
         ):
             assert line in printed
@@ -405,7 +485,9 @@ class TestMessagesOnResuming:
         resume_run(run, ["train.seed=0", "train.num_steps=6"])
         assert "warning: train.seed was 5 up to step 5 and is 0 now" in capsys.readouterr().out
 
-    def test_another_version_of_a_package_is_named(self, run: Path, capsys: pytest.CaptureFixture[str]):
+    def test_another_version_of_a_package_is_named(
+        self, run: Path, capsys: pytest.CaptureFixture[str]
+    ):
         directory = RunDirectory(run)
         (checkpoint,) = directory.checkpoints.folder.iterdir()
         before = json.loads((checkpoint / "provenance.json").read_text())
@@ -420,7 +502,10 @@ class TestMessagesOnResuming:
         directory.checkpoints.save(2, write, keep=1)
         resume_run(run, ["train.num_steps=3"])
         now = before["versions"]["torch"]
-        message = f"warning: torch was 1.0 up to step 2 and is {now} now; from here on results may differ by rounding"
+        message = (
+            f"warning: torch was 1.0 up to step 2 and is {now} now; from here on results may differ"
+            " by rounding"
+        )
         assert message in capsys.readouterr().out
 
 

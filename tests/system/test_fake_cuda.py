@@ -1,6 +1,8 @@
-"""The engine and the update on fake CUDA tensors: no device is mixed up, and nothing waits or launches too much.
+"""The engine and the update on fake CUDA tensors: no device is mixed up, and nothing waits or
+launches too much.
 
-No GPU is needed. The budgets are what the code needs today: they may fall, and a change that raises one says why.
+No GPU is needed. The budgets are what the code needs today: they may fall, and a change that raises
+one says why.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,8 +33,9 @@ DECODE_LAYER = {"llama": 13, "mistral": 13, "qwen2": 13, "qwen3": 14, "smollm3":
 """Kernels of a decode step in each layer; 20 is the most that a family may have."""
 
 DECODE_REST = {"llama": 74, "mistral": 74, "qwen2": 74, "qwen3": 74, "smollm3": 74, "gemma3": 86}
-"""Kernels of a decode step outside of the layers: embedding, rotary angles, head, sampling, and what fills the
-inputs of a graph. A step that has been captured launches `LAUNCHES` instead."""
+"""Kernels of a decode step outside of the layers: embedding, rotary angles, head, sampling, and
+what fills the inputs of a graph. A step that has been captured launches `LAUNCHES` instead.
+"""
 
 LAUNCHES = 55
 """Launches of a captured decode step: its graph, the head and sampling."""
@@ -40,22 +43,43 @@ LAUNCHES = 55
 DECODE_UPLOADS = 1
 """Copies to the device in a decode step: tokens, positions and random numbers together."""
 
-UPDATE_LAYER = {"llama": 105, "mistral": 105, "qwen2": 114, "qwen3": 111, "smollm3": 93, "gemma3": 265}
+UPDATE_LAYER = {
+    "llama": 105,
+    "mistral": 105,
+    "qwen2": 114,
+    "qwen3": 111,
+    "smollm3": 93,
+    "gemma3": 265,
+}
 """Kernels of an update of one microbatch in each layer, with backward and optimiser."""
 
-UPDATE_REST = {"llama": 146, "mistral": 146, "qwen2": 146, "qwen3": 146, "smollm3": 145, "gemma3": 182}
-"""Kernels of such an update outside of the layers; five of them gather and add up what several responses share, and
-four fill the bounds of the clip, which eight copies from the host did before an H100 counted them."""
+UPDATE_REST = {
+    "llama": 146,
+    "mistral": 146,
+    "qwen2": 146,
+    "qwen3": 146,
+    "smollm3": 145,
+    "gemma3": 182,
+}
+"""Kernels of such an update outside of the layers; five of them gather and add up what several
+responses share, and four fill the bounds of the clip, which eight copies from the host did before
+an H100 counted them.
+"""
 
 UPDATE_UPLOADS = {"llama": 3, "mistral": 3, "qwen2": 3, "qwen3": 3, "smollm3": 3, "gemma3": 4}
-"""Copies to the device for each microbatch: tokens, numbers of the loss, indices of each kind of attention."""
+"""Copies to the device for each microbatch: tokens, numbers of the loss, indices of each kind of
+attention.
+"""
 
 UPDATE_SYNCS = 1
-"""Waits of an update: for the sums of the loss, the gradient's norm, and whether the weights were finite, together."""
+"""Waits of an update: for the sums of the loss, the gradient's norm, and whether the weights were
+finite, together.
+"""
 
 HEAD_OF_16K = 198
-"""Kernels that a microbatch of 16,384 tokens has more than a small one, at a vocabulary of 151,936: 22 for each further
-chunk of logits."""
+"""Kernels that a microbatch of 16,384 tokens has more than a small one, at a vocabulary of 151,936:
+22 for each further chunk of logits.
+"""
 
 HERE = "test_fake_cuda.py:"
 
@@ -99,7 +123,9 @@ def test_a_cpu_tensor_among_cuda_tensors_raises(gpu: FakeCuda) -> None:
         lambda x: torch.cuda.synchronize(),
     ],
 )
-def test_each_way_to_wait_for_the_device_counts_once_and_names_its_line(gpu: FakeCuda, wait) -> None:
+def test_each_way_to_wait_for_the_device_counts_once_and_names_its_line(
+    gpu: FakeCuda, wait
+) -> None:
     values = on_gpu(3, 2)
     with gpu.record() as trace:
         wait(values)
@@ -138,7 +164,8 @@ def test_copies_to_the_device_are_counted_with_their_bytes(gpu: FakeCuda) -> Non
 
 @pytest.mark.parametrize("inference", [False, True])
 def test_kernels_count_as_on_a_gpu(gpu: FakeCuda, inference: bool) -> None:
-    x, weight = on_gpu(4, 8, dtype=torch.bfloat16), on_gpu(8, 8, dtype=torch.bfloat16)
+    x = on_gpu(4, 8, dtype=torch.bfloat16)
+    weight = on_gpu(8, 8, dtype=torch.bfloat16)
     heads = on_gpu(1, 2, 5, 16, dtype=torch.bfloat16)
     with torch.inference_mode(inference), gpu.record() as trace:
         torch.nn.functional.linear(x, weight, on_gpu(8, dtype=torch.bfloat16))
@@ -164,7 +191,11 @@ def test_backward_gives_every_gradient_its_shape_type_and_device(gpu: FakeCuda) 
         loss.backward()
     for leaf in (weight, scale, hidden):
         assert leaf.grad is not None
-        assert (leaf.grad.shape, leaf.grad.dtype, leaf.grad.device) == (leaf.shape, leaf.dtype, leaf.device)
+        assert (leaf.grad.shape, leaf.grad.dtype, leaf.grad.device) == (
+            leaf.shape,
+            leaf.dtype,
+            leaf.device,
+        )
     assert seen == [weight]
     assert trace.kernels["aten.mm.default"] == 3  # forward, and one for each of its inputs
     assert not trace.syncs
@@ -197,7 +228,9 @@ def test_attention_saves_what_its_kernels_save(gpu: FakeCuda) -> None:
     starts = torch.tensor([0, 5, 10], dtype=torch.int32, device="cuda")
     query, key, value = (states(heads, packed=True) for heads in (4, 2, 2))
     with saved_bytes(nothing) as packed, gpu.record() as trace:
-        out = varlen_attn(query, key, value, starts, starts, 5, 5, window_size=(-1, 0), enable_gqa=True)
+        out = varlen_attn(
+            query, key, value, starts, starts, 5, 5, window_size=(-1, 0), enable_gqa=True
+        )
         out.sum().backward()
     assert tensors * 3 // 4 + logsumexp <= packed() <= tensors * 3 // 4 + logsumexp + 64
     for leaf in (query, key, value):
@@ -207,10 +240,18 @@ def test_attention_saves_what_its_kernels_save(gpu: FakeCuda) -> None:
 
 
 def test_everything_is_undone_afterwards() -> None:
-    before = torch.autograd.Variable._execution_engine, torch.cuda.synchronize, torch.autograd.Function.apply
+    before = (
+        torch.autograd.Variable._execution_engine,
+        torch.cuda.synchronize,
+        torch.autograd.Function.apply,
+    )
     with fake_cuda():
         fake_model("llama")
-    assert (torch.autograd.Variable._execution_engine, torch.cuda.synchronize, torch.autograd.Function.apply) == before
+    assert (
+        torch.autograd.Variable._execution_engine,
+        torch.cuda.synchronize,
+        torch.autograd.Function.apply,
+    ) == before
     if not torch.cuda.is_available():
         with pytest.raises((AssertionError, RuntimeError)):
             torch.ones(3, device="cuda")
@@ -223,7 +264,9 @@ def test_everything_is_undone_afterwards() -> None:
 # The engine.
 
 
-def request(name: str, prompt: Sequence[int], max_new_tokens: int, **options: Any) -> GenerationRequest:
+def request(
+    name: str, prompt: Sequence[int], max_new_tokens: int, **options: Any
+) -> GenerationRequest:
     values = {"temperature": 1.0, "top_p": 1.0, "seed": 1, "stop_ids": (1,)} | options
     return GenerationRequest(name, tuple(prompt), max_new_tokens, **values)
 
@@ -263,7 +306,9 @@ def test_a_captured_decode_step_launches_no_layers(gpu: FakeCuda, name: str) -> 
     assert len(trace.syncs) == 1, list(map(str, trace.syncs))
 
 
-def test_a_prompt_longer_than_a_window_attends_in_a_kernel_without_a_matrix_of_scores(gpu: FakeCuda) -> None:
+def test_a_prompt_longer_than_a_window_attends_in_a_kernel_without_a_matrix_of_scores(
+    gpu: FakeCuda,
+) -> None:
     engine = NativeEngine(fake_model("mistral"), NativeConfig(slots=4))
     engine.submit([request("long", range(3 * WINDOW), 2)])
     with gpu.record() as trace:
@@ -273,17 +318,27 @@ def test_a_prompt_longer_than_a_window_attends_in_a_kernel_without_a_matrix_of_s
 
 
 def serve(engine: NativeEngine, weights: WeightSource) -> None:
-    """New weights, prefill, slots that grow and move, decode, sampling of all kinds, an abort, and weights dropped."""
+    """New weights, prefill, slots that grow and move, decode, sampling of all kinds, an abort, and
+    weights dropped.
+    """
     engine.load_weights(weights, version=1)
     engine.submit([request(f"group {i}", range(20, 30), 1 + 2 * i) for i in range(3)])
-    engine.submit([request("nucleus", range(70), 3, top_p=0.7), request("greedy", range(4), 3, temperature=0.0)])
-    engine.submit([request("minimum", range(3), 3, min_new_tokens=2), request("aborted", range(5), 100)])
+    engine.submit(
+        [
+            request("nucleus", range(70), 3, top_p=0.7),
+            request("greedy", range(4), 3, temperature=0.0),
+        ]
+    )
+    engine.submit(
+        [request("minimum", range(3), 3, min_new_tokens=2), request("aborted", range(5), 100)]
+    )
     done: list[Generation] = []
     while len(done) < 6:
         done += engine.poll()
     assert sorted(len(each.token_ids) for each in done) == [1, 3, 3, 3, 3, 5]
     assert [each.finish for each in engine.abort(["aborted"])] == ["aborted"]
-    engine.submit([request(f"shared {i}", [*range(40), i], 2) for i in range(3)])  # the prompts' prefix is shared
+    # the prompts' prefix is shared
+    engine.submit([request(f"shared {i}", [*range(40), i], 2) for i in range(3)])
     while engine.in_flight:
         engine.poll()
     engine.drop_weights()
@@ -307,7 +362,9 @@ def depths(name: str) -> tuple[int, int]:
     return (2, 4) if name in ("gemma3", "smollm3") else (1, 2)
 
 
-def check_budget(shallow: Trace, deep: Trace, depths: tuple[int, int], *, per_layer: float, rest: float) -> None:
+def check_budget(
+    shallow: Trace, deep: Trace, depths: tuple[int, int], *, per_layer: float, rest: float
+) -> None:
     """Kernels are at most `per_layer` for each layer, and `rest` for everything else."""
     kernels = (deep.num_kernels - shallow.num_kernels) / (depths[1] - depths[0])
     assert kernels <= per_layer, deep.table()
@@ -327,9 +384,12 @@ def policy_of(
 ) -> Policy:
     """A policy whose optimiser has its state, which the first update makes."""
     model = fake_model(name, **options)
-    use_packed_attention(model)  # then the policy does not compare it with plain attention, which takes a while
+    # then the policy does not compare it with plain attention, which takes a while
+    use_packed_attention(model)
     fuse_layers(model)
-    config = policy_config(microbatch_tokens=microbatch_tokens, loss=loss).changed("train", recompute=recompute)
+    config = policy_config(microbatch_tokens=microbatch_tokens, loss=loss).changed(
+        "train", recompute=recompute
+    )
     policy = Policy(config, LoadedModel(model, loaded().tokenizer, (1,), name))
     policy._optimizer.measure()
     policy._optimizer.update(1e-3, {"squared_norm": 1.0})
@@ -383,7 +443,10 @@ def test_no_term_of_the_loss_waits_for_the_device(gpu: FakeCuda, loss: dict[str,
 
 def test_the_number_of_waits_does_not_depend_on_the_number_of_microbatches(gpu: FakeCuda) -> None:
     samples = with_engine_logprobs(groups_of([(5, (30, 40))] * 3))
-    whole, cut = (update(gpu, policy_of("llama", microbatch_tokens=tokens), samples) for tokens in (10_000, 80))
+    whole, cut = (
+        update(gpu, policy_of("llama", microbatch_tokens=tokens), samples)
+        for tokens in (10_000, 80)
+    )
     assert cut.kernels["aten.embedding.default"] >= 3 * whole.kernels["aten.embedding.default"]
     assert len(cut.syncs) == len(whole.syncs), list(map(str, cut.syncs))
 
@@ -392,12 +455,17 @@ def test_the_head_of_a_microbatch_of_16384_tokens_launches_little(gpu: FakeCuda)
     """At the vocabulary of Qwen2.5; kernels that a microbatch of a few tokens does not launch."""
     small = groups_of([(100, (100,) * 4)])
     large = groups_of([(100, (4000,) * 4)])
-    few, many = (update(gpu, policy_of("qwen2.5-1.5b", microbatch_tokens=16_384), each) for each in (small, large))
+    few, many = (
+        update(gpu, policy_of("qwen2.5-1.5b", microbatch_tokens=16_384), each)
+        for each in (small, large)
+    )
     assert many.num_kernels - few.num_kernels <= HEAD_OF_16K, many.table()
     assert len(many.syncs) == len(few.syncs), list(map(str, many.syncs))
 
 
-def test_recomputing_layers_runs_their_forward_once_more_and_waits_for_nothing(gpu: FakeCuda) -> None:
+def test_recomputing_layers_runs_their_forward_once_more_and_waits_for_nothing(
+    gpu: FakeCuda,
+) -> None:
     samples = groups_of([(5, (30, 40))] * 3)
     kept, recomputed = (policy_of("llama", recompute=recompute) for recompute in (False, True))
     with saved_bytes(kept._model) as bytes_kept:

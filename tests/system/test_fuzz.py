@@ -1,4 +1,6 @@
-"""Whatever is thrown at configs, data and verifiers: an error in words or a sound value, soon, and never `correct`."""
+"""Whatever is thrown at configs, data and verifiers: an error in words or a sound value, soon, and
+never `correct`.
+"""
 
 import json
 import sys
@@ -24,28 +26,83 @@ from dapo.types import Problem
 from helpers.verifier_pools import open_pool
 
 LIMIT_S = 10.0
-"""Of processor time, so that a busy machine fails nothing: what reward.timeout_s gives a verdict."""
+"""Of processor time, so that a busy machine fails nothing: what reward.timeout_s gives a verdict.
+"""
 FUZZ = settings(
     max_examples=100,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
-# text with what breaks programs: halves of surrogate pairs, NUL, right-to-left, controls, joiners, LaTeX, JSON, YAML
+# text with what breaks programs: halves of surrogate pairs, NUL, right-to-left, controls, joiners,
+# LaTeX, JSON, YAML
 NASTY = st.sampled_from(
     [
-        *("\ud800", "\udfff", "\x00", "\u202e", "\u200f", "\u2066", "\u2028", "\x85", "\x1b[2J", "\ufeff", "\r\n"),
-        *("\u0301" * 5, "👩‍👩‍👧", "٣", "３", "½", "∞", "−", "ﷺ", "\\boxed{", "}", "{", "$", "\\frac{1}{0}", "####"),
-        *("Answer:", "</think>", "<answer>", "</answer>", "${", "${oc.env:HOME}", "!!python/object:os.system", "&a"),
-        *("*a", "- ", ": ", "#", "'", '"', "null", "true", ".nan", "1e999", "-0", "0x10", "1_000", "..", "/", "%s"),
+        "\ud800",
+        "\udfff",
+        "\x00",
+        "\u202e",
+        "\u200f",
+        "\u2066",
+        "\u2028",
+        "\x85",
+        "\x1b[2J",
+        "\ufeff",
+        "\r\n",
+        "\u0301" * 5,
+        "👩‍👩‍👧",
+        "٣",
+        "３",
+        "½",
+        "∞",
+        "−",
+        "ﷺ",
+        "\\boxed{",
+        "}",
+        "{",
+        "$",
+        "\\frac{1}{0}",
+        "####",
+        "Answer:",
+        "</think>",
+        "<answer>",
+        "</answer>",
+        "${",
+        "${oc.env:HOME}",
+        "!!python/object:os.system",
+        "&a",
+        "*a",
+        "- ",
+        ": ",
+        "#",
+        "'",
+        '"',
+        "null",
+        "true",
+        ".nan",
+        "1e999",
+        "-0",
+        "0x10",
+        "1_000",
+        "..",
+        "/",
+        "%s",
     ]
 )
 TEXT = st.lists(st.one_of(NASTY, st.text(max_size=8)), max_size=8).map("".join)
 SCALAR = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.integers(10**30, 10**40), st.floats(), TEXT, st.sampled_from(["", " "])
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(10**30, 10**40),
+    st.floats(),
+    TEXT,
+    st.sampled_from(["", " "]),
 )
 JSON = st.recursive(
-    SCALAR, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=3)), max_leaves=8
+    SCALAR,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=3)),
+    max_leaves=8,
 )
 OPTIONS = st.sampled_from(sorted(name for name, _ in options_of()))
 
@@ -57,7 +114,9 @@ def nested(option: str, value: object) -> dict[str, Any]:
 
 
 def assert_readable_message(error: Exception, start: str = "") -> None:
-    """In words that any terminal and any log file take, beginning with the place where that is known."""
+    """In words that any terminal and any log file take, beginning with the place where that is
+    known.
+    """
     assert str(error).startswith(start)
     assert str(error).removeprefix(start).strip()
     assert str(error).encode(errors="replace")
@@ -95,10 +154,16 @@ def test_any_override_is_taken_or_answered(words: list[str]):
 
 
 @FUZZ
-@given(content=st.one_of(st.binary(max_size=80), TEXT.map(lambda t: t.encode(errors="surrogatepass")), JSON.map(repr)))
+@given(
+    content=st.one_of(
+        st.binary(max_size=80), TEXT.map(lambda t: t.encode(errors="surrogatepass")), JSON.map(repr)
+    )
+)
 def test_any_config_file_is_read_or_answered(tmp_path: Path, content: bytes | str):
     path = tmp_path / "c.yaml"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))
+    path.write_bytes(
+        content if isinstance(content, bytes) else content.encode(errors="surrogatepass")
+    )
     try:
         load_config(path)
     except ConfigError as error:
@@ -109,7 +174,11 @@ def test_any_config_file_is_read_or_answered(tmp_path: Path, content: bytes | st
 @given(
     spec=st.one_of(
         TEXT,
-        st.dictionaries(st.one_of(st.sampled_from(["path", "hub", "builtin", "gym", "size"]), TEXT), JSON, max_size=3),
+        st.dictionaries(
+            st.one_of(st.sampled_from(["path", "hub", "builtin", "gym", "size"]), TEXT),
+            JSON,
+            max_size=3,
+        ),
     )
 )
 def test_any_data_source_is_understood_or_answered(spec: Any):
@@ -124,16 +193,22 @@ MESSAGES = st.lists(
     st.one_of(
         JSON,
         st.fixed_dictionaries(
-            {"role": st.one_of(st.sampled_from(["user", "system", "assistant"]), JSON), "content": JSON}
+            {
+                "role": st.one_of(st.sampled_from(["user", "system", "assistant"]), JSON),
+                "content": JSON,
+            }
         ),
     ),
     max_size=3,
 )
 ROWS = st.one_of(
     st.fixed_dictionaries(
-        {"prompt": st.one_of(TEXT, MESSAGES), "answer": SCALAR}, optional={"data_source": JSON, "x": JSON}
+        {"prompt": st.one_of(TEXT, MESSAGES), "answer": SCALAR},
+        optional={"data_source": JSON, "x": JSON},
     ),
-    st.dictionaries(st.one_of(st.sampled_from(["prompt", "answer", "reward_model"]), TEXT), JSON, max_size=4),
+    st.dictionaries(
+        st.one_of(st.sampled_from(["prompt", "answer", "reward_model"]), TEXT), JSON, max_size=4
+    ),
 )
 
 
@@ -157,7 +232,12 @@ def test_any_row_is_a_valid_problem_or_an_error_with_its_line(row: dict[str, Any
 
 
 @FUZZ
-@given(lines=st.lists(st.one_of(st.binary(max_size=60), ROWS.map(lambda row: json.dumps(row).encode())), max_size=4))
+@given(
+    lines=st.lists(
+        st.one_of(st.binary(max_size=60), ROWS.map(lambda row: json.dumps(row).encode())),
+        max_size=4,
+    )
+)
 def test_any_json_lines_file_is_read_or_answered(tmp_path: Path, lines: list[bytes]):
     path = tmp_path / "d.jsonl"
     path.write_bytes(b"\n".join(lines))
@@ -171,7 +251,11 @@ def test_any_json_lines_file_is_read_or_answered(tmp_path: Path, lines: list[byt
             assert_valid(problem)
 
 
-CELLS = st.one_of(st.lists(SCALAR.filter(lambda v: not isinstance(v, int) or abs(v) < 2**63), min_size=2, max_size=2))
+CELLS = st.one_of(
+    st.lists(
+        SCALAR.filter(lambda v: not isinstance(v, int) or abs(v) < 2**63), min_size=2, max_size=2
+    )
+)
 
 
 @FUZZ
@@ -190,7 +274,9 @@ CELLS = st.one_of(st.lists(SCALAR.filter(lambda v: not isinstance(v, int) or abs
     ),
     cut=st.one_of(st.none(), st.integers(0, 300)),
 )
-def test_any_parquet_file_whole_or_cut_is_read_or_answered(tmp_path: Path, columns: dict[str, Any], cut: int | None):
+def test_any_parquet_file_whole_or_cut_is_read_or_answered(
+    tmp_path: Path, columns: dict[str, Any], cut: int | None
+):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -285,11 +371,17 @@ def problem_for(name: str) -> Problem:
     if name != "gym":
         return Problem("p", "Q", REFERENCE)
     entry = {"question": "Q", "answer": REFERENCE, "metadata": {"difficulty": {}}}
-    return Problem("p", "Q", REFERENCE, "", {"gym_task": "chain_sum", "gym_config": {}, "gym_entry": entry})
+    return Problem(
+        "p", "Q", REFERENCE, "", {"gym_task": "chain_sum", "gym_config": {}, "gym_entry": entry}
+    )
 
 
 @settings(FUZZ, max_examples=60)
-@given(response=st.one_of(TEXT, TEXT.map(lambda t: f"Answer: {t}"), TEXT.map(lambda t: f"\\boxed{{{t}}}")))
+@given(
+    response=st.one_of(
+        TEXT, TEXT.map(lambda t: f"Answer: {t}"), TEXT.map(lambda t: f"\\boxed{{{t}}}")
+    )
+)
 def test_no_garbage_is_correct_and_none_raises(named_verifier: tuple[str, Any], response: str):
     name, verifier = named_verifier
     start = time.process_time()
@@ -305,7 +397,11 @@ def test_a_strange_reference_is_an_error_or_judged_and_never_raises(
 ):
     name, verifier = named_verifier
     problem = Problem(
-        "p", "Q", answer, "", {"gym_task": answer, "gym_entry": {"answer": answer}} if name == "gym" else {}
+        "p",
+        "Q",
+        answer,
+        "",
+        {"gym_task": answer, "gym_entry": {"answer": answer}} if name == "gym" else {},
     )
     verdict = verifier(problem, response)
     assert verdict.error is None or (verdict.correct is None and verdict.error.encode())
@@ -323,7 +419,9 @@ def test_a_bomb_is_judged_wrong_in_time(named_verifier: tuple[str, Any], bomb: s
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of worker processes are those of Linux")
 def test_endless_arithmetic_is_wrong_before_it_is_evaluated_and_the_next_verdict_is_valid():
     with open_pool("math", timeout_s=20, workers=1) as pool:
-        verdicts = pool.submit(problem_for("math"), list(ENDLESS.values()), [[1]] * len(ENDLESS)).result(60)
+        verdicts = pool.submit(
+            problem_for("math"), list(ENDLESS.values()), [[1]] * len(ENDLESS)
+        ).result(60)
         next_verdicts = pool.submit(problem_for("math"), [f"Answer: {REFERENCE}"], [[1]]).result(60)
     assert [verdict.correct for verdict in verdicts] == [False] * len(ENDLESS)
     assert next_verdicts[0].correct is True

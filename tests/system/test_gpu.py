@@ -1,4 +1,6 @@
-"""On a CUDA device engine and update give what the CPU gives in float32: in the same type, and rounded to bfloat16."""
+"""On a CUDA device engine and update give what the CPU gives in float32: in the same type, and
+rounded to bfloat16.
+"""
 
 from pathlib import Path
 
@@ -29,9 +31,13 @@ def full_precision():
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
-@pytest.mark.parametrize("name", ["logprobs", "gradients", "kernels", "syncs", "engine-gap", "equal-tokens"])
+@pytest.mark.parametrize(
+    "name", ["logprobs", "gradients", "kernels", "syncs", "engine-gap", "equal-tokens"]
+)
 def test_a_check_of_gpu_acceptance_is_within_its_bounds(name: str) -> None:
-    """bfloat16, heads of 64 and 128, masks, sliding windows, cuDNN's attention off, and what a decode step takes."""
+    """bfloat16, heads of 64 and 128, masks, sliding windows, cuDNN's attention off, and what a
+    decode step takes.
+    """
     (check,) = (check for check in CHECKS if check.name == name)
     result = run_check(check, "cuda", None, limit_s=check.limit_s)
     assert result.status == "pass", result
@@ -43,16 +49,28 @@ def test_an_update_is_that_of_the_cpu():
         policy = make_policy(loaded)
         lengths = (2, 5, 8)
         samples = [
-            Sample(g, (5, 6, 7 + g), tuple(range(10, 10 + n)), 1.0, 1.0 - i, (-4.0,) * n, None, (True,) * n)
+            Sample(
+                g,
+                (5, 6, 7 + g),
+                tuple(range(10, 10 + n)),
+                1.0,
+                1.0 - i,
+                (-4.0,) * n,
+                None,
+                (True,) * n,
+            )
             for g in range(3)
             for i, n in enumerate(lengths)
         ]
         samples = policy.record_old_logprobs(samples)
         policy.update(samples, step=1)
         metrics = policy.update(samples, step=2)
-        return {name: tensor.cpu() for name, tensor in policy.weights(version=0).named_tensors()}, metrics
+        return {
+            name: tensor.cpu() for name, tensor in policy.weights(version=0).named_tensors()
+        }, metrics
 
-    here, there = after_two_updates("cuda"), after_two_updates("cpu")
+    here = after_two_updates("cuda")
+    there = after_two_updates("cpu")
     for name, tensor in there[0].items():
         torch.testing.assert_close(here[0][name], tensor, rtol=0, atol=2e-5)
     assert here[1]["loss/entropy"] == pytest.approx(there[1]["loss/entropy"], abs=1e-4)

@@ -1,4 +1,5 @@
-"""Laws of the layout: imports point up the list of layers, heavy packages stay where they belong, docs name real code.
+"""Laws of the layout: imports point up the list of layers, heavy packages stay where they belong,
+docs name real code.
 
 Imports are read with `ast`: no code runs, so an uninstalled optional package hides nothing.
 """
@@ -49,7 +50,8 @@ OPTIONAL_HOMES = {
 }
 SEVERAL_FILES = {"ray"}  # a whole folder stands for it
 
-# modules that must load in a fraction of a second: the command line, config errors, verifier processes
+# modules that must load in a fraction of a second: the command line, config errors, verifier
+# processes
 LIGHT = (
     "core",
     "config",
@@ -95,7 +97,10 @@ def _imports_in(path: Path, root: Path) -> Iterator[Import]:
         for target in _targets(node, package):
             yield Import(path.relative_to(root), node.lineno, target, deferred, typing_only)
         inside = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        if isinstance(node, ast.If) and ast.unparse(node.test) in (
+            "TYPE_CHECKING",
+            "typing.TYPE_CHECKING",
+        ):
             for child in node.body:
                 yield from visit(child, inside, True)
             for child in node.orelse:
@@ -119,7 +124,11 @@ def _targets(node: ast.AST, package: tuple[str, ...]) -> list[str]:
         "import_module",
         "__import__",
     ):
-        return [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        return [
+            arg.value
+            for arg in node.args[:1]
+            if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+        ]
     return []
 
 
@@ -132,7 +141,9 @@ NESTED = {name for names in LAYERS for name in names if "/" in name}
 
 
 def _part(file: Path) -> str:
-    """The room of a file: `rewards/math.py` -> rewards, `train.py` -> train, a nested layer by its own path."""
+    """The room of a file: `rewards/math.py` -> rewards, `train.py` -> train, a nested layer by its
+    own path.
+    """
     nested = "/".join(file.parts[:2])
     return nested if nested in NESTED else file.parts[0].removesuffix(".py")
 
@@ -145,10 +156,15 @@ def downward_imports(root: Path) -> list[str]:
         if names[0] != root.name:
             continue
         own = _part(found.file)
-        other = _part(Path(*names[1:3])) if len(names) > 1 and _exists(root, names[1]) else "__init__"
+        other = (
+            _part(Path(*names[1:3])) if len(names) > 1 and _exists(root, names[1]) else "__init__"
+        )
         if other in (own, "__init__") or (own == "__init__" and found.typing_only):
-            continue  # the public names are imported when they are used: only a type checker reads where they are
-        level, other_level = (-1 if own == "__init__" else _layer(own)), _layer(other)
+            # the public names are imported when they are used: only a type checker reads where they
+            # are
+            continue
+        level = -1 if own == "__init__" else _layer(own)
+        other_level = _layer(other)
         if level is None or other_level is None:
             continue  # unlisted_parts() names them once
         if other_level > level:
@@ -168,7 +184,9 @@ def unlisted_parts(root: Path) -> list[str]:
 
 
 def misplaced_optional_imports(root: Path) -> list[str]:
-    """Optional packages imported outside their home, at module level, or in two files of one folder."""
+    """Optional packages imported outside their home, at module level, or in two files of one
+    folder.
+    """
     faults = []
     files: dict[tuple[str, str], set[Path]] = {}
     for found in imports_of(root):
@@ -177,13 +195,17 @@ def misplaced_optional_imports(root: Path) -> list[str]:
             continue
         home = _part(found.file)
         if home not in OPTIONAL_HOMES[package]:
-            faults.append(f"{found}: {package} belongs in {' and '.join(sorted(OPTIONAL_HOMES[package]))}")
+            faults.append(
+                f"{found}: {package} belongs in {' and '.join(sorted(OPTIONAL_HOMES[package]))}"
+            )
         elif not (found.deferred or found.typing_only):
             faults.append(f"{found}: {package} is optional, import it inside a function")
         files.setdefault((package, home), set()).add(found.file)
     for (package, home), paths in files.items():
         if len(paths) > 1 and package not in SEVERAL_FILES:
-            faults.append(f"{package} is imported in {len(paths)} files of {home}: {sorted(map(str, paths))}")
+            faults.append(
+                f"{package} is imported in {len(paths)} files of {home}: {sorted(map(str, paths))}"
+            )
     return faults
 
 
@@ -212,16 +234,23 @@ def heavy_imports(root: Path, light: tuple[str, ...] = LIGHT) -> list[str]:
                 continue
             seen.add(file)
             # importing a module runs the __init__ of every package above it
-            trail += [(parent / "__init__.py", f"{route} ({parent}/__init__.py)") for parent in file.parents]
+            trail += [
+                (parent / "__init__.py", f"{route} ({parent}/__init__.py)")
+                for parent in file.parents
+            ]
             for found in by_file.get(file, []):
                 if found.target.split(".")[0] in HEAVY:
                     faults.append(f"{route} -> {found.target}")
-                trail += [(module, f"{route} -> {module}") for module in _modules(found.target, root)]
+                trail += [
+                    (module, f"{route} -> {module}") for module in _modules(found.target, root)
+                ]
     return faults
 
 
 def _modules(target: str, root: Path) -> list[Path]:
-    """The file behind an import of the package itself: `dapo.a.b` is a module `a/b.py`, or a name in `a.py`."""
+    """The file behind an import of the package itself: `dapo.a.b` is a module `a/b.py`, or a name
+    in `a.py`.
+    """
     names = target.split(".")
     if names[0] != root.name:
         return []
@@ -237,8 +266,8 @@ def _modules(target: str, root: Path) -> list[Path]:
 def circle(root: Path) -> list[str]:
     """A circle of files that import each other, the first again at its end; empty if there is none.
 
-    Imports in functions and under `if TYPE_CHECKING:` count. The package's own `__init__.py` does not: it only says
-    where the public names are.
+    Imports in functions and under `if TYPE_CHECKING:` count. The package's own `__init__.py` does
+    not: it only says where the public names are.
     """
     surface = Path("__init__.py")
     graph: dict[Path, set[Path]] = {}
@@ -277,10 +306,20 @@ def test_the_commands_import_nothing_of_api_but_the_life_of_a_run():
 
 
 @pytest.mark.parametrize(
-    "name", ["__init__", "types", "algo/__init__", "config/__init__", "evaluation/__init__", "rewards/__init__"]
+    "name",
+    [
+        "__init__",
+        "types",
+        "algo/__init__",
+        "config/__init__",
+        "evaluation/__init__",
+        "rewards/__init__",
+    ],
 )
 def test_a_public_folder_lists_its_public_names_which_exist(name: str):
-    module = importlib.import_module(f"{PACKAGE}/{name}".removesuffix("/__init__").replace("/", "."))
+    module = importlib.import_module(
+        f"{PACKAGE}/{name}".removesuffix("/__init__").replace("/", ".")
+    )
     namespace: dict[str, object] = {}
     exec(f"from {module.__name__} import *", namespace)
     assert set(module.__all__) - {"__version__"} <= namespace.keys()
@@ -295,7 +334,11 @@ def test_light_modules_load_without_torch_and_other_heavy_packages():
 
 
 def test_the_paper_knows_no_configuration():
-    wrong = [str(i) for i in imports_of(ROOT) if _part(i.file) == "algo" and i.target.startswith("dapo.config")]
+    wrong = [
+        str(i)
+        for i in imports_of(ROOT)
+        if _part(i.file) == "algo" and i.target.startswith("dapo.config")
+    ]
     assert wrong == []
 
 
@@ -319,7 +362,9 @@ ALLOWED = {
     "sample_intervals": {"numpy"},
     "vllm_weights": {"torch"},
 }
-"""Other packages that a library imports; those of `code_sandbox` are scripts beside the one that a process runs."""
+"""Other packages that a library imports; those of `code_sandbox` are scripts beside the one that a
+process runs.
+"""
 
 
 def foreign_imports(root: Path, allowed: Set[str]) -> list[str]:
@@ -332,7 +377,10 @@ def foreign_imports(root: Path, allowed: Set[str]) -> list[str]:
 def test_a_library_imports_nothing_of_dapo_and_says_what_it_offers(root: Path):
     assert foreign_imports(root, ALLOWED.get(root.name, set())) == []
     init = ast.parse((root / "__init__.py").read_text(encoding="utf-8"))
-    assert any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__" for node in init.body)
+    assert any(
+        isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        for node in init.body
+    )
     assert (root / "README.md").is_file()
     assert (root / "py.typed").is_file()
 
@@ -353,7 +401,11 @@ def missing_names(page: str, source: Path, tests: Path) -> list[str]:
     """Names written as `file.py:name` or `test_file.py::test` on the page that do not exist."""
     written = re.findall(r"`([\w/]+\.py)(::?)(\w+)`", page)
     homes = {":": source, "::": tests}
-    return [f"{file}{colon}{name}" for file, colon, name in written if name not in _top_names(homes[colon] / file)]
+    return [
+        f"{file}{colon}{name}"
+        for file, colon, name in written
+        if name not in _top_names(homes[colon] / file)
+    ]
 
 
 def _top_names(path: Path) -> set[str]:
@@ -407,10 +459,22 @@ def tree(folder: Path, files: dict[str, str]) -> Path:
         ("algo/loss", "from ..rewards.math import verify"),
         ("algo/loss", "from .. import rewards"),
         ("config", "def late():\n    from dapo.rewards import math"),
-        ("config", "class Late:\n    async def f(self):\n        import dapo.rewards.verifiers.math"),
-        ("config", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from dapo.rewards import math"),
+        (
+            "config",
+            "class Late:\n    async def f(self):\n        import dapo.rewards.verifiers.math",
+        ),
+        (
+            "config",
+            (
+                "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from dapo.rewards import"
+                " math"
+            ),
+        ),
         ("config", "try:\n    from dapo import rewards\nexcept ImportError:\n    pass"),
-        ("config", "import importlib\nmodule = importlib.import_module('dapo.rewards.verifiers.math')"),
+        (
+            "config",
+            "import importlib\nmodule = importlib.import_module('dapo.rewards.verifiers.math')",
+        ),
         ("data/stream", "from dapo.rewards.verifiers.math import verify"),
         ("data/stream", "def late():\n    import dapo.rewards"),
         ("__init__", "from dapo.rewards import math"),
@@ -418,7 +482,9 @@ def tree(folder: Path, files: dict[str, str]) -> Path:
         ("training/loop", "from dapo.training.assemble import build"),
     ],
 )
-def test_walker_finds_each_way_to_write_an_import_that_points_down_or_sideways(tmp_path, importer, text):
+def test_walker_finds_each_way_to_write_an_import_that_points_down_or_sideways(
+    tmp_path, importer, text
+):
     files = dict.fromkeys(["rewards/math", "training/assemble/build", "analysis/probe"], "")
     root = tree(tmp_path, {**files, importer: text})
     assert len(downward_imports(root)) == 1
@@ -427,7 +493,13 @@ def test_walker_finds_each_way_to_write_an_import_that_points_down_or_sideways(t
 @pytest.mark.parametrize(
     ("importer", "text"),
     [
-        ("rewards/pool", "from dapo.rewards.verifiers.math import verify\nfrom .math import other\nfrom . import math"),
+        (
+            "rewards/pool",
+            (
+                "from dapo.rewards.verifiers.math import verify\nfrom .math import other\nfrom ."
+                " import math"
+            ),
+        ),
         ("rollout", "from dapo.rewards import math\nfrom dapo import __version__\nimport dapo"),
         ("types", "from dapo.config import Config"),
         ("train", "from dapo.training.rollout import collect"),
@@ -451,7 +523,11 @@ def test_walker_lets_imports_up_the_list_pass(tmp_path, importer, text):
     ],
 )
 def test_walker_finds_a_circle_of_files_by_each_kind_of_import(tmp_path: Path, text: str):
-    files = {"core/a": "from dapo.core.b import B", "core/b": "from dapo.core.c import C", "core/c": ""}
+    files = {
+        "core/a": "from dapo.core.b import B",
+        "core/b": "from dapo.core.c import C",
+        "core/c": "",
+    }
     assert circle(tree(tmp_path / "tree", {**files, "__init__": "from dapo.core.a import A"})) == []
     found = circle(tree(tmp_path / "circle", {**files, "core/c": text}))
     assert found[0] == found[-1]
@@ -460,7 +536,11 @@ def test_walker_finds_a_circle_of_files_by_each_kind_of_import(tmp_path: Path, t
 
 def test_walker_names_file_line_and_layers(tmp_path):
     root = tree(
-        tmp_path, {"rewards/math": "", "config": "import os\n\nfrom dapo.rewards.verifiers.math import verify\n"}
+        tmp_path,
+        {
+            "rewards/math": "",
+            "config": "import os\n\nfrom dapo.rewards.verifiers.math import verify\n",
+        },
     )
     assert downward_imports(root) == [
         "config.py:3 imports dapo.rewards.verifiers.math.verify: layer 2 must not import layer 3"
@@ -468,7 +548,10 @@ def test_walker_names_file_line_and_layers(tmp_path):
 
 
 def test_walker_reports_a_module_that_is_in_no_layer(tmp_path):
-    assert unlisted_parts(tree(tmp_path, {"types": "", "novel/thing": "", "oddity": ""})) == ["novel", "oddity"]
+    assert unlisted_parts(tree(tmp_path, {"types": "", "novel/thing": "", "oddity": ""})) == [
+        "novel",
+        "oddity",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -476,9 +559,24 @@ def test_walker_reports_a_module_that_is_in_no_layer(tmp_path):
     [
         ({"runs/sinks": "def f():\n    import wandb"}, 0),
         ({"runs/sinks": "def f():\n    from torch.utils.tensorboard import SummaryWriter"}, 0),
-        ({"runs/sinks": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import wandb"}, 0),
-        ({"distributed/actors": "def f():\n    import ray", "distributed/pools": "def f():\n    import ray"}, 0),
-        ({"data/gym": "def f():\n    import reasoning_gym", "rewards/gym": "def f():\n    import reasoning_gym"}, 0),
+        (
+            {"runs/sinks": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import wandb"},
+            0,
+        ),
+        (
+            {
+                "distributed/actors": "def f():\n    import ray",
+                "distributed/pools": "def f():\n    import ray",
+            },
+            0,
+        ),
+        (
+            {
+                "data/gym": "def f():\n    import reasoning_gym",
+                "rewards/gym": "def f():\n    import reasoning_gym",
+            },
+            0,
+        ),
         ({"runs/sinks": "import wandb"}, 1),
         ({"runs/sinks": "from torch.utils.tensorboard import SummaryWriter"}, 1),
         ({"runs/sinks": "class Sink:\n    import trackio"}, 1),
@@ -486,7 +584,14 @@ def test_walker_reports_a_module_that_is_in_no_layer(tmp_path):
         ({"train": "def f():\n    import wandb"}, 1),
         ({"rollout": "def f():\n    from vllm.sampling_params import SamplingParams"}, 1),
         ({"runs/a": "def f():\n    import wandb", "runs/b": "def f():\n    import wandb"}, 1),
-        ({"policy/model": "def f():\n    import importlib\n    return importlib.import_module('peft')"}, 0),
+        (
+            {
+                "policy/model": (
+                    "def f():\n    import importlib\n    return importlib.import_module('peft')"
+                )
+            },
+            0,
+        ),
         ({"cli": "def f():\n    return __import__('ray')"}, 1),
     ],
 )

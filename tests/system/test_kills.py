@@ -15,10 +15,19 @@ from helpers.paths import ROOT
 from helpers.tiny_runs import CONFIGS, EVENTFUL, contents, differences, metrics
 
 KILLS = int(os.environ.get("DAPO_KILLS", "14"))
-"""Of all variants together; `make nightly` sets 200. Without it only the first variant is killed."""
+"""Of all variants together; `make nightly` sets 200.
+
+Without it only the first variant is killed.
+"""
 
 # a checkpoint every second step, so that a kill loses finished steps as well
-OPTIONS = (*EVENTFUL, "train.threads=1", "train.num_steps=6", "train.save_every=2", "train.keep_checkpoints=2")
+OPTIONS = (
+    *EVENTFUL,
+    "train.threads=1",
+    "train.num_steps=6",
+    "train.save_every=2",
+    "train.keep_checkpoints=2",
+)
 PREDICTIONS = ("dynamic_sampling.predict=thompson", "dynamic_sampling.weights=inverse")
 AUDIT = ("audit.verifier=helpers.reward_functions:yes_or_no", "audit.share=0.5")
 EPISODES = (
@@ -50,8 +59,17 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "dynamic_sampling.enabled=false",
     ),
     "episodes": EPISODES,
-    "episodes one step off with two engines": (*EPISODES, "schedule=one_step_off", "rollout.engines=2"),
-    "async with two engines": (*PREDICTIONS, *ASYNC, "rollout.engines=2", "rollout.max_response_tokens=24"),
+    "episodes one step off with two engines": (
+        *EPISODES,
+        "schedule=one_step_off",
+        "rollout.engines=2",
+    ),
+    "async with two engines": (
+        *PREDICTIONS,
+        *ASYNC,
+        "rollout.engines=2",
+        "rollout.max_response_tokens=24",
+    ),
     "episodes async": (*EPISODES, *ASYNC, "rollout.engines=1"),
     "async": (*ASYNC, "rollout.engines=1", "rollout.max_response_tokens=24"),
     "async by arrival": (*ASYNC, *ARRIVAL, "rollout.engines=1", "rollout.max_response_tokens=24"),
@@ -70,25 +88,41 @@ KILLS_EACH = -(-KILLS // len(KILLED))
 
 
 class Started:
-    """What a person types to start a run of a variant, and to continue it after whatever happened."""
+    """What a person types to start a run of a variant, and to continue it after whatever
+    happened.
+    """
 
     def __init__(self, fork_server: ForkServer, variant: str, folder: Path) -> None:
-        self.fork_server, self.variant = fork_server, variant
+        self.fork_server = fork_server
+        self.variant = variant
         self.command = ["train", str(CONFIGS / "tiny.yaml"), *OPTIONS, *VARIANTS[variant]]
         if variant == "fork":
             code, _ = self(folder / "parent")
             assert code == 0, output_of(folder / "parent").read_text()
-            self.command = ["fork", str(folder / "parent"), "--step", "4", "optim.lr=0.001", "train.num_steps=8"]
+            self.command = [
+                "fork",
+                str(folder / "parent"),
+                "--step",
+                "4",
+                "optim.lr=0.001",
+                "train.num_steps=8",
+            ]
 
     def __call__(self, run: Path, **moment: object) -> tuple[int, dict[str, int]]:
         """Start or continue a run: exit code, and calls by area."""
-        arguments = ["resume", str(run)] if (run / "config.yaml").exists() else [*self.command, "--run-dir", str(run)]
+        arguments = (
+            ["resume", str(run)]
+            if (run / "config.yaml").exists()
+            else [*self.command, "--run-dir", str(run)]
+        )
         return self.fork_server.run(*arguments, output=output_of(run), **moment)
 
 
 @pytest.fixture(scope="module", params=KILLED)
 def counted(
-    request: pytest.FixtureRequest, fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    fork_server: ForkServer,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Started, Path, dict[str, int]]:
     """The uninterrupted run, and how many calls it made in each area."""
     folder = tmp_path_factory.mktemp("whole")
@@ -100,7 +134,11 @@ def counted(
 
 def test_the_areas_of_a_program_in_which_runs_are_killed_are_files_of_it():
     paths = [part for parts in AREAS.values() for part in parts]
-    assert [part for part in paths if not (SOURCE / part).is_dir() and not (SOURCE / f"{part}.py").is_file()] == []
+    assert [
+        part
+        for part in paths
+        if not (SOURCE / part).is_dir() and not (SOURCE / f"{part}.py").is_file()
+    ] == []
 
 
 def following(start_or_resume: Started, run: Path, other: Path) -> Path:
@@ -132,13 +170,17 @@ def test_the_run_that_is_killed_has_everything_that_makes_resuming_hard(
     assert [row["rollout/epoch"] for row in rows][-1] >= 2
     assert len({row["loss/entropy"] for row in rows}) == 6
     assert 0 < sum(row["rollout/shortfall_groups"] > 0 for row in rows) < 6
-    assert len(contents(whole)["files"]) == 6 + 3 + 1 + 5 * (3 if (whole / "checkpoints/step_000002").exists() else 2)
+    assert len(contents(whole)["files"]) == 6 + 3 + 1 + 5 * (
+        3 if (whole / "checkpoints/step_000002").exists() else 2
+    )
 
 
 def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened(
     counted: tuple[Started, Path, dict[str, int]], tmp_path: Path
 ):
-    """SIGKILL in each area of the program by turns: at a random call made there, or up to 20 ms after one."""
+    """SIGKILL in each area of the program by turns: at a random call made there, or up to 20 ms
+    after one.
+    """
     start_or_resume, whole, calls = counted
     areas = [area for area in AREAS if calls.get(area)]
     by_arrival = start_or_resume.variant.endswith("by arrival")
@@ -155,7 +197,8 @@ def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened
                 delay = chance.choice([0, 0, 0.02 * chance.random()])
                 moment = {
                     "area": area,
-                    "calls": chance.randint(1, max(2, int(0.6 * calls[area]))),  # a resumed run makes fewer
+                    # a resumed run makes fewer
+                    "calls": chance.randint(1, max(2, int(0.6 * calls[area]))),
                     "signals": [(delay, signal.SIGKILL)],
                 }
             code, _ = start_or_resume(run, **moment)
@@ -177,7 +220,9 @@ def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened
 def test_killed_as_soon_as_a_file_of_its_start_or_end_is_there_it_ends_like_the_others(
     counted: tuple[Started, Path, dict[str, int]], tmp_path: Path, file: str, phase: str
 ):
-    """After `summary.json` curves are drawn and checkpoints reduced, which the resumed run completes."""
+    """After `summary.json` curves are drawn and checkpoints reduced, which the resumed run
+    completes.
+    """
     start_or_resume, whole, _ = counted
     for attempt in range(ATTEMPTS_TO_KILL):  # on a busy machine the signal may come too late
         run = tmp_path / f"{phase}{attempt}"

@@ -1,4 +1,6 @@
-"""What people bring from TRL, verl and AReaL: options have the counterparts that pages state, rewards and data run."""
+"""What people bring from TRL, verl and AReaL: options have the counterparts that pages state,
+rewards and data run.
+"""
 
 import ast
 import json
@@ -58,8 +60,14 @@ def their_values(peer: Peer) -> dict[str, Any]:
         pairs = [line.partition("=") for line in text.splitlines() if not line.startswith("#")]
         return {name: yaml.safe_load(value) for name, _, value in pairs}
     calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-    of_config = next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "GRPOConfig")
-    values = {keyword.arg: ast.literal_eval(keyword.value) for keyword in of_config.keywords if keyword.arg}
+    of_config = next(
+        call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "GRPOConfig"
+    )
+    values = {
+        keyword.arg: ast.literal_eval(keyword.value)
+        for keyword in of_config.keywords
+        if keyword.arg
+    }
     return {"model": "Qwen/Qwen2.5-0.5B-Instruct", **values}
 
 
@@ -89,8 +97,12 @@ def test_a_run_of_theirs_translated_by_the_table_is_the_run_that_the_page_shows(
         rows = [row for row in COUNTERPARTS[peer] if row.name == name]
         assert rows, f"{name} is not in the table"
         literal = str(value).lower() if isinstance(value, bool) else str(value)
-        stated = next((row for row in rows if row.theirs.lower() == f"{name}={literal}".lower()), None)
-        overrides: tuple[str, ...] = stated.ours if stated is not None and not stated.converted else ()
+        stated = next(
+            (row for row in rows if row.theirs.lower() == f"{name}={literal}".lower()), None
+        )
+        overrides: tuple[str, ...] = (
+            stated.ours if stated is not None and not stated.converted else ()
+        )
         if rows[0].keeps_value:
             overrides = (override(rows[0].ours[0], value),)
         assert build_config(ours, overrides) == config, f"{name}={value} is {overrides}"
@@ -99,22 +111,29 @@ def test_a_run_of_theirs_translated_by_the_table_is_the_run_that_the_page_shows(
 
 
 def test_the_numbers_that_change_on_the_way_are_converted_as_the_pages_say():
-    trl, config = their_values("trl"), build_config(blocks("trl")[1])
-    groups = trl["per_device_train_batch_size"] * trl["steps_per_generation"] // trl["num_generations"]
+    trl = their_values("trl")
+    config = build_config(blocks("trl")[1])
+    groups = (
+        trl["per_device_train_batch_size"] * trl["steps_per_generation"] // trl["num_generations"]
+    )
     assert config.rollout.prompts_per_step == groups
     assert config.updates_per_step == trl["steps_per_generation"]
     assert config.train.num_steps == trl["max_steps"] / trl["steps_per_generation"]
     assert config.optim.warmup_steps == trl["warmup_steps"] / trl["steps_per_generation"]
-    verl, config = their_values("verl"), build_config(blocks("verl")[1])
+    verl = their_values("verl")
+    config = build_config(blocks("verl")[1])
     limit = verl["algorithm.filter_groups.max_num_gen_batches"] * verl["data.train_batch_size"]
     assert config.dynamic_sampling.max_groups_per_step == limit
-    areal, config = their_values("areal"), build_config(blocks("areal")[1])
+    areal = their_values("areal")
+    config = build_config(blocks("areal")[1])
     assert config.updates_per_step == areal["actor.ppo_n_minibatches"]
 
 
 def test_dynamic_bs_of_areal_bounds_the_groups_by_the_batch_and_trains_on_what_is_accepted():
     found = re.findall(r"^```yaml\n(.*?)^```", page("areal"), flags=re.DOTALL | re.MULTILINE)
-    config = build_config(ANY | yaml.safe_load(next(text for text in found if "max_groups_per_step" in text)))
+    config = build_config(
+        ANY | yaml.safe_load(next(text for text in found if "max_groups_per_step" in text))
+    )
     assert config.dynamic_sampling.max_groups_per_step == config.rollout.prompts_per_step
     assert build_config(ANY).dynamic_sampling.max_groups_per_step is None
 
@@ -125,14 +144,17 @@ def test_an_option_of_theirs_is_answered_with_ours(peer: Peer):
         sentence = called_elsewhere(row.name)
         assert sentence is not None
         named = [name for name in TITLES.values() if sentence.startswith(f"{name}'s {row.name} ")]
-        assert named, sentence  # several have one called `dynamic_bs` or `seed`: it is then the first of them
+        # several have one called `dynamic_bs` or `seed`: it is then the first of them
+        assert named, sentence
         if TITLES[peer] in named and row.ours:
             assert row.ours[0].partition("=")[0] in sentence
     assert called_elsewhere("nothing_of_the_kind") is None
 
 
 def test_a_whole_section_of_theirs_is_answered_with_the_option_in_it():
-    with pytest.raises(ConfigError, match=r"verl's actor_rollout_ref\.rollout\.n=16 is rollout\.group_size=16 here"):
+    with pytest.raises(
+        ConfigError, match=r"verl's actor_rollout_ref\.rollout\.n=16 is rollout\.group_size=16 here"
+    ):
         build_config(ANY | {"actor_rollout_ref": {"rollout": {"n": 16}}})
 
 
@@ -170,12 +192,18 @@ train: {num_steps: 1, minibatch_groups: 1, microbatch_tokens: 512, threads: 1}
 """
 
 
-def trained(folder: Path, own: Mapping[str, Any], capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    """The rows of the responses of a training step of the tiny model, by the command, in `folder`."""
+def trained(
+    folder: Path, own: Mapping[str, Any], capsys: pytest.CaptureFixture[str]
+) -> list[dict[str, Any]]:
+    """The rows of the responses of a training step of the tiny model, by the command, in
+    `folder`.
+    """
     (folder / "my.yaml").write_text(yaml.safe_dump(yaml.safe_load(SMALL) | dict(own)))
     code, out, err = run(capsys, "train", "my.yaml", "--run-dir", "run")
     assert code == 0, out + err
-    rows: list[dict[str, Any]] = pq.read_table(folder / "run" / "rollouts" / "step_000001.parquet").to_pylist()
+    rows: list[dict[str, Any]] = pq.read_table(
+        folder / "run" / "rollouts" / "step_000001.parquet"
+    ).to_pylist()
     assert rows
     assert [row["error"] for row in rows if row["error"]] == []
     return rows
@@ -197,9 +225,17 @@ def test_conversations_and_reward_functions_of_trl_train_as_they_are(
     ]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
     weights = {"trl_rewards:accuracy": 1.0, "trl_rewards:only_even": 0.2}
-    rows = trained(tmp_path, {"data": {"train": "train.jsonl"}, "reward": {"verifier": weights, "workers": 1}}, capsys)
+    rows = trained(
+        tmp_path,
+        {"data": {"train": "train.jsonl"}, "reward": {"verifier": weights, "workers": 1}},
+        capsys,
+    )
     for row in rows:
-        level = json.loads(row["fields"])["level"] if isinstance(row["fields"], str) else dict(row["fields"])["level"]
+        level = (
+            json.loads(row["fields"])["level"]
+            if isinstance(row["fields"], str)
+            else dict(row["fields"])["level"]
+        )
         expected = len(row["response"]) % 3 + int(level) + 1
         assert row["score"] == pytest.approx(expected + (0.0 if int(level) % 2 else 0.1))
 
@@ -209,10 +245,16 @@ def test_prompts_without_answers_train_with_a_function_of_trl(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "only_prompts.py").write_text(
-        "def reward(completions, **kwargs):\n    return [float(len(text) % 3) for text in completions]\n"
+        "def reward(completions, **kwargs):\n    return [float(len(text) % 3) for text in"
+        " completions]\n"
     )
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps({"prompt": f"{n}?"}) + "\n" for n in range(8)))
-    own = {"data": {"train": "train.jsonl"}, "reward": {"verifier": "only_prompts:reward", "workers": 1}}
+    (tmp_path / "train.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{n}?"}) + "\n" for n in range(8))
+    )
+    own = {
+        "data": {"train": "train.jsonl"},
+        "reward": {"verifier": "only_prompts:reward", "workers": 1},
+    }
     assert all(row["score"] == len(row["response"]) % 3 for row in trained(tmp_path, own, capsys))
 
 
@@ -238,10 +280,14 @@ def test_parquet_and_compute_score_of_verl_train_as_they_are(
         assert (row["correct"], row["score"]) == (right, 1.25 if right else -0.75)
 
 
-def test_the_wrapper_for_rewards_of_areal_calls_them_once_per_response(monkeypatch: pytest.MonkeyPatch):
+def test_the_wrapper_for_rewards_of_areal_calls_them_once_per_response(
+    monkeypatch: pytest.MonkeyPatch,
+):
     (text,) = (
         block
-        for block in re.findall(r"^```python\n(.*?)^```", page("areal"), flags=re.DOTALL | re.MULTILINE)
+        for block in re.findall(
+            r"^```python\n(.*?)^```", page("areal"), flags=re.DOTALL | re.MULTILINE
+        )
         if "gsm8k_reward_fn" in block
     )
     calls: list[tuple[Any, ...]] = []

@@ -16,21 +16,26 @@ def test_every_deliberate_mistake_still_applies_and_names_tests_that_exist(tmp_p
     table = mutants.read_mutants()
     assert len({mutant.name for mutant in table}) == len(table) >= 75
     for mutant in table:
-        copy, original = mutant.path(tmp_path), mutant.path(ROOT)
+        copy = mutant.path(tmp_path)
+        original = mutant.path(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(original.read_text(encoding="utf-8"), encoding="utf-8")
         assert mutant.apply(tmp_path) == original.read_text(encoding="utf-8")
         compile(copy.read_text(encoding="utf-8"), mutant.name, "exec")
         for test in mutant.tests:
             name, _, function = test.partition("::")
-            assert f"def {function}" in (ROOT / "tests" / name).read_text(encoding="utf-8"), mutant.name
+            assert f"def {function}" in (ROOT / "tests" / name).read_text(encoding="utf-8"), (
+                mutant.name
+            )
 
 
 def test_a_mistake_whose_text_is_gone_is_named(tmp_path: Path):
     (tmp_path / "src" / "dapo").mkdir(parents=True)
     (tmp_path / "src" / "dapo" / "x.py").write_text("a = 1\na = 1\n")
     for old in ("a = 1", "a = 2"):
-        with pytest.raises(ValueError, match=r"swap: 'a = .' stands [02] times in src/dapo/x.py; expected once"):
+        with pytest.raises(
+            ValueError, match=r"swap: 'a = .' stands [02] times in src/dapo/x.py; expected once"
+        ):
             mutants.Mutant("swap", "x.py", old, "b = 1", ("t",)).apply(tmp_path)
 
 
@@ -58,17 +63,33 @@ def test_a_piece_leaves_out_what_its_file_holds_and_begins_nothing_after_its_tim
     left = mutants.remaining(table, path)
     assert sorted(m.name for m in left) == sorted(m.name for m in table[1:])
     changes = sum(one.tests != other.tests for one, other in pairwise(left))
-    assert changes == len({m.tests for m in left}) - 1  # those of the same test files follow each other
+    # those of the same test files follow each other
+    assert changes == len({m.tests for m in left}) - 1
     console = Console(soft_wrap=True)
-    assert mutants._run(left, console, jobs=1, thorough=False, into=path, ends=time.monotonic()) == []
+    assert (
+        mutants._run(left, console, jobs=1, thorough=False, into=path, ends=time.monotonic()) == []
+    )
     assert len(path.read_text().splitlines()) == 1
 
 
-def test_a_file_of_outcomes_gives_the_list_of_survivors(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_file_of_outcomes_gives_the_list_of_survivors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     first, second, *others = [mutant.name for mutant in mutants.read_mutants()]
     path = tmp_path / "outcomes.jsonl"
-    outcomes = [(first, []), (first, ["a test"]), (second, []), *((name, ["a test"]) for name in others[1:])]
-    path.write_text("".join(json.dumps({"mutant": name, "failed": failed}) + "\n" for name, failed in outcomes))
+    outcomes = [
+        (first, []),
+        (first, ["a test"]),
+        (second, []),
+        *((name, ["a test"]) for name in others[1:]),
+    ]
+    path.write_text(
+        "".join(json.dumps({"mutant": name, "failed": failed}) + "\n" for name, failed in outcomes)
+    )
     assert mutants.report(path, Console(soft_wrap=True)) == 1
     printed = capsys.readouterr().out.splitlines()
-    assert printed == [f"{len(others)} of {len(others) + 2} caught", f"survive: {second}", f"not run: {others[0]}"]
+    assert printed == [
+        f"{len(others)} of {len(others) + 2} caught",
+        f"survive: {second}",
+        f"not run: {others[0]}",
+    ]

@@ -1,6 +1,8 @@
-"""What is published: a wheel that works without the repository, a source archive that it is built from, one version.
+"""What is published: a wheel that works without the repository, a source archive that it is built
+from, one version.
 
-Nothing is downloaded: the wheel goes into an empty environment that sees the other packages of this one.
+Nothing is downloaded: the wheel goes into an empty environment that sees the other packages of this
+one.
 """
 
 import ast
@@ -57,7 +59,11 @@ class Distributions:
 
     @property
     def metadata(self) -> Message:
-        (text,) = (content for name, content in self.in_wheel.items() if name.endswith(".dist-info/METADATA"))
+        (text,) = (
+            content
+            for name, content in self.in_wheel.items()
+            if name.endswith(".dist-info/METADATA")
+        )
         return email.parser.Parser().parsestr(text.decode())
 
 
@@ -75,64 +81,112 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
     with zipfile.ZipFile(wheel) as archive:
         in_wheel = {name: archive.read(name) for name in archive.namelist()}
     with tarfile.open(sdist) as tar:
-        files = {member.name: tar.extractfile(member) for member in tar.getmembers() if member.isfile()}
-        in_sdist = {name.partition("/")[2]: file.read() for name, file in files.items() if file is not None}
+        files = {
+            member.name: tar.extractfile(member) for member in tar.getmembers() if member.isfile()
+        }
+        in_sdist = {
+            name.partition("/")[2]: file.read() for name, file in files.items() if file is not None
+        }
     return Distributions(wheel, in_wheel, in_sdist)
 
 
 @pytest.fixture(scope="module")
 def python(built: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment that has the wheel installed, and the other packages of this environment."""
+    """The interpreter of an environment that has the wheel installed, and the other packages of
+    this environment.
+    """
     environment = tmp_path_factory.mktemp("environment")
     call(sys.executable, "-m", "venv", "--without-pip", str(environment), folder=environment)
     interpreter = environment / "bin" / "python"
     (packages,) = environment.glob("lib/python*/site-packages")
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     pip = ("-m", "pip", "--disable-pip-version-check", "--python", str(interpreter))
-    call(sys.executable, *pip, "install", "--quiet", "--no-deps", "--no-index", str(built.wheel), folder=environment)
+    call(
+        sys.executable,
+        *pip,
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        str(built.wheel),
+        folder=environment,
+    )
     return interpreter
 
 
 def call(*command: str | Path, folder: Path, expected_code: int = 0) -> str:
     """Standard output of a process that knows nothing of the repository."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DAPO", "PIP"))}
-    done = subprocess.run(command, cwd=folder, env=own, text=True, capture_output=True, timeout=250, check=False)
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "DAPO", "PIP"))
+    }
+    done = subprocess.run(
+        command, cwd=folder, env=own, text=True, capture_output=True, timeout=250, check=False
+    )
     assert done.returncode == expected_code, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
-    paths = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    paths = [
+        path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    ]
     kept = (path for path in paths if path.suffix not in {".tmp", ".so"})
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in kept}
 
 
-def test_the_wheel_holds_the_package_the_configs_the_pages_and_the_license_and_nothing_else(built: Distributions):
-    expected = {name: content for name, content in files_below(ROOT / "src").items() if ".egg-info/" not in name}
+def test_the_wheel_holds_the_package_the_configs_the_pages_and_the_license_and_nothing_else(
+    built: Distributions,
+):
+    expected = {
+        name: content
+        for name, content in files_below(ROOT / "src").items()
+        if ".egg-info/" not in name
+    }
     expected |= {f"dapo/configs/{name}": content for name, content in files_below(CONFIGS).items()}
-    expected |= {f"dapo/docs/{path.name}": path.read_bytes() for path in (ROOT / "docs").glob("*.md")}
+    expected |= {
+        f"dapo/docs/{path.name}": path.read_bytes() for path in (ROOT / "docs").glob("*.md")
+    }
     about = f"dapo_rl-{dapo.__version__}.dist-info"
     own = {name: content for name, content in built.in_wheel.items() if not name.startswith(about)}
     compiled = [own.pop(name) for name in sorted(own) if name.endswith(".so")]
-    assert len(compiled) == (2 if platform.machine() == "x86_64" else 1)  # one for each instruction set
+    # one for each instruction set
+    assert len(compiled) == (2 if platform.machine() == "x86_64" else 1)
     assert built.wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
     assert sorted(own) == sorted(expected)
     assert own == expected
     assert built.in_wheel[f"{about}/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
-    assert {"dapo/py.typed", "dapo/distributed/slurm/job.sh", "dapo/configs/tiny.yaml"} <= own.keys()
+    assert {
+        "dapo/py.typed",
+        "dapo/distributed/slurm/job.sh",
+        "dapo/configs/tiny.yaml",
+    } <= own.keys()
 
 
 def test_the_source_archive_holds_what_the_wheel_is_built_from_and_the_pages(built: Distributions):
-    made = {name for name in built.in_sdist if name == "PKG-INFO" or name == "setup.cfg" or ".egg-info/" in name}
-    expected = {f"src/{name}": text for name, text in files_below(ROOT / "src").items() if ".egg-info/" not in name}
+    made = {
+        name
+        for name in built.in_sdist
+        if name == "PKG-INFO" or name == "setup.cfg" or ".egg-info/" in name
+    }
+    expected = {
+        f"src/{name}": text
+        for name, text in files_below(ROOT / "src").items()
+        if ".egg-info/" not in name
+    }
     for name in SOURCES[1:]:
         path = ROOT / name
         own = files_below(path) if path.is_dir() else {"": path.read_bytes()}
         expected |= {f"{name}/{file}".rstrip("/"): content for file, content in own.items()}
-    assert {name: content for name, content in built.in_sdist.items() if name not in made} == expected
+    assert {
+        name: content for name, content in built.in_sdist.items() if name not in made
+    } == expected
 
 
-def test_the_metadata_gives_the_version_of_the_package_and_the_readme_without_dead_links(built: Distributions):
+def test_the_metadata_gives_the_version_of_the_package_and_the_readme_without_dead_links(
+    built: Distributions,
+):
     import markdown
 
     metadata = built.metadata
@@ -143,7 +197,11 @@ def test_the_metadata_gives_the_version_of_the_package_and_the_readme_without_de
     page = markdown.markdown(description, extensions=["fenced_code", "tables"])
     assert page.startswith("<h1>dapo</h1>")
     assert page.count("<table>") >= 4
-    assert [link for link in re.findall(r'(?:href|src)="([^"]*)"', page) if not link.startswith("https://")] == []
+    assert [
+        link
+        for link in re.findall(r'(?:href|src)="([^"]*)"', page)
+        if not link.startswith("https://")
+    ] == []
     assert page.count("https://arxiv.org/abs/2503.14476") == 1
     assert "every generated token" in description  # what stands around links is there
 
@@ -186,21 +244,32 @@ print(json.dumps(found))
 def pages_named_in_messages() -> list[str]:
     """The pages that texts of the package name; of `from_{peer}` each."""
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "src/dapo").rglob("*.py")]
-    named = {name for text in texts for name in re.findall(r"dapo docs ([a-z_]+)", text)} - {"from_"}
+    named = {name for text in texts for name in re.findall(r"dapo docs ([a-z_]+)", text)} - {
+        "from_"
+    }
     return sorted(named | {f"from_{peer}" for peer in TITLES})
 
 
 def test_no_message_and_no_public_docstring_names_a_file_that_a_wheel_lacks():
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "src/dapo").rglob("*.py"))]
-    docstrings = {id(node.value) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    trees = [
+        ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted((ROOT / "src/dapo").rglob("*.py"))
+    ]
+    docstrings = {
+        id(node.value) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Expr)
+    }
     texts = [
         node.value
         for tree in trees
         for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and id(node) not in docstrings
     ]
     public = [getattr(dapo, name) for name in dapo.__all__]
-    methods = [member for each in public if isinstance(each, type) for member in vars(each).values()]
+    methods = [
+        member for each in public if isinstance(each, type) for member in vars(each).values()
+    ]
     texts += [inspect.getdoc(each) or "" for each in [*public, *methods]]
     assert len(texts) > 1000
     repository = re.compile(r"(docs/[\w{}]+\.md|(examples|benchmarks|evidence)/\w|README|`make \w)")
@@ -219,10 +288,16 @@ def test_dapo_docs_lists_the_pages_and_answers_a_wrong_name(capsys: pytest.Captu
     assert (code, "no page nothing; expected one of choosing, cluster" in err) == (2, True)
 
 
-def test_an_installed_wheel_checks_the_quickstart_and_trains_without_the_repository(python: Path, tmp_path: Path):
-    assert call(python.parent / "dapo", "--version", folder=tmp_path) == f"dapo {dapo.__version__}\n"
+def test_an_installed_wheel_checks_the_quickstart_and_trains_without_the_repository(
+    python: Path, tmp_path: Path
+):
+    assert (
+        call(python.parent / "dapo", "--version", folder=tmp_path) == f"dapo {dapo.__version__}\n"
+    )
     named = pages_named_in_messages()
-    found: dict[str, Any] = json.loads(call(python, "-c", IN_ONE_PROCESS, *named, folder=tmp_path).splitlines()[-1])
+    found: dict[str, Any] = json.loads(
+        call(python, "-c", IN_ONE_PROCESS, *named, folder=tmp_path).splitlines()[-1]
+    )
     pages = {name: (0, (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")) for name in named}
     assert {name: tuple(answer) for name, answer in found["pages"].items()} == pages
     installed = Path(found["file"]).parents[1]
@@ -238,7 +313,9 @@ def test_an_installed_wheel_checks_the_quickstart_and_trains_without_the_reposit
     assert summary["steps"] == 1
 
 
-def test_a_config_is_found_by_its_name_where_no_such_file_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_config_is_found_by_its_name_where_no_such_file_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     assert shipped() == {path.stem: path for path in CONFIGS.glob("*.yaml")}
     for name in ("tiny", "tiny.yaml", "configs/tiny.yaml", "configs/tiny", "./tiny"):
@@ -252,8 +329,9 @@ def test_a_config_is_found_by_its_name_where_no_such_file_exists(tmp_path: Path,
     for name in ("other/tiny.yaml", "quikstart", "mine.yaml"):
         with pytest.raises(ConfigError) as raised:
             find_config(name)
-        assert str(raised.value) == (
-            f"no config file {name}; expected a YAML file, or the name of a shipped one: {names}"
+        assert (
+            str(raised.value)
+            == f"no config file {name}; expected a YAML file, or the name of a shipped one: {names}"
         )
 
 
@@ -261,7 +339,10 @@ def test_dapo_configs_lists_the_shipped_configs_and_prints_one(capsys: pytest.Ca
     code, out, _ = run(capsys, "configs")
     assert code == 0
     assert [line.split()[0] for line in out.split("\n\n")[0].splitlines()] == sorted(shipped())
-    assert run(capsys, "configs", "tiny")[:2] == (0, (CONFIGS / "tiny.yaml").read_text(encoding="utf-8"))
+    assert run(capsys, "configs", "tiny")[:2] == (
+        0,
+        (CONFIGS / "tiny.yaml").read_text(encoding="utf-8"),
+    )
     code, out, _ = run(capsys, "configs", "--json")
     assert {name: each["path"] for name, each in json.loads(out).items()} == {
         name: str(path) for name, path in shipped().items()

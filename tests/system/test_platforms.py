@@ -1,6 +1,9 @@
-"""What is of Linux alone is optional: the package trains where it is missing. Windows is refused in one sentence.
+"""What is of Linux alone is optional: the package trains where it is missing.
 
-The other systems are imitated: dapo's modules see `sys.platform`, modules and files as there (helpers/not_linux).
+Windows is refused in one sentence.
+
+The other systems are imitated: dapo's modules see `sys.platform`, modules and files as there
+(helpers/not_linux).
 """
 
 import json
@@ -22,13 +25,24 @@ def python(*arguments: str, folder: Path, **environment: str) -> subprocess.Comp
     path = os.pathsep.join([str(NOT_LINUX), os.environ.get("PYTHONPATH", "")])
     own = {**os.environ, "PYTHONPATH": path, **environment}
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=folder, env=own, text=True, capture_output=True, timeout=250, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=own, text=True, capture_output=True, timeout=250, check=False
+    )
 
 
 def test_a_run_trains_without_what_linux_alone_has(tmp_path: Path):
     seen = tmp_path / "seen"
     done = python(
-        *("-m", "dapo", "train", str(TINY), "--run-dir", "run", "train.num_steps=1", "train.threads=1"),
+        *(
+            "-m",
+            "dapo",
+            "train",
+            str(TINY),
+            "--run-dir",
+            "run",
+            "train.num_steps=1",
+            "train.threads=1",
+        ),
         *("model.dtype=auto", "data.eval=null"),
         folder=tmp_path,
         DAPO_SEEN=str(seen),
@@ -36,7 +50,8 @@ def test_a_run_trains_without_what_linux_alone_has(tmp_path: Path):
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["steps"] == 1
-    assert "dapo.rewards.workers.worker" in seen.read_text()  # a verifier's process sees that system, too
+    # a verifier's process sees that system, too
+    assert "dapo.rewards.workers.worker" in seen.read_text()
 
 
 def test_the_imitated_system_lacks_what_the_test_says(tmp_path: Path):
@@ -50,7 +65,9 @@ print(dapo.core.processor.vector_extensions(), hasattr(__import__("os"), "memfd_
     assert done.stdout.split("\n")[:2] == ["Seen False False True", "[] True"], done.stderr
 
 
-def test_code_is_refused_where_no_program_can_be_confined_unless_best_effort_is_asked_for(tmp_path: Path):
+def test_code_is_refused_where_no_program_can_be_confined_unless_best_effort_is_asked_for(
+    tmp_path: Path,
+):
     code = """
 from dapo.core.errors import RewardError
 from dapo.rewards import get_verifier
@@ -73,10 +90,14 @@ print(judge(problem, "```python\\ndef add(a, b):\\n    return a - b\\n```").corr
 
 def test_windows_is_refused_in_one_sentence_that_names_wsl(tmp_path: Path):
     code = "import sys; sys.platform = 'win32'; import dapo"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True, check=False
+    )
     assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1] == (
-        "ImportError: dapo does not run on Windows; it runs in the Windows Subsystem for Linux (WSL): wsl --install"
+    assert (
+        done.stderr.strip().splitlines()[-1]
+        == "ImportError: dapo does not run on Windows; it runs in the Windows Subsystem for Linux"
+        " (WSL): wsl --install"
     )
 
 

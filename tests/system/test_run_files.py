@@ -1,5 +1,6 @@
-"""Laws of a run on disk: only `runs/` names the files of a run and reads its tables; only `evaluation` pairs;
-no test writes a file of a run by hand."""
+"""Laws of a run on disk: only `runs/` names the files of a run and reads its tables; only
+`evaluation` pairs; no test writes a file of a run by hand.
+"""
 
 import ast
 from collections.abc import Collection, Iterable, Iterator
@@ -11,7 +12,15 @@ from helpers.paths import ROOT, TESTS
 
 SOURCE = ROOT / "src" / "dapo"
 RUN_FILES = {
-    *("lock", "config.yaml", "manifest.json", "metrics.jsonl", "summary.json", "curves.png", "problems.parquet"),
+    *(
+        "lock",
+        "config.yaml",
+        "manifest.json",
+        "metrics.jsonl",
+        "summary.json",
+        "curves.png",
+        "problems.parquet",
+    ),
     *("rollouts", "eval", "checkpoints"),
 }
 TABLE_READERS = {"ParquetFile", "read_table", "read_schema", "read_parquet"}
@@ -25,7 +34,9 @@ OTHER_FILES = {
 
 
 def run_files_in(source: str) -> Iterator[str]:
-    """Each place that joins a path with the name of a run's file, searches its steps, or reads a table."""
+    """Each place that joins a path with the name of a run's file, searches its steps, or reads a
+    table.
+    """
     for node in ast.walk(ast.parse(source)):
         if _joins_a_run_file(node) or _searches_steps(node):
             yield f"{node.lineno}: {ast.unparse(node)}"  # type: ignore[attr-defined]
@@ -42,7 +53,11 @@ def _joins_a_run_file(node: ast.AST) -> bool:
 
 
 def _searches_steps(node: ast.AST) -> bool:
-    is_search = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and "glob" in node.func.attr
+    is_search = (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and "glob" in node.func.attr
+    )
     return is_search and any("step_" in ast.unparse(each) for each in node.args[:1])  # type: ignore[attr-defined]
 
 
@@ -57,13 +72,18 @@ def names_of(source: str) -> set[str]:
 def sources(*, outside: str) -> dict[str, str]:
     """The text of each module of the package that is not in a folder, by its path."""
     paths = (path.relative_to(SOURCE) for path in sorted(SOURCE.rglob("*.py")))
-    return {str(path): (SOURCE / path).read_text(encoding="utf-8") for path in paths if path.parts[0] != outside}
+    return {
+        str(path): (SOURCE / path).read_text(encoding="utf-8")
+        for path in paths
+        if path.parts[0] != outside
+    }
 
 
 def test_only_runs_names_files_of_a_run_and_reads_its_tables():
     found = {name: list(run_files_in(text)) for name, text in sources(outside="runs").items()}
     assert {name: lines for name, lines in found.items() if lines and name not in OTHER_FILES} == {}
-    assert {name for name in OTHER_FILES if not found[name]} == set()  # an exception that nothing needs goes
+    # an exception that nothing needs goes
+    assert {name for name in OTHER_FILES if not found[name]} == set()
 
 
 @pytest.mark.parametrize(
@@ -82,7 +102,11 @@ def test_a_reader_outside_of_runs_is_found(planted: str):
 
 
 def test_only_evaluation_decides_what_may_be_paired():
-    users = {name for name, text in sources(outside="evaluation").items() if "MUST_MATCH" in names_of(text)}
+    users = {
+        name
+        for name, text in sources(outside="evaluation").items()
+        if "MUST_MATCH" in names_of(text)
+    }
     assert users == set()
     settings = {"temperature", "top_p", "max_response_tokens", "binary"}
     copies = [
@@ -97,28 +121,53 @@ def test_only_evaluation_decides_what_may_be_paired():
 
 # --- tests take what a run writes from a run, or from the functions that write it
 
-WRITTEN = {"lock", "config.yaml", "manifest.json", "metrics.jsonl", "summary.json", "problems.parquet"}
+WRITTEN = {
+    "lock",
+    "config.yaml",
+    "manifest.json",
+    "metrics.jsonl",
+    "summary.json",
+    "problems.parquet",
+}
 PATHS = {"metrics", "summary", "manifest", "problem_stats", "eval", "rollouts"}
 WRITING_METHODS = {"write_text", "write_bytes", "touch"}
-WRITING_FUNCTIONS = {"atomic_write_json": 0, "atomic_write_text": 0, "copy": 1, "copyfile": 1, "open": 0}
+WRITING_FUNCTIONS = {
+    "atomic_write_json": 0,
+    "atomic_write_text": 0,
+    "copy": 1,
+    "copyfile": 1,
+    "open": 0,
+}
 """Functions that write a file, with the position of its path among their arguments."""
 DAMAGE = {
     "analysis/test_damaged_runs.py:line": "a damaged last line of the metrics",
     "helpers/run_files.py:edit_options": "options that a user edits",
-    "runs/test_stored_files.py:test_a_folder_with_nul_in_the_manifest_is_no_folder": "a hostile manifest",
+    "runs/test_stored_files.py:test_a_folder_with_nul_in_the_manifest_is_no_folder": (
+        "a hostile manifest"
+    ),
     "runs/test_directory.py:TestCheckpoints": "a damaged manifest of a checkpoint",
-    "runs/test_directory.py:test_a_damaged_evaluation_is_named_and_left_out": "a damaged evaluation",
-    "runs/test_directory.py:test_only_the_first_and_the_last_readable_evaluation_are_read": "a damaged evaluation",
+    "runs/test_directory.py:test_a_damaged_evaluation_is_named_and_left_out": (
+        "a damaged evaluation"
+    ),
+    "runs/test_directory.py:test_only_the_first_and_the_last_readable_evaluation_are_read": (
+        "a damaged evaluation"
+    ),
     "system/test_durability.py:TestMessagesOnResuming": "metrics without their last lines",
     "system/test_durability.py:TestStartsThatAreKilled": "empty files of a start that was killed",
     "system/test_template_date.py:run": "a run that was started on another day",
-    "system/test_template_date.py:test_a_run_from_before_the_entry_has_the_date_of_its_start": "an older run",
+    "system/test_template_date.py:test_a_run_from_before_the_entry_has_the_date_of_its_start": (
+        "an older run"
+    ),
 }
-"""Functions that write such a file by hand because the point of the test is a damaged, edited or hostile one."""
+"""Functions that write such a file by hand because the point of the test is a damaged, edited or
+hostile one.
+"""
 
 
 def written_by_hand(source: str) -> Iterator[tuple[str, str]]:
-    """Each write of a run's file that is not made by the package: the function or class, and the call."""
+    """Each write of a run's file that is not made by the package: the function or class, and the
+    call.
+    """
     for scope in ast.parse(source).body:
         name = getattr(scope, "name", "")
         names = _run_paths(scope)
@@ -146,7 +195,9 @@ def _written_path(node: ast.AST) -> ast.expr | None:
 
 
 def _is_run_path(node: ast.AST, names: Collection[str] = ()) -> bool:
-    """Whether an expression is the path of a run's file: `run / "lock"`, `directory.metrics`, `run.eval(5)`."""
+    """Whether an expression is the path of a run's file: `run / "lock"`, `directory.metrics`,
+    `run.eval(5)`.
+    """
     if isinstance(node, ast.BinOp):
         is_named = isinstance(node.right, ast.Name) and node.right.id in names
         return is_named or bool({*_texts([node.right])} & WRITTEN)
@@ -158,7 +209,11 @@ def _run_paths(scope: ast.AST) -> set[str]:
     """The variables of a function that are paths of a run's files, or names of them in a loop."""
     found = set()
     for node in ast.walk(scope):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_run_path(node.value):
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and _is_run_path(node.value)
+        ):
             found.add(node.targets[0].id)
         if isinstance(node, ast.For) and isinstance(node.target, ast.Name):
             parts = node.iter.elts if isinstance(node.iter, ast.Tuple | ast.List) else []
@@ -168,7 +223,11 @@ def _run_paths(scope: ast.AST) -> set[str]:
 
 
 def _texts(nodes: Iterable[ast.AST]) -> list[str]:
-    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
 
 
 def test_no_test_writes_a_file_of_a_run_by_hand():
@@ -195,11 +254,15 @@ def test_no_test_writes_a_file_of_a_run_by_hand():
     ],
 )
 def test_a_file_of_a_run_that_a_test_writes_by_hand_is_found(planted: str):
-    assert [name for name, _ in written_by_hand(f"def test_x(path):\n    {planted}\n")] == ["test_x"]
+    assert [name for name, _ in written_by_hand(f"def test_x(path):\n    {planted}\n")] == [
+        "test_x"
+    ]
 
 
 def test_a_test_may_read_what_a_run_wrote():
-    assert list(written_by_hand('rows = (run / "metrics.jsonl").read_text()\nopen(run.metrics)')) == []
+    assert (
+        list(written_by_hand('rows = (run / "metrics.jsonl").read_text()\nopen(run.metrics)')) == []
+    )
 
 
 def test_the_whole_package_is_read():

@@ -1,4 +1,6 @@
-"""Safe by default: models, data and configurations run no code, open no file and tell no secret unasked."""
+"""Safe by default: models, data and configurations run no code, open no file and tell no secret
+unasked.
+"""
 
 import json
 import pickle
@@ -51,11 +53,23 @@ def code_that_touches(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("model_type", ["of_its_own", "llama"])
-def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path, model_files: dict[str, bytes], model_type: str):
+def test_code_that_comes_with_a_model_is_not_run(
+    tmp_path: Path, model_files: dict[str, bytes], model_type: str
+):
     ran = tmp_path / "ran"
-    classes = {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M", "AutoTokenizer": ["evil.T", None]}
-    config = json.loads(model_files["config.json"]) | {"model_type": model_type, "auto_map": classes}
-    tokenizer = json.loads(model_files["tokenizer_config.json"]) | {"auto_map": classes, "tokenizer_class": "T"}
+    classes = {
+        "AutoConfig": "evil.C",
+        "AutoModelForCausalLM": "evil.M",
+        "AutoTokenizer": ["evil.T", None],
+    }
+    config = json.loads(model_files["config.json"]) | {
+        "model_type": model_type,
+        "auto_map": classes,
+    }
+    tokenizer = json.loads(model_files["tokenizer_config.json"]) | {
+        "auto_map": classes,
+        "tokenizer_class": "T",
+    }
     extra = {
         "evil.py": code_that_touches(ran),
         "config.json": json.dumps(config).encode(),
@@ -81,11 +95,15 @@ def test_a_pickle_among_a_models_weights_is_not_run(tmp_path: Path, model_files:
     pickle.loads(attack)
     assert ran.exists()  # it would work
     ran.unlink()
-    files = {name: content for name, content in model_files.items() if not name.endswith(".safetensors")}
+    files = {
+        name: content for name, content in model_files.items() if not name.endswith(".safetensors")
+    }
     directory = write_files(tmp_path / "model", files | {"pytorch_model.bin": attack})
     for name in ("pytorch_model.bin", "model.pt", "consolidated.00.pth", "last.ckpt"):
         (directory / "pytorch_model.bin").replace(directory / name)
-        with pytest.raises(ConfigError, match=rf"has no safetensors but pickled weights \({name}\)") as error:
+        with pytest.raises(
+            ConfigError, match=rf"has no safetensors but pickled weights \({name}\)"
+        ) as error:
             load_model(str(directory), dtype=torch.float32)
         assert "save_pretrained('converted')" in str(error.value)
         assert "weights_only" not in str(error.value)
@@ -98,13 +116,19 @@ def test_a_pickle_among_a_models_weights_is_not_run(tmp_path: Path, model_files:
 def test_no_shipped_configuration_trusts_code_of_a_model_and_it_is_asked_for_by_name_only():
     for path in sorted(CONFIGS.glob("*.yaml")):
         assert load_config(path).model.trust_remote_code is False, path
-    assert load_config(CONFIGS / "tiny.yaml", ["model.trust_remote_code=true"]).model.trust_remote_code is True
+    assert (
+        load_config(CONFIGS / "tiny.yaml", ["model.trust_remote_code=true"]).model.trust_remote_code
+        is True
+    )
 
 
 def test_a_configuration_cannot_make_objects(tmp_path: Path):
     ran = tmp_path / "ran"
     text = (CONFIGS / "tiny.yaml").read_text()
-    attack = f'  system: !!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ["{ran}"]]\n'
+    attack = (
+        "  system: !!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path"
+        f' ["{ran}"]]\n'
+    )
     (tmp_path / "c.yaml").write_text(text.replace("data:\n", "data:\n" + attack))
     with pytest.raises(ConfigError, match="not readable as YAML"):
         load_config(tmp_path / "c.yaml")
@@ -135,13 +159,16 @@ def opened_files() -> Iterator[list[str]]:
 
 @pytest.fixture
 def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a file and a module that data speaks of, and secrets in the environment."""
+    """A working directory with a file and a module that data speaks of, and secrets in the
+    environment.
+    """
     monkeypatch.chdir(tmp_path)
     for name in ("HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "MY_HARMLESS_VARIABLE"):
         monkeypatch.setenv(name, CANARY)
     (tmp_path / "bait.txt").write_text(CANARY)
     (tmp_path / "evil_module.py").write_bytes(
-        code_that_touches(tmp_path / "ran") + b"def reward(completions, **kw):\n    return [1.0 for _ in completions]\n"
+        code_that_touches(tmp_path / "ran")
+        + b"def reward(completions, **kw):\n    return [1.0 for _ in completions]\n"
     )
     bait = str(tmp_path / "bait.txt")
     names = {
@@ -156,7 +183,11 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "extra_info": {"path": bait, "module": "evil_module"},
     }
     rows = [
-        {"prompt": f"{i} + 1? {bait} {{{{ 7 * 7 }}}} ${{oc.env:HF_TOKEN}} $HF_TOKEN", "answer": bait} | names
+        {
+            "prompt": f"{i} + 1? {bait} {{{{ 7 * 7 }}}} ${{oc.env:HF_TOKEN}} $HF_TOKEN",
+            "answer": bait,
+        }
+        | names
         for i in range(40)
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -166,7 +197,13 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run_on_rows(trap: Path, *overrides: str) -> Config:
     return load_config(
         CONFIGS / "tiny.yaml",
-        ["data.train=rows.jsonl", "data.eval=null", "train.num_steps=1", "train.threads=1", *overrides],
+        [
+            "data.train=rows.jsonl",
+            "data.eval=null",
+            "train.num_steps=1",
+            "train.threads=1",
+            *overrides,
+        ],
     )
 
 
@@ -181,13 +218,17 @@ def test_names_in_data_are_neither_opened_nor_imported_and_secrets_stay_private(
     captured = capfd.readouterr()
     assert CANARY not in captured.out + captured.err
     written = [path for path in (trap / "run").rglob("*") if path.is_file()]
-    assert {"config.yaml", "manifest.json", "metrics.jsonl", "summary.json"} <= {path.name for path in written}
+    assert {"config.yaml", "manifest.json", "metrics.jsonl", "summary.json"} <= {
+        path.name for path in written
+    }
     for path in written:
         assert CANARY.encode() not in path.read_bytes(), path
 
 
 def test_user_code_runs_where_the_configuration_names_it(trap: Path):
-    config = run_on_rows(trap, "reward.verifier=evil_module:reward", "dynamic_sampling.enabled=false")
+    config = run_on_rows(
+        trap, "reward.verifier=evil_module:reward", "dynamic_sampling.enabled=false"
+    )
     start_run(config, run_dir=trap / "run", config_name="tiny")
     assert (trap / "ran").exists()  # so the test above could fail
 
@@ -196,12 +237,21 @@ def test_user_code_runs_where_the_configuration_names_it(trap: Path):
 def test_no_verifier_opens_a_file_that_a_reference_or_a_response_names(trap: Path, name: str):
     if name == "gym":
         pytest.importorskip("reasoning_gym")
-    verifier, bait = get_verifier(name), str(trap / "bait.txt")
+    verifier = get_verifier(name)
+    bait = str(trap / "bait.txt")
     entry = {"question": "Q", "answer": bait, "metadata": {"path": bait}}
-    problem = Problem("p", bait, bait, "s", {"gym_task": "chain_sum", "gym_config": {}, "gym_entry": entry})
+    problem = Problem(
+        "p", bait, bait, "s", {"gym_task": "chain_sum", "gym_config": {}, "gym_entry": entry}
+    )
     verifier(problem, "warm up: what it imports is opened here")
     with opened_files() as opened:
-        for response in (bait, f"Answer: {bait}", f"\\boxed{{{bait}}}", f"\\input{{{bait}}}", f"open({bait!r}).read()"):
+        for response in (
+            bait,
+            f"Answer: {bait}",
+            f"\\boxed{{{bait}}}",
+            f"\\input{{{bait}}}",
+            f"open({bait!r}).read()",
+        ):
             verifier(problem, response)
         assert not any("bait" in path for path in opened)
         (trap / "bait.txt").read_text()
@@ -218,23 +268,41 @@ def strangers_run(tmp_path: Path) -> RunDirectory:
 
 
 @pytest.mark.parametrize(
-    "name", ["lock", "metrics.jsonl", "config.yaml", "problems.parquet", "rollouts", "checkpoints", "eval", "logs"]
+    "name",
+    [
+        "lock",
+        "metrics.jsonl",
+        "config.yaml",
+        "problems.parquet",
+        "rollouts",
+        "checkpoints",
+        "eval",
+        "logs",
+    ],
 )
-def test_a_run_directory_with_a_link_in_it_is_refused(tmp_path: Path, strangers_run: RunDirectory, name: str):
+def test_a_run_directory_with_a_link_in_it_is_refused(
+    tmp_path: Path, strangers_run: RunDirectory, name: str
+):
     path = strangers_run.path / name
     target = path.rename(tmp_path / "elsewhere") if path.exists() else tmp_path / "elsewhere"
     path.symlink_to(target)
-    with pytest.raises(CheckpointError, match=rf"holds links \({name}\), through which a run would change files"):
+    with pytest.raises(
+        CheckpointError, match=rf"holds links \({name}\), through which a run would change files"
+    ):
         RunDirectory.open(strangers_run.path)
 
 
-def test_a_run_directory_may_itself_be_reached_through_a_link(tmp_path: Path, strangers_run: RunDirectory):
+def test_a_run_directory_may_itself_be_reached_through_a_link(
+    tmp_path: Path, strangers_run: RunDirectory
+):
     (tmp_path / "link").symlink_to(strangers_run.path)
     with RunDirectory.open(tmp_path / "link").lock():
         pass
 
 
-def test_neither_the_lock_nor_the_metrics_are_written_through_a_link(tmp_path: Path, strangers_run: RunDirectory):
+def test_neither_the_lock_nor_the_metrics_are_written_through_a_link(
+    tmp_path: Path, strangers_run: RunDirectory
+):
     victim = tmp_path / "victim"
     victim.write_text("mine")
     for path in (strangers_run.path / "lock", strangers_run.metrics):
@@ -251,7 +319,8 @@ def test_neither_the_lock_nor_the_metrics_are_written_through_a_link(tmp_path: P
 def test_leftovers_that_are_links_or_files_are_removed_and_their_targets_stay(
     tmp_path: Path, strangers_run: RunDirectory
 ):
-    checkpoints, victims = strangers_run.checkpoints.folder, [tmp_path / "folder", tmp_path / "file"]
+    checkpoints = strangers_run.checkpoints.folder
+    victims = [tmp_path / "folder", tmp_path / "file"]
     victims[0].mkdir()
     victims[1].write_text("mine")
     for number, victim in enumerate(victims):
@@ -276,10 +345,20 @@ def test_text_that_is_an_attack_ends_no_run_and_reaches_no_terminal(
 ):
     monkeypatch.chdir(tmp_path)
     source = ATTACK[:-1]  # what is read from a file is valid Unicode
-    rows = [{"prompt": f"{source} {i} + 1?", "answer": f"{source}{i}", "source": source} for i in range(8)]
+    rows = [
+        {"prompt": f"{source} {i} + 1?", "answer": f"{source}{i}", "source": source}
+        for i in range(8)
+    ]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    overrides = ["data.train=rows.jsonl", "data.eval={builtin: {sums: {}}, size: 8, seed: 2}", "train.threads=1"]
-    overrides += ["reward.verifier=helpers.hostile_functions:drives_the_terminal", "train.num_steps=2"]
+    overrides = [
+        "data.train=rows.jsonl",
+        "data.eval={builtin: {sums: {}}, size: 8, seed: 2}",
+        "train.threads=1",
+    ]
+    overrides += [
+        "reward.verifier=helpers.hostile_functions:drives_the_terminal",
+        "train.num_steps=2",
+    ]
     overrides += ["train.eval_every=1", "dynamic_sampling.enabled=false"]
     run_dir = tmp_path / "run"
     start_run(load_config(CONFIGS / "tiny.yaml", overrides), run_dir=run_dir, config_name="tiny")

@@ -22,7 +22,12 @@ def test_every_shipped_config_parses_and_sets_nothing_in_vain(path: Path, tmp_pa
 
 
 def test_all_four_configs_are_shipped():
-    assert {path.stem for path in CONFIGS.glob("*.yaml")} >= {"quickstart", "tiny", "gsm8k_0.5b", "dapo_32b"}
+    assert {path.stem for path in CONFIGS.glob("*.yaml")} >= {
+        "quickstart",
+        "tiny",
+        "gsm8k_0.5b",
+        "dapo_32b",
+    }
 
 
 def test_dapo_32b_holds_the_papers_numbers():
@@ -31,15 +36,28 @@ def test_dapo_32b_holds_the_papers_numbers():
     # arXiv 2503.14476, section 4.1, typed from the paper
     assert config.model.name == "Qwen/Qwen2.5-32B"
     assert (config.rollout.prompts_per_step, config.rollout.group_size) == (512, 16)
-    assert config.train.minibatch_groups * config.rollout.group_size == 512  # "mini-batch 512", in responses
+    # "mini-batch 512", in responses
+    assert config.train.minibatch_groups * config.rollout.group_size == 512
     assert config.updates_per_step == 16
     assert (config.loss.clip_low, config.loss.clip_high) == (0.2, 0.28)
-    assert (config.optim.lr, config.optim.warmup_steps, config.optim.weight_decay) == (1e-6, 20, 0.1)
+    assert (config.optim.lr, config.optim.warmup_steps, config.optim.weight_decay) == (
+        1e-6,
+        20,
+        0.1,
+    )
     assert config.rollout.max_response_tokens == 16384 + 4096
     assert config.overlong.buffer_tokens == 4096
     assert config.rollout.temperature == 1.0
-    assert (config.eval.samples_per_problem, config.eval.temperature, config.eval.top_p) == (32, 1.0, 0.7)
-    assert (config.loss.kl_coef, config.loss.aggregate, config.advantage.scale) == (0.0, "token", "std")
+    assert (config.eval.samples_per_problem, config.eval.temperature, config.eval.top_p) == (
+        32,
+        1.0,
+        0.7,
+    )
+    assert (config.loss.kl_coef, config.loss.aggregate, config.advantage.scale) == (
+        0.0,
+        "token",
+        "std",
+    )
 
 
 def test_differences_from_the_paper_are_reported_with_both_numbers():

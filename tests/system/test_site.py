@@ -1,4 +1,6 @@
-"""The documentation site is built without a warning, loads nothing from another host, and leaves no page out."""
+"""The documentation site is built without a warning, loads nothing from another host, and leaves no
+page out.
+"""
 
 import json
 import re
@@ -11,7 +13,9 @@ import pytest
 import dapo
 from helpers.paths import ROOT
 
-mkdocs_build = pytest.importorskip("mkdocs.commands.build", reason="mkdocs is not installed (extra docs)")
+mkdocs_build = pytest.importorskip(
+    "mkdocs.commands.build", reason="mkdocs is not installed (extra docs)"
+)
 from mkdocs.config import load_config  # noqa: E402
 from mkdocs.exceptions import Abort  # noqa: E402
 
@@ -68,15 +72,30 @@ def test_nothing_is_loaded_from_another_host(site: Path):
         loaded += re.findall(r"<link[^>]*?\bhref=[\"']?([^\"'\s>]+)", html)
         assert [address for address in loaded if re.match(r"(https?:)?//", address)] == []
     for sheet in site.rglob("*.css"):
-        assert re.findall(r"(?:url\(|@import )[\"']?(?:https?:)?//[^)]*", sheet.read_text(encoding="utf-8")) == []
+        assert (
+            re.findall(
+                r"(?:url\(|@import )[\"']?(?:https?:)?//[^)]*", sheet.read_text(encoding="utf-8")
+            )
+            == []
+        )
 
 
 def test_the_search_knows_the_options_and_the_functions_of_the_reference(site: Path):
-    entries = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
+    entries = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))[
+        "docs"
+    ]
     found = " ".join(entry["title"] + " " + entry["text"] for entry in entries)
-    for word in ("loss.clip_high", "group_advantages", "get_verifier", "is_informative", "dapo fork"):
+    for word in (
+        "loss.clip_high",
+        "group_advantages",
+        "get_verifier",
+        "is_informative",
+        "dapo fork",
+    ):
         assert word in found
-    assert len({entry["location"].partition("#")[0] for entry in entries}) >= len(list(DOCS.rglob("*.md")))
+    assert len({entry["location"].partition("#")[0] for entry in entries}) >= len(
+        list(DOCS.rglob("*.md"))
+    )
 
 
 def test_the_reference_has_every_name_that_import_dapo_gives(site: Path):
@@ -96,7 +115,13 @@ def test_the_reference_shows_signatures_and_what_docstrings_say(site: Path):
 
 
 @pytest.mark.parametrize(
-    "page", ["[gone](nowhere.md)", "[gone](../nowhere.md)", "[gone](index.md#nowhere)", "![gone](nowhere.png)"]
+    "page",
+    [
+        "[gone](nowhere.md)",
+        "[gone](../nowhere.md)",
+        "[gone](index.md#nowhere)",
+        "![gone](nowhere.png)",
+    ],
 )
 def test_a_dead_link_ends_the_build(page: str, tmp_path: Path):
     (tmp_path / "docs").mkdir()
@@ -113,7 +138,10 @@ def test_links_out_of_docs_become_text_or_the_page_that_stands_for_them():
     def shown(text: str, *, on: str = "data.md") -> str:
         return site_hooks.on_page_markdown(text, SimpleNamespace(file=SimpleNamespace(src_uri=on)))
 
-    assert shown("see [`types`](../src/dapo/types.py) and [data](data.md#x)") == "see `types` and [data](data.md#x)"
+    assert (
+        shown("see [`types`](../src/dapo/types.py) and [data](data.md#x)")
+        == "see `types` and [data](data.md#x)"
+    )
     assert shown("the [README](../README.md)") == "the [README](index.md)"
     assert shown("the [README](../README.md)", on="index.md") == "the README"
     assert shown("[changes](../CHANGELOG.md#010)") == "[changes](changelog.md#010)"

@@ -1,4 +1,6 @@
-"""docs/doctor.md, By symptom: each command runs on a run as a user has it, and prints the words that the page names."""
+"""docs/doctor.md, By symptom: each command runs on a run as a user has it, and prints the words
+that the page names.
+"""
 
 import re
 import shlex
@@ -10,7 +12,9 @@ from helpers.commands import run as run_command
 from helpers.paths import ROOT
 
 PAGE = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8").partition("\n## By symptom\n")[2]
-SECTIONS = re.findall(r"^### (.+)\n\n```\n(dapo .+)\n```\n\nLook for (.+?)[:.;]", PAGE, flags=re.MULTILINE)
+SECTIONS = re.findall(
+    r"^### (.+)\n\n```\n(dapo .+)\n```\n\nLook for (.+?)[:.;]", PAGE, flags=re.MULTILINE
+)
 CONFIG = """
 model: tiny-random
 data: {train: "builtin:sums", eval: {builtin: sums, size: 4}}
@@ -31,12 +35,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("user")
     (path / "my.yaml").write_text(CONFIG)
     for name, options in {"first": [], "other": ["optim.lr=0.002"]}.items():
-        start_run(load_config(path / "my.yaml", options), run_dir=path / "runs" / name, config_name="my")
+        start_run(
+            load_config(path / "my.yaml", options), run_dir=path / "runs" / name, config_name="my"
+        )
     return path
 
 
 def test_every_section_has_a_command_and_words_of_its_output():
-    assert [title for title, _, _ in SECTIONS] == re.findall(r"^### (.+)$", PAGE, flags=re.MULTILINE)
+    assert [title for title, _, _ in SECTIONS] == re.findall(
+        r"^### (.+)$", PAGE, flags=re.MULTILINE
+    )
     assert len(SECTIONS) >= 12
 
 

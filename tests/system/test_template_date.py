@@ -1,4 +1,6 @@
-"""The date that a chat template writes is that of a run's first start, in every process that continues the run."""
+"""The date that a chat template writes is that of a run's first start, in every process that
+continues the run.
+"""
 
 import json
 from datetime import datetime, timedelta
@@ -16,8 +18,8 @@ from helpers.tiny_models import model_with_template
 from helpers.tiny_runs import tiny
 
 TEMPLATE = (
-    "{{ strftime_now('%d %b %Y') }} {{ language }}{% for m in messages %}{{ m.role }}: {{ m.content }}<pad>{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
+    "{{ strftime_now('%d %b %Y') }} {{ language }}{% for m in messages %}{{ m.role }}: {{ m.content"
+    " }}<pad>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
 
 
@@ -45,7 +47,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prompts(run: Path, step: int) -> list[str]:
-    return read_table(run / f"rollouts/step_{step:06d}.parquet", columns=["prompt"])["prompt"].to_pylist()
+    return read_table(run / f"rollouts/step_{step:06d}.parquet", columns=["prompt"])[
+        "prompt"
+    ].to_pylist()
 
 
 def test_a_run_that_is_resumed_on_another_day_keeps_its_date_and_its_variables(run: Path):
@@ -54,9 +58,13 @@ def test_a_run_that_is_resumed_on_another_day_keeps_its_date_and_its_variables(r
 
 
 def test_a_fork_and_every_reader_of_a_run_have_its_date(run: Path, tmp_path: Path):
-    fork = create_fork(plan_fork(RunDirectory(run), 1, [], branch=None), tmp_path / "fork", ["dapo", "fork"])
+    fork = create_fork(
+        plan_fork(RunDirectory(run), 1, [], branch=None), tmp_path / "fork", ["dapo", "fork"]
+    )
     for directory in (RunDirectory(run), fork):
-        assert load_run_config(directory, ["train.num_steps=5"]).data.template_time == datetime(2031, 1, 5, 12)
+        assert load_run_config(directory, ["train.num_steps=5"]).data.template_time == datetime(
+            2031, 1, 5, 12
+        )
 
 
 def test_a_run_from_before_the_entry_has_the_date_of_its_start(run: Path, tmp_path: Path):
@@ -65,9 +73,14 @@ def test_a_run_from_before_the_entry_has_the_date_of_its_start(run: Path, tmp_pa
     (tmp_path / "config.yaml").write_text((run / "config.yaml").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps(entries))
     time = load_run_config(RunDirectory(tmp_path)).data.template_time
-    assert abs(time.astimezone() - datetime.fromisoformat(entries["started"])) < timedelta(seconds=2)
+    assert abs(time.astimezone() - datetime.fromisoformat(entries["started"])) < timedelta(
+        seconds=2
+    )
 
 
 def test_check_prints_the_time_that_the_template_reads(run: Path):
     lines = list(describe_prompts(load_run_config(RunDirectory(run))))
-    assert any("reads the clock, which stands at 2031-01-05 12:00:00 in all prompts" in line for line in lines)
+    assert any(
+        "reads the clock, which stands at 2031-01-05 12:00:00 in all prompts" in line
+        for line in lines
+    )

@@ -1,4 +1,6 @@
-"""docs/tutorial.md is carried out, from its first file to the exported model, with a tiny model in place of its own."""
+"""docs/tutorial.md is carried out, from its first file to the exported model, with a tiny model in
+place of its own.
+"""
 
 import json
 import re
@@ -22,7 +24,13 @@ TINY = {
     "dynamic_sampling": {"enabled": False},  # a model of random weights answers nothing
     "overlong": {"buffer_tokens": 2},
     "reward": {"workers": 1},
-    "train": {"num_steps": 2, "minibatch_groups": 2, "threads": 1, "eval_every": 2, "save_every": 2},
+    "train": {
+        "num_steps": 2,
+        "minibatch_groups": 2,
+        "threads": 1,
+        "eval_every": 2,
+        "save_every": 2,
+    },
 }
 TYPED = {MODEL: "tiny-random", "train.num_steps=24": "train.num_steps=3"}
 
@@ -57,7 +65,13 @@ def test_every_command_of_the_tutorial_runs_in_its_order(
             code, out, err = run_command(capsys, *words[1:])
             assert code == (1 if words[1:3] == ["reward", "test"] else 0), f"{words}: {out}{err}"
             printed[" ".join(words[1:3])] = out
-    assert printed.keys() >= {"data stats", "check my.yaml", "train my.yaml", "doctor runs/first", "eval --compare"}
+    assert printed.keys() >= {
+        "data stats",
+        "check my.yaml",
+        "train my.yaml",
+        "doctor runs/first",
+        "eval --compare",
+    }
     assert "4 false positives" in printed["reward test"]
     assert "step 0: responses of the model as it is" in printed["train my.yaml"]
     assert "second - first, paired over 60 problems" in printed["eval --compare"]

@@ -1,4 +1,6 @@
-"""Laws of `rollout.clock: arrival`: what arrives counts at once; a run that follows the record is equal to the byte."""
+"""Laws of `rollout.clock: arrival`: what arrives counts at once; a run that follows the record is
+equal to the byte.
+"""
 
 import json
 import random
@@ -69,8 +71,12 @@ class WaitingEngine(SlowEngine):
         return super().poll()
 
 
-def run_with_delays(path: Path, *options: str, seed: int, engine: ScriptedEngine | None = None) -> Run:
-    """A run, to its end or on from where it stands, whose engine, verifiers and trainer take random times."""
+def run_with_delays(
+    path: Path, *options: str, seed: int, engine: ScriptedEngine | None = None
+) -> Run:
+    """A run, to its end or on from where it stands, whose engine, verifiers and trainer take random
+    times.
+    """
     chance = random.Random(seed)
 
     def update(number: int) -> None:
@@ -82,7 +88,9 @@ def run_with_delays(path: Path, *options: str, seed: int, engine: ScriptedEngine
             engine.run = run
 
     policy = CountingPolicy(on_update=update)
-    return scripted_run(path, *ARRIVAL, *options, engine=engine or SlowEngine(chance), policy=policy, change=change)
+    return scripted_run(
+        path, *ARRIVAL, *options, engine=engine or SlowEngine(chance), policy=policy, change=change
+    )
 
 
 def events(run: Path) -> list[dict[str, Any]]:
@@ -90,7 +98,9 @@ def events(run: Path) -> list[dict[str, Any]]:
 
 
 def back_to(whole: Path, run: Path, step: int) -> Path:
-    """A copy of a run with its whole record, as if it had been killed when `step` was saved; 0: before any was."""
+    """A copy of a run with its whole record, as if it had been killed when `step` was saved; 0:
+    before any was.
+    """
     if step == 0:
         run.mkdir()
         shutil.copy(whole / "clock.jsonl", run)
@@ -105,7 +115,9 @@ def back_to(whole: Path, run: Path, step: int) -> Path:
 
 
 @pytest.mark.parametrize("eta", BOUNDS)
-def test_events_count_when_they_arrive_and_new_weights_in_the_middle_of_a_batch(tmp_path: Path, eta: int):
+def test_events_count_when_they_arrive_and_new_weights_in_the_middle_of_a_batch(
+    tmp_path: Path, eta: int
+):
     engine = WaitingEngine(random.Random(1))
     run_with_delays(tmp_path / "run", f"max_staleness={eta}", seed=1, engine=engine)
     rows = [row for row in metrics(tmp_path / "run") if row["step"]]
@@ -147,8 +159,12 @@ def test_two_runs_without_a_record_in_common_differ(tmp_path: Path):
 
 
 @pytest.mark.parametrize("lines", [2, 9, 24])
-def test_the_record_of_a_run_that_was_killed_is_followed_as_far_as_it_goes(tmp_path: Path, lines: int):
-    """The first run is killed after so many lines of its third step; what the second adds, a third run follows."""
+def test_the_record_of_a_run_that_was_killed_is_followed_as_far_as_it_goes(
+    tmp_path: Path, lines: int
+):
+    """The first run is killed after so many lines of its third step; what the second adds, a third
+    run follows.
+    """
     whole = tmp_path / "whole"
     run_with_delays(whole, "max_staleness=3", seed=5)
     killed = back_to(whole, tmp_path / "killed", 1)
@@ -164,11 +180,16 @@ def test_the_record_of_a_run_that_was_killed_is_followed_as_far_as_it_goes(tmp_p
 
 
 class HeldFirst(FakeJudge):
-    """Gives the verdicts of the first group of the stream after 20 more polls of the engine, or else after a second."""
+    """Gives the verdicts of the first group of the stream after 20 more polls of the engine, or
+    else after a second.
+    """
 
     def __init__(self, first: Problem) -> None:
         super().__init__()
-        self.first, self.polls, self.is_held, self.released = first, 0, False, threading.Event()
+        self.first = first
+        self.polls = 0
+        self.is_held = False
+        self.released = threading.Event()
 
     def submit(
         self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
@@ -194,7 +215,9 @@ class HeldFirst(FakeJudge):
 
 
 @pytest.mark.parametrize(("clock", "polls"), [("history", 1), ("arrival", 20), ("load", 20)])
-def test_only_with_history_a_slow_verifier_holds_up_the_engine(tmp_path: Path, clock: str, polls: int):
+def test_only_with_history_a_slow_verifier_holds_up_the_engine(
+    tmp_path: Path, clock: str, polls: int
+):
     judges: list[HeldFirst] = []
 
     class CountedEngine(ScriptedEngine):
@@ -215,14 +238,18 @@ def test_only_with_history_a_slow_verifier_holds_up_the_engine(tmp_path: Path, c
 
 
 @pytest.mark.parametrize(
-    ("clock", "eta", "samples_on"), [("history", 3, False), ("arrival", 3, True), ("arrival", 1, False)]
+    ("clock", "eta", "samples_on"),
+    [("history", 3, False), ("arrival", 3, True), ("arrival", 1, False)],
 )
 def test_the_engine_samples_for_later_batches_until_the_update_has_ended(
     tmp_path: Path, clock: str, eta: int, samples_on: bool
 ):
-    """The last update of step 2 lasts until the engine was polled 15 times behind the end of its batch."""
+    """The last update of step 2 lasts until the engine was polled 15 times behind the end of its
+    batch.
+    """
     runs: list[Run] = []
-    later, enough = [0], threading.Event()
+    later = [0]
+    enough = threading.Event()
 
     def update(number: int) -> None:
         if number == 4:
@@ -232,7 +259,12 @@ def test_the_engine_samples_for_later_batches_until_the_update_has_ended(
         def poll(self) -> list[Generation]:
             found = super().poll()
             new = runs[0].sampling.new_weights if runs else None
-            if new is not None and new.version == 2 and len(self.submitted) >= 2 * 8 * 4 and not new.exist.is_set():
+            if (
+                new is not None
+                and new.version == 2
+                and len(self.submitted) >= 2 * 8 * 4
+                and not new.exist.is_set()
+            ):
                 later[0] += 1
                 if later[0] == 60:
                     enough.set()

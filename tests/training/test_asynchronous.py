@@ -1,4 +1,6 @@
-"""`schedule: async` with `max_staleness: 1`: what it samples when, what it trains on, and that nothing is lost."""
+"""`schedule: async` with `max_staleness: 1`: what it samples when, what it trains on, and that
+nothing is lost.
+"""
 
 import copy
 import json
@@ -23,12 +25,22 @@ from benchmarks.scripted_engine import ScriptedEngine
 from dapo.cli.check.summary import explain
 from dapo.cli.train import resume_run
 from dapo.config import Config, build_config, dump_config, load_config
-from dapo.core.errors import CheckpointError, ConfigError, EngineError, NumericsError, ShortfallError
+from dapo.core.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineError,
+    NumericsError,
+    ShortfallError,
+)
 from dapo.core.waiting import Interrupted
 from dapo.data.stream import ProblemStream
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.runs.outcomes import COUNTED, OUTCOMES
-from dapo.training.prefetched_batch import PrefetchedBatch, read_prefetched_batch, write_prefetched_batch
+from dapo.training.prefetched_batch import (
+    PrefetchedBatch,
+    read_prefetched_batch,
+    write_prefetched_batch,
+)
 from dapo.training.rollout import Batch, SamplingStart
 from dapo.training.rollout_metrics import staleness_metrics
 from dapo.training.selection import Prediction
@@ -48,7 +60,9 @@ from helpers.tiny_runs import CONFIGS, EVENTFUL, contents, differences, metrics,
 
 
 class RequestLoggingEngine(ScriptedEngine):
-    """Notes what is asked of it, each kind of request once in a row: `load 1`, `batch 2`, `evaluation`."""
+    """Notes what is asked of it, each kind of request once in a row: `load 1`, `batch 2`,
+    `evaluation`.
+    """
 
     def __init__(self, script: Any = random_script, **options: Any) -> None:
         super().__init__(script, **options)
@@ -67,11 +81,17 @@ class RequestLoggingEngine(ScriptedEngine):
 
 
 class WaitingEngine(ScriptedEngine):
-    """In the thread that samples the batch of a step, the first poll waits for `when`, and calls `then`."""
+    """In the thread that samples the batch of a step, the first poll waits for `when`, and calls
+    `then`.
+    """
 
-    def __init__(self, step: int, when: threading.Event, then: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, step: int, when: threading.Event, then: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__(random_script)
-        self._thread, self._when, self._then = f"dapo-batch-{step}_0", when, then
+        self._thread = f"dapo-batch-{step}_0"
+        self._when = when
+        self._then = then
 
     def poll(self) -> list[Generation]:
         if threading.current_thread().name == self._thread:
@@ -93,7 +113,10 @@ def gone() -> None:
 
 def versions(run: Path) -> list[set[int]]:
     """Of the weights that sampled each step's responses."""
-    return [set(read_table(path)["version"].to_pylist()) for path in sorted((run / "rollouts").iterdir())]
+    return [
+        set(read_table(path)["version"].to_pylist())
+        for path in sorted((run / "rollouts").iterdir())
+    ]
 
 
 def trained_rows(run: Path) -> list[dict[str, Any]]:
@@ -105,13 +128,21 @@ def trained_rows(run: Path) -> list[dict[str, Any]]:
 def decided_positions(run: Path) -> list[int]:
     """Places in the stream of all decided groups, step after step."""
     tables = [read_table(path).to_pylist() for path in sorted((run / "rollouts").iterdir())]
-    return [row["group_id"] for rows in tables for row in rows if row["outcome"] != "excess" and row["sample"] == 0]
+    return [
+        row["group_id"]
+        for rows in tables
+        for row in rows
+        if row["outcome"] != "excess" and row["sample"] == 0
+    ]
 
 
 def prefetched_steps(run: Path) -> dict[str, int | None]:
     """The step of the batch that each checkpoint holds."""
     files = {path: path / "prefetched_batch.json" for path in (run / "checkpoints").iterdir()}
-    return {path.name: json.loads(file.read_text())["step"] if file.exists() else None for path, file in files.items()}
+    return {
+        path.name: json.loads(file.read_text())["step"] if file.exists() else None
+        for path, file in files.items()
+    }
 
 
 class TestWhatIsSampledWhen:
@@ -120,12 +151,23 @@ class TestWhatIsSampledWhen:
         scripted_run(tmp_path / "run", engine=engine)
         assert versions(tmp_path / "run") == [{0}, {0}, {1}, {2}]
         # an evaluation is due before the first step and after the last; here it has no problems
-        assert engine.notes == ["load 0", "batch 1", "batch 2", "load 1", "batch 3", "load 2", "batch 4", "load 4"]
+        assert engine.notes == [
+            "load 0",
+            "batch 1",
+            "batch 2",
+            "load 1",
+            "batch 3",
+            "load 2",
+            "batch 4",
+            "load 4",
+        ]
         rows = metrics(tmp_path / "run")[-4:]
         assert [row["rollout/staleness_mean"] for row in rows] == [0, 1, 1, 1]
         assert [row["rollout/staleness_max"] for row in rows] == [0, 1, 1, 1]
 
-    def test_evaluations_have_the_newest_weights_and_the_engine_for_themselves(self, tmp_path: Path):
+    def test_evaluations_have_the_newest_weights_and_the_engine_for_themselves(
+        self, tmp_path: Path
+    ):
         engine = RequestLoggingEngine()
 
         def with_evaluation(training_run: Run) -> None:
@@ -134,15 +176,29 @@ class TestWhatIsSampledWhen:
 
         scripted_run(tmp_path / "run", "train.eval_every=2", engine=engine, change=with_evaluation)
         assert engine.notes == [
-            *("load 0", "evaluation", "batch 1", "batch 2", "load 1", "batch 3"),
-            *("load 2", "evaluation", "batch 4", "load 4", "evaluation"),
+            "load 0",
+            "evaluation",
+            "batch 1",
+            "batch 2",
+            "load 1",
+            "batch 3",
+            "load 2",
+            "evaluation",
+            "batch 4",
+            "load 4",
+            "evaluation",
         ]
         assert versions(tmp_path / "run") == [{0}, {0}, {1}, {2}]
-        assert [row["step"] for row in metrics(tmp_path / "run") if "eval/held_out/accuracy" in row] == [0, 2, 4]
+        assert [
+            row["step"] for row in metrics(tmp_path / "run") if "eval/held_out/accuracy" in row
+        ] == [0, 2, 4]
 
     def test_the_engine_samples_while_the_policy_updates(self, tmp_path: Path):
-        """Each side waits for the other: the batch of step 3 for the first update of step 2, and that for the batch."""
-        updating, sampling = threading.Event(), threading.Event()
+        """Each side waits for the other: the batch of step 3 for the first update of step 2, and
+        that for the batch.
+        """
+        updating = threading.Event()
+        sampling = threading.Event()
 
         def update(number: int) -> None:
             if number == 3:
@@ -159,22 +215,33 @@ class TestWhatIsSampledWhen:
         assert engine.notes == ["load 0", "batch 1", "load 1"]
         assert prefetched_steps(tmp_path / "run") == {"step_000001": None}
 
-    def test_everything_generated_is_accounted_for_and_every_problem_is_met_once(self, tmp_path: Path):
+    def test_everything_generated_is_accounted_for_and_every_problem_is_met_once(
+        self, tmp_path: Path
+    ):
         engine = ScriptedEngine(random_script, slots=6)
         state = scripted_run(tmp_path / "run", engine=engine).state
         rows = metrics(tmp_path / "run")
         for row in rows:
             for kind in ("groups", "tokens"):
-                assert row[f"rollout/{kind}_generated"] == sum(row[f"rollout/{kind}_{outcome}"] for outcome in COUNTED)
+                assert row[f"rollout/{kind}_generated"] == sum(
+                    row[f"rollout/{kind}_{outcome}"] for outcome in COUNTED
+                )
         assert state.tokens_generated == sum(row["rollout/tokens_generated"] for row in rows)
         assert sum(row["rollout/groups_excess"] + row["rollout/groups_aborted"] for row in rows) > 0
-        assert decided_positions(tmp_path / "run") == list(range(len(decided_positions(tmp_path / "run"))))
+        assert decided_positions(tmp_path / "run") == list(
+            range(len(decided_positions(tmp_path / "run")))
+        )
 
-    def test_old_logprobs_are_recorded_by_the_trainer_and_the_samplers_come_along(self, tmp_path: Path):
+    def test_old_logprobs_are_recorded_by_the_trainer_and_the_samplers_come_along(
+        self, tmp_path: Path
+    ):
         policy = CountingPolicy()
-        scripted_run(tmp_path / "run", engine=ScriptedEngine(random_script, logprob=-0.25), policy=policy)
+        scripted_run(
+            tmp_path / "run", engine=ScriptedEngine(random_script, logprob=-0.25), policy=policy
+        )
         assert len(policy.trained) == 8
-        for i, minibatch in enumerate(policy.trained):  # two of a step: before the first, the policy is pi_old
+        # two of a step: before the first, the policy is pi_old
+        for i, minibatch in enumerate(policy.trained):
             for sample in minibatch:
                 assert set(sample.engine_logprobs) == {-0.25}
                 assert (sample.old_logprobs is None) == (i % 2 == 0)
@@ -184,22 +251,34 @@ class TestWhatIsSampledWhen:
         scripted_run(tmp_path / "run", "loss.kl_coef=0.25", "loss.kl_in=reward", policy=policy)
         samples = [sample for minibatch in policy.trained for sample in minibatch]
         assert all(sample.kl == len(sample.response_ids) for sample in samples)
-        table = {(row["step"], row["group_id"], row["sample"]): row for row in trained_rows(tmp_path / "run")}
+        table = {
+            (row["step"], row["group_id"], row["sample"]): row
+            for row in trained_rows(tmp_path / "run")
+        }
         assert len(table) == len(samples)
         shaped = {(group, i): row["reward"] for (_, group, i), row in table.items()}
         for sample in samples:
-            assert sample.reward == shaped[sample.group_id, sample.index] - 0.25 * len(sample.response_ids)
+            assert sample.reward == shaped[sample.group_id, sample.index] - 0.25 * len(
+                sample.response_ids
+            )
 
 
 class TestStaleness:
     def test_it_is_a_mean_over_tokens(self):
         def group(*generations: tuple[int, int]) -> Group:
-            made = tuple(Generation("", (FILL,) * n, (-1.0,) * n, "stop", version) for n, version in generations)
+            made = tuple(
+                Generation("", (FILL,) * n, (-1.0,) * n, "stop", version)
+                for n, version in generations
+            )
             return Group(Problem("0", "", ""), (1,), made, ())
 
         # 5 tokens of version 3 and 15 of version 2, told at version 3
         found = staleness_metrics([group((5, 3), (10, 2)), group((5, 2))], version=3)
-        assert found == {"rollout/staleness_mean": 0.75, "rollout/staleness_min": 0, "rollout/staleness_max": 1}
+        assert found == {
+            "rollout/staleness_mean": 0.75,
+            "rollout/staleness_min": 0,
+            "rollout/staleness_max": 1,
+        }
         assert staleness_metrics([group((0, 1))], version=3) == {}
 
     @pytest.mark.parametrize("version", [1, 4])
@@ -208,12 +287,15 @@ class TestStaleness:
             def poll(self) -> list[Generation]:
                 return [replace(each, version=version) for each in super().poll()]
 
-        with pytest.raises(EngineError, match=rf"are {3 - version} to {3 - version} steps stale, expected 0 to 1 "):
+        with pytest.raises(
+            EngineError, match=rf"are {3 - version} to {3 - version} steps stale, expected 0 to 1 "
+        ):
             scripted_run(tmp_path / "run", engine=WrongEngine(random_script), change=self.at_step_3)
 
     @staticmethod
     def at_step_3(training_run: Run) -> None:
-        training_run.state.step, training_run.state.pending_metrics = 3, None
+        training_run.state.step = 3
+        training_run.state.pending_metrics = None
 
 
 # --- the trained batches --------------------------------------------------------------------------------------------
@@ -222,7 +304,9 @@ CAP = 1.02
 
 
 class NaiveOneStepOff(MinimalDapo):
-    """The schedule as its module describes it, one thing after the other, with a copy of every policy."""
+    """The schedule as its module describes it, one thing after the other, with a copy of every
+    policy.
+    """
 
     def __init__(self, model: Path) -> None:
         super().__init__(*minimal_inputs(model))
@@ -234,15 +318,20 @@ class NaiveOneStepOff(MinimalDapo):
         self.policies.append(copy.deepcopy(self.model))
 
     def sample_batch(self, step: int) -> list[MinimalGroup]:
-        trained, self.model = self.model, self.policies[max(step - 2, 0)]
+        trained = self.model
+        self.model = self.policies[max(step - 2, 0)]
         groups = super().sample_batch(step)
         with torch.no_grad():
-            self.sampler_logprobs = {id(g): [self.logprobs(g.prompt, ids) for ids in g.responses] for g in groups}
+            self.sampler_logprobs = {
+                id(g): [self.logprobs(g.prompt, ids) for ids in g.responses] for g in groups
+            }
         self.model = trained
         return groups
 
     def objective(self, group: MinimalGroup, i: int) -> torch.Tensor:
-        correction = torch.exp(group.old_logprobs[i] - self.sampler_logprobs[id(group)][i]).clamp(max=CAP)
+        correction = torch.exp(group.old_logprobs[i] - self.sampler_logprobs[id(group)][i]).clamp(
+            max=CAP
+        )
         self.weights += correction.tolist()
         return correction * super().objective(group, i)
 
@@ -261,7 +350,10 @@ def test_five_steps_equal_a_naive_sequential_reimplementation(tmp_path: Path, fl
     real = load_file(file)
     for name, tensor in naive.model.named_parameters():
         torch.testing.assert_close(real[name], tensor.detach(), rtol=0, atol=1e-8)
-    dropped = [row["rollout/groups_all_wrong"] + row["rollout/groups_all_correct"] for row in metrics(tmp_path / "run")]
+    dropped = [
+        row["rollout/groups_all_wrong"] + row["rollout/groups_all_correct"]
+        for row in metrics(tmp_path / "run")
+    ]
     assert sum(dropped) == naive.num_dropped > 0
 
 
@@ -273,14 +365,20 @@ def test_five_steps_equal_a_naive_sequential_reimplementation(tmp_path: Path, fl
 def test_each_tokens_loss_is_weighted_by_the_truncated_trainer_to_sampler_ratio(
     tmp_path: Path, cap: float, weight: float, truncated: float, minibatch: int
 ):
-    """A model of zeros gives each of its 197 tokens probability 1/197, and stays so; the sampler says 1/295.5."""
+    """A model of zeros gives each of its 197 tokens probability 1/197, and stays so; the sampler
+    says 1/295.5.
+    """
     model = loaded()
     for parameter in model.model.parameters():
         parameter.data.zero_()
     policy = make_policy(model, loss={"engine_correction": cap})
     engine = ScriptedEngine(random_script, logprob=-math.log(197 * 1.5))
     scripted_run(
-        tmp_path / "run", f"train.minibatch_groups={minibatch}", "train.num_steps=2", engine=engine, policy=policy
+        tmp_path / "run",
+        f"train.minibatch_groups={minibatch}",
+        "train.num_steps=2",
+        engine=engine,
+        policy=policy,
     )
     for row in metrics(tmp_path / "run"):
         assert row["loss/engine_weight_mean"] == pytest.approx(weight)
@@ -295,16 +393,28 @@ STEPS_AND_SAVES = ("train.num_steps=5", "train.save_every=1", "train.keep_checkp
 LAST = "step_000005"
 
 
-def start_or_resume(fork_server: ForkServer, run: Path, *overrides: str, **moment: Any) -> tuple[int, dict[str, int]]:
+def start_or_resume(
+    fork_server: ForkServer, run: Path, *overrides: str, **moment: Any
+) -> tuple[int, dict[str, int]]:
     log = run.with_name(f"{run.name}.log")
     return fork_server.run(
-        str(run), *EVENTFUL, *STEPS_AND_SAVES, *overrides, output=log, program="helpers.async_runs:main", **moment
+        str(run),
+        *EVENTFUL,
+        *STEPS_AND_SAVES,
+        *overrides,
+        output=log,
+        program="helpers.async_runs:main",
+        **moment,
     )
 
 
 @pytest.fixture(scope="module")
-def counted(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
-    """An uninterrupted run with a checkpoint of every step, and how many calls it made in each area."""
+def counted(
+    fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, int]]:
+    """An uninterrupted run with a checkpoint of every step, and how many calls it made in each
+    area.
+    """
     run = tmp_path_factory.mktemp("whole") / "run"
     code, calls = start_or_resume(fork_server, run, count=True)
     assert code == 0, run.with_name("run.log").read_text()
@@ -323,10 +433,14 @@ class TestResuming:
         assert sum(row["rollout/groups_excess"] for row in rows) > 0
         assert [row["rollout/epoch"] for row in rows][-1] >= 2
         assert [row["rollout/staleness_mean"] for row in rows] == [0, 1, 1, 1, 1]
-        assert prefetched_steps(whole) == {f"step_{i:06d}": i + 1 if i < 5 else None for i in range(1, 6)}
+        assert prefetched_steps(whole) == {
+            f"step_{i:06d}": i + 1 if i < 5 else None for i in range(1, 6)
+        }
 
     @pytest.mark.parametrize("step", [1, 2, 3, 4])
-    def test_from_any_step_it_ends_as_the_uninterrupted_run_to_the_byte(self, whole: Path, tmp_path: Path, step: int):
+    def test_from_any_step_it_ends_as_the_uninterrupted_run_to_the_byte(
+        self, whole: Path, tmp_path: Path, step: int
+    ):
         run = tmp_path / "run"
         resumed_from(whole, run, step=step)
         assert differences(contents(run), contents(whole)) == []
@@ -374,36 +488,59 @@ class TestResuming:
         )
         counts = {outcome: i for i, outcome in enumerate(OUTCOMES)}
         batch = Batch((judged[0][0], judged[2][0]), judged, counts, dict(counts), 2, epoch=1)
-        batch = replace(batch, prediction=Prediction(3, 0.1 + 0.2, ((1 / 3, True),), {2: 1 / 7, 4: 3.0}))
+        batch = replace(
+            batch, prediction=Prediction(3, 0.1 + 0.2, ((1 / 3, True),), {2: 1 / 7, 4: 3.0})
+        )
         sampler = {"kept": 0.1 + 0.2, "decided": 3.0, "errors": [None, ["e", "p", "r"]]}
         prefetched_batch = PrefetchedBatch(batch, SamplingStart(4, 2, sampler))
         write_prefetched_batch(tmp_path, prefetched_batch)
         found = read_prefetched_batch(tmp_path, stream)
         assert found == prefetched_batch
         assert found.batch.groups[0].rewards == (0.7, None, -1 / 3)
-        assert [type(token) for token in found.batch.groups[0].generations[2].token_ids] == [int, int]
+        assert [type(token) for token in found.batch.groups[0].generations[2].token_ids] == [
+            int,
+            int,
+        ]
         # answers and components do not count in a verdict's equality
         assert found.batch.judged[0][0].verdicts[0].answer == "7"
         assert found.batch.judged[3][0].verdicts[0].components == {"math": 1.0, "length": -0.1}
         with pytest.raises(CheckpointError, match="resume with the data the run began with"):
             read_prefetched_batch(tmp_path, ProblemStream(problems(8), seed=4))
 
-    def test_arrays_come_back_as_arrays_bit_by_bit_at_four_bytes_a_number(self, tmp_path: Path) -> None:
+    def test_arrays_come_back_as_arrays_bit_by_bit_at_four_bytes_a_number(
+        self, tmp_path: Path
+    ) -> None:
         stream = ProblemStream(problems(40), seed=3)
-        tokens, logprobs = array("i", range(1000)), array("f", [-0.1, -1e-38, -0.0, -math.pi] * 250)
+        tokens = array("i", range(1000))
+        logprobs = array("f", [-0.1, -1e-38, -0.0, -math.pi] * 250)
         generations = tuple(
-            Generation(f"4/{i}", tokens[:n], logprobs[:n], "stop", 2) for i, n in enumerate((1000, 0, 3))
+            Generation(f"4/{i}", tokens[:n], logprobs[:n], "stop", 2)
+            for i, n in enumerate((1000, 0, 3))
         )
         verdicts = (Verdict(True, 1.0), Verdict(False, -1.0), Verdict(None, 0.0, "timed out"))
         judged = tuple(
             (
-                Group(stream.problem_at(i), (i, 7), generations, verdicts, i, ("a", "b", "c"), (1.0, -1.0, None)),
+                Group(
+                    stream.problem_at(i),
+                    (i, 7),
+                    generations,
+                    verdicts,
+                    i,
+                    ("a", "b", "c"),
+                    (1.0, -1.0, None),
+                ),
                 "trained" if i % 2 else "all_wrong",
             )
             for i in range(40)
         )
         counts = dict.fromkeys(OUTCOMES, 20)
-        batch = Batch(tuple(group for group, outcome in judged if outcome == "trained"), judged, counts, counts, 0)
+        batch = Batch(
+            tuple(group for group, outcome in judged if outcome == "trained"),
+            judged,
+            counts,
+            counts,
+            0,
+        )
         write_prefetched_batch(tmp_path, PrefetchedBatch(batch, SamplingStart(4, 2, {})))
         found = read_prefetched_batch(tmp_path, stream)
         assert found == PrefetchedBatch(batch, SamplingStart(4, 2, {}))
@@ -427,7 +564,8 @@ def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened
     expected = contents(whole, checkpoints=LAST)
     chance = random.Random(0)
     areas = [area for area in AREAS if area not in ("start", "judging") and calls.get(area)]
-    run, kills = tmp_path / "run0", 0
+    run = tmp_path / "run0"
+    kills = 0
     is_ended = False
     while kills < KILLS or not is_ended:
         moment: dict[str, Any] = {}
@@ -435,7 +573,8 @@ def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened
             area = areas[kills % len(areas)]
             moment = {
                 "area": area,
-                "calls": chance.randint(1, max(2, int(0.5 * calls[area]))),  # a resumed run makes fewer
+                # a resumed run makes fewer
+                "calls": chance.randint(1, max(2, int(0.5 * calls[area]))),
                 "signals": [(0.01 * chance.random(), signal.SIGKILL)],
             }
         code, _ = start_or_resume(fork_server, run, *SAVES, **moment)
@@ -483,10 +622,16 @@ class TestFailures:
     def assert_resumes_to(self, run: Path, undisturbed: Path) -> None:
         scripted_run(run)
         last = "step_000004"
-        assert differences(contents(run, checkpoints=last), contents(undisturbed, checkpoints=last)) == []
+        assert (
+            differences(contents(run, checkpoints=last), contents(undisturbed, checkpoints=last))
+            == []
+        )
 
-    def test_sampling_that_fails_before_the_first_update_undoes_the_step(self, undisturbed: Path, tmp_path: Path):
-        run, at_once = tmp_path / "run", threading.Event()
+    def test_sampling_that_fails_before_the_first_update_undoes_the_step(
+        self, undisturbed: Path, tmp_path: Path
+    ):
+        run = tmp_path / "run"
+        at_once = threading.Event()
         at_once.set()
 
         def wait(updates: int) -> None:
@@ -494,20 +639,31 @@ class TestFailures:
                 wait_for_thread(3)
 
         with pytest.raises(EngineError, match="the engine is gone"):
-            scripted_run(run, engine=WaitingEngine(3, at_once, gone), policy=CountingPolicy(before_updates=wait))
+            scripted_run(
+                run,
+                engine=WaitingEngine(3, at_once, gone),
+                policy=CountingPolicy(before_updates=wait),
+            )
         assert prefetched_steps(run) == {"step_000001": 2}
         assert [row["step"] for row in metrics(run)] == [1]
         self.assert_resumes_to(run, undisturbed)
 
-    def test_sampling_that_fails_after_an_update_costs_the_batch_and_not_the_step(self, tmp_path: Path):
-        run, updating = tmp_path / "run", threading.Event()
+    def test_sampling_that_fails_after_an_update_costs_the_batch_and_not_the_step(
+        self, tmp_path: Path
+    ):
+        run = tmp_path / "run"
+        updating = threading.Event()
 
         def update(number: int) -> None:
             if number == 4:
                 updating.set()
 
         with pytest.raises(EngineError, match="the engine is gone"):
-            scripted_run(run, engine=WaitingEngine(3, updating, gone), policy=CountingPolicy(on_update=update))
+            scripted_run(
+                run,
+                engine=WaitingEngine(3, updating, gone),
+                policy=CountingPolicy(on_update=update),
+            )
         assert prefetched_steps(run) == {"step_000002": None}
         scripted_run(run)
         assert versions(run) == [{0}, {0}, {2}, {2}]
@@ -520,7 +676,9 @@ class TestFailures:
     def test_an_update_that_fails_cancels_the_sampling(
         self, undisturbed: Path, tmp_path: Path, number: int, kept: dict[str, int]
     ):
-        """Before the first update of a step was made the step is undone, afterwards nothing of it can be kept."""
+        """Before the first update of a step was made the step is undone, afterwards nothing of it
+        can be kept.
+        """
         run = tmp_path / "run"
 
         def update(made: int) -> None:
@@ -528,18 +686,30 @@ class TestFailures:
                 raise NumericsError("the gradient norm was not finite")
 
         with pytest.raises(NumericsError):
-            scripted_run(run, engine=UnresponsiveEngine(random_script), policy=CountingPolicy(on_update=update))
+            scripted_run(
+                run,
+                engine=UnresponsiveEngine(random_script),
+                policy=CountingPolicy(on_update=update),
+            )
         assert (prefetched_steps(run) if (run / "checkpoints").exists() else {}) == kept
         if kept:
             self.assert_resumes_to(run, undisturbed)
 
-    def test_three_steps_without_groups_stop_a_run_and_the_last_is_sampled_again(self, tmp_path: Path):
+    def test_three_steps_without_groups_stop_a_run_and_the_last_is_sampled_again(
+        self, tmp_path: Path
+    ):
         def hopeless(request: GenerationRequest) -> tuple[list[int], str]:
-            return ([WRONG, END], "stop") if request.id[:2] in ("2/", "3/", "4/") else random_script(request)
+            return (
+                ([WRONG, END], "stop")
+                if request.id[:2] in ("2/", "3/", "4/")
+                else random_script(request)
+            )
 
         run = tmp_path / "run"
         for _ in range(2):  # what was too little stays so, until the options or the data are others
-            with pytest.raises(ShortfallError, match=r"step 4: nothing to learn from, in 40 groups: 40 all wrong"):
+            with pytest.raises(
+                ShortfallError, match=r"step 4: nothing to learn from, in 40 groups: 40 all wrong"
+            ):
                 scripted_run(run, engine=ScriptedEngine(hopeless))
             assert prefetched_steps(run) == {"step_000003": None}
             assert len(read_table(run / "rollouts/step_000004.parquet")) == 160
@@ -561,7 +731,9 @@ class TestFailures:
     def test_a_signal_takes_effect_before_the_first_update_or_with_the_next_batch(
         self, undisturbed: Path, tmp_path: Path, moment: str, saved: int
     ):
-        run, policy, go_on = tmp_path / "run", CountingPolicy(), threading.Event()
+        run = tmp_path / "run"
+        policy = CountingPolicy()
+        go_on = threading.Event()
 
         def with_signal(training_run: Run) -> None:
             def signal_comes(updates: int) -> None:
@@ -586,7 +758,8 @@ class TestOptions:
     def test_it_needs_an_engine_in_a_process_of_its_own(self):
         with pytest.raises(ConfigError, match=r"its own process; set rollout.engines=1"):
             tiny("schedule=one_step_off")
-        assert tiny("schedule=one_step_off", "rollout.engine=vllm").rollout.engines == 0  # which always has one
+        # which always has one
+        assert tiny("schedule=one_step_off", "rollout.engine=vllm").rollout.engines == 0
 
     def test_it_corrects_by_itself_and_takes_no_for_an_error(self, tmp_path: Path):
         assert tiny().loss.engine_correction is None
@@ -595,7 +768,10 @@ class TestOptions:
         assert tiny(*ONE_STEP_OFF, "loss.engine_correction=5").loss.engine_correction == 5.0
         with pytest.raises(
             ConfigError,
-            match=r"1 steps old, which loss.engine_correction=none leaves uncorrected; set loss.engine_correction=tis",
+            match=(
+                r"1 steps old, which loss.engine_correction=none leaves uncorrected; set"
+                r" loss.engine_correction=tis"
+            ),
         ):
             tiny(*ONE_STEP_OFF, "loss.engine_correction=none")
         (tmp_path / "dumped.yaml").write_text(dump_config(config))
@@ -609,11 +785,21 @@ class TestOptions:
         assert "loss.engine_correction: 2 (paper: none)" in summary
 
 
-def test_an_engine_in_its_own_process_trains_as_one_in_a_thread(fork_server: ForkServer, tmp_path: Path):
-    steps = ("train.num_steps=3", "train.save_every=1", "train.eval_every=2", "train.keep_checkpoints=9")
+def test_an_engine_in_its_own_process_trains_as_one_in_a_thread(
+    fork_server: ForkServer, tmp_path: Path
+):
+    steps = (
+        "train.num_steps=3",
+        "train.save_every=1",
+        "train.eval_every=2",
+        "train.keep_checkpoints=9",
+    )
     run_or_resume(tmp_path / "thread", async_config(*steps))
-    run, log = tmp_path / "process", tmp_path / "log"
+    run = tmp_path / "process"
+    log = tmp_path / "log"
     options = ("train.threads=1", *ONE_STEP_OFF, *steps)
-    code, _ = fork_server.run("train", str(CONFIGS / "tiny.yaml"), *options, "--run-dir", str(run), output=log)
+    code, _ = fork_server.run(
+        "train", str(CONFIGS / "tiny.yaml"), *options, "--run-dir", str(run), output=log
+    )
     assert code == 0, log.read_text()
     assert differences(contents(run), contents(tmp_path / "thread")) == []

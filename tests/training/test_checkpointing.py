@@ -1,4 +1,6 @@
-"""Checkpoints are written beside training; the best is kept; what fails is told, tried again, in the end fatal."""
+"""Checkpoints are written beside training; the best is kept; what fails is told, tried again, in
+the end fatal.
+"""
 
 import ast
 import errno
@@ -30,9 +32,12 @@ def save(run: RunDirectory, step: int, write: Callable[[Path], object]) -> Calla
     return lambda: run.checkpoints.save(step, write, 2)  # type: ignore[arg-type]
 
 
-def test_the_caller_goes_on_while_a_checkpoint_is_written_and_the_next_waits_for_it(run: RunDirectory):
+def test_the_caller_goes_on_while_a_checkpoint_is_written_and_the_next_waits_for_it(
+    run: RunDirectory,
+):
     messages: list[str] = []
-    writer, may_end = CheckpointWriter(run, log=messages.append), threading.Event()
+    writer = CheckpointWriter(run, log=messages.append)
+    may_end = threading.Event()
     writer.start(1, save(run, 1, lambda d: (may_end.wait(10), (d / "w").write_text("1"))))
     writer.poll()
     assert run.checkpoints.newest_step() is None
@@ -57,7 +62,8 @@ def test_failures_are_logged_counted_tolerated_and_in_the_end_fatal(run: RunDire
     where = run.checkpoints.folder / ".step_000001.tmp"
     reason = f"could not be written (No space left on device: {where})"
     assert messages == [
-        f"the checkpoint of step 1 {reason}; there is no earlier one; training continues, attempt 2 of 5 follows"
+        f"the checkpoint of step 1 {reason}; there is no earlier one; training continues, attempt 2"
+        " of 5 follows"
     ]
     writer.start(2, save(run, 2, lambda d: (d / "w").write_text("2")))
     writer.join()
@@ -66,7 +72,9 @@ def test_failures_are_logged_counted_tolerated_and_in_the_end_fatal(run: RunDire
         writer.start(step, save(run, step, full))
         writer.join()
     writer.start(7, save(run, 7, full))
-    with pytest.raises(StorageError, match="the checkpoint of step 2 is kept; that was attempt 5 in a row") as error:
+    with pytest.raises(
+        StorageError, match="the checkpoint of step 2 is kept; that was attempt 5 in a row"
+    ) as error:
         writer.join()
     assert error.value.exit_code == 1
     assert saved_steps(run.path) == ["step_000002"]
@@ -74,7 +82,8 @@ def test_failures_are_logged_counted_tolerated_and_in_the_end_fatal(run: RunDire
 
 def test_a_run_that_has_lost_its_trainer_waits_for_the_checkpoint_at_work(run: RunDirectory):
     messages: list[str] = []
-    writer, may_end = CheckpointWriter(run, log=messages.append), threading.Event()
+    writer = CheckpointWriter(run, log=messages.append)
+    may_end = threading.Event()
     writer.start(2, save(run, 2, lambda d: (may_end.wait(10), (d / "w").write_text("2"))))
     training_run: Any = SimpleNamespace(
         config=tiny("train.num_steps=5"),
@@ -107,7 +116,12 @@ def test_the_best_checkpoint_outlives_the_newest(run: RunDirectory):
 
 
 def test_a_run_keeps_the_checkpoint_of_its_best_evaluation(tmp_path: Path):
-    options = ("train.save_every=1", "train.eval_every=1", "train.keep_checkpoints=1", "optim.lr=0.01")
+    options = (
+        "train.save_every=1",
+        "train.eval_every=1",
+        "train.keep_checkpoints=1",
+        "optim.lr=0.01",
+    )
     start_run(tiny(*options, "train.num_steps=4"), run_dir=tmp_path / "r", config_name="t")
     accuracy = {row["step"]: row["eval/sums/accuracy"] for row in metrics(tmp_path / "r")[1:]}
     best = max(accuracy, key=lambda step: (accuracy[step], step))
@@ -131,11 +145,14 @@ def test_no_module_can_unpickle():
     for path in Path(dapo.__file__).parents[1].rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
-            if isinstance(node, ast.ImportFrom) and not all(alias.name.endswith("Error") for alias in node.names):
+            if isinstance(node, ast.ImportFrom) and not all(
+                alias.name.endswith("Error") for alias in node.names
+            ):
                 names.add(node.module or "")
             names |= {ast.unparse(node)} if isinstance(node, ast.Attribute) else set()
             names |= {node.arg or ""} if isinstance(node, ast.keyword) else set()
-            # compiled tests reach the sandbox from the process that compiled them, and are run there anyway
+            # compiled tests reach the sandbox from the process that compiled them, and are run
+            # there anyway
             to_sandbox = {"marshal"} if path.name in ("test_runner.py", "code_tests.py") else set()
             found += [f"{path.name}: {name}" for name in names & dangerous - to_sandbox]
     assert found == []

@@ -9,7 +9,9 @@ from dapo.types import Generation, Group, Problem, Verdict
 
 
 def naive(tokens: list[int]) -> bool:
-    """Whether the end is a unit of at most MAX_PERIOD tokens, four times or more, of 24 tokens in all."""
+    """Whether the end is a unit of at most MAX_PERIOD tokens, four times or more, of 24 tokens in
+    all.
+    """
     for period in range(1, MAX_PERIOD + 1):
         span = max(4 * period, 24)
         end = tokens[-span:]
@@ -45,7 +47,9 @@ def test_many_responses_at_once_are_judged_as_each_of_them_is():
     responses = []
     for _ in range(300):
         unit = [draw.randrange(3) for _ in range(draw.randrange(1, 70))]
-        responses.append([draw.randrange(9) for _ in range(draw.randrange(9))] + unit * draw.randrange(6))
+        responses.append(
+            [draw.randrange(9) for _ in range(draw.randrange(9))] + unit * draw.randrange(6)
+        )
     found = looping(responses, ["length"] * len(responses)).tolist()
     assert found == [naive(response) for response in responses]
     assert 50 < sum(found) < 250
@@ -64,7 +68,11 @@ def test_many_responses_at_once_are_judged_as_each_of_them_is():
 )
 def test_three_marked_answers_are_many(text: str, expected: bool):
     group = Group(
-        Problem("1", "?", ""), (1,), (Generation("0", (5,), (-1.0,), "stop", 0),), (Verdict(True, 1.0),), texts=(text,)
+        Problem("1", "?", ""),
+        (1,),
+        (Generation("0", (5,), (-1.0,), "stop", 0),),
+        (Verdict(True, 1.0),),
+        texts=(text,),
     )
     assert has_many_answers(text) == expected
     assert response_metrics([group]) == ({"rollout/many_answers_fraction": 1.0} if expected else {})

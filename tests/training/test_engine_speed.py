@@ -35,10 +35,14 @@ SPEEDS: dict[str, dict[str, Any]] = {
     "each group after the next": {"delay": lambda request: 1 + position(request) % 2},
     "late groups by turns": {"delay": lambda request: 1 + 3 * (position(request) % 7)},
     "the first come last": {"delay": lambda request: 30 - position(request) % 29},
-    "a random time for each response": {"delay": lambda request: 1 + int(20 * keyed_uniforms(request.seed, 3)[2])},
+    "a random time for each response": {
+        "delay": lambda request: 1 + int(20 * keyed_uniforms(request.seed, 3)[2])
+    },
     "two responses at a time": {"slots": 2},
 }
-"""Against an engine that answers everything in the next poll, with which nothing but the newest group is in flight."""
+"""Against an engine that answers everything in the next poll, with which nothing but the newest
+group is in flight.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,19 +58,32 @@ class History:
         return lambda name, of: of[int(len(of) * keyed_uniforms(keyed_seed(seed, name), 1)[0])]
 
     def problems(self) -> list[Problem]:
-        """Up to five sources of different difficulty in one mix, where `i % 5` decides how hard problem i is."""
+        """Up to five sources of different difficulty in one mix, where `i % 5` decides how hard
+        problem i is.
+        """
         sources = self.choice("sources", [1, 2, 5])
-        return [Problem(str(i), "?", "!", f"s{i % sources}") for i in range(self.choice("problems", [7, 40, 150]))]
+        return [
+            Problem(str(i), "?", "!", f"s{i % sources}")
+            for i in range(self.choice("problems", [7, 40, 150]))
+        ]
 
     def steps(self, **speed: Any) -> list[Any]:
-        """What each of six steps trains on and leaves for the next one; one of them fails first, and is repeated."""
-        prompts, group_size = self.choice("prompts", [1, 3, 6]), self.choice("group_size", [2, 4, 8])
+        """What each of six steps trains on and leaves for the next one; one of them fails first,
+        and is repeated.
+        """
+        prompts = self.choice("prompts", [1, 3, 6])
+        group_size = self.choice("group_size", [2, 4, 8])
         bound = prompts * self.choice("bound", [2, 3, 10])
-        is_ahead = self.choice("ahead", [False, True])  # one step off: a batch is predicted without the step before it
-        engine, stats, found = ScriptedEngine(random_script, **({"delay": lambda _: 1} | speed)), ProblemStats(), []
+        # one step off: a batch is predicted without the step before it
+        is_ahead = self.choice("ahead", [False, True])
+        engine = ScriptedEngine(random_script, **({"delay": lambda _: 1} | speed))
+        stats = ProblemStats()
+        found = []
         stream = ProblemStream(self.problems(), seed=self.number)
         of_group = plan(group_size)
-        sampling = Sampling(stream, engine, FakeJudge(), sampler(prompts, bound), FakeEncoder(), of_group)
+        sampling = Sampling(
+            stream, engine, FakeJudge(), sampler(prompts, bound), FakeEncoder(), of_group
+        )
         waiting: list[tuple[Batch, int]] = []
         for step in range(1, 7):
             sampling.selector = self.selector(stats, step, group_size)
@@ -87,13 +104,20 @@ class History:
         weights = self.choice("weights", ["none", "inverse"])
         history = stats.history()
         return ProblemSelector(
-            history, step=step, predict=self.predict, group_size=group_size, seed=self.number, weights=weights
+            history,
+            step=step,
+            predict=self.predict,
+            group_size=group_size,
+            seed=self.number,
+            weights=weights,
         )
 
     def trained(self, batch: Batch, sampling: Sampling, stats: ProblemStats) -> dict[str, Any]:
         after = self.selector(stats, 9, 4)
         return {
-            "decided": [(group.id, outcome, group.texts, group.rewards) for group, outcome in batch.decided],
+            "decided": [
+                (group.id, outcome, group.texts, group.rewards) for group, outcome in batch.decided
+            ],
             "groups": [group.id for group in batch.groups],
             "shortfall": batch.shortfall,
             "epoch": batch.epoch,
@@ -101,7 +125,9 @@ class History:
             "stream": sampling.stream.position,
             "sampler": sampling.sampler.state_dict(),
             "problems": stats.table().to_pylist(),
-            "posteriors": None if after is None else [after.posterior(problem) for problem in self.problems()],
+            "posteriors": (
+                None if after is None else [after.posterior(problem) for problem in self.problems()]
+            ),
         }
 
 
@@ -112,7 +138,9 @@ def test_what_is_trained_skipped_and_weighed_depends_on_no_engines_speed(predict
     for number in range(first, first + 8):
         expected = History(number, predict).steps()
         for name, speed in SPEEDS.items():
-            for step, (ours, theirs) in enumerate(zip(History(number, predict).steps(**speed), expected, strict=True)):
+            for step, (ours, theirs) in enumerate(
+                zip(History(number, predict).steps(**speed), expected, strict=True)
+            ):
                 differing = [key for key in theirs if ours[key] != theirs[key]]
                 assert differing == [], f"history {number}, {name}, step {step + 1}"
 
@@ -134,7 +162,8 @@ PREDICTED = (
     "train.save_every=1",
     "train.keep_checkpoints=9",
     "rollout.group_size=4",
-    "train.seed=3",  # of the first four, the one in which a batch closes before skipped problems with each option
+    # of the first four, the one in which a batch closes before skipped problems with each option
+    "train.seed=3",
     "rollout.prompts_per_step=2",
     "train.minibatch_groups=1",
 )
@@ -152,7 +181,10 @@ def files(run: Path) -> dict[str, Any]:
             step: {name: value for name, value in row.items() if not name.startswith(ALL_GENERATED)}
             for step, row in metrics_by_step(run / "metrics.jsonl").items()
         },
-        "responses": {name: [row for row in rows if row["outcome"] != "excess"] for name, rows in tables.items()},
+        "responses": {
+            name: [row for row in rows if row["outcome"] != "excess"]
+            for name, rows in tables.items()
+        },
         "stream": {name: state["stream"] for name, state in states.items()},
         "sampler": {name: state["sampler"] for name, state in states.items()},
         "problems": (run / "problems.parquet").read_bytes(),
@@ -160,7 +192,9 @@ def files(run: Path) -> dict[str, Any]:
 
 
 def many(run: Run) -> None:
-    run.sampling.stream = ProblemStream([Problem(str(i), "?", "!", f"s{i % 5}") for i in range(60)], seed=0)
+    run.sampling.stream = ProblemStream(
+        [Problem(str(i), "?", "!", f"s{i % 5}") for i in range(60)], seed=0
+    )
 
 
 @pytest.mark.parametrize("predict", ["proportional", "thompson"])
@@ -169,7 +203,12 @@ def test_whole_runs_and_a_resume_with_another_engine_have_the_same_files(
     tmp_path: Path, schedule: tuple[str, ...], predict: str
 ):
     options = (*PREDICTED, f"dynamic_sampling.predict={predict}", *schedule)
-    scripted_run(tmp_path / "fast", *options, engine=ScriptedEngine(random_script, delay=lambda _: 1), change=many)
+    scripted_run(
+        tmp_path / "fast",
+        *options,
+        engine=ScriptedEngine(random_script, delay=lambda _: 1),
+        change=many,
+    )
     expected = files(tmp_path / "fast")
     assert sum(row["rollout/problems_skipped"] for row in expected["metrics"].values()) > 5
     for number, speed in enumerate(SPEEDS.values()):
@@ -186,7 +225,16 @@ def test_whole_runs_and_a_resume_with_another_engine_have_the_same_files(
             training_run.tracker.log = logged  # type: ignore[method-assign]
 
         with pytest.raises(Interrupted):
-            scripted_run(run, *options, engine=ScriptedEngine(random_script, **speed), change=stop_after_three)
-        scripted_run(run, *options, engine=ScriptedEngine(random_script, delay=lambda _: 2), change=many)
+            scripted_run(
+                run,
+                *options,
+                engine=ScriptedEngine(random_script, **speed),
+                change=stop_after_three,
+            )
+        scripted_run(
+            run, *options, engine=ScriptedEngine(random_script, delay=lambda _: 2), change=many
+        )
         found = files(run)
-        assert [name for name in expected if found[name] != expected[name]] == [], f"{schedule} with engine {number}"
+        assert [name for name in expected if found[name] != expected[name]] == [], (
+            f"{schedule} with engine {number}"
+        )

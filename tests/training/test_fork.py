@@ -1,4 +1,6 @@
-"""A fork begins as its parent to the byte, draws as it does, and neither run can change the other."""
+"""A fork begins as its parent to the byte, draws as it does, and neither run can change the
+other.
+"""
 
 import json
 import os
@@ -41,9 +43,13 @@ def async_parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def fork_of(parent: Path, path: Path, *overrides: str, step: int = STEP, branch: int | None = None) -> Path:
+def fork_of(
+    parent: Path, path: Path, *overrides: str, step: int = STEP, branch: int | None = None
+) -> Path:
     """A fork that is not trained yet."""
-    return create_fork(plan_fork(RunDirectory(parent), step, overrides, branch=branch), path, ["dapo", "fork"]).path
+    return create_fork(
+        plan_fork(RunDirectory(parent), step, overrides, branch=branch), path, ["dapo", "fork"]
+    ).path
 
 
 def trained_async(run: Path) -> Path:
@@ -61,15 +67,23 @@ def responses(run: Path, step: int) -> dict[tuple[int, int], list[int]]:
 def snapshot(run: Path) -> dict[str, tuple[bytes, int]]:
     """Every file of a run with its content and the time of its last change."""
     files = [path for path in run.rglob("*") if path.is_file()]
-    return {path.relative_to(run).as_posix(): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+    return {
+        path.relative_to(run).as_posix(): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in files
+    }
 
 
 def equal_to_parent(fork: Path, parent: Path) -> list[str]:
-    """What of a trained fork is not equal to its parent's; checkpoints before the fork are the parent's alone."""
-    found, expected = contents(fork), contents(parent)
+    """What of a trained fork is not equal to its parent's; checkpoints before the fork are the
+    parent's alone.
+    """
+    found = contents(fork)
+    expected = contents(parent)
     for number in range(1, STEP):
         expected["states"].pop(f"step_{number:06d}")
-        names = [name for name in expected["files"] if name.startswith(f"checkpoints/step_{number:06d}/")]
+        names = [
+            name for name in expected["files"] if name.startswith(f"checkpoints/step_{number:06d}/")
+        ]
         for name in names:
             del expected["files"][name]
     return differences(found, expected)
@@ -92,7 +106,9 @@ def test_with_adapters_and_predictions_it_is_its_parent_to_the_byte_too(tmp_path
     assert equal_to_parent(fork, tmp_path / "run") == []
 
 
-def test_one_step_off_it_takes_the_prefetched_batch_and_is_its_parent_to_the_byte(async_parent: Path, tmp_path: Path):
+def test_one_step_off_it_takes_the_prefetched_batch_and_is_its_parent_to_the_byte(
+    async_parent: Path, tmp_path: Path
+):
     fork = trained_async(fork_of(async_parent, tmp_path / "fork"))
     assert equal_to_parent(fork, async_parent) == []
 
@@ -125,7 +141,9 @@ def test_another_learning_rate_gets_the_same_draws_until_the_weights_differ(
 def test_one_step_off_a_batch_is_kept_under_another_loss_and_sampled_anew_under_another_seed(
     async_parent: Path, tmp_path: Path
 ):
-    loss = trained_async(fork_of(async_parent, tmp_path / "loss", "loss.clip_high=0.5", "optim.lr=0.05"))
+    loss = trained_async(
+        fork_of(async_parent, tmp_path / "loss", "loss.clip_high=0.5", "optim.lr=0.05")
+    )
     seed = trained_async(fork_of(async_parent, tmp_path / "seed", branch=1))
     assert responses(loss, STEP + 1) == responses(async_parent, STEP + 1)
     assert responses(seed, STEP + 1) != responses(async_parent, STEP + 1)
@@ -138,14 +156,19 @@ def test_one_step_off_a_batch_is_kept_under_another_loss_and_sampled_anew_under_
 
 def decided(run: Path, step: int) -> dict[tuple[int, int], list[int]]:
     """The responses of groups that were decided: the others come again in the next step."""
-    rows = pq.read_table(run / f"rollouts/step_{step:06d}.parquet", columns=["group_id", "outcome"]).to_pylist()
+    rows = pq.read_table(
+        run / f"rollouts/step_{step:06d}.parquet", columns=["group_id", "outcome"]
+    ).to_pylist()
     kept = {row["group_id"] for row in rows if row["outcome"] != "excess"}
     return {key: tokens for key, tokens in responses(run, step).items() if key[0] in kept}
 
 
 def test_branches_draw_otherwise_and_each_of_them_always_the_same(parent: Path, tmp_path: Path):
     names = (("a", 1), ("b", 2), ("again", 1))
-    forks = [fork_of(parent, tmp_path / name, "train.num_steps=3", branch=branch) for name, branch in names]
+    forks = [
+        fork_of(parent, tmp_path / name, "train.num_steps=3", branch=branch)
+        for name, branch in names
+    ]
     for fork in forks:
         resume_run(fork, [])
     one, two, again = (responses(fork, STEP + 1) for fork in forks)
@@ -160,7 +183,9 @@ def test_training_and_removing_a_fork_changes_no_file_of_its_parent(parent: Path
     before = snapshot(parent)
     fork = fork_of(parent, tmp_path / "fork", "log.rollouts=last:1", "train.keep_checkpoints=1")
     shared = {
-        path.relative_to(fork).parts[0] for path in fork.rglob("*") if path.is_file() and path.stat().st_nlink > 1
+        path.relative_to(fork).parts[0]
+        for path in fork.rglob("*")
+        if path.is_file() and path.stat().st_nlink > 1
     }
     assert shared == {"rollouts", "eval", "checkpoints"}, "only what is never written again"
     assert not [path for path in fork.rglob("*") if path.is_symlink()]
@@ -170,19 +195,29 @@ def test_training_and_removing_a_fork_changes_no_file_of_its_parent(parent: Path
     assert snapshot(parent) == before
 
 
-def test_the_manifest_says_where_a_run_comes_from_and_what_was_changed(parent: Path, tmp_path: Path):
-    fork = Fork.of(RunDirectory(fork_of(parent, tmp_path / "fork", "loss.clip_high=0.5", "train.num_steps=9")))
+def test_the_manifest_says_where_a_run_comes_from_and_what_was_changed(
+    parent: Path, tmp_path: Path
+):
+    fork = Fork.of(
+        RunDirectory(fork_of(parent, tmp_path / "fork", "loss.clip_high=0.5", "train.num_steps=9"))
+    )
     assert fork is not None
     assert (fork.parent, fork.step, fork.branch) == (str(parent), STEP, None)
     assert fork.changed == {"loss.clip_high": (0.28, 0.5), "train.num_steps": (4, 9)}
-    assert fork.describe() == f"step 2 of {parent}; loss.clip_high 0.28 -> 0.5, train.num_steps 4 -> 9"
+    assert (
+        fork.describe() == f"step 2 of {parent}; loss.clip_high 0.28 -> 0.5, train.num_steps 4 -> 9"
+    )
     assert Fork.of(RunDirectory(parent)) is None
     assert Fork.of_record(run_status(tmp_path / "fork").fork) == fork
 
 
 def test_other_training_data_is_begun_at_its_first_problem(parent: Path, tmp_path: Path):
-    plan = plan_fork(RunDirectory(parent), STEP, ["data.train={builtin: {sums: {}}, size: 30, seed: 5}"])
-    assert plan.notes == ["the training data changed: after step 2 the stream begins at its first problem"]
+    plan = plan_fork(
+        RunDirectory(parent), STEP, ["data.train={builtin: {sums: {}}, size: 30, seed: 5}"]
+    )
+    assert plan.notes == [
+        "the training data changed: after step 2 the stream begins at its first problem"
+    ]
     fork = create_fork(plan, tmp_path / "fork", []).path
     resume_run(fork, [])
     assert min(position for position, _ in responses(fork, STEP + 1)) == 0
@@ -193,28 +228,45 @@ def test_other_training_data_is_begun_at_its_first_problem(parent: Path, tmp_pat
     ("step", "override", "message"),
     [
         (7, "optim.lr=1e-5", "has no checkpoint of step 7; there are: 1, 2, 3, 4"),
-        (2, "model.name=gpt2", "model.name cannot change in a fork: the checkpoint holds this model's weights"),
+        (
+            2,
+            "model.name=gpt2",
+            "model.name cannot change in a fork: the checkpoint holds this model's weights",
+        ),
         (2, "model.dtype=bfloat16", "model.dtype cannot change in a fork"),
         (2, "preset=grpo", "preset cannot change in a fork: a run has a value for each option"),
-        (4, "optim.lr=1e-5", "train.num_steps=4 leaves nothing to train; set for example train.num_steps=8"),
+        (
+            4,
+            "optim.lr=1e-5",
+            "train.num_steps=4 leaves nothing to train; set for example train.num_steps=8",
+        ),
         (2, "loss.clip_hihg=1", "did you mean loss.clip_high"),
     ],
 )
-def test_what_cannot_be_forked_is_refused_in_a_sentence(parent: Path, step: int, override: str, message: str):
+def test_what_cannot_be_forked_is_refused_in_a_sentence(
+    parent: Path, step: int, override: str, message: str
+):
     with pytest.raises((CheckpointError, ConfigError)) as refused:
         plan_fork(RunDirectory(parent), step, [override])
     assert message in str(refused.value)
 
 
-def test_a_parent_that_removes_the_checkpoint_leaves_no_half_made_run_and_may_go_after_it(parent: Path, tmp_path: Path):
-    copy, path = tmp_path / "parent", tmp_path / "fork"
+def test_a_parent_that_removes_the_checkpoint_leaves_no_half_made_run_and_may_go_after_it(
+    parent: Path, tmp_path: Path
+):
+    copy = tmp_path / "parent"
+    path = tmp_path / "fork"
     shutil.copytree(parent, copy)
     plan = plan_fork(RunDirectory(copy), STEP)
     (copy / "checkpoints/step_000002/problems.parquet").unlink()  # read last
-    with pytest.raises(CheckpointError, match=r"problems.parquet has just been removed: .* removes old checkpoints"):
+    with pytest.raises(
+        CheckpointError, match=r"problems.parquet has just been removed: .* removes old checkpoints"
+    ):
         create_fork(plan, path, [])
     assert not path.exists()
-    shutil.copy(parent / "checkpoints/step_000002/problems.parquet", copy / "checkpoints/step_000002")
+    shutil.copy(
+        parent / "checkpoints/step_000002/problems.parquet", copy / "checkpoints/step_000002"
+    )
     create_fork(plan, path, [])
     shutil.rmtree(copy)
     resume_run(path, [])
@@ -224,7 +276,8 @@ def test_a_parent_that_removes_the_checkpoint_leaves_no_half_made_run_and_may_go
 
 @pytest.mark.parametrize("kind", ["file", "folder", "pipe"])
 def test_what_a_strangers_run_links_to_is_not_copied(parent: Path, tmp_path: Path, kind: str):
-    run, secret = tmp_path / "run", tmp_path / "secrets" / "key.txt"
+    run = tmp_path / "run"
+    secret = tmp_path / "secrets" / "key.txt"
     shutil.copytree(parent, run)
     secret.parent.mkdir()
     secret.write_text("sk-secret")
@@ -236,7 +289,11 @@ def test_what_a_strangers_run_links_to_is_not_copied(parent: Path, tmp_path: Pat
         planted.symlink_to(secret if kind == "file" else secret.parent)
     with pytest.raises(CheckpointError, match=r"helper\.py cannot be copied"):
         fork_of(run, tmp_path / "fork")
-    assert not [path for path in (tmp_path / "fork").rglob("*") if path.is_file() and b"sk-secret" in path.read_bytes()]
+    assert not [
+        path
+        for path in (tmp_path / "fork").rglob("*")
+        if path.is_file() and b"sk-secret" in path.read_bytes()
+    ]
     assert not (tmp_path / "fork" / "config.yaml").exists()
 
 
@@ -253,11 +310,24 @@ def test_a_new_path_of_data_is_that_of_the_folder_where_the_fork_is_made(
 def test_the_command_trains_branches_and_prints_one_object(
     parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    command = ("fork", str(parent), "--step", "3", "--times", "2", "--run-dir", str(tmp_path / "b"), "--json")
+    command = (
+        "fork",
+        str(parent),
+        "--step",
+        "3",
+        "--times",
+        "2",
+        "--run-dir",
+        str(tmp_path / "b"),
+        "--json",
+    )
     code, out, err = run_command(capsys, *command, "optim.lr=0.05")
     found = json.loads(out)
     assert (code, found["parent"], found["step"]) == (0, str(parent), 3)
-    assert [each["run"] for each in found["forks"]] == [str(tmp_path / "b-1"), str(tmp_path / "b-2")]
+    assert [each["run"] for each in found["forks"]] == [
+        str(tmp_path / "b-1"),
+        str(tmp_path / "b-2"),
+    ]
     assert [each["exit_reason"] for each in found["forks"]] == ["finished", "finished"]
     assert found["forks"][0]["changed"]["optim.lr"] == {"parent": 0.0005, "fork": 0.05}
     assert "the seed changed: after step 3 the order of the problems and all random numbers" in err
@@ -265,7 +335,10 @@ def test_the_command_trains_branches_and_prints_one_object(
 
 
 def test_a_fork_of_the_current_folder_stands_next_to_it(
-    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    parent: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     run = shutil.copytree(parent, tmp_path / "run")
     monkeypatch.chdir(run)
@@ -296,10 +369,17 @@ dapo.train("tiny-random", data=rows, reward=reward, steps=3, prompts_per_step=2,
 """
 
 
-def test_a_fork_takes_rows_and_rewards_that_were_typed_in_a_script_with_it(fork_server: ForkServer, tmp_path: Path):
+def test_a_fork_takes_rows_and_rewards_that_were_typed_in_a_script_with_it(
+    fork_server: ForkServer, tmp_path: Path
+):
     (tmp_path / "script.py").write_text(SCRIPT)
     start: dict[str, Any] = {"output": tmp_path / "log", "folder": str(tmp_path)}
-    assert fork_server.run(str(tmp_path / "script.py"), program="helpers.commands:run_script", **start)[0] == 0
+    assert (
+        fork_server.run(
+            str(tmp_path / "script.py"), program="helpers.commands:run_script", **start
+        )[0]
+        == 0
+    )
     forking = ("fork", "run", "--step", "2", "--no-train", "--run-dir", "fork")
     assert fork_server.run(*forking, **start)[0] == 0, (tmp_path / "log").read_text()
     (tmp_path / "script.py").unlink()

@@ -1,4 +1,6 @@
-"""Runs with the divergence in the reward, a reference that moves, an entropy target: what trains, and exact resume."""
+"""Runs with the divergence in the reward, a reference that moves, an entropy target: what trains,
+and exact resume.
+"""
 
 import shutil
 from pathlib import Path
@@ -31,7 +33,8 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(tmp_path: Path) 
     expected = contents(tmp_path / "whole")
     rows = [row for row in metrics(tmp_path / "whole") if row["step"]]
     kl = [row["reward/kl_mean"] for row in rows]
-    assert [abs(value) < 1e-12 for value in kl] == [True, False, True, False]  # step 3 begins at the policy
+    # step 3 begins at the policy
+    assert [abs(value) < 1e-12 for value in kl] == [True, False, True, False]
     assert not any("loss/kl" in row for row in rows)
     weights = [row["loss/entropy_coef"] for row in rows]  # two updates a step, which count once
     assert weights == pytest.approx([0, DELTA, 2 * DELTA, 3 * DELTA])
@@ -45,7 +48,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(tmp_path: Path) 
         shutil.rmtree(tmp_path / "cut")
 
 
-def test_what_trains_is_the_reward_less_the_divergence_of_the_trainers_own_log_probabilities() -> None:
+def test_what_trains_is_the_reward_less_the_divergence_of_the_trainers_own_log_probabilities() -> (
+    None
+):
     options = {"data.eval": None, "preset": "rloo", "loss.kl_coef": 0.5, "optim.lr": 0.01}
     with dapo.session(config=CONFIGS / "tiny.yaml", threads=1, steps=3, **options) as s:
         s.update(s.collect())
@@ -76,21 +81,35 @@ def test_the_filter_takes_verdicts_and_not_the_divergence(tmp_path: Path) -> Non
     outcomes = []
     for more in ([], ["loss.kl_coef=0.5", "loss.kl_in=reward", "loss.kl_estimator=k1"]):
         path = tmp_path / str(len(more))
-        with new_run(tiny("train.num_steps=1", "data.eval=null", "train.save_every=0", *more), path) as run:
+        with new_run(
+            tiny("train.num_steps=1", "data.eval=null", "train.save_every=0", *more), path
+        ) as run:
             train(run)
         (row,) = [row for row in metrics(path) if row["step"]]
-        outcomes.append({name: value for name, value in row.items() if name.startswith(("rollout/groups", "reward/m"))})
+        outcomes.append(
+            {
+                name: value
+                for name, value in row.items()
+                if name.startswith(("rollout/groups", "reward/m"))
+            }
+        )
     assert outcomes[0] == outcomes[1]
     assert outcomes[0]["rollout/groups_trained"] == 4
 
 
 @pytest.mark.parametrize("preset", ["rloo", "reinforce_pp", "reinforce_pp_baseline"])
 def test_a_preset_trains_every_group_and_raises_the_reward(preset: str, tmp_path: Path) -> None:
-    options = ("reward.verifier=dapo.rewards.examples:digit_share", "train.num_steps=10", "optim.lr=0.01")
+    options = (
+        "reward.verifier=dapo.rewards.examples:digit_share",
+        "train.num_steps=10",
+        "optim.lr=0.01",
+    )
     config = tiny(f"preset={preset}", "train.save_every=0", "data.eval=null", *options)
     with new_run(config, tmp_path / "run") as run:
         train(run)
     rows = [row for row in metrics(tmp_path / "run") if row["step"]]
-    assert all(row["rollout/groups_generated"] == row["rollout/groups_trained"] == 4 for row in rows)
+    assert all(
+        row["rollout/groups_generated"] == row["rollout/groups_trained"] == 4 for row in rows
+    )
     first, last = (sum(row["reward/mean"] for row in part) / 3 for part in (rows[:3], rows[-3:]))
     assert last > first + 0.2

@@ -1,4 +1,6 @@
-"""Tokens that the policy did not sample count nowhere: not in lengths, weights, metrics or tables."""
+"""Tokens that the policy did not sample count nowhere: not in lengths, weights, metrics or
+tables.
+"""
 
 import shutil
 from array import array
@@ -43,15 +45,20 @@ RAGGED = ((0, 2), (5, 6), (7, 9))
 """Ranges of five sampled tokens among ten."""
 
 
-def episode(length: int = 10, sampled: Sequence[tuple[int, int]] | None = RAGGED, **changes: Any) -> Generation:
-    ids, logprobs = array("i", range(20, 20 + length)), array("f", [-0.5] * length)
+def episode(
+    length: int = 10, sampled: Sequence[tuple[int, int]] | None = RAGGED, **changes: Any
+) -> Generation:
+    ids = array("i", range(20, 20 + length))
+    logprobs = array("f", [-0.5] * length)
     return replace(Generation("1/0/0", ids, logprobs, "stop", 0, sampled=sampled), **changes)  # type: ignore[arg-type]
 
 
 def group(*generations: Generation, rewards: Sequence[float] = (1.0, -1.0)) -> Group:
     verdicts = tuple(Verdict(reward > 0, reward) for reward in rewards)
     texts = tuple("?" for _ in generations)
-    return Group(Problem("p", "?", "!"), (1, 2), generations, verdicts, texts=texts, rewards=tuple(rewards))
+    return Group(
+        Problem("p", "?", "!"), (1, 2), generations, verdicts, texts=texts, rewards=tuple(rewards)
+    )
 
 
 # --- the type
@@ -59,12 +66,15 @@ def group(*generations: Generation, rewards: Sequence[float] = (1.0, -1.0)) -> G
 
 @pytest.mark.parametrize("kind", [tuple, lambda row: array("f", row), lambda row: array("d", row)])
 def test_log_probabilities_of_observed_tokens_are_zero_whatever_was_given(kind: Any) -> None:
-    found = Generation("a", tuple(range(10)), kind([-50.0] * 2 + [-0.5] * 8), "stop", 0, sampled=RAGGED)
+    found = Generation(
+        "a", tuple(range(10)), kind([-50.0] * 2 + [-0.5] * 8), "stop", 0, sampled=RAGGED
+    )
     assert list(found.logprobs) == [-50.0, -50.0, 0, 0, 0, -0.5, 0, -0.5, -0.5, 0]
     assert type(found.logprobs) is type(kind([]))
     assert list(found.mask) == [1, 1, 0, 0, 0, 1, 0, 1, 1, 0]
     assert (found.num_sampled, group(found, found).num_tokens) == (5, 10)
-    assert Generation("a", (1, 2, 3), (), "stop", 0, sampled=((0, 1),)).logprobs == ()  # none were kept
+    # none were kept
+    assert Generation("a", (1, 2, 3), (), "stop", 0, sampled=((0, 1),)).logprobs == ()
 
 
 def test_ranges_are_joined_and_those_of_a_whole_response_are_none() -> None:
@@ -95,9 +105,14 @@ def test_lengths_are_numbers_of_sampled_tokens() -> None:
     assert length_penalty(episode(sampled=None), config) == -1
     groups = [group(episode(version=1), episode(sampled=((3, 4),), version=3))]
     metrics = rollout_metrics([(groups[0], "trained")], {"trained": 1}, {"trained": 6}, shortfall=0)
-    assert (metrics["rollout/response_tokens_mean"], metrics["rollout/response_tokens_max"]) == (3, 5)
+    assert (metrics["rollout/response_tokens_mean"], metrics["rollout/response_tokens_max"]) == (
+        3,
+        5,
+    )
     assert metrics["rollout/entropy_estimate"] == pytest.approx(0.5)
-    assert staleness_metrics(groups, version=3)["rollout/staleness_mean"] == pytest.approx(2 * 5 / 6)
+    assert staleness_metrics(groups, version=3)["rollout/staleness_mean"] == pytest.approx(
+        2 * 5 / 6
+    )
 
 
 def test_only_the_last_turn_can_be_a_loop() -> None:
@@ -115,7 +130,10 @@ def test_an_episode_may_have_stop_ids_inside_and_is_checked_otherwise() -> None:
         ({"version": 9}, "version"),
     ):
         engine = CheckedEngine(
-            FaultyEngine(lambda r: ((3,), "stop"), lambda found, c=change: [episode(**c) for _ in found]), vocabulary=40
+            FaultyEngine(
+                lambda r: ((3,), "stop"), lambda found, c=change: [episode(**c) for _ in found]
+            ),
+            vocabulary=40,
         )
         engine.load_weights(None, 0)  # type: ignore[arg-type]
         engine.submit([request])
@@ -133,7 +151,8 @@ class KnownValues:
     """A critic whose values are given."""
 
     def __init__(self, rows: Sequence[Sequence[float]], kl: Sequence[Sequence[float]]) -> None:
-        self._rows, self._kl = rows, kl
+        self._rows = rows
+        self._kl = kl
 
     def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
         return list(self._rows)
@@ -148,10 +167,15 @@ def test_the_steps_of_a_critic_are_the_sampled_tokens() -> None:
     whole = with_advantages([group(episode(), episode(sampled=None))], config)
     short = with_advantages([group(episode(5, None), episode(sampled=None))], config)
     chance = np.random.default_rng(0)
-    values, kl = chance.normal(size=(2, 10)), chance.normal(size=(2, 10))
+    values = chance.normal(size=(2, 10))
+    kl = chance.normal(size=(2, 10))
     observed = ~np.asarray(mask_of(RAGGED, 10)).astype(bool)
-    values[0, observed], kl[0, observed] = 1e6, 1e6
-    rows = [[values[0][~observed].tolist(), values[1].tolist()], [kl[0][~observed].tolist(), kl[1].tolist()]]
+    values[0, observed] = 1e6
+    kl[0, observed] = 1e6
+    rows = [
+        [values[0][~observed].tolist(), values[1].tolist()],
+        [kl[0][~observed].tolist(), kl[1].tolist()],
+    ]
     expected = with_token_advantages(short, KnownValues(*rows), config, step=1)
     found = with_token_advantages(whole, KnownValues(values.tolist(), kl.tolist()), config, step=1)
     for name in ("token_advantages", "old_values", "value_targets"):
@@ -159,25 +183,34 @@ def test_the_steps_of_a_critic_are_the_sampled_tokens() -> None:
         assert list(select(row, RAGGED)) == list(getattr(expected[0], name))
         assert not any(np.asarray(row)[observed])
         assert list(getattr(found[1], name)) == list(getattr(expected[1], name))
-    assert [(s.reward, s.advantage, s.kl) for s in found] == [(s.reward, s.advantage, s.kl) for s in expected]
+    assert [(s.reward, s.advantage, s.kl) for s in found] == [
+        (s.reward, s.advantage, s.kl) for s in expected
+    ]
 
 
 def test_the_loss_equals_a_naive_sum_over_sampled_tokens() -> None:
     config = tiny("overlong.mode=off")
     groups = [
         group(episode(), episode(7, ((1, 3),)), episode(4, None), rewards=(1.0, -1.0, 0.5)),
-        replace(group(episode(9, ((0, 1), (8, 9))), episode(6, ((2, 6),))), id=1, prompt_ids=(3, 4, 5)),
+        replace(
+            group(episode(9, ((0, 1), (8, 9))), episode(6, ((2, 6),))), id=1, prompt_ids=(3, 4, 5)
+        ),
     ]
     found = with_advantages(groups, config)
-    samples = off_policy([replace(s, response_ids=tuple(s.response_ids), engine_logprobs=()) for s in found])
+    samples = off_policy(
+        [replace(s, response_ids=tuple(s.response_ids), engine_logprobs=()) for s in found]
+    )
     policy = make_policy(loaded(float64_model()), temperature=0.7)
     now = [row.detach().tolist() for row, _ in plain_scores(float64_model(), samples, 0.7)]
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for sample, row in zip(samples, now, strict=True):
         for t, (new, old) in enumerate(zip(row, sample.old_logprobs or (), strict=True)):
             if any(start <= t < end for start, end in sample.sampled or [(0, len(row))]):
                 ratio = float(np.exp(new - old))
-                total -= min(ratio * sample.advantage, min(max(ratio, 0.8), 1.28) * sample.advantage)
+                total -= min(
+                    ratio * sample.advantage, min(max(ratio, 0.8), 1.28) * sample.advantage
+                )
                 count += 1
     assert count == 5 + 2 + 4 + 2 + 4
     metrics = policy.update(samples, step=1)
@@ -189,12 +222,18 @@ def test_the_loss_equals_a_naive_sum_over_sampled_tokens() -> None:
 
 
 class Observing:
-    """A `RolloutEngine` that puts observations between the tokens of another one, and garbage at them."""
+    """A `RolloutEngine` that puts observations between the tokens of another one, and garbage at
+    them.
+    """
 
     def __init__(self, engine: RolloutEngine, observation: Sequence[int], garbage: float) -> None:
-        self._engine, self._observation, self._garbage = engine, array("i", observation), garbage
-        self.load_weights, self.drop_weights = engine.load_weights, engine.drop_weights
-        self.submit, self.close = engine.submit, engine.close
+        self._engine = engine
+        self._observation = array("i", observation)
+        self._garbage = garbage
+        self.load_weights = engine.load_weights
+        self.drop_weights = engine.drop_weights
+        self.submit = engine.submit
+        self.close = engine.close
 
     def poll(self) -> list[Generation]:
         return [self._episode(generation) for generation in self._engine.poll()]
@@ -203,10 +242,12 @@ class Observing:
         return [self._episode(generation) for generation in self._engine.abort(request_ids)]
 
     def _episode(self, generation: Generation) -> Generation:
-        n, k = len(generation.token_ids), len(self._observation)
+        n = len(generation.token_ids)
+        k = len(self._observation)
         if n < 2 or sum(generation.token_ids) % 3 == 0:
             return generation  # ends in its first turn
-        ids, logprobs = array("i", generation.token_ids), array("f", generation.logprobs)
+        ids = array("i", generation.token_ids)
+        logprobs = array("f", generation.logprobs)
         values = array("f", [self._garbage] * k)
         return replace(
             generation,
@@ -227,20 +268,30 @@ class GarbagePolicy(Policy):
     def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
         return self._with_garbage(super().values(samples), samples, self.size)
 
-    def update(self, minibatch: Sequence[Sample], *, step: int, custom: Any = None) -> dict[str, float]:
+    def update(
+        self, minibatch: Sequence[Sample], *, step: int, custom: Any = None
+    ) -> dict[str, float]:
         sizes = dict.fromkeys(("token_advantages", "old_values", "value_targets"), self.size)
         sizes |= dict.fromkeys(("engine_logprobs", "old_logprobs"), -self.size / 2e4)
         for name, size in sizes.items():
             if all(getattr(sample, name) for sample in minibatch):
-                rows = self._with_garbage([getattr(sample, name) for sample in minibatch], minibatch, size)
-                minibatch = [replace(s, **{name: row}) for s, row in zip(minibatch, rows, strict=True)]  # type: ignore[arg-type]
+                rows = self._with_garbage(
+                    [getattr(sample, name) for sample in minibatch], minibatch, size
+                )
+                minibatch = [
+                    replace(s, **{name: row}) for s, row in zip(minibatch, rows, strict=True)
+                ]  # type: ignore[arg-type]
         return super().update(minibatch, step=step, custom=custom)
 
-    def _with_garbage(self, rows: Any, samples: Sequence[Sample], size: float) -> list[Sequence[float]]:
+    def _with_garbage(
+        self, rows: Any, samples: Sequence[Sample], size: float
+    ) -> list[Sequence[float]]:
         found = []
         for row, sample in zip(rows, samples, strict=True):
             kept = mask_of(sample.sampled or ((0, len(row)),), len(row))
-            found.append(tuple(value if own else size for value, own in zip(row, kept, strict=True)))
+            found.append(
+                tuple(value if own else size for value, own in zip(row, kept, strict=True))
+            )
         return found
 
 
@@ -255,11 +306,19 @@ TWO_UPDATES = ("train.minibatch_groups=2", "rollout.prompts_per_step=4")
 RUNS: dict[str, tuple[str, ...]] = {
     "dapo, two updates": TWO_UPDATES,
     "grpo, KL in the loss": ("preset=grpo", "loss.kl_coef=0.1", *TWO_UPDATES),
-    "KL in the reward, overlong filter": ("loss.kl_coef=0.1", "loss.kl_in=reward", "overlong.mode=filter"),
+    "KL in the reward, overlong filter": (
+        "loss.kl_coef=0.1",
+        "loss.kl_in=reward",
+        "overlong.mode=filter",
+    ),
     "ppo": ("preset=ppo", "loss.kl_coef=0.1", "loss.kl_in=reward", "critic.lr=0.01", *TWO_UPDATES),
     "gspo": ("preset=gspo", *TWO_UPDATES),
     "correction by token": ("loss.engine_correction=2", *TWO_UPDATES),
-    "masked by response": ("loss.engine_correction=2", "loss.engine_ratio=sequence", "loss.engine_over_cap=mask"),
+    "masked by response": (
+        "loss.engine_correction=2",
+        "loss.engine_ratio=sequence",
+        "loss.engine_over_cap=mask",
+    ),
     "one step off": ("schedule=one_step_off", "rollout.engines=1", "loss.engine_correction=2"),
 }
 
@@ -268,7 +327,9 @@ def run_observing(path: Path, config: Config, size: float) -> None:
     def change(run: Run) -> None:
         encoder = run.sampling.encoder
         assert isinstance(encoder, PromptEncoder)
-        run.sampling.engine = Observing(run.sampling.engine, encoder.encode_rendered("+="), -size / 2e4)
+        run.sampling.engine = Observing(
+            run.sampling.engine, encoder.encode_rendered("+="), -size / 2e4
+        )
         run.policy.__class__ = GarbagePolicy
         run.policy.size = size  # type: ignore[attr-defined]
 
@@ -285,30 +346,52 @@ def test_garbage_at_observed_tokens_changes_no_bit(name: str, tmp_path: Path) ->
     config = tiny(*RUN, *RUNS[name])
     for size in (0.0, 1e6):
         run_observing(tmp_path / f"{size:g}", config, size)
-    found, expected = contents(tmp_path / "1e+06"), contents(tmp_path / "0")
+    found = contents(tmp_path / "1e+06")
+    expected = contents(tmp_path / "0")
     assert differences(found, expected) == []
-    assert sum(row["optim/update_tokens"] > 0 and row["optim/grad_norm"] > 0 for row in found["metrics"]) > 0
+    assert (
+        sum(
+            row["optim/update_tokens"] > 0 and row["optim/grad_norm"] > 0
+            for row in found["metrics"]
+        )
+        > 0
+    )
     table = read_table(tmp_path / "0" / "rollouts" / "step_000001.parquet")
     assert 0 < table["sampled"].null_count < len(table)
     for row in table.to_pylist():
         length = len(row["response_ids"])
         flat = row["sampled"] or [0, length]
-        assert row["response_tokens"] == sum(flat[1::2]) - sum(flat[::2]) == length - 2 * bool(row["sampled"])
+        assert (
+            row["response_tokens"]
+            == sum(flat[1::2]) - sum(flat[::2])
+            == length - 2 * bool(row["sampled"])
+        )
         assert "+=" in row["response"] or not row["sampled"]
         shown = _response(None, row, None)
         observed = [not own for own in shown["sampled"] or [1] * length]
-        chances = [exp(p) for p, not_own in zip(row["engine_logprobs"], observed, strict=True) if not not_own]
+        chances = [
+            exp(p)
+            for p, not_own in zip(row["engine_logprobs"], observed, strict=True)
+            if not not_own
+        ]
         assert shown["mean_probability"] == pytest.approx(fmean(chances), abs=1e-4)
     for tokens_of in (None, []):  # with tokens, and without
         for stored in read_groups(RunDirectory.open(tmp_path / "0"), 1, tokens_of=tokens_of):
             pairs = zip(stored.group.generations, stored.group.verdicts, strict=True)
-            assert [shaped_reward(g, verdict, config) for g, verdict in pairs] == list(stored.group.rewards)
+            assert [shaped_reward(g, verdict, config) for g, verdict in pairs] == list(
+                stored.group.rewards
+            )
 
 
-def test_a_run_with_observations_resumes_to_the_byte_from_its_prefetched_batch(tmp_path: Path) -> None:
+def test_a_run_with_observations_resumes_to_the_byte_from_its_prefetched_batch(
+    tmp_path: Path,
+) -> None:
     config = tiny(*RUN, *ONE_STEP_OFF, "train.num_steps=4", "train.keep_checkpoints=9")
     run_observing(tmp_path / "whole", config, 0.0)
-    assert "sampled" in read_schema(tmp_path / "whole" / "checkpoints" / "step_000002" / RESPONSES_FILE).names
+    assert (
+        "sampled"
+        in read_schema(tmp_path / "whole" / "checkpoints" / "step_000002" / RESPONSES_FILE).names
+    )
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     for step in (3, 4):
         shutil.rmtree(tmp_path / "cut" / "checkpoints" / f"step_{step:06d}")
@@ -327,12 +410,18 @@ def test_ranges_reach_the_ranks_of_a_trainer() -> None:
 
 def test_tables_with_and_without_the_column_are_read_together(tmp_path: Path) -> None:
     paths = []
-    for step, generations in enumerate(((episode(sampled=None),) * 2, (episode(), episode(sampled=None)))):
+    for step, generations in enumerate(
+        ((episode(sampled=None),) * 2, (episode(), episode(sampled=None)))
+    ):
         batch = Batch((), ((group(*generations), "trained"),), {}, {}, shortfall=0)
         paths.append(tmp_path / f"{step}.parquet")
         write_rollouts(paths[-1], rollout_rows(batch, (), str, step=step))
     assert "sampled" not in read_schema(paths[0]).names
     for order in (paths, paths[::-1]):
         rows = read_rollouts(order).to_pylist()
-        assert sorted(map(str, (row["sampled"] for row in rows))) == ["None"] * 3 + [str([0, 2, 5, 6, 7, 9])]
-    assert read_rollouts(paths[:1]).column_names == [*map(str, read_rollouts(paths).column_names[:-1])]
+        assert sorted(map(str, (row["sampled"] for row in rows))) == ["None"] * 3 + [
+            str([0, 2, 5, 6, 7, 9])
+        ]
+    assert read_rollouts(paths[:1]).column_names == [
+        *map(str, read_rollouts(paths).column_names[:-1])
+    ]

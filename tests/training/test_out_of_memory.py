@@ -1,4 +1,6 @@
-"""A device without memory left ends a run like any other failure: state saved, options named, resumable."""
+"""A device without memory left ends a run like any other failure: state saved, options named,
+resumable.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,9 +23,10 @@ from helpers.tiny_policies import loaded, make_policy
 from helpers.tiny_runs import contents, differences, metrics, saved_steps, tiny
 
 MESSAGE = (
-    "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 79.11 GiB of which 512.00 MiB is "
-    "free. Including non-PyTorch memory, it has 78.60 GiB in use. Of the allocated memory 77.00 GiB is "
-    "allocated by PyTorch. See the documentation for Memory Management."
+    "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 79.11 GiB of"
+    " which 512.00 MiB is free. Including non-PyTorch memory, it has 78.60 GiB in use. Of the"
+    " allocated memory 77.00 GiB is allocated by PyTorch. See the documentation for Memory"
+    " Management."
 )
 RUN = ("train.num_steps=4", "train.save_every=2", "train.minibatch_groups=2", "model.dtype=float64")
 COMPUTATIONS = {
@@ -41,7 +44,11 @@ def full_device(run: Path, at: Callable[[], bool]) -> Iterator[None]:
     """Inside, the first forward of the third step where `at` holds finds no memory."""
 
     def check(module: torch.nn.Module, _: Any) -> None:
-        if at() and (run / "rollouts/step_000002.parquet").exists() and metrics(run)[-1]["step"] == 2:
+        if (
+            at()
+            and (run / "rollouts/step_000002.parquet").exists()
+            and metrics(run)[-1]["step"] == 2
+        ):
             raise torch.OutOfMemoryError(MESSAGE)
 
     handle = register_module_forward_pre_hook(check)
@@ -67,27 +74,36 @@ def test_a_run_that_finds_no_memory_is_saved_says_what_to_lower_and_resumes(
         start_run(tiny(*RUN, "rollout.prompts_per_step=4"), run_dir=run, config_name="t")
     message = str(caught.value)
     assert message.startswith(
-        f"{doing} ran out of memory (1.50 GiB were requested, 512.00 MiB of 79.11 GiB were free): lower "
+        f"{doing} ran out of memory (1.50 GiB were requested, 512.00 MiB of 79.11 GiB were free):"
+        " lower "
     )
     assert option in message
     assert caught.value.exit_code == 1
     assert "step_000002" in saved_steps(run)
     printed = capsys.readouterr().out
-    assert f"with the same options the step would fail again: dapo resume {run} OPTION=VALUE" in printed
+    assert (
+        f"with the same options the step would fail again: dapo resume {run} OPTION=VALUE"
+        in printed
+    )
     if doing == "generation":  # the others end at the same place of the run, between two steps
         resume_run(run, [])
         assert differences(contents(run), whole) == []
 
 
-def test_a_run_resumes_with_smaller_microbatches_and_recomputation(whole: dict[str, Any], tmp_path: Path):
+def test_a_run_resumes_with_smaller_microbatches_and_recomputation(
+    whole: dict[str, Any], tmp_path: Path
+):
     run = tmp_path / "run"
     with full_device(run, torch.is_grad_enabled), pytest.raises(OutOfMemory):
         start_run(tiny(*RUN, "rollout.prompts_per_step=4"), run_dir=run, config_name="t")
     resume_run(run, ["train.microbatch_tokens=64", "train.recompute=true"])
-    # microbatches cut otherwise share other beginnings, whose gradients RMSNorm rounds to float32 as a sum or each
+    # microbatches cut otherwise share other beginnings, whose gradients RMSNorm rounds to float32
+    # as a sum or each
     shared = "optim/shared_token_fraction"
     for row, other in zip(metrics(run), whole["metrics"], strict=True):
-        assert row | {shared: 0} == pytest.approx(other | {shared: 0}, rel=1e-6, abs=1e-7, nan_ok=True)
+        assert row | {shared: 0} == pytest.approx(
+            other | {shared: 0}, rel=1e-6, abs=1e-7, nan_ok=True
+        )
 
 
 class FullDevice(TorchDispatchMode):
@@ -103,8 +119,13 @@ def test_a_model_that_does_not_fit_on_its_gpu_names_what_to_change():
     with fake_cuda(), FullDevice(), pytest.raises(OutOfMemory) as caught:
         load_model("tiny-random", dtype=torch.float32, device="cuda")
     message = str(caught.value)
-    assert message.startswith("loading the model ran out of memory (1.50 GiB were requested, 512.00 MiB of 79.11 GiB")
-    assert all(option in message for option in ("model.dtype", "distributed.trainer_ranks", "rollout.vllm.cache_gib"))
+    assert message.startswith(
+        "loading the model ran out of memory (1.50 GiB were requested, 512.00 MiB of 79.11 GiB"
+    )
+    assert all(
+        option in message
+        for option in ("model.dtype", "distributed.trainer_ranks", "rollout.vllm.cache_gib")
+    )
     assert message.endswith("and start again")
 
 
@@ -115,7 +136,9 @@ def test_memory_that_ends_while_attention_is_checked_is_not_taken_for_an_unsuppo
     model = loaded()
     handle = register_module_forward_pre_hook(fill)
     try:
-        with pytest.raises(OutOfMemory, match=r"^preparing the policy ran out of memory .*model\.dtype=bfloat16"):
+        with pytest.raises(
+            OutOfMemory, match=r"^preparing the policy ran out of memory .*model\.dtype=bfloat16"
+        ):
             make_policy(model)
     finally:
         handle.remove()
@@ -156,7 +179,8 @@ def test_what_the_failed_computation_held_is_freed():
         raise MemoryError(f"no room beside {type(tensor).__name__}")
 
     with pytest.raises(
-        OutOfMemory, match=r"^this ran out of memory \(no room beside Held\): do less, and resume the run$"
+        OutOfMemory,
+        match=r"^this ran out of memory \(no room beside Held\): do less, and resume the run$",
     ):
         fill()
     assert freed == ["tensor"]

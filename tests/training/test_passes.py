@@ -1,4 +1,6 @@
-"""`train.passes_per_step`: several passes over a step's batch, with one pi_old, which a resumed run repeats exactly."""
+"""`train.passes_per_step`: several passes over a step's batch, with one pi_old, which a resumed run
+repeats exactly.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +19,12 @@ from helpers.tiny_policies import groups_of
 from helpers.tiny_runs import contents, metrics, tiny
 
 ANY = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
-TWO = ("train.passes_per_step=2", "train.minibatch_groups=2", "train.num_steps=2", "train.save_every=1")
+TWO = (
+    "train.passes_per_step=2",
+    "train.minibatch_groups=2",
+    "train.num_steps=2",
+    "train.save_every=1",
+)
 
 
 def samples() -> list[Sample]:
@@ -30,7 +37,11 @@ def ids(updates: Sequence[Sequence[Sample]]) -> list[list[int]]:
 
 
 def cut(passes: int, *, step: int = 1) -> list[list[Sample]]:
-    options = ["rollout.prompts_per_step=6", "train.minibatch_groups=2", f"train.passes_per_step={passes}"]
+    options = [
+        "rollout.prompts_per_step=6",
+        "train.minibatch_groups=2",
+        f"train.passes_per_step={passes}",
+    ]
     config = build_config(ANY, options)
     assert config.updates_per_step == 3 * passes
     return minibatches(samples(), config, step=step)
@@ -40,7 +51,9 @@ def test_each_pass_holds_every_group_once_in_an_order_of_its_own():
     updates = cut(3)
     passes = [ids(updates[start : start + 3]) for start in (0, 3, 6)]
     for each in passes:
-        assert sorted(chain.from_iterable(each)) == sorted({sample.group_id for sample in samples()})
+        assert sorted(chain.from_iterable(each)) == sorted(
+            {sample.group_id for sample in samples()}
+        )
     assert passes[0] != passes[1] != passes[2] != passes[0]
     assert ids(cut(1)) == passes[0]
     assert ids(cut(3)) == ids(updates)
@@ -63,9 +76,18 @@ def test_old_log_probabilities_are_recorded_once_for_each_sample(passes: int):
 
 def test_the_ratio_leaves_1_in_the_second_pass_and_pi_old_is_that_before_the_first(tmp_path: Path):
     for passes in (1, 2):
-        options = (f"train.passes_per_step={passes}", "train.minibatch_groups=4", "train.num_steps=1")
-        start_run(tiny("rollout.prompts_per_step=4", *options), run_dir=tmp_path / str(passes), config_name="tiny")
-    once, twice = metrics(tmp_path / "1")[-1], metrics(tmp_path / "2")[-1]
+        options = (
+            f"train.passes_per_step={passes}",
+            "train.minibatch_groups=4",
+            "train.num_steps=1",
+        )
+        start_run(
+            tiny("rollout.prompts_per_step=4", *options),
+            run_dir=tmp_path / str(passes),
+            config_name="tiny",
+        )
+    once = metrics(tmp_path / "1")[-1]
+    twice = metrics(tmp_path / "2")[-1]
     assert (once["loss/ratio_mean"], once["loss/approx_kl"]) == (1.0, 0.0)
     assert twice["loss/ratio_mean"] != 1.0
     assert twice["loss/approx_kl"] > 0
@@ -83,7 +105,9 @@ def test_microbatches_change_nothing_but_rounding(tmp_path: Path, microbatch_tok
         assert rows[0][name] == pytest.approx(rows[1][name], rel=1e-7, abs=1e-12)
 
 
-@pytest.mark.parametrize("options", [(), ("schedule=one_step_off", "rollout.engines=1")], ids=["sync", "one_step_off"])
+@pytest.mark.parametrize(
+    "options", [(), ("schedule=one_step_off", "rollout.engines=1")], ids=["sync", "one_step_off"]
+)
 def test_a_run_that_ends_between_two_passes_is_resumed_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ):
@@ -92,7 +116,9 @@ def test_a_run_that_ends_between_two_passes_is_resumed_to_the_same_bytes(
     made: list[int] = []
     update = Policy.update
 
-    def failing(self: Policy, minibatch: Sequence[Sample], *, step: int, custom: object = None) -> dict[str, float]:
+    def failing(
+        self: Policy, minibatch: Sequence[Sample], *, step: int, custom: object = None
+    ) -> dict[str, float]:
         made.append(step)
         if made.count(2) > config.updates_per_step // 2 + 1:
             raise EngineError("ended in the second pass")

@@ -1,4 +1,6 @@
-"""PPO as a run: advantages of a batch, a critic that learns, and a run that is killed and resumed to the byte."""
+"""PPO as a run: advantages of a batch, a critic that learns, and a run that is killed and resumed
+to the byte.
+"""
 
 import json
 import signal
@@ -33,7 +35,8 @@ class KnownValues:
     """A critic whose values are given."""
 
     def __init__(self, rows: Sequence[Sequence[float]], kl: Sequence[Sequence[float]] = ()) -> None:
-        self._rows, self._kl = rows, kl
+        self._rows = rows
+        self._kl = kl
 
     def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
         return list(self._rows)
@@ -44,14 +47,21 @@ class KnownValues:
 
 def group(position: int, *responses: tuple[int, float]) -> Group:
     """From lengths and rewards."""
-    generations = tuple(Generation("r", (5,) * n, (-1.0,) * n, "length" if n == 8 else "stop", 0) for n, _ in responses)
+    generations = tuple(
+        Generation("r", (5,) * n, (-1.0,) * n, "length" if n == 8 else "stop", 0)
+        for n, _ in responses
+    )
     rewards = tuple(reward for _, reward in responses)
     verdicts = tuple(Verdict(reward > 0, reward) for reward in rewards)
-    return Group(Problem("p", "?", "!"), (1, 2), generations, verdicts, id=position, rewards=rewards)
+    return Group(
+        Problem("p", "?", "!"), (1, 2), generations, verdicts, id=position, rewards=rewards
+    )
 
 
 @pytest.mark.parametrize(("lam", "kl_coef"), [(1.0, 0.0), (0.9, 0.0), (0.9, 0.3)])
-def test_advantages_and_targets_of_a_batch_equal_a_naive_double_loop(lam: float, kl_coef: float) -> None:
+def test_advantages_and_targets_of_a_batch_equal_a_naive_double_loop(
+    lam: float, kl_coef: float
+) -> None:
     options = (f"critic.gae_lambda={lam}", f"loss.kl_coef={kl_coef}", "loss.kl_in=reward")
     config = tiny("preset=ppo", "overlong.mode=filter", *options)
     groups = [group(0, (3, 1.0), (8, -1.0)), group(4, (1, -1.0), (5, 1.0), (2, 0.5))]
@@ -73,16 +83,25 @@ def test_advantages_and_targets_of_a_batch_equal_a_naive_double_loop(lam: float,
         assert list(sample.token_advantages or ()) == pytest.approx(expected, abs=1e-12)
         assert list(sample.value_targets or ()) == pytest.approx(aims, abs=1e-12)
         assert list(sample.old_values or ()) == list(row)
-        assert sample.advantage == pytest.approx(sum(expected) / max(1, sum(sample.mask)), abs=1e-12)
+        assert sample.advantage == pytest.approx(
+            sum(expected) / max(1, sum(sample.mask)), abs=1e-12
+        )
         if kl_coef:
             assert sample.kl == pytest.approx(sum(own_kl))
             assert sample.reward == pytest.approx(before.reward - kl_coef * sum(own_kl))
-        kept = {"advantage": 0.0, "token_advantages": None, "old_values": None, "value_targets": None}
+        kept = {
+            "advantage": 0.0,
+            "token_advantages": None,
+            "old_values": None,
+            "value_targets": None,
+        }
         assert replace(sample, **kept, reward=before.reward, kl=None) == before
     assert with_token_advantages([], KnownValues([]), config, step=1) == []
 
 
-def test_values_that_miss_by_a_constant_explain_everything_and_masked_tokens_count_nowhere() -> None:
+def test_values_that_miss_by_a_constant_explain_everything_and_masked_tokens_count_nowhere() -> (
+    None
+):
     config = tiny("preset=ppo", "overlong.mode=filter", "loss.kl_coef=0")
     samples = with_advantages([group(0, (3, 1.0), (8, -1.0), (2, -1.0))], config)
     shift = 0.25
@@ -97,7 +116,9 @@ def test_values_that_miss_by_a_constant_explain_everything_and_masked_tokens_cou
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 12 steps, in the first of which only the critic learns."""
     path = tmp_path_factory.mktemp("ppo") / "run"
-    start_run(tiny(*PPO, "train.num_steps=12", "critic.pretrain_steps=1"), run_dir=path, config_name="t")
+    start_run(
+        tiny(*PPO, "train.num_steps=12", "critic.pretrain_steps=1"), run_dir=path, config_name="t"
+    )
     return path
 
 
@@ -107,7 +128,8 @@ def test_ppo_learns_its_critic_follows_and_every_group_trains(learned: Path) -> 
         assert [row[name] for row in rows] == [4] * 12
     accuracy = [row["reward/accuracy"] for row in rows]
     assert np.mean(accuracy[-3:]) > np.mean(accuracy[:3]) + 0.2
-    assert abs(rows[0]["reward/kl_mean"]) < 1e-6 < abs(rows[-1]["reward/kl_mean"])  # the policy leaves its reference
+    # the policy leaves its reference
+    assert abs(rows[0]["reward/kl_mean"]) < 1e-6 < abs(rows[-1]["reward/kl_mean"])
     assert not [name for row in rows for name in row if name == "loss/kl"]
     assert rows[0]["critic/value_mean"] == 0
     assert rows[0]["critic/explained_variance"] == 0
@@ -115,8 +137,14 @@ def test_ppo_learns_its_critic_follows_and_every_group_trains(learned: Path) -> 
     assert rows[-1]["critic/loss"] < rows[0]["critic/loss"] / 2
     assert all(row.get("critic/explained_variance", 0) <= 1 for row in rows)
     assert {row["critic/skipped"] for row in rows} == {0}
-    assert all(0 <= row["critic/clip_fraction"] <= 1 and row["critic/grad_norm"] > 0 for row in rows)
-    assert [row["optim/lr"] > 0 for row in rows] == ["loss/entropy" in row for row in rows] == [False] + [True] * 11
+    assert all(
+        0 <= row["critic/clip_fraction"] <= 1 and row["critic/grad_norm"] > 0 for row in rows
+    )
+    assert (
+        [row["optim/lr"] > 0 for row in rows]
+        == ["loss/entropy" in row for row in rows]
+        == [False] + [True] * 11
+    )
 
 
 @pytest.mark.parametrize("preset", ["ppo", "reinforce_pp"])
@@ -131,8 +159,12 @@ def test_one_response_to_a_prompt_trains_where_the_baseline_is_not_that_of_its_g
     assert all(row["optim/grad_norm"] > 0 for row in trained)
 
 
-@pytest.mark.parametrize("more", [["dynamic_sampling.enabled=true"], ["advantage.estimator=reinforce_pp_baseline"]])
-def test_one_response_to_a_prompt_is_refused_where_it_is_compared_with_its_group(more: list[str]) -> None:
+@pytest.mark.parametrize(
+    "more", [["dynamic_sampling.enabled=true"], ["advantage.estimator=reinforce_pp_baseline"]]
+)
+def test_one_response_to_a_prompt_is_refused_where_it_is_compared_with_its_group(
+    more: list[str],
+) -> None:
     with pytest.raises(ConfigError, match=r"group_size must be at least 2 to compare"):
         tiny("preset=reinforce_pp", "rollout.group_size=1", *more)
 
@@ -140,7 +172,9 @@ def test_one_response_to_a_prompt_is_refused_where_it_is_compared_with_its_group
 def test_what_needs_stored_values_refuses_a_run_of_ppo_and_an_export_has_the_policy_alone(
     learned: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="compares each token with the value of a critic, which is stored nowhere"):
+    with pytest.raises(
+        ConfigError, match="compares each token with the value of a critic, which is stored nowhere"
+    ):
         explain_group(learned, 2)
     dapo.load(learned).export(tmp_path / "model")
     exported = load_file(tmp_path / "model" / "model.safetensors")
@@ -176,7 +210,13 @@ def test_a_resumed_run_of_ppo_equals_the_uninterrupted_one_to_the_byte(tmp_path:
 def test_ppo_killed_in_the_middle_of_updates_and_of_saving_ends_as_if_nothing_had_happened(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    options = [*PPO, "train.threads=1", "train.num_steps=3", "train.save_every=1", "train.minibatch_groups=2"]
+    options = [
+        *PPO,
+        "train.threads=1",
+        "train.num_steps=3",
+        "train.save_every=1",
+        "train.minibatch_groups=2",
+    ]
 
     def start_or_resume(run: Path, **moment: object) -> tuple[int, dict[str, int]]:
         begin = ["train", str(CONFIGS / "tiny.yaml"), *options, "--run-dir", str(run)]
@@ -196,7 +236,13 @@ def test_ppo_killed_in_the_middle_of_updates_and_of_saving_ends_as_if_nothing_ha
 
 
 def test_ppo_one_step_off_resumes_to_the_byte(tmp_path: Path) -> None:
-    options = [*ONE_STEP_OFF, *PPO, "train.num_steps=3", "train.save_every=1", "train.keep_checkpoints=9"]
+    options = [
+        *ONE_STEP_OFF,
+        *PPO,
+        "train.num_steps=3",
+        "train.save_every=1",
+        "train.keep_checkpoints=9",
+    ]
     run_or_resume(tmp_path / "whole", tiny(*options))
     rows = metrics(tmp_path / "whole")
     assert [row["rollout/staleness_mean"] for row in rows] == [0, 1, 1]
@@ -212,12 +258,17 @@ def refusal(*overrides: str) -> str:
 
 
 def test_what_cannot_have_a_critic_is_refused_in_one_sentence() -> None:
-    assert "trains its critic in the process that trains the policy" in refusal("distributed.trainer_ranks=2")
+    assert "trains its critic in the process that trains the policy" in refusal(
+        "distributed.trainer_ranks=2"
+    )
     assert "trains its critic in the process that trains the policy" in refusal("launcher=ray")
     assert "which model.lora avoids" in refusal("model.lora={rank: 4}")
     text = refusal("critic.pretrain_steps=5")
-    assert "critic.pretrain_steps=5 leaves none of train.num_steps=5 steps to train the policy" in text
-    assert tiny("critic.pretrain_steps=5").critic.pretrain_steps == 5  # without effect, and said so below
+    assert (
+        "critic.pretrain_steps=5 leaves none of train.num_steps=5 steps to train the policy" in text
+    )
+    # without effect, and said so below
+    assert tiny("critic.pretrain_steps=5").critic.pretrain_steps == 5
 
 
 def test_the_check_names_the_departure_and_what_has_no_effect() -> None:
@@ -225,24 +276,37 @@ def test_the_check_names_the_departure_and_what_has_no_effect() -> None:
     differing = list(differences_from_paper(config))
     assert "advantage.estimator: gae (paper: group)" in differing
     assert "loss.kl_in: reward (paper: loss)" in differing
-    assert (config.loss.kl_coef, config.loss.kl_estimator, config.loss.aggregate) == (0.001, "k1", "token")
+    assert (config.loss.kl_coef, config.loss.kl_estimator, config.loss.aggregate) == (
+        0.001,
+        "k1",
+        "token",
+    )
     assert (config.loss.clip_low, config.loss.clip_high) == (0.2, 0.2)
     assert not config.dynamic_sampling.enabled
-    assert "advantage.scale: advantage.estimator is gae" in ignored_options(tiny("preset=ppo", "advantage.scale=none"))
-    assert list(ignored_options(tiny("critic.lr=0.1"))) == ["critic.*: advantage.estimator is group"]
+    assert "advantage.scale: advantage.estimator is gae" in ignored_options(
+        tiny("preset=ppo", "advantage.scale=none")
+    )
+    assert list(ignored_options(tiny("critic.lr=0.1"))) == [
+        "critic.*: advantage.estimator is group"
+    ]
     (line,) = [line for line in explain(config) if "critic" in line and "GAE" in line]
     assert "learning rate 1e-05; alone in the first 2 steps" in line
     assert not [line for line in explain(tiny()) if "critic" in line]
 
 
 def estimate(dimensions: str, *overrides: str) -> ResourceEstimate:
-    config = tiny("model.dtype=bfloat16", "train.microbatch_tokens=8192", "train.recompute=false", *overrides)
-    return ResourceEstimate(config, sizes_of(dimensions), hardware_profile_for(config, ["device=gpu"]))
+    config = tiny(
+        "model.dtype=bfloat16", "train.microbatch_tokens=8192", "train.recompute=false", *overrides
+    )
+    return ResourceEstimate(
+        config, sizes_of(dimensions), hardware_profile_for(config, ["device=gpu"])
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen2.5-7b"])
 def test_the_estimate_counts_the_critic_in_memory_and_checkpoints(name: str) -> None:
-    without, having = estimate(name), estimate(name, "preset=ppo", "loss.kl_coef=0")
+    without = estimate(name)
+    having = estimate(name, "preset=ppo", "loss.kl_coef=0")
     dimensions = having.dimensions
     head = 0 if dimensions.tied else dimensions.vocabulary * dimensions.hidden
     parameters = dimensions.parameters - head + dimensions.hidden + 1
@@ -250,7 +314,9 @@ def test_the_estimate_counts_the_critic_in_memory_and_checkpoints(name: str) -> 
     # rounded weights of 2 bytes; master weights, gradients and two moments of 4
     assert added == (2 + 4 * 4) * parameters
     assert having.checkpoint_copy_bytes() - without.checkpoint_copy_bytes() == 3 * 4 * parameters
-    assert "the critic: weights, gradients, moments" in "\n".join(describe_estimate(tiny("preset=ppo")))
+    assert "the critic: weights, gradients, moments" in "\n".join(
+        describe_estimate(tiny("preset=ppo"))
+    )
 
 
 def test_the_estimate_s_number_of_parameters_is_that_of_the_checkpoint(learned: Path) -> None:

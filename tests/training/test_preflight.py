@@ -32,10 +32,14 @@ def test_prompts_with_different_answers_are_counted_in_a_warning(tmp_path: Path)
 
 
 def test_check_refuses_as_training_does(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "expected environment.name" in command(capsys, "check", "tiny", "data.train=environment")[2]
+    assert (
+        "expected environment.name" in command(capsys, "check", "tiny", "data.train=environment")[2]
+    )
 
 
-def test_the_table_of_data_stats_shows_different_answers_as_dedupe_counts_them(tmp_path: Path, capsys) -> None:
+def test_the_table_of_data_stats_shows_different_answers_as_dedupe_counts_them(
+    tmp_path: Path, capsys
+) -> None:
     for answers, shown in (("2", False), ("3", True)):
         rows = [
             {"prompt": "1+1", "answer": "2"},

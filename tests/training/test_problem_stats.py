@@ -13,7 +13,10 @@ from dapo.types import Group, Problem, Verdict
 from helpers import paths
 
 TINY = str(paths.TINY)
-RIGHT, WRONG, FAILED, GRADED = Verdict(True, 1.0), Verdict(False, -1.0), Verdict(None, 0.0, "late"), Verdict(None, 0.25)
+RIGHT = Verdict(True, 1.0)
+WRONG = Verdict(False, -1.0)
+FAILED = Verdict(None, 0.0, "late")
+GRADED = Verdict(None, 0.25)
 
 
 def group(problem: str, *verdicts: Verdict) -> Group:
@@ -22,12 +25,35 @@ def group(problem: str, *verdicts: Verdict) -> Group:
 
 def test_visits_responses_and_the_last_step_are_counted_by_problem(tmp_path: Path):
     problem_stats = ProblemStats()
-    problem_stats.record([group("a", RIGHT, WRONG, WRONG, FAILED), group("b", FAILED, FAILED)], step=1)
+    problem_stats.record(
+        [group("a", RIGHT, WRONG, WRONG, FAILED), group("b", FAILED, FAILED)], step=1
+    )
     problem_stats.record([group("a", RIGHT, RIGHT), group("c", GRADED, GRADED)], step=7)
     assert problem_stats.by_problem() == {
-        "a": {"visits": 2, "responses": 5, "decided": 5, "correct": 3, "score_sum": 1.0, "last_step": 7},
-        "b": {"visits": 1, "responses": 0, "decided": 0, "correct": 0, "score_sum": 0.0, "last_step": 1},
-        "c": {"visits": 1, "responses": 2, "decided": 0, "correct": 0, "score_sum": 0.5, "last_step": 7},
+        "a": {
+            "visits": 2,
+            "responses": 5,
+            "decided": 5,
+            "correct": 3,
+            "score_sum": 1.0,
+            "last_step": 7,
+        },
+        "b": {
+            "visits": 1,
+            "responses": 0,
+            "decided": 0,
+            "correct": 0,
+            "score_sum": 0.0,
+            "last_step": 1,
+        },
+        "c": {
+            "visits": 1,
+            "responses": 2,
+            "decided": 0,
+            "correct": 0,
+            "score_sum": 0.5,
+            "last_step": 7,
+        },
     }
     write_problem_stats(tmp_path / "stats", problem_stats.table())
     copy = read_problem_stats(tmp_path / "stats")
@@ -39,7 +65,9 @@ def test_visits_responses_and_the_last_step_are_counted_by_problem(tmp_path: Pat
 
 def test_a_response_without_a_verdict_or_with_a_score_alone_is_no_wrong_one_to_predictions():
     problem_stats = ProblemStats()
-    problem_stats.record([group("a", RIGHT, FAILED, FAILED, WRONG), group("b", FAILED, GRADED)], step=1)
+    problem_stats.record(
+        [group("a", RIGHT, FAILED, FAILED, WRONG), group("b", FAILED, GRADED)], step=1
+    )
     problem_stats.record([group("a", FAILED, RIGHT)], step=1)
     history = problem_stats.history()
     assert (history.correct.tolist(), history.wrong.tolist()) == ([2.0, 0.0], [1.0, 0.0])
@@ -47,7 +75,9 @@ def test_a_response_without_a_verdict_or_with_a_score_alone_is_no_wrong_one_to_p
 
 def test_any_id_and_any_score_is_kept_to_the_bit_and_the_copy_does_not_change(tmp_path: Path):
     problem_stats = ProblemStats()
-    problem_stats.record([group("b\x00", Verdict(None, 0.1), Verdict(None, 0.2)), group("\ud83d ü", RIGHT)], step=3)
+    problem_stats.record(
+        [group("b\x00", Verdict(None, 0.1), Verdict(None, 0.2)), group("\ud83d ü", RIGHT)], step=3
+    )
     copy = problem_stats.table()
     problem_stats.record([group("b\x00", RIGHT), group("new", RIGHT)], step=4)
     write_problem_stats(tmp_path / "stats", copy)
@@ -69,20 +99,48 @@ def train(*arguments: str) -> None:
 
 def test_problem_stats_agree_with_the_rollouts_also_after_a_resume(tmp_path: Path):
     run = tmp_path / "run"
-    train("train", TINY, "train.num_steps=2", "train.threads=1", "data.eval=null", "--run-dir", str(run))
+    train(
+        "train",
+        TINY,
+        "train.num_steps=2",
+        "train.threads=1",
+        "data.eval=null",
+        "--run-dir",
+        str(run),
+    )
     train("resume", str(run), "train.num_steps=4")
     found = read_problem_stats(run / "problems.parquet").by_problem()
-    assert found == read_problem_stats(run / "checkpoints" / "step_000004" / "problems.parquet").by_problem()
-    rows = [row for path in sorted((run / "rollouts").glob("*.parquet")) for row in read_table(path).to_pylist()]
+    assert (
+        found
+        == read_problem_stats(run / "checkpoints" / "step_000004" / "problems.parquet").by_problem()
+    )
+    rows = [
+        row
+        for path in sorted((run / "rollouts").glob("*.parquet"))
+        for row in read_table(path).to_pylist()
+    ]
     decided = [row for row in rows if row["outcome"] != "excess"]
     assert sum(entry["responses"] for entry in found.values()) == len(decided)
-    assert sum(entry["correct"] for entry in found.values()) == sum(row["correct"] for row in decided)
+    assert sum(entry["correct"] for entry in found.values()) == sum(
+        row["correct"] for row in decided
+    )
     assert max(entry["last_step"] for entry in found.values()) == 4
 
 
-def test_data_stats_of_a_run_shows_its_problem_stats(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    run, out = tmp_path / "run", tmp_path / "stats.json"
-    train("train", TINY, "train.num_steps=2", "train.threads=1", "data.eval=null", "--run-dir", str(run))
+def test_data_stats_of_a_run_shows_its_problem_stats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = tmp_path / "run"
+    out = tmp_path / "stats.json"
+    train(
+        "train",
+        TINY,
+        "train.num_steps=2",
+        "train.threads=1",
+        "data.eval=null",
+        "--run-dir",
+        str(run),
+    )
     problem_stats = read_problem_stats(run / "problems.parquet").by_problem()
     capsys.readouterr()
     train("data", "stats", str(run), "--output", str(out))

@@ -1,4 +1,6 @@
-"""Dynamic sampling with a scripted engine: what is accepted, when the batch closes, and that the account adds up."""
+"""Dynamic sampling with a scripted engine: what is accepted, when the batch closes, and that the
+account adds up.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -17,7 +19,12 @@ from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.training.dynamic_sampling import DynamicSampler, RollingErrorRate
 from dapo.training.rollout import Batch, Sampling, SamplingPlan, collect
-from dapo.training.stopping import MAX_EMPTY_STEPS, ProblemsSolved, describe_short_batch, require_groups
+from dapo.training.stopping import (
+    MAX_EMPTY_STEPS,
+    ProblemsSolved,
+    describe_short_batch,
+    require_groups,
+)
 from dapo.types import Generation, GenerationRequest, Group, Verdict
 from helpers.fake_rollout import (
     BROKEN,
@@ -46,8 +53,17 @@ def by_group(marks: Callable[[int], str]) -> Callable[[GenerationRequest], tuple
     return script
 
 
-def run(stream: ProblemStream, engine: RolloutEngine, chosen: DynamicSampler, *, step: int = 1, **kw: int) -> Batch:
-    return collect(Sampling(stream, engine, FakeJudge(), chosen, FakeEncoder(), plan(**kw)), step=step)
+def run(
+    stream: ProblemStream,
+    engine: RolloutEngine,
+    chosen: DynamicSampler,
+    *,
+    step: int = 1,
+    **kw: int,
+) -> Batch:
+    return collect(
+        Sampling(stream, engine, FakeJudge(), chosen, FakeEncoder(), plan(**kw)), step=step
+    )
 
 
 def assert_account_adds_up(batch: Batch, engine: ScriptedEngine) -> None:
@@ -76,7 +92,9 @@ def test_the_batch_closes_at_exactly_the_number_of_informative_groups():
 
 
 def test_groups_are_accepted_in_the_order_of_submission_whichever_finishes_first():
-    later_is_faster = ScriptedEngine(random_script, delay=lambda request: 500 - int(request.id.split("/")[1]))
+    later_is_faster = ScriptedEngine(
+        random_script, delay=lambda request: 500 - int(request.id.split("/")[1])
+    )
     batch = run(in_order(50), later_is_faster, sampler())
     group_ids = [group.id for group in batch.groups]
     assert group_ids == sorted(group_ids)
@@ -86,7 +104,8 @@ def test_groups_are_accepted_in_the_order_of_submission_whichever_finishes_first
 
 def test_an_engine_that_finishes_short_answers_first_trains_on_the_same_lengths():
     def lengths(engine: ScriptedEngine) -> list[int]:
-        stream, chosen = in_order(200), sampler(prompts=20, bound=200)
+        stream = in_order(200)
+        chosen = sampler(prompts=20, bound=200)
         return [
             len(g.token_ids)
             for s in (1, 2, 3)
@@ -106,9 +125,13 @@ def test_an_engine_that_finishes_short_answers_first_trains_on_the_same_lengths(
     size=st.integers(5, 60),
     prompts=st.integers(1, 6),
 )
-def test_what_is_trained_never_depends_on_timing_or_on_how_much_was_in_flight(slots, delays, size, prompts):
+def test_what_is_trained_never_depends_on_timing_or_on_how_much_was_in_flight(
+    slots, delays, size, prompts
+):
     def steps(engine: ScriptedEngine) -> list[tuple[Group, ...]]:
-        stream, chosen, batches = in_order(size), sampler(prompts=prompts, bound=60), []
+        stream = in_order(size)
+        chosen = sampler(prompts=prompts, bound=60)
+        batches = []
         for step in range(1, 5):
             batch = run(stream, engine, chosen, step=step)
             decided = [group for group, outcome in batch.judged if outcome != "excess"]
@@ -117,7 +140,9 @@ def test_what_is_trained_never_depends_on_timing_or_on_how_much_was_in_flight(sl
             batches.append(batch.groups)
         return batches
 
-    jittery = ScriptedEngine(random_script, slots=slots, delay=lambda r: delays[r.seed % len(delays)])
+    jittery = ScriptedEngine(
+        random_script, slots=slots, delay=lambda r: delays[r.seed % len(delays)]
+    )
     assert steps(jittery) == steps(ScriptedEngine(random_script, slots=1))
 
 
@@ -125,7 +150,8 @@ def test_an_excess_group_is_dropped_and_counted_and_its_problem_sampled_again():
     mixed = by_group(lambda problem: "rwrw")
     engine = ScriptedEngine(mixed)
     chosen = sampler(prompts=2)
-    chosen.load_state_dict({"kept": 1.0, "decided": 4.0})  # a low keep rate: eight are put in flight for two
+    # a low keep rate: eight are put in flight for two
+    chosen.load_state_dict({"kept": 1.0, "decided": 4.0})
     stream = in_order(30)
     batch = run(stream, engine, chosen)
     assert len(engine.submitted) == 8 * 4
@@ -178,7 +204,8 @@ def test_an_impossible_data_set_reaches_the_bound_and_says_why():
     assert len(engine.submitted) == 40
     assert_account_adds_up(batch, engine)
     with pytest.raises(
-        ShortfallError, match=r"^step 1: nothing to learn from, in 10 groups: \d all wrong, \d all correct\n"
+        ShortfallError,
+        match=r"^step 1: nothing to learn from, in 10 groups: \d all wrong, \d all correct\n",
     ):
         require_groups(batch)
 
@@ -189,15 +216,26 @@ def test_a_short_batch_trains():
     assert len(batch.groups) == 10
     assert batch.shortfall == 30
     require_groups(batch)
-    assert describe_short_batch(batch) == "10 of the 40 groups wanted to learn from, in 40 groups: 30 all wrong"
+    assert (
+        describe_short_batch(batch)
+        == "10 of the 40 groups wanted to learn from, in 40 groups: 30 all wrong"
+    )
 
 
 @pytest.mark.parametrize(
     ("marks", "found", "advice"),
     [
         ("wwww", "8 all wrong", "Read the responses in rollouts/"),
-        ("wwww", "8 all wrong", "too hard, mix in problems that the model solves at times, data.train={mix: {easy:"),
-        ("rrrr", "8 all correct", "the reward accepts too much: dapo reward test f --data d.jsonl shows"),
+        (
+            "wwww",
+            "8 all wrong",
+            "too hard, mix in problems that the model solves at times, data.train={mix: {easy:",
+        ),
+        (
+            "rrrr",
+            "8 all correct",
+            "the reward accepts too much: dapo reward test f --data d.jsonl shows",
+        ),
         (
             "eeee",
             "8 with fewer than two verdicts (32 verifier errors, most often: timed out",
@@ -205,8 +243,12 @@ def test_a_short_batch_trains():
         ),
     ],
 )
-def test_where_nothing_can_be_learned_the_cause_comes_first_and_then_what_to_do(marks, found, advice):
-    batch = run(in_order(20), ScriptedEngine(by_group(lambda problem: marks)), sampler(prompts=2, bound=8))
+def test_where_nothing_can_be_learned_the_cause_comes_first_and_then_what_to_do(
+    marks, found, advice
+):
+    batch = run(
+        in_order(20), ScriptedEngine(by_group(lambda problem: marks)), sampler(prompts=2, bound=8)
+    )
     with pytest.raises(ShortfallError) as error:
         require_groups(batch, reward_test="dapo reward test f --data d.jsonl")
     first, second = str(error.value).split("\n")
@@ -216,13 +258,21 @@ def test_where_nothing_can_be_learned_the_cause_comes_first_and_then_what_to_do(
 
 def test_after_training_all_correct_is_solved_and_all_wrong_is_tolerated_twice():
     def searched(marks):
-        return run(in_order(20), ScriptedEngine(by_group(lambda problem: marks)), sampler(prompts=2, bound=8))
+        return run(
+            in_order(20),
+            ScriptedEngine(by_group(lambda problem: marks)),
+            sampler(prompts=2, bound=8),
+        )
 
-    with pytest.raises(ProblemsSolved, match=r"^all 8 groups of step 5 are all correct: .* ends after step 4$"):
+    with pytest.raises(
+        ProblemsSolved, match=r"^all 8 groups of step 5 are all correct: .* ends after step 4$"
+    ):
         require_groups(searched("rrrr"), step=5)
     for empty_steps in range(MAX_EMPTY_STEPS - 1):
         require_groups(searched("wwww"), step=5, empty_steps=empty_steps)
-    with pytest.raises(ShortfallError, match="step 5: nothing to learn from, in 8 groups: 8 all wrong") as error:
+    with pytest.raises(
+        ShortfallError, match="step 5: nothing to learn from, in 8 groups: 8 all wrong"
+    ) as error:
         require_groups(searched("wwww"), step=5, empty_steps=MAX_EMPTY_STEPS - 1)
     assert not isinstance(error.value, ProblemsSolved)
 
@@ -239,10 +289,13 @@ def test_verdicts_with_an_error_do_not_count_and_a_group_of_them_is_invalid():
 
 
 def test_only_verifier_errors_are_named_as_the_cause():
-    batch = run(in_order(9), ScriptedEngine(by_group(lambda problem: "eeee")), sampler(prompts=1, bound=3))
-    assert describe_short_batch(batch) == (
-        "nothing to learn from, in 3 groups: 3 with fewer than two verdicts (12 verifier errors, most often: timed out "
-        "after 1 s)"
+    batch = run(
+        in_order(9), ScriptedEngine(by_group(lambda problem: "eeee")), sampler(prompts=1, bound=3)
+    )
+    assert (
+        describe_short_batch(batch)
+        == "nothing to learn from, in 3 groups: 3 with fewer than two verdicts (12 verifier errors,"
+        " most often: timed out after 1 s)"
     )
 
 
@@ -261,7 +314,9 @@ def test_a_users_filter_decides_instead_of_equation_11():
     assert batch.group_counts["filtered"] > 0
     with pytest.raises(RewardError, match=r"dynamic_sampling.filter must return a bool, got 4"):
         run(in_order(4), ScriptedEngine(random_script), sampler(keep=lambda group: group.size))
-    with pytest.raises(RewardError, match=r"dynamic_sampling.filter raised ZeroDivisionError: division by zero"):
+    with pytest.raises(
+        RewardError, match=r"dynamic_sampling.filter raised ZeroDivisionError: division by zero"
+    ):
         run(in_order(4), ScriptedEngine(random_script), sampler(keep=lambda group: bool(1 / 0)))
 
 
@@ -269,9 +324,13 @@ def test_thresholds_on_scores_apply_in_addition_to_equation_11():
     """`rwww` has mean -0.5, `rrww` 0: the threshold refuses the first, Eq. 11 the uniform ones."""
     marks = ("rwww", "rrww", "wwww", "rrrr")
     engine = ScriptedEngine(by_group(lambda problem: marks[problem % 4]))
-    batch = run(in_order(40), engine, sampler(prompts=3, thresholds=ScoreThresholds(mean_above=-0.5)))
+    batch = run(
+        in_order(40), engine, sampler(prompts=3, thresholds=ScoreThresholds(mean_above=-0.5))
+    )
     assert [group.num_correct for group in batch.groups] == [2, 2, 2]
-    outcomes = {group.num_correct: outcome for group, outcome in batch.judged if outcome != "excess"}
+    outcomes = {
+        group.num_correct: outcome for group, outcome in batch.judged if outcome != "excess"
+    }
     assert outcomes == {0: "all_wrong", 1: "filtered", 2: "trained", 4: "all_correct"}
 
 
@@ -298,8 +357,14 @@ class UnknownRequestEngine(ScriptedEngine):
 
 
 def test_an_answer_to_an_unknown_request_is_an_engine_error():
-    with pytest.raises(EngineError, match="the engine answered request 'nobody', which is not in flight"):
-        run(in_order(4), CheckedEngine(UnknownRequestEngine(random_script), vocabulary=10**6), sampler())
+    with pytest.raises(
+        EngineError, match="the engine answered request 'nobody', which is not in flight"
+    ):
+        run(
+            in_order(4),
+            CheckedEngine(UnknownRequestEngine(random_script), vocabulary=10**6),
+            sampler(),
+        )
 
 
 def test_every_request_is_sampled_as_the_plan_says_with_a_seed_of_its_own():
@@ -308,8 +373,12 @@ def test_every_request_is_sampled_as_the_plan_says_with_a_seed_of_its_own():
     seeds = []
     for step in (1, 2, 1):
         engine = ScriptedEngine(random_script)
-        collect(Sampling(in_order(50), engine, FakeJudge(), sampler(), FakeEncoder(), chosen), step=step)
-        asked = {(r.temperature, r.top_p, tuple(r.stop_ids), r.max_new_tokens) for r in engine.submitted}
+        collect(
+            Sampling(in_order(50), engine, FakeJudge(), sampler(), FakeEncoder(), chosen), step=step
+        )
+        asked = {
+            (r.temperature, r.top_p, tuple(r.stop_ids), r.max_new_tokens) for r in engine.submitted
+        }
         assert asked == {(0.7, 1.0, stop_ids, 9)}
         seeds.append({request.id.split("/", 1)[1]: request.seed for request in engine.submitted})
     first, second, again = seeds
@@ -340,7 +409,12 @@ def test_all_tokens_of_the_engine_are_in_the_account_and_responses_at_their_inde
         engine = CountingEngine(random_script, slots=6)
         batch = collect(
             Sampling(
-                ProblemStream(problems(50), seed=seed), engine, FakeJudge(), sampler(bound=100), FakeEncoder(), plan()
+                ProblemStream(problems(50), seed=seed),
+                engine,
+                FakeJudge(),
+                sampler(bound=100),
+                FakeEncoder(),
+                plan(),
             ),
             step=1,
         )
@@ -352,7 +426,8 @@ def test_all_tokens_of_the_engine_are_in_the_account_and_responses_at_their_inde
 
 
 def test_a_least_response_length_reaches_every_request():
-    engine, least = ScriptedEngine(random_script), replace(plan(limit=9), min_response_tokens=7)
+    engine = ScriptedEngine(random_script)
+    least = replace(plan(limit=9), min_response_tokens=7)
     collect(Sampling(in_order(50), engine, FakeJudge(), sampler(), FakeEncoder(), least), step=1)
     assert {(r.min_new_tokens, r.max_new_tokens) for r in engine.submitted} == {(7, 9)}
 
@@ -368,19 +443,20 @@ def test_more_errors_than_allowed_over_the_window_end_the_run_with_causes_and_an
     with pytest.raises(VerifierFailed) as caught:
         run(stream, ScriptedEngine(error_fraction(0.5)), chosen)
     assert str(caught.value).startswith(
-        "128 of the last 256 judged responses have no verdict, more than the 40% that a run accepts. "
-        "128 times: timed out after 1 s. For example problem "
+        "128 of the last 256 judged responses have no verdict, more than the 40% that a run"
+        " accepts. 128 times: timed out after 1 s. For example problem "
     )
     assert str(caught.value).endswith(
-        "Correct the verifier or the references (dapo reward test VERIFIER --data DATA shows its verdicts), and "
-        "continue"
+        "Correct the verifier or the references (dapo reward test VERIFIER --data DATA shows its"
+        " verdicts), and continue"
     )
 
 
 def test_a_run_stops_after_the_first_few_groups_where_none_of_their_responses_has_a_verdict():
     engine = ScriptedEngine(error_fraction(1.0))
     with pytest.raises(
-        VerifierFailed, match=r"^none of the 32 responses judged last has a verdict. 32 times: timed out"
+        VerifierFailed,
+        match=r"^none of the 32 responses judged last has a verdict. 32 times: timed out",
     ):
         run(in_order(100), engine, sampler(prompts=4, bound=100, max_error_rate=0.5))
     assert len(engine.submitted) < 200
@@ -395,7 +471,8 @@ def test_the_window_holds_the_last_responses_only_and_is_part_of_the_state():
     def group(*verdicts: Verdict) -> Group:
         return Group(problems(1)[0], (0,), (), verdicts, texts=("a",) * len(verdicts))
 
-    good, bad = Verdict(True, 1.0), Verdict(None, 0.0, "exact: the reference 'x1' is empty")
+    good = Verdict(True, 1.0)
+    bad = Verdict(None, 0.0, "exact: the reference 'x1' is empty")
     chosen = sampler(max_error_rate=0.25)
     for _ in range(100):
         chosen.outcome(group(good, good, good))  # 300 good ones
@@ -404,18 +481,26 @@ def test_the_window_holds_the_last_responses_only_and_is_part_of_the_state():
     restored = sampler(max_error_rate=0.25)
     restored.load_state_dict(json.loads(json.dumps(chosen.state_dict())))
     for each in (chosen, restored):
-        with pytest.raises(VerifierFailed, match=r"^65 of the last 256 judged .* 65 times: exact: the reference 'x1'"):
+        with pytest.raises(
+            VerifierFailed,
+            match=r"^65 of the last 256 judged .* 65 times: exact: the reference 'x1'",
+        ):
             each.outcome(group(bad, good))
 
 
 def test_causes_that_differ_in_a_number_or_a_quotation_are_one_and_three_are_named():
     errors = [f"math: the reference '{i}' cannot be read" for i in range(100)]
-    errors += ["timed out after 1 s"] * 80 + ["the worker process exited with code 3"] * 50 + ["rare"] * 26
+    errors += (
+        ["timed out after 1 s"] * 80
+        + ["the worker process exited with code 3"] * 50
+        + ["rare"] * 26
+    )
     window = RollingErrorRate(0.9)
     with pytest.raises(VerifierFailed) as caught:
         window.add("p7", ["what it said"] * 256, [Verdict(None, 0.0, error) for error in errors])
     assert (
-        "100 times: math: the reference '99' cannot be read; 80 times: timed out after 1 s; "
-        "50 times: the worker process exited with code 3. For example problem p7, response 'what it said'."
-    ) in str(caught.value)
+        "100 times: math: the reference '99' cannot be read; 80 times: timed out after 1 s; 50"
+        " times: the worker process exited with code 3. For example problem p7, response 'what it"
+        " said'." in str(caught.value)
+    )
     assert "rare" not in str(caught.value)

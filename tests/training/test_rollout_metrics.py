@@ -48,18 +48,24 @@ def test_the_shared_fraction_is_over_all_groups_and_long_beginnings_count_in_ful
 
 
 def test_the_pass_rate_is_over_trained_groups_with_right_and_wrong_responses():
-    right, wrong, graded = Verdict(True, 1.0), Verdict(False, -1.0), Verdict(None, 0.3)
+    right = Verdict(True, 1.0)
+    wrong = Verdict(False, -1.0)
+    graded = Verdict(None, 0.3)
     error = Verdict(None, 0.0, error="timed out")
     judged = [
         ("trained", right, wrong, wrong, wrong),
         ("trained", right, wrong, right, error),
-        ("trained", wrong, wrong, wrong, wrong),  # no signal: without dynamic sampling it is in the batch
+        # no signal: without dynamic sampling it is in the batch
+        ("trained", wrong, wrong, wrong, wrong),
         ("trained", graded, right, wrong, wrong),
         ("excess", right, right, right, wrong),
         ("all_correct", right, right, right, right),
     ]
     generations = tuple(Generation(str(i), (1,), (0.0,), "stop", 0) for i in range(4))
-    groups = [(Group(Problem("1", "Q", "A"), (1,), generations, tuple(v)), outcome) for outcome, *v in judged]
+    groups = [
+        (Group(Problem("1", "Q", "A"), (1,), generations, tuple(v)), outcome)
+        for outcome, *v in judged
+    ]
     found = rollout_metrics(groups, {"trained": 4}, {"trained": 16}, shortfall=0)
     assert found["rollout/trained_pass_rate_mean"] == (1 / 4 + 2 / 3) / 2
     no_signal = rollout_metrics(groups[2:4], {"trained": 2}, {"trained": 8}, shortfall=0)
@@ -67,7 +73,9 @@ def test_the_pass_rate_is_over_trained_groups_with_right_and_wrong_responses():
 
 
 def test_all_correct_and_all_wrong_are_counted_by_verdict_whether_the_groups_train_or_not():
-    right, wrong, graded = Verdict(True, 1.0), Verdict(False, -1.0), Verdict(None, 0.3)
+    right = Verdict(True, 1.0)
+    wrong = Verdict(False, -1.0)
+    graded = Verdict(None, 0.3)
     error = Verdict(None, 0.0, error="timed out")
     judged = [
         ("trained", right, right, right),  # without dynamic sampling
@@ -78,23 +86,36 @@ def test_all_correct_and_all_wrong_are_counted_by_verdict_whether_the_groups_tra
         ("invalid", right, error, error),
     ]
     generations = tuple(Generation(str(i), (1,), (0.0,), "stop", 0) for i in range(3))
-    groups = [(Group(Problem("1", "Q", "A"), (1,), generations, tuple(v)), outcome) for outcome, *v in judged]
+    groups = [
+        (Group(Problem("1", "Q", "A"), (1,), generations, tuple(v)), outcome)
+        for outcome, *v in judged
+    ]
     found = rollout_metrics(groups, {"trained": 6}, {"trained": 18}, shortfall=0)
-    assert (found["rollout/all_correct_fraction"], found["rollout/all_wrong_fraction"]) == (2 / 6, 1 / 6)
+    assert (found["rollout/all_correct_fraction"], found["rollout/all_wrong_fraction"]) == (
+        2 / 6,
+        1 / 6,
+    )
 
 
 def test_the_entropy_estimate_is_over_the_tokens_of_all_judged_responses():
     logprobs = [(-1.0, -2.0, -3.0), (-0.5,)]
-    generations = tuple(Generation("", (1,) * len(values), values, "stop", 0) for values in logprobs)
+    generations = tuple(
+        Generation("", (1,) * len(values), values, "stop", 0) for values in logprobs
+    )
     dropped = Group(Problem("1", "Q", "A"), (1,), generations, (Verdict(True, 1.0),) * 2)
-    found = rollout_metrics([(dropped, "all_correct")], {"all_correct": 1}, {"all_correct": 4}, shortfall=0)
+    found = rollout_metrics(
+        [(dropped, "all_correct")], {"all_correct": 1}, {"all_correct": 4}, shortfall=0
+    )
     assert found["rollout/entropy_estimate"] == 6.5 / 4
 
 
 @pytest.mark.parametrize(
-    ("weights", "groups"), [([2.0, 2.0, 2.0], 3.0), ([1.0, 2.0, 3.0], 36 / 14), ([5.0, 0.0], 1.0), ([0.25], 1.0)]
+    ("weights", "groups"),
+    [([2.0, 2.0, 2.0], 3.0), ([1.0, 2.0, 3.0], 36 / 14), ([5.0, 0.0], 1.0), ([0.25], 1.0)],
 )
-def test_equal_weights_of_any_size_are_as_many_effective_groups(weights: list[float], groups: float):
+def test_equal_weights_of_any_size_are_as_many_effective_groups(
+    weights: list[float], groups: float
+):
     assert prediction_metrics(Prediction(weights=dict(enumerate(weights))))[
         "rollout/effective_groups"
     ] == pytest.approx(groups)

@@ -1,4 +1,6 @@
-"""Each rule on metrics made by hand: it holds beyond its threshold, it is silent before it, and it says what to do."""
+"""Each rule on metrics made by hand: it holds beyond its threshold, it is silent before it, and it
+says what to do.
+"""
 
 import itertools
 import math
@@ -55,17 +57,27 @@ HEALTHY: Mapping[str, float] = {
 def options(**changed: Any) -> Config:
     raw = {"model": "tiny-random", "data": {"train": "builtin:sums"}, "optim": {"warmup_steps": 0}}
     raw |= {"rollout": {"prompts_per_step": 4, "group_size": 4}, "train": {"minibatch_groups": 2}}
-    return build_config(raw, [f"{name.replace('__', '.')}={value}" for name, value in changed.items()])
+    return build_config(
+        raw, [f"{name.replace('__', '.')}={value}" for name, value in changed.items()]
+    )
 
 
 def found(
-    late: Mapping[str, float | None], config: Config | None = None, *, early: Any = HEALTHY, steps: int = 10
+    late: Mapping[str, float | None],
+    config: Config | None = None,
+    *,
+    early: Any = HEALTHY,
+    steps: int = 10,
 ) -> list[Finding]:
-    """The findings after `FIRST` steps as `early` and further ones with `late` over that; None: not logged."""
+    """The findings after `FIRST` steps as `early` and further ones with `late` over that; None: not
+    logged.
+    """
     history = MetricHistory()
     for step in range(1, steps + 1):
         record = dict(early) | (dict(late) if step > FIRST else {})
-        history.add({"step": step} | {name: value for name, value in record.items() if value is not None})
+        history.add(
+            {"step": step} | {name: value for name, value in record.items() if value is not None}
+        )
     return loadable(active_findings(history, config or options()), config or options())
 
 
@@ -85,7 +97,8 @@ def test_a_healthy_run_has_no_finding():
 
 
 ASYNC = {"schedule": "async", "rollout__engines": 1}
-KEPT, FLAT = "rollout/groups_trained", "rollout/zero_advantage_fraction"
+KEPT = "rollout/groups_trained"
+FLAT = "rollout/zero_advantage_fraction"
 FAULTS: list[tuple[str, dict[str, float | None], dict[str, float | None], dict[str, Any]]] = [
     # rule, metrics just beyond the threshold, just before it, options
     ("too_easy", {KEPT: 2, "rollout/groups_all_correct": 5}, {KEPT: 2.5, "rollout/groups_all_correct": 5}, {}),
@@ -98,7 +111,8 @@ FAULTS: list[tuple[str, dict[str, float | None], dict[str, float | None], dict[s
      {"dynamic_sampling__enabled": "false"}),
     ("equal_rewards", {FLAT: 0.8, "reward/accuracy": None}, {FLAT: 0.75},
      {"dynamic_sampling__enabled": "false"}),
-    ("verifier_errors", {"rollout/verifier_errors": 3}, {"rollout/verifier_errors": 2}, {}),  # of 40
+    # of 40
+    ("verifier_errors", {"rollout/verifier_errors": 3}, {"rollout/verifier_errors": 2}, {}),
     ("verifier_errors", {"audit/errors": 2, "audit/responses": 16}, {"audit/errors": 1, "audit/responses": 20}, {}),
     ("truncation", {"rollout/truncated_fraction": 0.51}, {"rollout/truncated_fraction": 0.5}, {}),
     ("length_explosion", {"rollout/response_tokens_mean": 40.0},
@@ -123,7 +137,8 @@ FAULTS: list[tuple[str, dict[str, float | None], dict[str, float | None], dict[s
     ("lr_too_high", {"loss/clip_high_fraction": 0.2}, {"loss/clip_high_fraction": 0.19}, {}),
     ("lr_too_low", {"loss/approx_kl": 1e-9}, {"loss/approx_kl": 2e-8}, {}),
     ("lr_too_low", {"loss/approx_kl": 1e-9}, {"loss/approx_kl": 1e-9, FLAT: 1.0}, {}),
-    ("environment_errors", {"rollout/environment_errors": 3}, {"rollout/environment_errors": 2}, {}),  # of 40
+    # of 40
+    ("environment_errors", {"rollout/environment_errors": 3}, {"rollout/environment_errors": 2}, {}),
     ("verifier_errors", {"rollout/verifier_errors": 6, "rollout/environment_errors": 3},
      {"rollout/verifier_errors": 5, "rollout/environment_errors": 3}, {}),
     ("episodes_cut", {"rollout/episodes_cut_fraction": 0.91}, {"rollout/episodes_cut_fraction": 0.9}, {}),
@@ -158,9 +173,18 @@ NONE_RIGHT: dict[str, float | None] = {
     ("logged", "changed", "result"),
     [
         (NONE_RIGHT, {}, "every response to 320 prompts is wrong, so nothing is learned"),
-        ({"reward/accuracy": 0.0, FLAT: 1.0}, {"dynamic_sampling__enabled": "false"}, "so nothing is learned"),
-        # the penalty on length gives groups that are all wrong a spread, which dynamic sampling would have dropped
-        ({"reward/accuracy": 0.0}, {"dynamic_sampling__enabled": "false"}, "learned is the penalty on length"),
+        (
+            {"reward/accuracy": 0.0, FLAT: 1.0},
+            {"dynamic_sampling__enabled": "false"},
+            "so nothing is learned",
+        ),
+        # the penalty on length gives groups that are all wrong a spread, which dynamic sampling
+        # would have dropped
+        (
+            {"reward/accuracy": 0.0},
+            {"dynamic_sampling__enabled": "false"},
+            "learned is the penalty on length",
+        ),
     ],
 )
 def test_where_no_response_is_right_the_problems_are_named_and_no_option(
@@ -171,14 +195,22 @@ def test_where_no_response_is_right_the_problems_are_named_and_no_option(
     (case,) = [each for each in found(logged, config, early=never_right) if each.name == "too_hard"]
     assert (case.severity, case.change) == ("error", ())
     assert result in case.cause
-    assert case.advice.startswith("mix in problems that the model solves at times, data.train={mix: {easy: SOURCE")
+    assert case.advice.startswith(
+        "mix in problems that the model solves at times, data.train={mix: {easy: SOURCE"
+    )
     assert case.advice in case.one_line()
-    one_right = [each for each in found(logged | {"reward/accuracy": 0.001}, config) if each.severity == "error"]
+    one_right = [
+        each
+        for each in found(logged | {"reward/accuracy": 0.001}, config)
+        if each.severity == "error"
+    ]
     assert one_right == []
 
 
 def test_a_run_that_has_had_a_correct_response_may_have_another_one():
-    """Runs that learned have had five steps without one (evidence: curriculum_small, every group trains)."""
+    """Runs that learned have had five steps without one (evidence: curriculum_small, every group
+    trains).
+    """
     config = options(dynamic_sampling__enabled="false")
     flat = {"reward/accuracy": 0.0, FLAT: 1.0}
     assert [each.severity for each in found(flat, config, early=HEALTHY | flat)] == ["error"]
@@ -197,7 +229,10 @@ def test_wrong_responses_of_groups_without_a_signal_are_examples_of_too_hard_pro
 
 @pytest.mark.parametrize(("name", "beyond", "before", "changed"), FAULTS)
 def test_a_rule_holds_beyond_its_threshold_and_not_before_it(
-    name: str, beyond: dict[str, float | None], before: dict[str, float | None], changed: dict[str, Any]
+    name: str,
+    beyond: dict[str, float | None],
+    before: dict[str, float | None],
+    changed: dict[str, Any],
 ):
     config = options(**changed)
     assert name in names(found(beyond, config))
@@ -206,7 +241,8 @@ def test_a_rule_holds_beyond_its_threshold_and_not_before_it(
 
 CUT = {"rollout/truncated_fraction": 0.94}
 EXCLUDED: list[tuple[str, dict[str, float | None], dict[str, float | None], dict[str, Any]]] = [
-    # rule, metrics that show it, what else shows that the option is not the cause, options of both runs
+    # rule, metrics that show it, what else shows that the option is not the cause, options of both
+    # runs
     ("lr_too_low", {"loss/approx_kl": 1e-9}, {FLAT: 0.5}, {}),  # two groups, in one of two updates
     ("lr_too_low", {"loss/approx_kl": 1e-9}, {KEPT: 2}, {}),  # a short batch
     ("lr_too_low", {"loss/approx_kl": 1e-9}, {"optim/lr": 1e-8}, {}),  # its schedule is at the end
@@ -223,16 +259,21 @@ EXCLUDED: list[tuple[str, dict[str, float | None], dict[str, float | None], dict
     ("length_explosion", {"rollout/response_tokens_mean": 60.0}, {"reward/accuracy": 0.56}, {}),
     ("gradient_spike", {"optim/grad_norm": 9.0}, {FLAT: 0.8, "reward/accuracy": 0.8},
      {"dynamic_sampling__enabled": "false"}),  # of few groups whose norms are otherwise small
-    ("entropy_collapse", {"loss/entropy": 0.01}, {"rollout/entropy_estimate": 0.5}, {}),  # of the tokens that train
+    # of the tokens that train
+    ("entropy_collapse", {"loss/entropy": 0.01}, {"rollout/entropy_estimate": 0.5}, {}),
     ("entropy_explosion", {"loss/entropy": 2.0}, {"rollout/entropy_estimate": 0.5}, {}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "shown", "more", "changed"), EXCLUDED)
 def test_a_rule_is_silent_where_something_else_explains_what_it_sees(
-    name: str, shown: dict[str, float | None], more: dict[str, float | None], changed: dict[str, Any]
+    name: str,
+    shown: dict[str, float | None],
+    more: dict[str, float | None],
+    changed: dict[str, Any],
 ):
-    config, early = options(**changed), HEALTHY | {"rollout/entropy_estimate": 0.5}
+    config = options(**changed)
+    early = HEALTHY | {"rollout/entropy_estimate": 0.5}
     if name == "gradient_spike":
         assert name in names(spiked(shown, config, early))
         assert name not in names(spiked(shown | more, config, early | {FLAT: 0.8}))
@@ -242,7 +283,9 @@ def test_a_rule_is_silent_where_something_else_explains_what_it_sees(
     assert name not in names(found(alike | shown | more, config, early=early))
 
 
-def spiked(last: Mapping[str, float | None], config: Config, early: Mapping[str, Any]) -> list[Finding]:
+def spiked(
+    last: Mapping[str, float | None], config: Config, early: Mapping[str, Any]
+) -> list[Finding]:
     """The findings after ten steps as `early` and one with `last` over that."""
     history = MetricHistory()
     for step in range(1, 11):
@@ -264,25 +307,35 @@ def test_a_finding_proposes_no_value_that_an_option_has_and_no_option_without_ef
     assert finding("one_problem", one).change == ("loss.aggregate=sequence",)
     assert finding("one_problem", one, loss__aggregate="sequence").change == ()
     gap: dict[str, float | None] = {"rollout/engine_logprob_gap_mean": 0.2}
-    assert finding("sampler_gap", gap, model__dtype="float32").change == ("loss.engine_correction=tis",)
+    assert finding("sampler_gap", gap, model__dtype="float32").change == (
+        "loss.engine_correction=tis",
+    )
     collapsed: dict[str, float | None] = {"loss/entropy": 0.01}
-    assert any(each.startswith("loss.clip_high") for each in finding("entropy_collapse", collapsed).change)
+    assert any(
+        each.startswith("loss.clip_high") for each in finding("entropy_collapse", collapsed).change
+    )
     one_update = finding("entropy_collapse", collapsed, train__minibatch_groups=4)
     assert [each.partition("=")[0] for each in one_update.change] == ["optim.lr"]
     silent = {FLAT: 1.0, "reward/accuracy": None}
     assert finding("equal_rewards", silent, dynamic_sampling__enabled="false").change == ()
     waits: dict[str, float | None] = {"time/judge_wait_s": 6.0}
-    assert finding("slow_verifier", waits, reward__workers=5).change == ("reward.workers=16",)  # responses per step
+    # responses per step
+    assert finding("slow_verifier", waits, reward__workers=5).change == ("reward.workers=16",)
     assert finding("slow_verifier", waits, reward__workers=16).change == ()
 
 
 def test_the_fixes_of_async_follow_its_bound_and_do_not_hold_for_sync():
     over: dict[str, float | None] = {"loss/engine_weight_truncated_fraction": 0.2}
-    assert finding("too_stale", over, **ASYNC, max_staleness=4).change == ("max_staleness=2", "optim.lr=5e-07")
+    assert finding("too_stale", over, **ASYNC, max_staleness=4).change == (
+        "max_staleness=2",
+        "optim.lr=5e-07",
+    )
     assert finding("too_stale", over, **ASYNC, max_staleness=1).change == ("optim.lr=5e-07",)
     stale: dict[str, float | None] = {"rollout/tokens_generated": 100, "rollout/tokens_stale": 50}
     assert finding("stale_work", stale, **ASYNC).change == ("max_staleness=4",)
-    assert finding("idle_trainer", {"time/trainer_idle_s": 9.0}, **ASYNC).change == ("rollout.engines=2",)
+    assert finding("idle_trainer", {"time/trainer_idle_s": 9.0}, **ASYNC).change == (
+        "rollout.engines=2",
+    )
     waits = {"time/engine_idle_s": 9.0, "time/trainer_idle_s": 9.0}
     assert found(over | stale | waits, options(loss__engine_correction="tis")) == []
 
@@ -298,7 +351,9 @@ def test_where_dynamic_sampling_is_proposed_its_batch_allows_a_higher_learning_r
 
 def test_a_longer_time_limit_is_proposed_only_where_calls_last_as_long():
     errors: dict[str, float | None] = {"rollout/verifier_errors": 8}  # of 40
-    assert finding("verifier_errors", errors | {"time/verifier_call_s": 2.1}).change == ("reward.timeout_s=20",)
+    assert finding("verifier_errors", errors | {"time/verifier_call_s": 2.1}).change == (
+        "reward.timeout_s=20",
+    )
     at_once = finding("verifier_errors", errors | {"time/verifier_call_s": 0.01})
     assert at_once.change == ()
     assert at_once.one_line().endswith("; dapo reward test shows what the verifier says")
@@ -319,7 +374,9 @@ def test_an_audit_that_fails_is_a_finding_unless_it_judged_a_few_responses():
 def test_skipped_updates_name_the_loss_or_the_limit_that_skips_them():
     skipped: dict[str, float | None] = {"optim/skipped": 1}
     assert finding("skipped_updates", skipped).change == ("optim.lr=1e-07",)
-    assert finding("skipped_updates", skipped, loss__max_approx_kl=1e-5).change == ("loss.max_approx_kl=1",)
+    assert finding("skipped_updates", skipped, loss__max_approx_kl=1e-5).change == (
+        "loss.max_approx_kl=1",
+    )
     own = finding("skipped_updates", skipped, loss__function="tests.losses:mine")
     assert (own.change, "tests.losses:mine" in own.advice) == ((), True)
 
@@ -327,7 +384,9 @@ def test_skipped_updates_name_the_loss_or_the_limit_that_skips_them():
 def test_truncated_responses_that_are_right_go_on_after_their_answer():
     right = finding("truncation", {"rollout/truncated_fraction": 0.9, "reward/accuracy": 0.8})
     assert (right.change, right.cause.endswith("they go on after their answer")) == ((), True)
-    masked = finding("truncation", {FLAT: 0.95} | CUT, overlong__mode="filter", dynamic_sampling__enabled="false")
+    masked = finding(
+        "truncation", {FLAT: 0.95} | CUT, overlong__mode="filter", dynamic_sampling__enabled="false"
+    )
     assert "do not train, so that 5% of the groups have a token with an advantage" in masked.cause
 
 
@@ -340,8 +399,14 @@ def test_the_limit_of_the_evaluation_is_proposed_where_it_has_one():
 
 
 def test_where_most_wrong_responses_are_cut_off_the_limit_is_named_before_the_problems():
-    case = next(each for each in found(NONE_RIGHT | CUT, early=HEALTHY | NONE_RIGHT) if each.name == "too_hard")
-    assert case.cause.startswith("94% of the responses reach 20480 tokens, the limit: every response to 320 prompts")
+    case = next(
+        each
+        for each in found(NONE_RIGHT | CUT, early=HEALTHY | NONE_RIGHT)
+        if each.name == "too_hard"
+    )
+    assert case.cause.startswith(
+        "94% of the responses reach 20480 tokens, the limit: every response to 320 prompts"
+    )
     assert case.change == ("rollout.max_response_tokens=40960",)
 
 
@@ -357,21 +422,33 @@ def test_where_all_responses_are_truncated_no_step_blames_the_problems(mode: str
     cut |= {"rollout/groups_all_correct": 0, "rollout/groups_all_wrong": 10}
     config = options(overlong__mode=mode)
     live = LiveRules(config)
-    said = [case for step in range(1, steps + 1) for case in live.add({"step": step, **HEALTHY, **cut})[0]]
+    said = [
+        case
+        for step in range(1, steps + 1)
+        for case in live.add({"step": step, **HEALTHY, **cut})[0]
+    ]
     assert "truncation" in names(said)
     assert "too_hard" not in names(said)
 
 
 def test_the_first_evaluation_of_a_graded_reward_is_no_accuracy():
     history = MetricHistory()
-    scores = {"accuracy": 1.8, "score_mean": 1.8, "low": 1.2, "high": 2.4, "truncated_fraction": 0.9}
+    scores = {
+        "accuracy": 1.8,
+        "score_mean": 1.8,
+        "low": 1.2,
+        "high": 2.4,
+        "truncated_fraction": 0.9,
+    }
     history.add({"step": 0} | {f"eval/held/{name}": value for name, value in scores.items()})
     (case,) = active_findings(history, options())
     assert case.cause.endswith("they are judged before they have answered")
 
 
 def test_a_gradient_that_is_clipped_like_all_others_is_no_spike():
-    assert "gradient_spike" in names(spiked({"optim/grad_norm": 90.0}, options(), HEALTHY | {"optim/grad_norm": 0.9}))
+    assert "gradient_spike" in names(
+        spiked({"optim/grad_norm": 90.0}, options(), HEALTHY | {"optim/grad_norm": 0.9})
+    )
     usual = HEALTHY | {"optim/grad_norm": 5.0}  # above max_grad_norm
     assert "gradient_spike" not in names(spiked({"optim/grad_norm": 90.0}, options(), usual))
 
@@ -379,7 +456,9 @@ def test_a_gradient_that_is_clipped_like_all_others_is_no_spike():
 def test_length_under_selection_is_judged_by_held_out_accuracy_alone():
     long: dict[str, float | None] = {"rollout/response_tokens_mean": 60.0}
     assert "length_explosion" in names(found(long))
-    assert "length_explosion" not in names(found(long, options(dynamic_sampling__predict="proportional")))
+    assert "length_explosion" not in names(
+        found(long, options(dynamic_sampling__predict="proportional"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -399,11 +478,17 @@ def test_length_under_selection_is_judged_by_held_out_accuracy_alone():
         ({"loss__function": "tests.losses:mine"}, False),
     ],
 )
-def test_clipped_tokens_count_where_only_a_large_step_reaches_the_bound(changed: dict[str, Any], is_error: bool):
-    clipped: dict[str, float | None] = {"loss/clip_high_fraction": 0.22, "loss/clip_low_fraction": 0.22}
+def test_clipped_tokens_count_where_only_a_large_step_reaches_the_bound(
+    changed: dict[str, Any], is_error: bool
+):
+    clipped: dict[str, float | None] = {
+        "loss/clip_high_fraction": 0.22,
+        "loss/clip_low_fraction": 0.22,
+    }
     config = options(**changed)
     assert ("lr_too_high" in names(found(clipped, config))) == is_error
-    assert "lr_too_high" in names(found({"loss/approx_kl": 0.2}, config))  # the divergence counts in each
+    # the divergence counts in each
+    assert "lr_too_high" in names(found({"loss/approx_kl": 0.2}, config))
 
 
 @pytest.mark.parametrize(("skipped", "severity"), [(0.2, "warning"), (0.3, "error")])
@@ -419,7 +504,9 @@ def test_one_step_that_moves_far_is_no_learning_rate():
     assert "lr_too_high" not in names(active_findings(history, options()))
 
 
-def trained(*steps: tuple[float, float], held_out: Mapping[int, float] = {}, **changed: Any) -> list[Finding]:
+def trained(
+    *steps: tuple[float, float], held_out: Mapping[int, float] = {}, **changed: Any
+) -> list[Finding]:
     """The findings of a run with these entropies and accuracies."""
     history = MetricHistory()
     for step, (entropy, accuracy) in enumerate(steps, start=1):
@@ -432,10 +519,14 @@ def trained(*steps: tuple[float, float], held_out: Mapping[int, float] = {}, **c
 
 
 def test_a_certain_policy_is_judged_by_what_accuracy_does():
-    start, certain = [(0.5, 0.3)] * FIRST, (0.02, 0.3)
+    start = [(0.5, 0.3)] * FIRST
+    certain = (0.02, 0.3)
     (collapse,) = trained(*start, *[certain] * 10)
     assert (collapse.name, collapse.severity) == ("entropy_collapse", "error")
-    assert "0.02 nats per token, after 0.5 in the first steps, and reward/accuracy has not risen: 70%" in collapse.cause
+    assert (
+        "0.02 nats per token, after 0.5 in the first steps, and reward/accuracy has not risen: 70%"
+        in collapse.cause
+    )
     assert trained(*start, *[(0.02, 0.7)] * 100) == []  # a plateau of what was learned
     assert trained(*start, *[certain] * 10, held_out={1: 0.2, 12: 0.3}) == []
     assert trained(*start, *[certain] * 10, held_out={1: 0.3, 12: 0.3}) != []
@@ -448,7 +539,8 @@ def test_a_certain_policy_is_judged_by_what_accuracy_does():
 
 
 def test_a_score_has_no_known_maximum_so_a_certain_policy_that_gains_by_it_is_a_warning():
-    early, late = {"reward/accuracy": None, "reward/score_mean": 0.3}, {"loss/entropy": 0.02}
+    early = {"reward/accuracy": None, "reward/score_mean": 0.3}
+    late = {"loss/entropy": 0.02}
     for score, severity in ((0.3, "error"), (1.0, "warning")):
         (case,) = found({**late, "reward/score_mean": score}, early=HEALTHY | early)
         assert (case.name, case.severity) == ("entropy_collapse", severity)
@@ -472,8 +564,12 @@ def test_tools_that_are_called_no_more_are_named_although_no_option_names_them()
 
 def test_many_answers_are_no_error_under_a_verifier_that_refuses_them():
     hedging: dict[str, float | None] = {"rollout/many_answers_fraction": 0.5}
-    assert [each.severity for each in found(hedging, options(reward__verifier="gsm8k"))] == ["error"]
-    assert finding("many_answers", hedging, reward__verifier="gsm8k").change == ("reward.verifier=math",)
+    assert [each.severity for each in found(hedging, options(reward__verifier="gsm8k"))] == [
+        "error"
+    ]
+    assert finding("many_answers", hedging, reward__verifier="gsm8k").change == (
+        "reward.verifier=math",
+    )
     for other in ("my_rewards:graded", "code"):  # math is no verifier of that task
         assert finding("many_answers", hedging, reward__verifier=other).change == ()
     (warning,) = found(hedging, options(reward__verifier="math"))
@@ -510,8 +606,15 @@ def test_a_gradient_is_a_spike_from_ten_times_the_usual_one(norm: float, is_spik
 
 def test_one_update_per_step_leaves_clipping_without_effect_and_is_a_note():
     config = options(train__minibatch_groups=4)
-    (note,) = found({"loss/approx_kl": 0.0, "loss/clip_high_fraction": 0.0, "loss/clip_low_fraction": 0.0}, config)
-    assert (note.name, note.severity, note.change) == ("idle_techniques", "note", ("train.minibatch_groups=2",))
+    (note,) = found(
+        {"loss/approx_kl": 0.0, "loss/clip_high_fraction": 0.0, "loss/clip_low_fraction": 0.0},
+        config,
+    )
+    assert (note.name, note.severity, note.change) == (
+        "idle_techniques",
+        "note",
+        ("train.minibatch_groups=2",),
+    )
 
 
 KEPT = {"rollout/groups_trained": 9, "rollout/groups_all_correct": 1, "rollout/groups_all_wrong": 0}
@@ -523,7 +626,11 @@ IDLE = {
         {"loss/clip_high_fraction": 0.0011},
         {},
     ),
-    "dynamic sampling": (KEPT, KEPT | {"rollout/groups_trained": 8, "rollout/groups_all_correct": 2}, {}),
+    "dynamic sampling": (
+        KEPT,
+        KEPT | {"rollout/groups_trained": 8, "rollout/groups_all_correct": 2},
+        {},
+    ),
     "overlong.mode=filter": (
         {"rollout/truncated_fraction": 0.019},
         {"rollout/truncated_fraction": 0.021},
@@ -553,18 +660,25 @@ def test_a_technique_with_nothing_to_act_on_is_idle_which_is_a_note(technique: s
 
 
 def test_an_idle_clip_is_shown_with_the_movement_that_it_needs():
-    (note,) = found({"loss/clip_high_fraction": 0.0, "loss/movement": 0.0123}, options(loss__clip_high=0.28))
-    assert "tokens move by 0.012 nats per step (root mean square), and one is stopped from 0.25 nats on" in note.cause
+    (note,) = found(
+        {"loss/clip_high_fraction": 0.0, "loss/movement": 0.0123}, options(loss__clip_high=0.28)
+    )
+    assert (
+        "tokens move by 0.012 nats per step (root mean square), and one is stopped from 0.25"
+        " nats on" in note.cause
+    )
 
 
 @pytest.mark.parametrize(
     ("late", "changes"),
     [
-        ({"loss/clip_high_fraction": 0.0}, {"loss__clip_high": 0.2}),  # equal bounds: clip-higher is off
+        # equal bounds: clip-higher is off
+        ({"loss/clip_high_fraction": 0.0}, {"loss__clip_high": 0.2}),
         ({"loss/clip_high_fraction": 0.0, "loss/movement": 0.0}, {}),  # no update moved the policy
         ({"loss/clip_high_fraction": math.nan, "loss/movement": math.nan}, {}),
         ({"rollout/truncated_fraction": 0.0, "rollout/response_tokens_max": math.nan}, {**BUFFER}),
-        ({"rollout/truncated_fraction": 0.0}, {**BUFFER}),  # no longest response: the buffer may be reached
+        # no longest response: the buffer may be reached
+        ({"rollout/truncated_fraction": 0.0}, {**BUFFER}),
     ],
 )
 def test_a_technique_is_not_called_idle_without_evidence(late, changes):
@@ -576,11 +690,15 @@ def test_an_unknown_movement_is_left_out_of_the_note():
     assert "(the upper clip stops 0 of the tokens: one is stopped from 0.25 nats on)" in note.cause
 
 
-NAMES = [each.name for each in METRICS if "{" not in each.name and not each.name.startswith("eval/")]
+NAMES = [
+    each.name for each in METRICS if "{" not in each.name and not each.name.startswith("eval/")
+]
 
 
 def test_no_rule_fails_where_a_metric_is_missing_or_not_a_number():
-    """In every finding only losses, gradient norms and log-probabilities may be nan: there it is the fault."""
+    """In every finding only losses, gradient norms and log-probabilities may be nan: there it is
+    the fault.
+    """
     others = {each: 5.1 for each in NAMES if each not in HEALTHY} | HEALTHY
     for config, name, value in itertools.product(
         (options(), options(**ASYNC), options(**BUFFER)), NAMES, (None, math.nan)
@@ -603,32 +721,62 @@ def test_all_idle_techniques_are_one_note():
     "late",
     [
         {"loss/approx_kl": 0.0, "loss/clip_high_fraction": 0.0, "loss/clip_low_fraction": 0.0},
-        {"rollout/groups_trained": 2, "rollout/groups_all_wrong": 5, "rollout/zero_advantage_fraction": 1.0},
-        {"rollout/groups_trained": 2, "rollout/groups_all_correct": 5, "rollout/zero_advantage_fraction": 1.0},
+        {
+            "rollout/groups_trained": 2,
+            "rollout/groups_all_wrong": 5,
+            "rollout/zero_advantage_fraction": 1.0,
+        },
+        {
+            "rollout/groups_trained": 2,
+            "rollout/groups_all_correct": 5,
+            "rollout/zero_advantage_fraction": 1.0,
+        },
         {"loss/entropy": 0.02, "reward/accuracy": 0.5},
     ],
 )
 def test_a_run_whose_rewards_do_not_train_has_no_finding_about_signals(late: Mapping[str, float]):
-    of_rewards, teacher = options(train__minibatch_groups=4), {"loss__reference": "smollm2-135m-instruct"}
-    teacher |= {"reward__coef": 0, "loss__kl_coef": 1, "loss__kl_estimator": "full", "train__minibatch_groups": 4}
-    supervised = {"schedule": "supervised", "data__demonstrations": "sft.jsonl", "train__minibatch_groups": 4}
+    of_rewards = options(train__minibatch_groups=4)
+    teacher = {"loss__reference": "smollm2-135m-instruct"}
+    teacher |= {
+        "reward__coef": 0,
+        "loss__kl_coef": 1,
+        "loss__kl_estimator": "full",
+        "train__minibatch_groups": 4,
+    }
+    supervised = {
+        "schedule": "supervised",
+        "data__demonstrations": "sft.jsonl",
+        "train__minibatch_groups": 4,
+    }
     assert found(late, of_rewards) != []
     assert found(late, options(**teacher)) == []
     assert found(late, options(**supervised)) == []
 
 
 def test_a_corrected_engine_may_differ():
-    assert found({"rollout/engine_logprob_gap_mean": 0.5}, options(loss__engine_correction="tis")) == []
+    assert (
+        found({"rollout/engine_logprob_gap_mean": 0.5}, options(loss__engine_correction="tis"))
+        == []
+    )
 
 
 def evaluated(
-    *accuracies: float, training: tuple[float, float] = (0.4, 0.6), truncated: float = 0.0, **changed: Any
+    *accuracies: float,
+    training: tuple[float, float] = (0.4, 0.6),
+    truncated: float = 0.0,
+    **changed: Any,
 ) -> list[Finding]:
-    """Findings of a run with an evaluation of these accuracies every other step, each with an interval of +-.05."""
+    """Findings of a run with an evaluation of these accuracies every other step, each with an
+    interval of +-.05.
+    """
     history = MetricHistory()
     steps = range(2 * len(accuracies))
     for step in steps:
-        record = {**HEALTHY, "reward/accuracy": training[0] if step <= FIRST else training[1]} if step else {}
+        record = (
+            {**HEALTHY, "reward/accuracy": training[0] if step <= FIRST else training[1]}
+            if step
+            else {}
+        )
         if step % 2 == 0:
             value = accuracies[step // 2]
             ends = {
@@ -648,20 +796,28 @@ def test_held_out_accuracy_that_falls_while_training_rises_is_overfitting():
     assert "from 70.0% at step 2 to 40.0% at 8" in overfit.cause
     assert "train.num_steps=2" in overfit.change
     assert overfit.change == ("train.num_steps=2", "loss.kl_coef=0.001")
-    assert evaluated(0.5, 0.7, 0.6, 0.5, 0.4, loss__kl_coef=0.002)[0].change[1] == "loss.kl_coef=0.02"
+    assert (
+        evaluated(0.5, 0.7, 0.6, 0.5, 0.4, loss__kl_coef=0.002)[0].change[1] == "loss.kl_coef=0.02"
+    )
     (cut,) = evaluated(0.5, 0.7, 0.6, 0.5, 0.4, truncated=0.03)  # 24 % at the end
     assert "24% of its responses end at the limit of 20480 tokens, after 6%" in cut.cause
     assert cut.change == ("eval.max_response_tokens=40960",)
     assert evaluated(0.5, 0.7, 0.65, 0.65, 0.65) == []  # within the intervals
-    assert evaluated(0.5, 0.7, 0.6, 0.5, 0.4, training=(0.5, 0.5)) == []  # training falls as well, or stays
+    # training falls as well, or stays
+    assert evaluated(0.5, 0.7, 0.6, 0.5, 0.4, training=(0.5, 0.5)) == []
 
 
 def audited(*fractions: float, problems: int = 16, **judges: str) -> list[Finding]:
-    """Findings of a run whose reward accepts what the audit refuses, in these fractions of a step's problems."""
+    """Findings of a run whose reward accepts what the audit refuses, in these fractions of a step's
+    problems.
+    """
     history = MetricHistory()
     for step, fraction in enumerate(fractions, start=1):
         wrong = round(abs(fraction) * problems)
-        history.add(HEALTHY | audit_metrics([float(np.sign(fraction))] * wrong + [0.0] * (problems - wrong), step))
+        history.add(
+            HEALTHY
+            | audit_metrics([float(np.sign(fraction))] * wrong + [0.0] * (problems - wrong), step)
+        )
     config = options(**(judges or {"audit__verifier": "math"}))
     return loadable(active_findings(history, config), config)
 
@@ -680,14 +836,26 @@ def test_the_audits_verifier_is_proposed_with_its_options():
         'reward.options={"letters":"ABCD"}',
         "audit.verifier=null",
     ]
-    (gap,) = audited(*[0.5] * 8, reward__verifier="exact", reward__options="{extract: final}", audit__verifier="math")
+    (gap,) = audited(
+        *[0.5] * 8,
+        reward__verifier="exact",
+        reward__options="{extract: final}",
+        audit__verifier="math",
+    )
     assert "reward.options={}" in shlex.split(gap.change[0])
 
 
 def test_a_gap_to_the_audit_is_a_finding_where_chance_does_not_explain_it():
     (gap,) = audited(*[0.5, 0.375] * 4)
-    assert (gap.name, gap.severity, gap.change) == ("audit_gap", "error", ("reward.verifier=math audit.verifier=null",))
-    assert "0.425 above the audit's on the same responses; a gap of at most 0.1 would look like this" in gap.cause
+    assert (gap.name, gap.severity, gap.change) == (
+        "audit_gap",
+        "error",
+        ("reward.verifier=math audit.verifier=null",),
+    )
+    assert (
+        "0.425 above the audit's on the same responses; a gap of at most 0.1 would look like this"
+        in gap.cause
+    )
     assert audited(*[0.25] * 5, problems=4) == []  # five equal means are no proof
     assert audited(*[0.1] * 1000, problems=500) == []
     assert audited(*[0.5] * 40, *[0.0] * WINDOW) == []  # it is past, whatever the evidence was
@@ -701,7 +869,9 @@ def test_a_gap_to_the_audit_is_a_finding_where_chance_does_not_explain_it():
 def test_a_gap_of_honest_verifiers_is_an_error_in_few_runs_however_they_disagree(
     more: float, less: float, problems: int
 ):
-    """At a mean of 0.1, the largest that is allowed, at most 1 run in 20, of 200 steps, has an error at any of them."""
+    """At a mean of 0.1, the largest that is allowed, at most 1 run in 20, of 200 steps, has an
+    error at any of them.
+    """
     draw = np.random.default_rng(7)
     gaps = draw.choice([1, -1, 0], p=[more, less, 1 - more - less], size=(100, 200, problems))
     assert sum(has_alarm(run) for run in gaps) <= 5
@@ -724,10 +894,13 @@ def has_alarm(gaps: Any) -> bool:
 
 
 def test_no_value_multiplies_wealth_by_more_than_a_fair_bet():
-    """A player with stake s gets at most 1 + s (x - m), whose expectation is at most 1 at a mean of at most m."""
+    """A player with stake s gets at most 1 + s (x - m), whose expectation is at most 1 at a mean of
+    at most m.
+    """
     values = np.linspace(-1, 1, 201)
     for x in values:
-        before, test = MeanTest(AUDIT_GAP), MeanTest(AUDIT_GAP)
+        before = MeanTest(AUDIT_GAP)
+        test = MeanTest(AUDIT_GAP)
         test.add(float(x))
         fair = fmean(1 + stake * (x - AUDIT_GAP) for stake in STAKES)
         assert before.wealth == 0 < test.wealth <= fair / 2 * (1 + 1e-12)
@@ -735,11 +908,19 @@ def test_no_value_multiplies_wealth_by_more_than_a_fair_bet():
 
 def test_the_test_of_the_gap_reads_the_variance_of_a_steps_problems_from_its_interval():
     gaps = [1.0] * 5 + [-1.0] * 2 + [0.0] * 9
-    history, without, test = MetricHistory(), MetricHistory(), MeanTest(AUDIT_GAP)
+    history = MetricHistory()
+    without = MetricHistory()
+    test = MeanTest(AUDIT_GAP)
     history.add(HEALTHY | audit_metrics(gaps))
     test.add(fmean(gaps), num_problems=16, variance=float(np.var(gaps)))
     assert history.audit.wealth == pytest.approx(test.wealth)
-    without.add({name: value for name, value in (HEALTHY | audit_metrics(gaps)).items() if "gap_" not in name})
+    without.add(
+        {
+            name: value
+            for name, value in (HEALTHY | audit_metrics(gaps)).items()
+            if "gap_" not in name
+        }
+    )
     one = MeanTest(AUDIT_GAP)
     one.add(fmean(gaps))
     assert without.audit.wealth == one.wealth  # an unknown variance: as one problem
@@ -750,7 +931,9 @@ def test_truncation_is_named_before_the_first_step_where_an_evaluation_shows_it(
     metrics = {"accuracy": 0.1, "low": 0.0, "high": 0.2, "truncated_fraction": 0.6}
     history.add({"step": 0} | {f"eval/held/{name}": value for name, value in metrics.items()})
     (truncated,) = active_findings(history, options())
-    assert truncated.cause.startswith("60.0% of the responses of the first evaluation end at the limit of 20480 tokens")
+    assert truncated.cause.startswith(
+        "60.0% of the responses of the first evaluation end at the limit of 20480 tokens"
+    )
 
 
 def test_every_option_that_a_finding_names_can_be_set_on_the_command_line():
@@ -763,7 +946,8 @@ def test_every_option_that_a_finding_names_can_be_set_on_the_command_line():
 
 def test_a_warning_comes_once_with_what_to_do_and_a_resumed_run_does_not_repeat_it():
     records: list[dict[str, Any]] = [
-        {**HEALTHY, "step": step} | ({"loss/approx_kl": 0.5} if step > 3 else {}) for step in range(1, 12)
+        {**HEALTHY, "step": step} | ({"loss/approx_kl": 0.5} if step > 3 else {})
+        for step in range(1, 12)
     ]
     whole = LiveRules(options())
     reported = [whole.add(record) for record in records]

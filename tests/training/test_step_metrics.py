@@ -25,17 +25,30 @@ from helpers.paths import TINY
 def judged(position: int, *scores: float | None) -> Group:
     """A group with these scores; None is a verdict with an error."""
     verdicts = tuple(Verdict(None, 0.0, "died") if s is None else Verdict(s > 0, s) for s in scores)
-    generations = tuple(Generation(str(i), (5, 9), (-1.0, -1.0), "stop", 0) for i, _ in enumerate(scores))
+    generations = tuple(
+        Generation(str(i), (5, 9), (-1.0, -1.0), "stop", 0) for i, _ in enumerate(scores)
+    )
     texts = tuple(f"text {i}" for i, _ in enumerate(scores))
     return Group(
-        Problem(str(position), "?", ""), (1,), generations, verdicts, id=position, texts=texts, rewards=tuple(scores)
+        Problem(str(position), "?", ""),
+        (1,),
+        generations,
+        verdicts,
+        id=position,
+        texts=texts,
+        rewards=tuple(scores),
     )
 
 
-def test_each_response_has_its_own_advantage_in_the_table_also_behind_one_without_a_verdict(tmp_path: Path):
-    trained, dropped = judged(0, None, 1.0, None, -1.0), judged(1, -1.0, -1.0)
+def test_each_response_has_its_own_advantage_in_the_table_also_behind_one_without_a_verdict(
+    tmp_path: Path,
+):
+    trained = judged(0, None, 1.0, None, -1.0)
+    dropped = judged(1, -1.0, -1.0)
     counts = dict.fromkeys(OUTCOMES, 1)
-    batch = Batch((trained,), ((trained, "trained"), (dropped, "all_wrong")), counts, counts, shortfall=0)
+    batch = Batch(
+        (trained,), ((trained, "trained"), (dropped, "all_wrong")), counts, counts, shortfall=0
+    )
     config = load_config(TINY, [])
     sampling = Sampling(ProblemStream(problems(4), seed=0), None, None, None, FakeEncoder(), None)  # type: ignore[arg-type]
     tracker = Tracker([], ProgressDisplay(1))
@@ -52,13 +65,18 @@ def test_each_response_has_its_own_advantage_in_the_table_also_behind_one_withou
     assert [found[1], found[3]] == pytest.approx([0.7071, -0.7071], abs=1e-4)
 
 
-@pytest.mark.parametrize(("finishes", "trained"), [(("length",) * 3 + ("stop",), 2), (("length",) * 4, 0)])
+@pytest.mark.parametrize(
+    ("finishes", "trained"), [(("length",) * 3 + ("stop",), 2), (("length",) * 4, 0)]
+)
 def test_tokens_that_do_not_train_are_not_counted_as_trained_and_the_account_adds_up(
     finishes: tuple[Literal["stop", "length"], ...], trained: int
 ):
-    group, dropped = judged(0, 1.0, -1.0, 1.0, -1.0), judged(1, -1.0, -1.0)
+    group = judged(0, 1.0, -1.0, 1.0, -1.0)
+    dropped = judged(1, -1.0, -1.0)
     pairs = zip(group.generations, finishes, strict=True)
-    group = replace(group, generations=tuple(replace(each, finish=finish) for each, finish in pairs))
+    group = replace(
+        group, generations=tuple(replace(each, finish=finish) for each, finish in pairs)
+    )
     without_verdict = judged(2, 1.0, None, -1.0)
     config = load_config(TINY, ["overlong.mode=filter"])
     tokens = dict.fromkeys(COUNTED, 0) | {"trained": 8 + 6, "all_wrong": 4, "aborted": 3}
@@ -66,10 +84,16 @@ def test_tokens_that_do_not_train_are_not_counted_as_trained_and_the_account_add
     decided = ((group, "trained"), (dropped, "all_wrong"), (without_verdict, "trained"))
     batch = Batch((group, without_verdict), decided, groups, tokens, shortfall=0)  # type: ignore[arg-type]
     metrics = batch_metrics(batch, with_advantages(batch.groups, config))
-    assert metrics["rollout/tokens_trained"] == metrics["rollout/tokens_in_minibatches"] == trained + 4
+    assert (
+        metrics["rollout/tokens_trained"] == metrics["rollout/tokens_in_minibatches"] == trained + 4
+    )
     assert metrics["rollout/tokens_filtered"] == 8 - trained
     assert metrics["rollout/tokens_invalid"] == 2
-    assert metrics["rollout/tokens_generated"] == 21 == sum(metrics[f"rollout/tokens_{name}"] for name in COUNTED)
+    assert (
+        metrics["rollout/tokens_generated"]
+        == 21
+        == sum(metrics[f"rollout/tokens_{name}"] for name in COUNTED)
+    )
 
 
 def test_background_work_is_done_at_the_end_of_its_block_and_raises_there():

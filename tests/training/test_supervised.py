@@ -1,4 +1,6 @@
-"""Supervised steps: the gradient, the tokens of demonstrations, what is refused or left out, and exact resume."""
+"""Supervised steps: the gradient, the tokens of demonstrations, what is refused or left out, and
+exact resume.
+"""
 
 import json
 import shutil
@@ -44,7 +46,10 @@ TURNS = [
 ROWS: Sequence[dict[str, Any]] = [
     *({"prompt": f"What is {a} + 2?", "response": str(a + 2)} for a in range(9)),
     {"prompt": "What is 3 + 2?", "completion": "five"},
-    {"prompt": [{"role": "user", "content": "Hi"}], "completion": [{"role": "assistant", "content": "Hello"}]},
+    {
+        "prompt": [{"role": "user", "content": "Hi"}],
+        "completion": [{"role": "assistant", "content": "Hello"}],
+    },
     {"messages": TURNS},
     {"conversations": [{"from": "human", "value": "Sum?"}, {"from": "gpt", "value": "Yes"}]},
 ]
@@ -83,12 +88,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_likelihood_of_the_demonstrations_rises_and_nothing_is_sampled(whole: Path) -> None:
     rows = [row for row in metrics(whole) if row["step"]]
     assert rows[-1]["loss/nll"] < 0.8 * rows[0]["loss/nll"]
-    assert all(row["rollout/tokens_generated"] == 0 < row["rollout/tokens_in_minibatches"] for row in rows)
-    assert not any(name.startswith(("reward/", "loss/policy", "loss/ratio")) for row in rows for name in row)
+    assert all(
+        row["rollout/tokens_generated"] == 0 < row["rollout/tokens_in_minibatches"] for row in rows
+    )
+    assert not any(
+        name.startswith(("reward/", "loss/policy", "loss/ratio")) for row in rows for name in row
+    )
     assert not list(whole.glob("rollouts/*"))
 
 
-def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(whole: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(
+    whole: Path, tmp_path: Path
+) -> None:
     shutil.copytree(whole, tmp_path / "cut")
     for path in (tmp_path / "cut" / "checkpoints").iterdir():
         if int(path.name.removeprefix("step_")) > 2:
@@ -98,22 +109,34 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(whole: Path, tmp
 
 
 @pytest.mark.parametrize("microbatch_tokens", [1, 40, 10_000])
-def test_the_gradient_is_that_of_the_mean_cross_entropy_in_any_cut(microbatch_tokens: int, tmp_path: Path) -> None:
+def test_the_gradient_is_that_of_the_mean_cross_entropy_in_any_cut(
+    microbatch_tokens: int, tmp_path: Path
+) -> None:
     samples = [
-        replace(row, advantage=1.0) for row in ragged() + [replace(r, group_id=9 + r.group_id) for r in branching()]
+        replace(row, advantage=1.0)
+        for row in ragged() + [replace(r, group_id=9 + r.group_id) for r in branching()]
     ]
-    samples = [replace(row, mask=tuple(i % 3 != 1 for i in range(len(row.response_ids)))) for row in samples]
+    samples = [
+        replace(row, mask=tuple(i % 3 != 1 for i in range(len(row.response_ids))))
+        for row in samples
+    ]
     own = loaded(float64_model())
     network = plain_copy(own)
-    found = gradient_of(make_policy(own, microbatch_tokens=microbatch_tokens), samples, tmp_path / "x")
-    total, count = torch.zeros((), dtype=torch.float64), 0
+    found = gradient_of(
+        make_policy(own, microbatch_tokens=microbatch_tokens), samples, tmp_path / "x"
+    )
+    total = torch.zeros((), dtype=torch.float64)
+    count = 0
     for row in samples:
         ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
         labels = torch.tensor(
-            [-100] * len(row.prompt_ids) + [t if m else -100 for t, m in zip(row.response_ids, row.mask, strict=True)]
+            [-100] * len(row.prompt_ids)
+            + [t if m else -100 for t, m in zip(row.response_ids, row.mask, strict=True)]
         )
         logits = network(ids).logits[0, :-1]
-        total = total + torch.nn.functional.cross_entropy(logits, labels[1:], ignore_index=-100, reduction="sum")
+        total = total + torch.nn.functional.cross_entropy(
+            logits, labels[1:], ignore_index=-100, reduction="sum"
+        )
         count += sum(row.mask)
     (total / count).backward()
     expected = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
@@ -125,18 +148,27 @@ NO_PLAIN_ANSWER = ("single", "note behind a thought", "deepseek r1", "exaone dee
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in NO_PLAIN_ANSWER])
-def test_the_tokens_of_a_demonstration_are_those_of_the_template_up_to_the_end_of_the_turn(name: str) -> None:
-    tokens, config = tokenizer(name), DataConfig(train="builtin:sums")
+def test_the_tokens_of_a_demonstration_are_those_of_the_template_up_to_the_end_of_the_turn(
+    name: str,
+) -> None:
+    tokens = tokenizer(name)
+    config = DataConfig(train="builtin:sums")
     prompts = PromptEncoder(tokens, config)
     problem = read({"prompt": "4 + 3?", "response": "It is 7"})
-    answer, prompt = AnswerEncoder(tokens, config, prompts).encode(problem), prompts.encode(problem)
+    answer = AnswerEncoder(tokens, config, prompts).encode(problem)
+    prompt = prompts.encode(problem)
     assert answer.sampled is None
     end = prompts.turn_end
-    assert answer.token_ids[-1] == (tokens.eos_token_id if end is None or end.token_id is None else end.token_id)
+    assert answer.token_ids[-1] == (
+        tokens.eos_token_id if end is None or end.token_id is None else end.token_id
+    )
     has_end = end is not None and end.token_id is not None
     ours = (*prompt, *answer.token_ids) if has_end else (*prompt, *answer.token_ids[:-1])
-    text = prompts.render_messages([{"role": "user", "content": "4 + 3?"}, *turns_of(problem)], header=False)
-    if not text.startswith(prompts.render(problem)):  # the header of an answer is another one than that of a prompt
+    text = prompts.render_messages(
+        [{"role": "user", "content": "4 + 3?"}, *turns_of(problem)], header=False
+    )
+    # the header of an answer is another one than that of a prompt
+    if not text.startswith(prompts.render(problem)):
         assert prompts.decode_prompt(answer.token_ids).startswith("It is 7")
         return
     assert text.startswith(prompts.decode_prompt(ours))
@@ -145,7 +177,8 @@ def test_the_tokens_of_a_demonstration_are_those_of_the_template_up_to_the_end_o
     assert whole[: len(prompt)] != prompt or whole[: len(ours)] == ours
 
 
-THOUGHT, ANSWER = "<think>\nx\n</think>\n\n", "8798"
+THOUGHT = "<think>\nx\n</think>\n\n"
+ANSWER = "8798"
 RESPONSES: dict[str, dict[str, str]] = {
     "no thought": {"content": ANSWER},
     "a thought": {"content": THOUGHT + ANSWER},
@@ -154,9 +187,12 @@ RESPONSES: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("single", "note behind a thought")])
+@pytest.mark.parametrize(
+    "name", [name for name in FAMILIES if name not in ("single", "note behind a thought")]
+)
 def test_a_demonstration_opens_no_thought_twice_and_answers_in_none(name: str) -> None:
-    tokens, config = tokenizer(name), DataConfig(train="builtin:sums")
+    tokens = tokenizer(name)
+    config = DataConfig(train="builtin:sums")
     prompts = PromptEncoder(tokens, config)
     encoder = AnswerEncoder(tokens, config, prompts)
     for kind, turn in RESPONSES.items():
@@ -166,7 +202,9 @@ def test_a_demonstration_opens_no_thought_twice_and_answers_in_none(name: str) -
         )
         shows_thoughts = any(mark in FAMILIES[name].template for mark in ("</think>", "</thought>"))
         if opens or (kind == "a thought in its key" and not shows_thoughts):
-            with pytest.raises(DataError, match=r"close this thought.*itself writes|shows no reasoning_content"):
+            with pytest.raises(
+                DataError, match=r"close this thought.*itself writes|shows no reasoning_content"
+            ):
                 encoder.encode(problem)
             continue
         text = prompts.decode_prompt([*prompts.encode(problem), *encoder.encode(problem).token_ids])
@@ -183,14 +221,22 @@ def test_a_demonstration_opens_no_thought_twice_and_answers_in_none(name: str) -
 def test_the_option_that_a_refusal_of_several_turns_names_has_effect() -> None:
     problem = read({"messages": TURNS})
     for name in ("qwen 3", "qwen 3 thinking", "deepseek r1"):
-        tokens, config = tokenizer(name), DataConfig(train="builtin:sums")
+        tokens = tokenizer(name)
+        config = DataConfig(train="builtin:sums")
         prompts = PromptEncoder(tokens, config)
-        first = Problem("1", problem.prompt, "", fields={"turns": [with_thought(each) for each in turns_of(problem)]})
+        first = Problem(
+            "1",
+            problem.prompt,
+            "",
+            fields={"turns": [with_thought(each) for each in turns_of(problem)]},
+        )
         with pytest.raises(DataError, match=r"environment\.history=append keeps them as sampled"):
             AnswerEncoder(tokens, config, prompts).encode(first)
         answer = AnswerEncoder(tokens, config, prompts, history="append").encode(first)
         assert answer.sampled is not None
-        parts = [prompts.decode_prompt(answer.token_ids[start:end]) for start, end in answer.sampled]
+        parts = [
+            prompts.decode_prompt(answer.token_ids[start:end]) for start, end in answer.sampled
+        ]
         assert ["x\n</think>" in part for part in parts] == [True, True]
 
 
@@ -200,7 +246,8 @@ def with_thought(message: Any) -> dict[str, Any]:
 
 
 def test_all_turns_of_the_assistant_are_imitated_and_nothing_else() -> None:
-    tokens, config = tokenizer("chatml"), DataConfig(train="builtin:sums")
+    tokens = tokenizer("chatml")
+    config = DataConfig(train="builtin:sums")
     prompts = PromptEncoder(tokens, config)
     problem = read({"messages": TURNS})
     assert (problem.question, problem.answer) == ("4 + 3?", "It is 7")
@@ -220,21 +267,47 @@ def test_other_columns_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": "a"}, "no demonstration; expected the columns prompt and response or completion"),
-        ({"response": "a"}, "no prompt beside response; expected a column prompt or question or problem"),
+        (
+            {"prompt": "a"},
+            "no demonstration; expected the columns prompt and response or completion",
+        ),
+        (
+            {"response": "a"},
+            "no prompt beside response; expected a column prompt or question or problem",
+        ),
         ({"prompt": "a", "response": "  "}, "response is empty; a demonstration needs a response"),
         ({"prompt": "a", "response": []}, "response must be a list of messages, got list"),
         ({"prompt": "a", "response": 5}, "response must be a list of messages, got int 5"),
-        ({"prompt": "a", "response": [{"role": "user", "content": "b"}]}, "has no message of the assistant"),
-        ({"prompt": "a", "response": TURNS}, "response: the first message has the role user; a response begins with"),
-        ({"messages": [*TURNS, TURNS[3]]}, "messages: two messages of the assistant follow each other; join them"),
+        (
+            {"prompt": "a", "response": [{"role": "user", "content": "b"}]},
+            "has no message of the assistant",
+        ),
+        (
+            {"prompt": "a", "response": TURNS},
+            "response: the first message has the role user; a response begins with",
+        ),
+        (
+            {"messages": [*TURNS, TURNS[3]]},
+            "messages: two messages of the assistant follow each other; join them",
+        ),
         ({"messages": TURNS[:1]}, "messages has no message of the assistant; a demonstration has"),
-        ({"messages": TURNS[1:]}, "messages begins with the assistant's message; a demonstration has"),
-        ({"messages": [TURNS[0], {"role": "assistant", "content": ""}]}, "message 2: the assistant's content is empty"),
-        ({"messages": [TURNS[0], {"role": "assistant", "tool_calls": []}]}, "expected a mapping with role and content"),
+        (
+            {"messages": TURNS[1:]},
+            "messages begins with the assistant's message; a demonstration has",
+        ),
+        (
+            {"messages": [TURNS[0], {"role": "assistant", "content": ""}]},
+            "message 2: the assistant's content is empty",
+        ),
+        (
+            {"messages": [TURNS[0], {"role": "assistant", "tool_calls": []}]},
+            "expected a mapping with role and content",
+        ),
     ],
 )
-def test_a_row_that_is_no_demonstration_is_refused_by_what_it_lacks(row: dict[str, Any], message: str) -> None:
+def test_a_row_that_is_no_demonstration_is_refused_by_what_it_lacks(
+    row: dict[str, Any], message: str
+) -> None:
     with pytest.raises(DataError, match=r"a\.jsonl, line 1: ") as error:
         read(row)
     assert message in str(error.value)
@@ -242,19 +315,32 @@ def test_a_row_that_is_no_demonstration_is_refused_by_what_it_lacks(row: dict[st
 
 def test_what_is_held_out_or_too_long_is_left_out_and_counted(tmp_path: Path) -> None:
     held_out = [{"prompt": "What is 3 + 2?", "answer": "5"}]
-    rows = [*ROWS, {"prompt": "long", "response": "x" * 99}, {"prompt": "longer", "response": "x" * 100}]
-    path, other = write(tmp_path / "a.jsonl", rows), write(tmp_path / "b.jsonl", held_out)
+    rows = [
+        *ROWS,
+        {"prompt": "long", "response": "x" * 99},
+        {"prompt": "longer", "response": "x" * 100},
+    ]
+    path = write(tmp_path / "a.jsonl", rows)
+    other = write(tmp_path / "b.jsonl", held_out)
     config = supervised(path, f"data.eval={other}", "rollout.max_response_tokens=20")
     inputs = read_inputs(resolve_auto(config))
     assert "2 demonstrations left out: their text is in the evaluation set" in inputs.notes
     assert "2 demonstrations left out: longer than rollout.max_response_tokens" in inputs.notes
     assert len(inputs.train) == len(rows) - 4 == len(inputs.answers)
-    with pytest.raises(DataError, match=r"all 1 demonstrations are longer than rollout\.max_response_tokens=9"):
-        read_inputs(resolve_auto(supervised(write(path, rows[-1:]), "rollout.max_response_tokens=9")))
-    one = read_inputs(resolve_auto(supervised(write(path, [{"prompt": "a", "response": r} for r in "xyz"]))))
+    with pytest.raises(
+        DataError, match=r"all 1 demonstrations are longer than rollout\.max_response_tokens=9"
+    ):
+        read_inputs(
+            resolve_auto(supervised(write(path, rows[-1:]), "rollout.max_response_tokens=9"))
+        )
+    one = read_inputs(
+        resolve_auto(supervised(write(path, [{"prompt": "a", "response": r} for r in "xyz"])))
+    )
     assert "all 3 demonstrations are of one problem" in one.notes
     ending = write(path, [{"prompt": "a", "response": "b<eos>c"}])
-    with pytest.raises(DataError, match="contains <eos>, which ends a turn; leave it out, it is added"):
+    with pytest.raises(
+        DataError, match="contains <eos>, which ends a turn; leave it out, it is added"
+    ):
         read_inputs(resolve_auto(supervised(ending)))
 
 
@@ -267,7 +353,10 @@ def test_what_is_held_out_or_too_long_is_left_out_and_counted(tmp_path: Path) ->
         (["loss.kl_coef=0.1", "loss.kl_in=reward"], "loss.kl_in=reward is for sampled responses"),
         (["train.passes_per_step=2"], "train.passes_per_step=2 is for sampled responses"),
         (["rollout.temperature=0.7"], "rollout.temperature=0.7 divides the logits"),
-        (["data.demonstrations=null"], "schedule=supervised imitates demonstrations; set data.demonstrations"),
+        (
+            ["data.demonstrations=null"],
+            "schedule=supervised imitates demonstrations; set data.demonstrations",
+        ),
     ],
 )
 def test_options_of_sampled_responses_are_refused(overrides: list[str], message: str) -> None:
@@ -283,17 +372,30 @@ def test_rows_in_memory_are_demonstrations_for_a_call_from_python(tmp_path: Path
     assert len(run.metrics) == 2
     with pytest.raises(DataError, match=r"demonstrations, row 2: response is empty"):
         dapo.train(
-            "tiny-random", demonstrations=[*ROWS[:1], {"prompt": "a", "response": ""}], run_dir=tmp_path / "b", **sizes
+            "tiny-random",
+            demonstrations=[*ROWS[:1], {"prompt": "a", "response": ""}],
+            run_dir=tmp_path / "b",
+            **sizes,
         )
 
 
 @pytest.mark.parametrize(
-    "overrides", [["model.lora={rank: 2, alpha: 4}"], ["distributed.trainer_ranks=2"]], ids=["lora", "two_ranks"]
+    "overrides",
+    [["model.lora={rank: 2, alpha: 4}"], ["distributed.trainer_ranks=2"]],
+    ids=["lora", "two_ranks"],
 )
-def test_adapters_and_ranks_train_on_demonstrations(overrides: list[str], whole: Path, tmp_path: Path) -> None:
+def test_adapters_and_ranks_train_on_demonstrations(
+    overrides: list[str], whole: Path, tmp_path: Path
+) -> None:
     path = write(tmp_path / "sft.jsonl")
-    start_run(supervised(path, *overrides, "train.eval_every=0"), run_dir=tmp_path / "run", config_name="t")
-    found, expected = ([row for row in metrics(each) if row["step"]] for each in (tmp_path / "run", whole))
+    start_run(
+        supervised(path, *overrides, "train.eval_every=0"),
+        run_dir=tmp_path / "run",
+        config_name="t",
+    )
+    found, expected = (
+        [row for row in metrics(each) if row["step"]] for each in (tmp_path / "run", whole)
+    )
     assert found[0]["loss/nll"] == pytest.approx(expected[0]["loss/nll"], rel=1e-5)
     assert found[-1]["loss/nll"] < found[0]["loss/nll"]
     if "lora" not in overrides[0]:
@@ -306,7 +408,11 @@ def test_a_run_with_a_relative_path_is_resumed_from_another_folder_without_a_dif
     (tmp_path / "there").mkdir()
     write(tmp_path / "sft.jsonl")
     monkeypatch.chdir(tmp_path)
-    start_run(supervised(Path("sft.jsonl"), "train.num_steps=3"), run_dir=tmp_path / "run", config_name="t")
+    start_run(
+        supervised(Path("sft.jsonl"), "train.num_steps=3"),
+        run_dir=tmp_path / "run",
+        config_name="t",
+    )
     monkeypatch.chdir(tmp_path / "there")
     capsys.readouterr()
     resume_run(tmp_path / "run", ["train.num_steps=6"])
@@ -314,7 +420,9 @@ def test_a_run_with_a_relative_path_is_resumed_from_another_folder_without_a_dif
     assert differences(contents(tmp_path / "run"), contents(whole)) == []
     held_out = write(tmp_path / "held_out.jsonl", [{"prompt": "a", "answer": "1"}])
     all_held_out = write(tmp_path / "one.jsonl", [{"prompt": "a", "response": "b"}])
-    with pytest.raises(DataError, match=r"data\.demonstrations: every problem is also in data\.eval"):
+    with pytest.raises(
+        DataError, match=r"data\.demonstrations: every problem is also in data\.eval"
+    ):
         read_inputs(resolve_auto(supervised(all_held_out, f"data.eval={held_out}")))
 
 
@@ -326,15 +434,25 @@ def test_a_run_with_a_relative_path_is_resumed_from_another_folder_without_a_dif
         {"content": "so 7", "reasoning_content": "hm"},
     ],
 )
-def test_a_call_and_a_thought_of_a_demonstration_are_imitated_as_the_template_writes_them(turn) -> None:
+def test_a_call_and_a_thought_of_a_demonstration_are_imitated_as_the_template_writes_them(
+    turn,
+) -> None:
     tokens = tokenizer("qwen 2.5")
     thought = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
     copied = type(tokens)(tokenizer_object=tokens.backend_tokenizer, eos_token="</s>")
-    copied.chat_template = FAMILIES["qwen 2.5"].template.replace("{{ m.content }}", thought + "{{ m.content or '' }}")
+    copied.chat_template = FAMILIES["qwen 2.5"].template.replace(
+        "{{ m.content }}", thought + "{{ m.content or '' }}"
+    )
     prompts = PromptEncoder(copied, DataConfig(train="builtin:sums"))
-    problem = read({"messages": [{"role": "user", "content": "4 + 3?"}, {"role": "assistant", **turn}]})
+    problem = read(
+        {"messages": [{"role": "user", "content": "4 + 3?"}, {"role": "assistant", **turn}]}
+    )
     answer = AnswerEncoder(copied, DataConfig(train="builtin:sums"), prompts).encode(problem)
-    wanted = '\n{"name": "find", "arguments": {"a": 2}}\n' if "tool_calls" in turn else "<think>hm</think>so 7"
+    wanted = (
+        '\n{"name": "find", "arguments": {"a": 2}}\n'
+        if "tool_calls" in turn
+        else "<think>hm</think>so 7"
+    )
     text = prompts.decode_prompt(answer.token_ids)
     assert wanted in text
     assert text.endswith("<|im_end|>")

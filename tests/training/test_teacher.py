@@ -24,7 +24,15 @@ from dapo.policy.model import load_model
 from dapo.training.assemble.inputs import read_inputs
 from dapo.training.assemble.resolve import resolve_auto
 from helpers.naive_update import whole_gradient
-from helpers.tiny_policies import assert_close, branching, gradient_of, loaded, make_policy, plain_copy, ragged
+from helpers.tiny_policies import (
+    assert_close,
+    branching,
+    gradient_of,
+    loaded,
+    make_policy,
+    plain_copy,
+    ragged,
+)
 from helpers.tiny_runs import contents, metrics, tiny
 
 ALONE = (
@@ -43,8 +51,15 @@ ALONE = (
 
 def teacher_folder(path: Path, *, change: Any = None, **shape: Any) -> Path:
     """A model of other sizes over the characters of the tiny model."""
-    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 3}
-    model, tokenizer = character_model(torch.float32, **(sizes | {"num_key_value_heads": 3, "head_dim": 16} | shape))
+    sizes = {
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+    }
+    model, tokenizer = character_model(
+        torch.float32, **(sizes | {"num_key_value_heads": 3, "head_dim": 16} | shape)
+    )
     if change is not None:
         change(tokenizer)
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
@@ -65,7 +80,8 @@ def alone(teacher: Path, *overrides: str) -> Config:
 def served(
     folder: Path, *, shift: float = 0.0, drop: int = 0, text: Callable[[str], str] = str
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A server on loopback that scores prompts by a model, and what it was asked; `shift` is added to each number.
+    """A server on loopback that scores prompts by a model, and what it was asked; `shift` is added
+    to each number.
 
     `text` changes what it says of its tokens.
     """
@@ -118,7 +134,9 @@ def whole(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_student_comes_nearer_to_its_teacher_without_rewards_and_every_group_trains(whole: Path) -> None:
+def test_a_student_comes_nearer_to_its_teacher_without_rewards_and_every_group_trains(
+    whole: Path,
+) -> None:
     rows = [row for row in metrics(whole) if row["step"]]
     kl = [row["loss/kl"] for row in rows]
     assert kl[-1] < 0.6 * kl[0]
@@ -127,7 +145,9 @@ def test_a_student_comes_nearer_to_its_teacher_without_rewards_and_every_group_t
     assert all("reward/mean" in row for row in rows)
 
 
-def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(whole: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(
+    whole: Path, tmp_path: Path
+) -> None:
     shutil.copytree(whole, tmp_path / "cut")
     for path in (tmp_path / "cut" / "checkpoints").iterdir():
         assert not (path / "reference.safetensors").exists()
@@ -160,7 +180,9 @@ def test_the_gradient_is_that_of_the_naive_divergence_to_another_architecture(
     policy = make_policy(own, loss=options | {"reference": str(teacher)}, lora=lora)
     found = gradient_of(policy, samples, tmp_path / "x")
     if lora is None:
-        expected = whole_gradient(network, samples, 1.0, reference=big, is_on_policy=True, **options)
+        expected = whole_gradient(
+            network, samples, 1.0, reference=big, is_on_policy=True, **options
+        )
         assert_close(found, expected, relative=1e-5)  # RMSNorm computes in float32
     else:
         assert len(found) > 0
@@ -182,7 +204,11 @@ def test_a_run_is_a_teacher_by_its_newest_checkpoint_and_its_later_ones_change_n
     written = {path: path.stat().st_mtime_ns for path in exported.iterdir()}
     assert with_exported_runs(alone(run), notes.append) == config
     assert {path: path.stat().st_mtime_ns for path in exported.iterdir()} == written
-    start_run(alone(run, "train.num_steps=1", f"model={run}"), run_dir=tmp_path / "student", config_name="t")
+    start_run(
+        alone(run, "train.num_steps=1", f"model={run}"),
+        run_dir=tmp_path / "student",
+        config_name="t",
+    )
     (row,) = [row for row in metrics(tmp_path / "student") if row["step"]]
     assert row["loss/kl"] == pytest.approx(0, abs=1e-9)  # the student is its own teacher
     shutil.rmtree(run / "checkpoints")
@@ -196,7 +222,8 @@ def test_another_vocabulary_is_refused_with_the_first_token_that_differs(tmp_pat
 
     folder = teacher_folder(tmp_path / "other", change=add)
     with pytest.raises(
-        ConfigError, match=r"has another vocabulary than tiny-random: 1 tokens differ, the first is '<ex"
+        ConfigError,
+        match=r"has another vocabulary than tiny-random: 1 tokens differ, the first is '<ex",
     ):
         read_inputs(resolve_auto(alone(folder)))
 
@@ -207,11 +234,18 @@ def test_another_template_is_noted_and_too_few_positions_are_refused(tmp_path: P
 
     folder = teacher_folder(tmp_path / "other", change=change)
     notes = read_inputs(resolve_auto(alone(folder))).notes
-    assert any("has another chat template than tiny-random; it reads tiny-random's prompts" in note for note in notes)
+    assert any(
+        "has another chat template than tiny-random; it reads tiny-random's prompts" in note
+        for note in notes
+    )
     short = teacher_folder(tmp_path / "short")
     text = (short / "config.json").read_text()
-    (short / "config.json").write_text(text.replace('"max_position_embeddings": 4096', '"max_position_embeddings": 16'))
-    with pytest.raises(ConfigError, match="has 16 positions, and a prompt with its response may have"):
+    (short / "config.json").write_text(
+        text.replace('"max_position_embeddings": 4096', '"max_position_embeddings": 16')
+    )
+    with pytest.raises(
+        ConfigError, match="has 16 positions, and a prompt with its response may have"
+    ):
         read_inputs(resolve_auto(alone(short)))
 
 
@@ -225,10 +259,15 @@ def test_another_template_is_noted_and_too_few_positions_are_refused(tmp_path: P
             "loss.kl_estimator=full is a term of the loss",
         ),
         (["reward.coef=1"], "rollout.group_size must be at least 2"),
-        (["loss.reference=/nowhere"], "loss.reference: model '/nowhere': there is no such directory"),
+        (
+            ["loss.reference=/nowhere"],
+            "loss.reference: model '/nowhere': there is no such directory",
+        ),
     ],
 )
-def test_what_cannot_work_together_is_refused(teacher: Path, overrides: list[str], message: str) -> None:
+def test_what_cannot_work_together_is_refused(
+    teacher: Path, overrides: list[str], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         read_inputs(resolve_auto(alone(teacher, *overrides)))
 
@@ -239,37 +278,73 @@ def test_rewards_of_weight_0_turn_dynamic_sampling_off_unless_it_is_set(teacher:
     assert tiny("reward.coef=0.5").dynamic_sampling.enabled is True
 
 
-def test_a_teacher_behind_a_server_trains_what_the_same_model_in_memory_does(teacher: Path, tmp_path: Path) -> None:
+def test_a_teacher_behind_a_server_trains_what_the_same_model_in_memory_does(
+    teacher: Path, tmp_path: Path
+) -> None:
     start_run(alone(teacher, "loss.kl_estimator=k2"), run_dir=tmp_path / "local", config_name="t")
     with served(teacher) as (url, asked):
         config = alone(teacher, "loss.kl_estimator=k2", f"loss.reference=server:{url}#big")
         start_run(config, run_dir=tmp_path / "served", config_name="t")
     assert asked
-    assert all(request["model"] == "big" and request["echo"] and request["max_tokens"] == 1 for request in asked)
+    assert all(
+        request["model"] == "big" and request["echo"] and request["max_tokens"] == 1
+        for request in asked
+    )
     local, remote = (metrics(tmp_path / name) for name in ("local", "served"))
     for one, other in zip(local, remote, strict=True):
         assert one.keys() == other.keys()
         assert other == pytest.approx(one, rel=1e-4, abs=1e-5)
-    with served(teacher, drop=3) as (url, _), pytest.raises(DataError, match=r"log-probabilities for .* tokens of the"):
-        start_run(config.changed("loss", reference=f"server:{url}#big"), run_dir=tmp_path / "d", config_name="t")
+    with (
+        served(teacher, drop=3) as (url, _),
+        pytest.raises(DataError, match=r"log-probabilities for .* tokens of the"),
+    ):
+        start_run(
+            config.changed("loss", reference=f"server:{url}#big"),
+            run_dir=tmp_path / "d",
+            config_name="t",
+        )
     with (
         served(teacher, shift=float("inf")) as (url, _),
         pytest.raises(DapoError, match="is inf, expected a log-probability"),
     ):
-        start_run(config.changed("loss", reference=f"server:{url}#big"), run_dir=tmp_path / "e", config_name="t")
-    differs = r"of \d+ tokens compared, \d+ differ; the first is id \d+, 'b' here and 'B' there; serve a model"
+        start_run(
+            config.changed("loss", reference=f"server:{url}#big"),
+            run_dir=tmp_path / "e",
+            config_name="t",
+        )
+    differs = (
+        r"of \d+ tokens compared, \d+ differ; the first is id \d+, 'b' here and 'B' there; serve a"
+        r" model"
+    )
     with served(teacher, text=str.upper) as (url, _), pytest.raises(ConfigError, match=differs):
-        start_run(config.changed("loss", reference=f"server:{url}#big"), run_dir=tmp_path / "g", config_name="t")
-    with served(teacher) as (url, _), pytest.raises(ConfigError, match="the server has no model other; it has big"):
-        start_run(config.changed("loss", reference=f"server:{url}#other"), run_dir=tmp_path / "f", config_name="t")
+        start_run(
+            config.changed("loss", reference=f"server:{url}#big"),
+            run_dir=tmp_path / "g",
+            config_name="t",
+        )
+    with (
+        served(teacher) as (url, _),
+        pytest.raises(ConfigError, match="the server has no model other; it has big"),
+    ):
+        start_run(
+            config.changed("loss", reference=f"server:{url}#other"),
+            run_dir=tmp_path / "f",
+            config_name="t",
+        )
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["loss.reference=server:big"], "loss.reference=server:big: expected server:URL#MODEL"),
-        (["loss.kl_estimator=full"], "gives log-probabilities of sampled tokens alone, which loss.kl_estimator=full"),
-        (["rollout.temperature=0.7"], "gives log-probabilities at temperature 1, and rollout.temperature=0.7"),
+        (
+            ["loss.kl_estimator=full"],
+            "gives log-probabilities of sampled tokens alone, which loss.kl_estimator=full",
+        ),
+        (
+            ["rollout.temperature=0.7"],
+            "gives log-probabilities at temperature 1, and rollout.temperature=0.7",
+        ),
         (["distributed.trainer_ranks=2"], "which a trainer in processes of its own does not use"),
     ],
 )

@@ -1,4 +1,6 @@
-"""`train.token_budget`: a run ends after the step that reaches it, as one of that many steps does."""
+"""`train.token_budget`: a run ends after the step that reaches it, as one of that many steps
+does.
+"""
 
 import json
 from pathlib import Path
@@ -17,7 +19,9 @@ OFTEN = ("train.save_every=1", "train.eval_every=3", "train.keep_checkpoints=9",
 
 def spent_by(run: Path, step: int) -> int:
     """The tokens generated up to a step."""
-    return sum(row.get("rollout/tokens_generated", 0) for row in metrics(run) if row["step"] <= step)
+    return sum(
+        row.get("rollout/tokens_generated", 0) for row in metrics(run) if row["step"] <= step
+    )
 
 
 def started(path: Path, *overrides: str) -> Path:
@@ -25,7 +29,9 @@ def started(path: Path, *overrides: str) -> Path:
     return path
 
 
-def test_a_run_with_a_budget_equals_one_of_as_many_steps_and_a_larger_budget_goes_on(tmp_path: Path, capsys):
+def test_a_run_with_a_budget_equals_one_of_as_many_steps_and_a_larger_budget_goes_on(
+    tmp_path: Path, capsys
+):
     whole = started(tmp_path / "whole", "train.num_steps=4")
     first = spent_by(whole, 1)
     budget = started(tmp_path / "budget", "train.num_steps=4", f"train.token_budget={first + 1}")
@@ -42,14 +48,19 @@ def test_a_run_with_a_budget_equals_one_of_as_many_steps_and_a_larger_budget_goe
     assert "already at step 2 of 4, with train.token_budget spent" in capsys.readouterr().out
     resume_run(budget, ["train.token_budget=1000000"])
     unlike = differences(contents(budget), contents(whole))
-    # the evaluation after step 2 is one more, and so is the accuracy that its checkpoint and its line hold
+    # the evaluation after step 2 is one more, and so is the accuracy that its checkpoint and its
+    # line hold
     assert not [name for name in unlike if "step_000004" in name and "eval" in name]
-    assert (budget / "eval" / "step_000004.json").read_bytes() == (whole / "eval" / "step_000004.json").read_bytes()
+    assert (budget / "eval" / "step_000004.json").read_bytes() == (
+        whole / "eval" / "step_000004.json"
+    ).read_bytes()
 
 
 def test_a_budget_of_exactly_the_tokens_of_a_step_ends_with_it(tmp_path: Path):
     one = started(tmp_path / "one", "train.num_steps=1")
-    exact = started(tmp_path / "exact", "train.num_steps=3", f"train.token_budget={spent_by(one, 1)}")
+    exact = started(
+        tmp_path / "exact", "train.num_steps=3", f"train.token_budget={spent_by(one, 1)}"
+    )
     assert saved_steps(exact) == ["step_000001"]
 
 
@@ -76,8 +87,11 @@ def test_one_step_off_samples_no_batch_beyond_the_budget(tmp_path: Path):
 
 def test_a_falling_rate_and_a_budget_are_refused_together_and_check_names_the_budget():
     with pytest.raises(
-        ConfigError, match=r"may end the run earlier; set optim\.schedule=constant, or leave the budget out"
+        ConfigError,
+        match=r"may end the run earlier; set optim\.schedule=constant, or leave the budget out",
     ):
         tiny("optim.schedule=linear", "train.token_budget=1000")
     shown = list(explain(tiny("train.token_budget=123456")))
-    assert any("ends earlier with the step that reaches 123,456 generated tokens" in line for line in shown)
+    assert any(
+        "ends earlier with the step that reaches 123,456 generated tokens" in line for line in shown
+    )

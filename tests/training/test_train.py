@@ -1,4 +1,6 @@
-"""A run as a whole: equal runs are equal bytes, a resumed run is the uninterrupted one, and the golden run stays."""
+"""A run as a whole: equal runs are equal bytes, a resumed run is the uninterrupted one, and the
+golden run stays.
+"""
 
 import json
 import math
@@ -35,7 +37,8 @@ PACKAGE = str(Path(dapo.__file__).parent)
 def test_two_runs_of_one_config_are_equal_to_the_byte(tmp_path: Path):
     start_run(tiny(), run_dir=tmp_path / "a", config_name="tiny")
     start_run(tiny(), run_dir=tmp_path / "b", config_name="tiny")
-    a, b = contents(tmp_path / "a"), contents(tmp_path / "b")
+    a = contents(tmp_path / "a")
+    b = contents(tmp_path / "b")
     assert len(a["files"]) > 10
     assert a == b
 
@@ -47,11 +50,14 @@ def test_another_seed_is_another_run(tmp_path: Path):
 
 
 @pytest.mark.parametrize("last_checkpoint", [2, 4])
-def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(tmp_path: Path, last_checkpoint: int):
+def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(
+    tmp_path: Path, last_checkpoint: int
+):
     options = ["train.keep_checkpoints=9"]
     start_run(tiny(*options), run_dir=tmp_path / "whole", config_name="tiny")
     start_run(tiny(*options), run_dir=tmp_path / "cut", config_name="tiny")
-    # what a crash after that checkpoint leaves behind: later steps in the metrics, no later checkpoint
+    # what a crash after that checkpoint leaves behind: later steps in the metrics, no later
+    # checkpoint
     for path in (tmp_path / "cut" / "checkpoints").iterdir():
         if int(path.name.removeprefix("step_")) > last_checkpoint:
             path.rename(tmp_path / path.name)
@@ -59,11 +65,14 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(tmp_path: Path, 
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
-@pytest.mark.skipif(default_kernel(torch.float32) is None, reason="this torch prepacks no weights in float32")
+@pytest.mark.skipif(
+    default_kernel(torch.float32) is None, reason="this torch prepacks no weights in float32"
+)
 def test_a_resumed_run_takes_the_kernels_that_it_recorded_also_in_an_engine_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    # small products of all libraries are equal to the last bit, so a kernel is made that counts its products
+    # small products of all libraries are equal to the last bit, so a kernel is made that counts its
+    # products
     used: Counter[tuple[int, ...]] = Counter()
 
     class Counting(KERNELS["plain"]):  # type: ignore[misc]
@@ -97,7 +106,13 @@ def test_a_resumed_run_takes_the_kernels_that_it_recorded_also_in_an_engine_of_i
         resume_run(path, ["train.num_steps=2", "rollout.engines=1"])
     assert [spec.factory for spec in specs] == ["dapo.distributed.engine_specs:open_engine"]
     own = open_engine(**specs[0].options)
-    own.submit([GenerationRequest("a", (4, 5), max_new_tokens=3, temperature=1.0, top_p=1.0, seed=0, stop_ids=())])
+    own.submit(
+        [
+            GenerationRequest(
+                "a", (4, 5), max_new_tokens=3, temperature=1.0, top_p=1.0, seed=0, stop_ids=()
+            )
+        ]
+    )
     while own.in_flight:
         own.poll()
     in_own_process = set(used)
@@ -105,11 +120,16 @@ def test_a_resumed_run_takes_the_kernels_that_it_recorded_also_in_an_engine_of_i
     resume_run(path, ["train.num_steps=2"])
     assert set(used) == in_own_process == in_first_step
     assert used.keys() <= shapes
-    assert len(used) >= 4  # queries, keys and values in one; the attention's output; the two of the MLP
+    # queries, keys and values in one; the attention's output; the two of the MLP
+    assert len(used) >= 4
 
 
 def test_a_finished_run_can_be_extended(tmp_path: Path):
-    start_run(tiny("train.num_steps=3", "train.eval_every=0"), run_dir=tmp_path / "run", config_name="tiny")
+    start_run(
+        tiny("train.num_steps=3", "train.eval_every=0"),
+        run_dir=tmp_path / "run",
+        config_name="tiny",
+    )
     resume_run(tmp_path / "run", ["train.num_steps=5"])
     start_run(tiny("train.eval_every=0"), run_dir=tmp_path / "whole", config_name="tiny")
     strip = [
@@ -118,12 +138,16 @@ def test_a_finished_run_can_be_extended(tmp_path: Path):
     ]
     assert [row["step"] for row in strip] == [0, 1, 2, 3, 4, 5]
     whole = metrics(tmp_path / "whole")
-    assert strip[-1] == {name: value for name, value in whole[-1].items() if not name.startswith("eval/")}
+    assert strip[-1] == {
+        name: value for name, value in whole[-1].items() if not name.startswith("eval/")
+    }
 
 
 def test_the_first_learning_rates_are_the_list_one_expects(tmp_path: Path):
     start_run(
-        tiny("optim.warmup_steps=4", "optim.lr=0.004", "train.num_steps=5"), run_dir=tmp_path / "r", config_name="t"
+        tiny("optim.warmup_steps=4", "optim.lr=0.004", "train.num_steps=5"),
+        run_dir=tmp_path / "r",
+        config_name="t",
     )
     rates = [row["optim/lr"] for row in metrics(tmp_path / "r")[1:]]
     assert rates == pytest.approx([0.001, 0.002, 0.003, 0.004, 0.004])
@@ -138,7 +162,12 @@ def test_a_falling_rate_and_a_loss_of_ones_own_resume_exactly_and_a_longer_run_i
         "optim.lr=0.02",
         "train.eval_every=0",
     ]
-    options += ["optim.warmup_steps=1", "train.save_every=2", "train.keep_checkpoints=9", "data.eval=null"]
+    options += [
+        "optim.warmup_steps=1",
+        "train.save_every=2",
+        "train.keep_checkpoints=9",
+        "data.eval=null",
+    ]
     start_run(tiny(*options), run_dir=tmp_path / "whole", config_name="tiny")
     rows = metrics(tmp_path / "whole")
     expected = [0.02 * (0.1 + 0.9 * (1 + math.cos(math.pi * step / 4)) / 2) for step in range(5)]
@@ -158,17 +187,23 @@ def test_a_falling_rate_and_a_loss_of_ones_own_resume_exactly_and_a_longer_run_i
     resume_run(tmp_path / "longer", ["train.num_steps=6"])
     assert (
         "warning: train.num_steps was 5 up to step 2 and is 6 now; from here on the learning rate "
-        "(optim.schedule=cosine) falls until there"
-    ) in " ".join(capsys.readouterr().out.split())
+        "(optim.schedule=cosine) falls until there" in " ".join(capsys.readouterr().out.split())
+    )
     rates = [row["optim/lr"] for row in metrics(tmp_path / "longer")]
     assert rates[:2] == [row["optim/lr"] for row in rows[:2]]
-    longer = [0.02 * (0.1 + 0.9 * (1 + math.cos(math.pi * step / 5)) / 2) for step in range(2, len(rates))]
+    longer = [
+        0.02 * (0.1 + 0.9 * (1 + math.cos(math.pi * step / 5)) / 2) for step in range(2, len(rates))
+    ]
     assert rates[2:] == pytest.approx(longer)
     assert len(rates) >= 5  # it may solve its problems before step 6
 
 
 def test_the_grpo_baseline_trains_every_group_with_a_reference(tmp_path: Path):
-    start_run(tiny("preset=grpo", "loss.kl_coef=0.1", "train.num_steps=2"), run_dir=tmp_path / "r", config_name="t")
+    start_run(
+        tiny("preset=grpo", "loss.kl_coef=0.1", "train.num_steps=2"),
+        run_dir=tmp_path / "r",
+        config_name="t",
+    )
     for row in metrics(tmp_path / "r")[1:]:
         assert row["rollout/groups_generated"] == row["rollout/groups_trained"] == 4
         assert row["loss/kl"] >= 0
@@ -185,9 +220,15 @@ def changing_reward(folder: Path, then: bool) -> list[str]:
 def test_a_run_whose_problems_are_solved_is_evaluated_and_saved_and_ends_well(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    folder, path = tmp_path / "f", tmp_path / "f" / "run"
+    folder = tmp_path / "f"
+    path = tmp_path / "f" / "run"
     folder.mkdir()
-    options = ["train.num_steps=3", "train.save_every=1", "train.eval_every=0", *changing_reward(folder, True)]
+    options = [
+        "train.num_steps=3",
+        "train.save_every=1",
+        "train.eval_every=0",
+        *changing_reward(folder, True),
+    ]
     start_run(tiny(*options, "train.num_steps=2"), run_dir=path, config_name="t")
     (folder / "now").touch()
     for _ in range(2):  # resuming it is no error either, and repeats nothing
@@ -204,7 +245,10 @@ def test_a_run_whose_problems_are_solved_is_evaluated_and_saved_and_ends_well(
 
 def test_all_correct_before_anything_was_learned_is_an_error_that_doubts_the_reward(tmp_path: Path):
     constant = ["reward.verifier=helpers.reward_functions:always", "reward.options={verdict: true}"]
-    with pytest.raises(ShortfallError, match=r"step 1: nothing to learn from, in 16 groups: 16 all correct\n.* reward"):
+    with pytest.raises(
+        ShortfallError,
+        match=r"step 1: nothing to learn from, in 16 groups: 16 all correct\n.* reward",
+    ):
         start_run(tiny(*constant), run_dir=tmp_path / "r", config_name="t")
     summary = json.loads((tmp_path / "r/summary.json").read_text())
     assert summary["exit_reason"].startswith("ShortfallError: step 1: nothing to learn from")
@@ -213,27 +257,41 @@ def test_all_correct_before_anything_was_learned_is_an_error_that_doubts_the_rew
 def test_a_step_with_nothing_to_learn_changes_no_weight_and_the_third_in_a_row_ends_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    folder, path = tmp_path / "f", tmp_path / "f" / "run"
+    folder = tmp_path / "f"
+    path = tmp_path / "f" / "run"
     folder.mkdir()
     options = ["train.save_every=1", "train.keep_checkpoints=9", *changing_reward(folder, False)]
     start_run(tiny(*options, "train.num_steps=2"), run_dir=path, config_name="t")
     (folder / "now").touch()
     for _ in range(2):
-        with pytest.raises(ShortfallError, match=r"^3 steps in a row, the last of them step 5: .* 16 all wrong\n"):
+        with pytest.raises(
+            ShortfallError, match=r"^3 steps in a row, the last of them step 5: .* 16 all wrong\n"
+        ):
             resume_run(path, ["train.num_steps=9"])
         rows = metrics(path)
         assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
         assert [row["rollout/shortfall_groups"] for row in rows[3:]] == [4, 4]
-        weights = [(path / f"checkpoints/step_00000{step}/weights.safetensors").read_bytes() for step in (2, 3, 4)]
+        weights = [
+            (path / f"checkpoints/step_00000{step}/weights.safetensors").read_bytes()
+            for step in (2, 3, 4)
+        ]
         assert weights[0] == weights[1] == weights[2]
-    assert f"with the same options the step would fail again: dapo resume {path} OPTION" in capsys.readouterr().out
+    assert (
+        f"with the same options the step would fail again: dapo resume {path} OPTION"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_reward_without_spread_is_named_once_where_every_group_trains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    constant = ["reward.verifier=helpers.reward_functions:always", "reward.options={verdict: false}"]
-    config = tiny("preset=grpo", "overlong.mode=off", "train.num_steps=2", "data.eval=null", *constant)
+    constant = [
+        "reward.verifier=helpers.reward_functions:always",
+        "reward.options={verdict: false}",
+    ]
+    config = tiny(
+        "preset=grpo", "overlong.mode=off", "train.num_steps=2", "data.eval=null", *constant
+    )
     start_run(config, run_dir=tmp_path / "r", config_name="t")
     printed = capsys.readouterr().out
     assert printed.count("the limit: every response to 4 prompts is wrong, so nothing is") == 1
@@ -243,18 +301,27 @@ def test_a_reward_without_spread_is_named_once_where_every_group_trains(
 def test_every_judged_response_is_written_with_the_outcome_of_its_group(tmp_path: Path):
     start_run(tiny("train.num_steps=2"), run_dir=tmp_path / "r", config_name="t")
     for row in metrics(tmp_path / "r")[1:]:
-        table = read_table(tmp_path / "r" / "rollouts" / f"step_{row['step']:06d}.parquet").to_pylist()
+        table = read_table(
+            tmp_path / "r" / "rollouts" / f"step_{row['step']:06d}.parquet"
+        ).to_pylist()
         trained = [sample for sample in table if sample["outcome"] == "trained"]
         assert len(trained) == 4 * row["rollout/groups_trained"]
         assert sum(sample["response_tokens"] for sample in trained) == row["rollout/tokens_trained"]
         for group in {sample["group_id"] for sample in trained}:
             advantages = [sample["advantage"] for sample in trained if sample["group_id"] == group]
             assert sum(advantages) == pytest.approx(0, abs=1e-6)
-        assert all(sample["advantage"] is None for sample in table if sample["outcome"] != "trained")
-        assert all(len(s["response_ids"]) == len(s["engine_logprobs"]) == s["response_tokens"] for s in table)
+        assert all(
+            sample["advantage"] is None for sample in table if sample["outcome"] != "trained"
+        )
+        assert all(
+            len(s["response_ids"]) == len(s["engine_logprobs"]) == s["response_tokens"]
+            for s in table
+        )
 
 
-def test_tables_of_responses_can_be_smaller_of_the_last_steps_or_none_also_after_a_resume(tmp_path: Path):
+def test_tables_of_responses_can_be_smaller_of_the_last_steps_or_none_also_after_a_resume(
+    tmp_path: Path,
+):
     def steps(run: Path) -> list[str]:
         return sorted(path.name for path in (run / "rollouts").glob("*"))
 
@@ -264,17 +331,26 @@ def test_tables_of_responses_can_be_smaller_of_the_last_steps_or_none_also_after
     resume_run(run, ["train.num_steps=4", "log.rollouts=no-logprobs"])
     assert steps(run) == ["step_000002.parquet", "step_000003.parquet", "step_000004.parquet"]
     tables = [read_table(run / "rollouts" / name).to_pylist() for name in steps(run)]
-    assert [all(row["engine_logprobs"] is None for row in table) for table in tables] == [False, False, True]
+    assert [all(row["engine_logprobs"] is None for row in table) for table in tables] == [
+        False,
+        False,
+        True,
+    ]
     assert all(len(row["response_ids"]) == row["response_tokens"] for row in tables[2])
     resume_run(run, ["train.num_steps=5", "log.rollouts=last:1"])
     assert steps(run) == ["step_000005.parquet"]
-    start_run(tiny("train.num_steps=1", "log.rollouts=none"), run_dir=tmp_path / "none", config_name="t")
+    start_run(
+        tiny("train.num_steps=1", "log.rollouts=none"), run_dir=tmp_path / "none", config_name="t"
+    )
     assert steps(tmp_path / "none") == []
     assert len(metrics(tmp_path / "none")) == 2
 
 
 def test_the_golden_run_of_20_steps_stays_as_it_was(tmp_path: Path):
-    """float64, so that only a change of the algorithm moves it. Made anew by `make golden`, with a reason."""
+    """float64, so that only a change of the algorithm moves it.
+
+    Made anew by `make golden`, with a reason.
+    """
     now = golden_run(tmp_path / "run")
     assert [row["step"] for row in now] == list(range(21))
     assert_as_recorded(now)
@@ -285,12 +361,22 @@ def test_at_most_five_functions_lie_between_the_command_and_backward(tmp_path: P
 
     def profile(frame: FrameType, event: str, function: Any) -> None:
         if event == "c_call" and getattr(function, "__name__", "") == "run_backward":
-            stacks.append([summary.name for summary in traceback.extract_stack(frame) if PACKAGE in summary.filename])
+            stacks.append(
+                [
+                    summary.name
+                    for summary in traceback.extract_stack(frame)
+                    if PACKAGE in summary.filename
+                ]
+            )
 
     before = sys.getprofile()
     sys.setprofile(profile)
     try:
-        start_run(tiny("train.num_steps=1", "data.eval=null"), run_dir=tmp_path / "run", config_name="tiny")
+        start_run(
+            tiny("train.num_steps=1", "data.eval=null"),
+            run_dir=tmp_path / "run",
+            config_name="tiny",
+        )
     finally:
         sys.setprofile(before)
     assert stacks[0][0] == "start_run"

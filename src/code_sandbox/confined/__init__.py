@@ -1,1 +1,3 @@
-"""Scripts that run inside the confined processes: standard library only, and nothing of the other modules."""
+"""Scripts that run inside the confined processes: standard library only, and nothing of the other
+modules.
+"""

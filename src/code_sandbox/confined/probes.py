@@ -1,8 +1,9 @@
 """The program that `probe` runs in a sandbox: each probe attempts one forbidden action.
 
-It prints the names of the probes that succeed, each with the weakness that it shows. No probe does harm where nothing
-confines it: files belong to a temporary folder, limits and priorities keep their values, and signal number 0 is no
-signal. Calls that Python's functions do not make are made by number.
+It prints the names of the probes that succeed, each with the weakness that it shows. No probe does
+harm where nothing confines it: files belong to a temporary folder, limits and priorities keep their
+values, and signal number 0 is no signal. Calls that Python's functions do not make are made by
+number.
 """
 
 import ctypes
@@ -37,7 +38,9 @@ io_setup 206 0, bpf 321 280, perf_event_open 298 241, add_key 248 217, keyctl 25
 membarrier 324 283, personality 135 92, mlock 149 228, setsid 112 157, clone3 435 435, mq_open 240 180,
 mq_unlink 241 181
 """
-_AT_FDCWD, _SIGNAL_NONE, _THIS_PROCESS = -100, 0, 0
+_AT_FDCWD = -100
+_SIGNAL_NONE = 0
+_THIS_PROCESS = 0
 _O_WRONLY_CLOEXEC = os.O_WRONLY | getattr(os, "O_CLOEXEC", 0)
 _TRACE_SEIZE = 0x4206
 _COLUMN = {"x86_64": 0, "aarch64": 1}.get(platform.machine())
@@ -48,11 +51,16 @@ Probe = Callable[[], object]
 
 
 def _call(name: str, *arguments: Any) -> int:
-    """Make a system call by its number. Raises OSError if it fails, or this system has no such number."""
+    """Make a system call by its number.
+
+    Raises OSError if it fails, or this system has no such number.
+    """
     if _COLUMN is None or sys.platform != "linux":
         raise OSError("no number is known here")
     numbers = dict(row.split(maxsplit=1) for row in _NUMBERS.replace("\n", " ").split(","))
-    given = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
+    given = [
+        ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments
+    ]
     result = int(_LIBC.syscall(ctypes.c_long(int(numbers[name].split()[_COLUMN])), *given))
     if result == -1:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -65,7 +73,9 @@ def _require(condition: bool) -> None:
 
 
 class _Targets:
-    """The things to attack: a folder with a file and Unix sockets, an abstract name, a process and its memory."""
+    """The things to attack: a folder with a file and Unix sockets, an abstract name, a process and
+    its memory.
+    """
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.folder: str = given["folder"]
@@ -79,7 +89,9 @@ class _Targets:
 
     @property
     def process(self) -> int:
-        """The id of another process of the same user; in a namespace it may belong to this process or to none."""
+        """The id of another process of the same user; in a namespace it may belong to this process
+        or to none.
+        """
         if self._process in (os.getpid(), 0):
             raise ProcessLookupError
         return self._process
@@ -140,7 +152,9 @@ def _files(t: _Targets) -> dict[str, Probe]:
         "mkdir": lambda: os.mkdir(t.new_path()),
         "mkdirat": lambda: _call("mkdirat", _AT_FDCWD, os.fsencode(t.new_path()), 0o700),
         "link": lambda: os.link(t.file, t.new_path()),
-        "linkat": lambda: _call("linkat", _AT_FDCWD, t.path, _AT_FDCWD, os.fsencode(t.new_path()), 0),
+        "linkat": lambda: _call(
+            "linkat", _AT_FDCWD, t.path, _AT_FDCWD, os.fsencode(t.new_path()), 0
+        ),
         "symlink": lambda: os.symlink("target", t.new_path()),
         "symlinkat": lambda: _call("symlinkat", b"target", _AT_FDCWD, os.fsencode(t.new_path())),
         "mkfifo": lambda: os.mkfifo(t.new_path()),
@@ -172,8 +186,12 @@ def _watching(t: _Targets) -> dict[str, Probe]:
     return {
         "inotify_init": lambda: _call("inotify_init1", 0),
         "fanotify_init": lambda: _call("fanotify_init", 0x200, 0),
-        "name_to_handle_at": lambda: _call("name_to_handle_at", _AT_FDCWD, t.path, handle, ctypes.byref(mount), 0),
-        "F_NOTIFY": lambda: fcntl.fcntl(os.open(t.folder, os.O_RDONLY), fcntl.F_NOTIFY, fcntl.DN_MODIFY),
+        "name_to_handle_at": lambda: _call(
+            "name_to_handle_at", _AT_FDCWD, t.path, handle, ctypes.byref(mount), 0
+        ),
+        "F_NOTIFY": lambda: fcntl.fcntl(
+            os.open(t.folder, os.O_RDONLY), fcntl.F_NOTIFY, fcntl.DN_MODIFY
+        ),
     }
 
 
@@ -187,21 +205,28 @@ def _talking(t: _Targets) -> dict[str, Probe]:
         with ours, theirs:
             send(ours)
 
-    stream, unix = socket.SOCK_STREAM, socket.AF_UNIX
+    stream = socket.SOCK_STREAM
+    unix = socket.AF_UNIX
     return {
         "socket": lambda: socket.socket(unix, stream).close(),
         "socket by number": lambda: _call("socket", int(unix), int(stream), 0),
         "socket of the internet": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close(),
         "socket of the kernel": lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW).close(),
         "socketpair": socket.socketpair,
-        "socketpair by number": lambda: _call("socketpair", int(unix), int(stream), 0, (ctypes.c_int * 2)()),
+        "socketpair by number": lambda: _call(
+            "socketpair", int(unix), int(stream), 0, (ctypes.c_int * 2)()
+        ),
         "connect to a Unix socket": lambda: connected(unix, stream, f"{t.folder}/stream"),
         "connect to an abstract name": lambda: connected(unix, socket.SOCK_DGRAM, t.abstract),
         "connect by UDP": lambda: connected(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 9)),
         "bind": lambda: socket.socket(unix, stream).bind(t.new_path()),
-        "sendto a Unix socket": lambda: datagram(lambda ours: ours.sendto(b"1", f"{t.folder}/datagram")),
+        "sendto a Unix socket": lambda: datagram(
+            lambda ours: ours.sendto(b"1", f"{t.folder}/datagram")
+        ),
         "pass a file on": lambda: datagram(lambda ours: socket.send_fds(ours, [b"1"], [0])),
-        "sendmsg to a Unix socket": lambda: datagram(lambda ours: ours.sendmsg([b"1"], [], 0, f"{t.folder}/datagram")),
+        "sendmsg to a Unix socket": lambda: datagram(
+            lambda ours: ours.sendmsg([b"1"], [], 0, f"{t.folder}/datagram")
+        ),
     }
 
 
@@ -220,7 +245,9 @@ def _starting(t: _Targets) -> dict[str, Probe]:
     return {
         "fork": lambda: fork(os.fork),
         "clone": lambda: fork(lambda: _call("clone", int(signal.SIGCHLD), 0, 0, 0, 0)),
-        "clone3": lambda: fork(lambda: _call("clone3", struct.pack("=8Q", 0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0), 64)),
+        "clone3": lambda: fork(
+            lambda: _call("clone3", struct.pack("=8Q", 0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0), 64)
+        ),
         "thread": thread,
         "run a program": lambda: subprocess.run([sys.executable, "-c", ""], check=True),
     }
@@ -237,16 +264,21 @@ def _signals(t: _Targets) -> dict[str, Probe]:
         "tkill": lambda: _call("tkill", t.process, none),
         "tgkill": lambda: _call("tgkill", t.process, t.process, none),
         "rt_sigqueueinfo": lambda: _call("rt_sigqueueinfo", t.process, none, details),
-        "rt_tgsigqueueinfo": lambda: _call("rt_tgsigqueueinfo", t.process, t.process, none, details),
+        "rt_tgsigqueueinfo": lambda: _call(
+            "rt_tgsigqueueinfo", t.process, t.process, none, details
+        ),
         "pidfd_open": lambda: os.pidfd_open(t.process),
-        "pidfd_send_signal": lambda: _call("pidfd_send_signal", os.pidfd_open(t.process), none, None, 0),
+        "pidfd_send_signal": lambda: _call(
+            "pidfd_send_signal", os.pidfd_open(t.process), none, None, 0
+        ),
         "F_SETOWN": lambda: fcntl.fcntl(0, fcntl.F_SETOWN, t.process),
         "F_SETSIG": lambda: fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGTERM),
     }
 
 
 def _scheduling(t: _Targets) -> dict[str, Probe]:
-    process, core = os.PRIO_PROCESS, resource.RLIMIT_CORE
+    process = os.PRIO_PROCESS
+    core = resource.RLIMIT_CORE
 
     def nice() -> int:
         return os.getpriority(process, t.process)
@@ -257,11 +289,17 @@ def _scheduling(t: _Targets) -> dict[str, Probe]:
         _call("prlimit64", t.process, core, limits, None)
 
     return {
-        "prlimit of another": lambda: resource.prlimit(t.process, core, resource.prlimit(t.process, core)),
+        "prlimit of another": lambda: resource.prlimit(
+            t.process, core, resource.prlimit(t.process, core)
+        ),
         "prlimit64 of another": prlimit,
         "setrlimit": lambda: resource.setrlimit(core, resource.getrlimit(core)),
-        "sched_setaffinity": lambda: os.sched_setaffinity(t.process, os.sched_getaffinity(t.process)),
-        "sched_setscheduler": lambda: os.sched_setscheduler(t.process, os.SCHED_OTHER, os.sched_param(0)),
+        "sched_setaffinity": lambda: os.sched_setaffinity(
+            t.process, os.sched_getaffinity(t.process)
+        ),
+        "sched_setscheduler": lambda: os.sched_setscheduler(
+            t.process, os.SCHED_OTHER, os.sched_param(0)
+        ),
         "sched_setattr": lambda: _call(
             "sched_setattr", t.process, struct.pack("=IIQiIQQQ", 48, 0, 0, nice(), *[0] * 4), 0
         ),
@@ -273,7 +311,8 @@ def _scheduling(t: _Targets) -> dict[str, Probe]:
 
 def _processes(t: _Targets) -> dict[str, Probe]:
     buffer = ctypes.create_string_buffer(8)
-    ours, theirs = (ctypes.c_uint64 * 2)(ctypes.addressof(buffer), 8), (ctypes.c_uint64 * 2)(t.address, 8)
+    ours = (ctypes.c_uint64 * 2)(ctypes.addressof(buffer), 8)
+    theirs = (ctypes.c_uint64 * 2)(t.address, 8)
     return {
         "list processes": lambda: os.listdir("/proc"),
         "inherit the environment": lambda: _require(t.variable in os.environ),
@@ -283,7 +322,9 @@ def _processes(t: _Targets) -> dict[str, Probe]:
         "process_vm_readv": lambda: _call("process_vm_readv", t.process, ours, 1, theirs, 1, 0),
         "process_vm_writev": lambda: _call("process_vm_writev", t.process, ours, 1, theirs, 1, 0),
         "kcmp": lambda: _call("kcmp", t.process, os.getpid(), 1, 0, 0),
-        "get_robust_list": lambda: _call("get_robust_list", t.process, (ctypes.c_long * 1)(), (ctypes.c_long * 1)()),
+        "get_robust_list": lambda: _call(
+            "get_robust_list", t.process, (ctypes.c_long * 1)(), (ctypes.c_long * 1)()
+        ),
         "sched_getaffinity": lambda: os.sched_getaffinity(t.process),
     }
 
@@ -312,7 +353,9 @@ def _kernel(t: _Targets) -> dict[str, Probe]:
         "io_uring_setup": lambda: _call("io_uring_setup", 1, parameters),
         "io_setup": lambda: _call("io_setup", 1, (ctypes.c_long * 1)()),
         "bpf": lambda: _call("bpf", 0, struct.pack("=IIII56x", 2, 4, 4, 1), 72),
-        "perf_event_open": lambda: _call("perf_event_open", struct.pack("=IIQ48x", 1, 64, 0), 0, -1, -1, 0),
+        "perf_event_open": lambda: _call(
+            "perf_event_open", struct.pack("=IIQ48x", 1, 64, 0), 0, -1, -1, 0
+        ),
         "add_key": lambda: _call("add_key", b"user", b"probe", b"1", 1, -1),
         "keyctl": lambda: _call("keyctl", 0, -3, 1),
         "prctl": lambda: _call("prctl", 15, b"probe", 0, 0, 0),
@@ -355,7 +398,14 @@ def _successes(targets: _Targets) -> Iterator[tuple[str, str]]:
         for name, probe in probes(targets).items():
             try:
                 probe()
-            except (OSError, ValueError, MemoryError, RuntimeError, AttributeError, subprocess.SubprocessError):
+            except (
+                OSError,
+                ValueError,
+                MemoryError,
+                RuntimeError,
+                AttributeError,
+                subprocess.SubprocessError,
+            ):
                 continue  # refused, or not on this system
             yield name, kind
 

@@ -1,7 +1,9 @@
-"""Gives up the rights of its process, then runs one role of `rpc`: `python process.py INIT_MESSAGE`.
+"""Gives up the rights of its process, then runs one role of `rpc`: `python process.py
+INIT_MESSAGE`.
 
-Imports little of the standard library, because every program waits for it. The package describes the layers. A layer
-that this system lacks is skipped; the process reports whether the others confine it.
+Imports little of the standard library, because every program waits for it. The package describes
+the layers. A layer that this system lacks is skipped; the process reports whether the others
+confine it.
 """
 
 from __future__ import annotations
@@ -22,22 +24,35 @@ if TYPE_CHECKING:
 
 _LINUX = sys.platform == "linux"
 _NOBODY = 65534
-_NEW_USER, _NEW_MOUNTS_NETWORK_PROCESSES_IPC = 0x10000000, 0x00020000 | 0x40000000 | 0x20000000 | 0x08000000
-_MS_READ_ONLY, _MS_REMOUNT, _MS_BIND, _MS_RECURSIVE, _MS_PRIVATE = 1, 0x20, 0x1000, 0x4000, 0x40000
+_NEW_USER = 0x10000000
+_NEW_MOUNTS_NETWORK_PROCESSES_IPC = 0x00020000 | 0x40000000 | 0x20000000 | 0x08000000
+_MS_READ_ONLY = 1
+_MS_REMOUNT = 0x20
+_MS_BIND = 0x1000
+_MS_RECURSIVE = 0x4000
+_MS_PRIVATE = 0x40000
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _DETACH = 2
 _EMPTY_ROOT = "/tmp"  # a folder that exists everywhere and is covered
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+_PR_SET_PDEATHSIG = 1
+_PR_SET_SECCOMP = 22
+_PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_MODE_FILTER = 2
-_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
-_READ_FILE, _READ_DIRECTORY = 1 << 2, 1 << 3
+_LANDLOCK_CREATE = 444
+_LANDLOCK_ADD = 445
+_LANDLOCK_RESTRICT = 446
+_READ_FILE = 1 << 2
+_READ_DIRECTORY = 1 << 3
 _INSTALLED_PACKAGES = ("site-packages", "dist-packages")
 _MAX_FILES = 32
 
 
 def main() -> None:
-    """Fork, confine the child and run its role there; this process waits and exits with the code of the child."""
-    sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # behind the standard library, for the roles only
+    """Fork, confine the child and run its role there; this process waits and exits with the code of
+    the child.
+    """
+    # behind the standard library, for the roles only
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
     import rpc
 
     init_message: Mapping[str, Any] = json.loads(sys.argv[1])
@@ -46,7 +61,9 @@ def main() -> None:
     rpc.load(init_message["role"], sources)
     del sys.path[-1], sys.modules["rpc"]  # the program imports from the standard library only
     libc = ctypes.CDLL(None, use_errno=True)
-    files_hidden = "namespaces" in init_message["layers"] and _separate(libc, init_message["readable"])
+    files_hidden = "namespaces" in init_message["layers"] and _separate(
+        libc, init_message["readable"]
+    )
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until this process can pass it on
     child = os.fork()
     if child:
@@ -63,17 +80,21 @@ def _wait_for(child: int) -> None:
     """Wait for the child and exit with its code; a SIGTERM to this process kills the child."""
     signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, signal.SIGKILL))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    os.closerange(0, 1 << 16)  # a reader of the child's output waits until the last writer has closed it
+    # a reader of the child's output waits until the last writer has closed it
+    os.closerange(0, 1 << 16)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     os._exit(code if code >= 0 else 128 - code)
 
 
 def _separate(libc: ctypes.CDLL, readable: Sequence[str]) -> bool:
-    """Enter new namespaces as far as the system allows; return whether all files except these paths are hidden."""
+    """Enter new namespaces as far as the system allows; return whether all files except these paths
+    are hidden.
+    """
     if not _LINUX:
         return False
-    user, group = os.getuid(), os.getgid()
+    user = os.getuid()
+    group = os.getgid()
     try:
         if user != 0 or libc.unshare(_NEW_MOUNTS_NETWORK_PROCESSES_IPC) != 0:
             _require(libc.unshare(_NEW_USER | _NEW_MOUNTS_NETWORK_PROCESSES_IPC))
@@ -85,21 +106,29 @@ def _separate(libc: ctypes.CDLL, readable: Sequence[str]) -> bool:
                 with open(f"/proc/self/{name}", "w") as file:
                     file.write(ids)
         _hide_files(libc, readable)
-    except OSError:  # without names for its ids, or without mounts, the process is separate in the other respects
+    # without names for its ids, or without mounts, the process is separate in the other respects
+    except OSError:
         return False
     return True
 
 
 def _hide_files(libc: ctypes.CDLL, readable: Sequence[str]) -> None:
-    """Replace the file tree by one with only these paths. Raises OSError if mounting is not allowed."""
+    """Replace the file tree by one with only these paths.
 
-    def mount(source: str, target: str, kind: bytes | None, flags: int, options: bytes | None = None) -> None:
+    Raises OSError if mounting is not allowed.
+    """
+
+    def mount(
+        source: str, target: str, kind: bytes | None, flags: int, options: bytes | None = None
+    ) -> None:
         _require(libc.mount(source.encode(), os.fsencode(target), kind, flags, options))
 
     pivot_root = _PIVOT_ROOT.get(os.uname().machine)
     if pivot_root is None:
         raise OSError(errno.ENOSYS, "no number is known for pivot_root")
-    opened = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in readable if os.path.exists(path)}
+    opened = {
+        path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in readable if os.path.exists(path)
+    }
     folders = {path for path in opened if os.path.isdir(path)}
     mount("none", "/", None, _MS_RECURSIVE | _MS_PRIVATE)
     mount("none", _EMPTY_ROOT, b"tmpfs", 0, b"mode=755")
@@ -135,7 +164,8 @@ def _confine(libc: ctypes.CDLL, init_message: Mapping[str, Any]) -> tuple[bool, 
     if _LINUX:  # after the change of user, which clears the first
         _require(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
         _require(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    readable, abi = init_message["readable"], init_message["landlock_abi"]
+    readable = init_message["readable"]
+    abi = init_message["landlock_abi"]
     reading_confined = _LINUX and "landlock" in layers and _landlock(libc, readable, abi)
     if "limits" in layers:
         _limit(init_message)
@@ -177,7 +207,8 @@ def _open_to_others(path: str) -> bool:
 
 
 def _landlock(libc: ctypes.CDLL, readable: Sequence[str], max_abi: int) -> bool:
-    """Allow reading these paths and no other file access, TCP or signal, as far as this kernel knows these rights.
+    """Allow reading these paths and no other file access, TCP or signal, as far as this kernel
+    knows these rights.
 
     Returns:
         Whether Landlock is in force; older kernels do not have it.
@@ -201,12 +232,15 @@ def _landlock(libc: ctypes.CDLL, readable: Sequence[str], max_abi: int) -> bool:
 
 
 def _readable_files(readable: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield paths and their rights, which extend to everything below; files of installed packages get none."""
+    """Yield paths and their rights, which extend to everything below; files of installed packages
+    get none.
+    """
     for path in filter(os.path.exists, readable):
         if not os.path.isdir(path):
             yield path, _READ_FILE
         elif any(os.path.exists(f"{path}/{name}") for name in _INSTALLED_PACKAGES):
-            yield path, _READ_DIRECTORY  # for imports, although it holds for the packages' folders as well
+            # for imports, although it holds for the packages' folders as well
+            yield path, _READ_DIRECTORY
             for entry in os.scandir(path):
                 if entry.name not in _INSTALLED_PACKAGES and os.path.exists(entry.path):
                     yield entry.path, _READ_FILE

@@ -1,10 +1,12 @@
-"""Implements the part of pytest that tests of small functions use; the test runner does not have pytest itself.
+"""Implements the part of pytest that tests of small functions use; the test runner does not have
+pytest itself.
 
-Covered: `raises` (also with `match`, and with a function), `approx` (numbers, sequences, mappings), `fixture` (of the
-module or a class, with arguments that are fixtures, with `yield`, `autouse`), `mark.parametrize` (stacked, with
-`param`), `mark.skip`, `mark.skipif`, `skip`, `fail`, `importorskip`, `capsys.readouterr`, `main` (does nothing); every
-other mark is ignored. Not covered, and an error: the other fixtures of pytest's own (`tmp_path`, `monkeypatch`,
-`request`), fixtures with `params`, `warns`, `mark.xfail`, plugins.
+Covered: `raises` (also with `match`, and with a function), `approx` (numbers, sequences, mappings),
+`fixture` (of the module or a class, with arguments that are fixtures, with `yield`, `autouse`),
+`mark.parametrize` (stacked, with `param`), `mark.skip`, `mark.skipif`, `skip`, `fail`,
+`importorskip`, `capsys.readouterr`, `main` (does nothing); every other mark is ignored. Not
+covered, and an error: the other fixtures of pytest's own (`tmp_path`, `monkeypatch`, `request`),
+fixtures with `params`, `warns`, `mark.xfail`, plugins.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def module() -> types.ModuleType:
     for part in (raises, approx, fixture, param, skip, fail, importorskip, main, ExceptionInfo):
         part.__module__ = "pytest"
         setattr(found, part.__name__, part)
-    vars(found).update(mark=_Mark(), warns=_not_covered, deprecated_call=_not_covered, xfail=_not_covered)
+    vars(found).update(
+        mark=_Mark(), warns=_not_covered, deprecated_call=_not_covered, xfail=_not_covered
+    )
     return found
 
 
@@ -90,7 +94,8 @@ class ExceptionInfo:
 
 class _Raises(ExceptionInfo):
     def __init__(self, expected: Any, match: str | None) -> None:
-        self._expected, self._match = expected, match
+        self._expected = expected
+        self._match = match
 
     def __enter__(self) -> ExceptionInfo:
         return self
@@ -105,7 +110,9 @@ class _Raises(ExceptionInfo):
 
 
 def raises(expected: Any, *args: Any, match: Any = None, **kwargs: Any) -> Any:
-    """Create a context in which an exception must be raised; call the function in it if there is one."""
+    """Create a context in which an exception must be raised; call the function in it if there is
+    one.
+    """
     context = _Raises(expected, match)
     if args:
         with context:
@@ -118,8 +125,17 @@ class approx:  # noqa: N801
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None, nan_ok: bool = False) -> None:
-        self._expected, self._rel, self._abs, self._nan_ok = expected, rel, abs, nan_ok
+    def __init__(
+        self,
+        expected: Any,
+        rel: float | None = None,
+        abs: float | None = None,
+        nan_ok: bool = False,
+    ) -> None:
+        self._expected = expected
+        self._rel = rel
+        self._abs = abs
+        self._nan_ok = nan_ok
 
     def __eq__(self, actual: object) -> bool:
         return self._close(self._expected, actual)
@@ -130,12 +146,18 @@ class approx:  # noqa: N801
     def _close(self, expected: Any, actual: Any) -> bool:
         if isinstance(expected, dict):
             same_keys = isinstance(actual, dict) and expected.keys() == actual.keys()
-            return same_keys and all(self._close(value, actual[key]) for key, value in expected.items())
+            return same_keys and all(
+                self._close(value, actual[key]) for key, value in expected.items()
+            )
         if isinstance(expected, list | tuple):
             same_length = isinstance(actual, list | tuple) and len(expected) == len(actual)
             return same_length and all(map(self._close, expected, actual))
         is_number = isinstance(expected, int | float | complex) and not isinstance(expected, bool)
-        if not is_number or isinstance(actual, bool) or not isinstance(actual, int | float | complex):
+        if (
+            not is_number
+            or isinstance(actual, bool)
+            or not isinstance(actual, int | float | complex)
+        ):
             return bool(expected == actual)
         if cmath.isnan(expected):
             return self._nan_ok and cmath.isnan(actual)
@@ -156,12 +178,18 @@ class param:  # noqa: N801
 
 
 def fixture(
-    function: Any = None, *, params: Any = None, autouse: bool = False, name: Any = None, **options: Any
+    function: Any = None,
+    *,
+    params: Any = None,
+    autouse: bool = False,
+    name: Any = None,
+    **options: Any,
 ) -> Any:
     """Mark a function as a fixture."""
 
     def mark(function: Any) -> Any:
-        function.fixture_name, function.fixture_autouse = name or function.__name__, autouse
+        function.fixture_name = name or function.__name__
+        function.fixture_autouse = autouse
         function.fixture_params = params
         return function
 
@@ -171,19 +199,32 @@ def fixture(
 class _Mark:
     def __getattr__(self, name: str) -> Any:
         def identity(*args: Any, **kwargs: Any) -> Any:
-            return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else lambda function: function
+            return (
+                args[0]
+                if len(args) == 1 and callable(args[0]) and not kwargs
+                else lambda function: function
+            )
 
         return identity
 
     def parametrize(self, names: Any, values: Any, **options: Any) -> Any:
-        names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+        names = (
+            [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+        )
 
         def mark(function: Any) -> Any:
             rows = []
             for value in values:
-                row = value.values if isinstance(value, param) else (value,) if len(names) == 1 else tuple(value)
+                if isinstance(value, param):
+                    row = value.values
+                elif len(names) == 1:
+                    row = (value,)
+                else:
+                    row = tuple(value)
                 if len(row) != len(names):
-                    raise remote.UnusableTest(f"parametrize names {len(names)} arguments and gives {len(row)}")
+                    raise remote.UnusableTest(
+                        f"parametrize names {len(names)} arguments and gives {len(row)}"
+                    )
                 rows.append(dict(zip(names, row, strict=True)))
             function.parameter_rows = [*getattr(function, "parameter_rows", []), rows]
             return function
@@ -207,7 +248,9 @@ Captured = namedtuple("Captured", ["out", "err"])
 
 
 class Capsys:
-    """The fixture `capsys`: reads the buffer into which the test runner prints the output of the program."""
+    """The fixture `capsys`: reads the buffer into which the test runner prints the output of the
+    program.
+    """
 
     def __init__(self) -> None:
         self.readouterr()
@@ -225,13 +268,17 @@ class Fixtures:
     """Calls test functions with their fixtures."""
 
     def __init__(self, names: dict[str, Any], finished: Callable[[Any], Any]) -> None:
-        self._names, self._finished = names, finished
+        self._names = names
+        self._finished = finished
 
     def run(self, function: Any, owner: Any = None) -> None:
         """Call a test function with its fixtures, once for each of its parameter sets."""
         if getattr(function, "is_skipped", False) or getattr(type(owner), "is_skipped", False):
             return
-        marks = [*getattr(function, "parameter_rows", []), *getattr(type(owner), "parameter_rows", [])]
+        marks = [
+            *getattr(function, "parameter_rows", []),
+            *getattr(type(owner), "parameter_rows", []),
+        ]
         rows: list[dict[str, Any]] = [{}]
         for each in marks:
             rows = [{**first, **second} for first in rows for second in each]
@@ -243,7 +290,9 @@ class Fixtures:
 
     def _found(self, owner: Any) -> dict[str, Any]:
         members = [getattr(owner, name) for name in dir(owner)] if owner is not None else []
-        routines: list[Any] = [value for value in [*self._names.values(), *members] if inspect.isroutine(value)]
+        routines: list[Any] = [
+            value for value in [*self._names.values(), *members] if inspect.isroutine(value)
+        ]
         return {value.fixture_name: value for value in routines if hasattr(value, "fixture_name")}
 
     def _run_once(self, function: Any, given: dict[str, Any], fixtures: dict[str, Any]) -> None:
@@ -252,14 +301,28 @@ class Fixtures:
         for name, each in fixtures.items():
             if each.fixture_autouse:
                 self._value(name, values, fixtures, open_fixtures)
-        defaults = {name for name, p in inspect.signature(function).parameters.items() if p.default is not p.empty}
-        wanted = [name for name in inspect.signature(function).parameters if name not in defaults or name in values]
+        defaults = {
+            name
+            for name, p in inspect.signature(function).parameters.items()
+            if p.default is not p.empty
+        }
+        wanted = [
+            name
+            for name in inspect.signature(function).parameters
+            if name not in defaults or name in values
+        ]
         arguments = {name: self._value(name, values, fixtures, open_fixtures) for name in wanted}
         self._finished(function(**arguments))
         for each in reversed(open_fixtures):
             next(each, None)
 
-    def _value(self, name: str, values: dict[str, Any], fixtures: dict[str, Any], opened: list[Iterator[Any]]) -> Any:
+    def _value(
+        self,
+        name: str,
+        values: dict[str, Any],
+        fixtures: dict[str, Any],
+        opened: list[Iterator[Any]],
+    ) -> Any:
         if name not in values:
             if name not in fixtures:
                 raise remote.UnusableTest(f"there is no fixture {name!r}")
@@ -272,8 +335,12 @@ class Fixtures:
         return values[name]
 
 
-def fixture_value(function: Any, arguments: dict[str, Any], opened: list[Iterator[Any]], finished: Any) -> Any:
-    """Return the value of a fixture; a fixture that yields is added to `opened`, to be continued after the test."""
+def fixture_value(
+    function: Any, arguments: dict[str, Any], opened: list[Iterator[Any]], finished: Any
+) -> Any:
+    """Return the value of a fixture; a fixture that yields is added to `opened`, to be continued
+    after the test.
+    """
     result = finished(function(**arguments))
     if inspect.isgenerator(result):
         opened.append(result)

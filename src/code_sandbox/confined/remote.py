@@ -29,7 +29,9 @@ _MAX_LINE = 1 << 24
 
 
 class Unsendable(BaseException):
-    """The tests need a value that cannot cross: they pass a function, or compare two objects of the program."""
+    """The tests need a value that cannot cross: they pass a function, or compare two objects of the
+    program.
+    """
 
 
 class NotPlain(TypeError):
@@ -60,29 +62,42 @@ class Connection:
         """The reason why the tests cannot be run on any program."""
         self.refused = False
         """Whether the program has given an object where the tests need a plain value."""
-        self._classes_of_tests: set[int] = set()  # handles of the names that the tests use as classes
-        self._callables: set[int] = set()  # handles of what the tests themselves name: functions, classes, methods
+        # handles of the names that the tests use as classes
+        self._classes_of_tests: set[int] = set()
+        # handles of what the tests themselves name: functions, classes, methods
+        self._callables: set[int] = set()
         self._instances: set[int] = set()  # handles of the objects that the tests make
 
     def public_names(self, classes: frozenset[str] = frozenset()) -> dict[str, Any]:
-        """Return the public names of the submission with their values; the tests use `classes` as classes."""
+        """Return the public names of the submission with their values; the tests use `classes` as
+        classes.
+        """
         found: dict[str, Any] = {}
         with _Answer(self):
             for name, value in self._next():
                 if isinstance(name, str) and name.isidentifier() and not name.startswith("_"):
                     found[name] = decode(value, self._kept)
-        handles = {name: handle_of(value) for name, value in found.items() if isinstance(value, RemoteObject)}
+        handles = {
+            name: handle_of(value)
+            for name, value in found.items()
+            if isinstance(value, RemoteObject)
+        }
         self._callables = set(handles.values())
         self._classes_of_tests = {handle for name, handle in handles.items() if name in classes}
         return found
 
     def call(self, action: str, target: int, args: Any = (), kwargs: Any = None) -> Any:
-        """Perform an action on an object of the submission and return its value, or raise its exception."""
+        """Perform an action on an object of the submission and return its value, or raise its
+        exception.
+        """
         by_tests = target in self._callables or target in self._instances
         makes = action in (CALL, CALL_MUTATING) and target in self._classes_of_tests
         is_method = target in self._instances or target in self._classes_of_tests
         given = [encode(arg, lambda value: self._handle(value, by_tests)) for arg in args]
-        named = {name: encode(arg, lambda value: self._handle(value, by_tests)) for name, arg in (kwargs or {}).items()}
+        named = {
+            name: encode(arg, lambda value: self._handle(value, by_tests))
+            for name, arg in (kwargs or {}).items()
+        }
         with _Answer(self):
             send(self._channel, [action, target, given, named])
             printed, kind, *content = self._next()
@@ -91,13 +106,19 @@ class Connection:
             if kind == "ok":
                 value = decode(content[0], self._kept)
                 if action == CALL_MUTATING:
-                    for arg, left in zip(args, [decode(each, self._kept) for each in content[1]], strict=True):
+                    for arg, left in zip(
+                        args, [decode(each, self._kept) for each in content[1]], strict=True
+                    ):
                         _update(arg, left)
             elif kind == "raised":
                 error = self._exception(*content)
             elif kind != "stop" or action not in (NEXT, AWAIT):
                 raise ValueError(f"not an answer: {kind!r:.80}")
-        if kind == "ok" and isinstance(value, RemoteObject) and (makes or (is_method and action.isidentifier())):
+        if (
+            kind == "ok"
+            and isinstance(value, RemoteObject)
+            and (makes or (is_method and action.isidentifier()))
+        ):
             (self._instances if makes else self._callables).add(handle_of(value))
         if printed:
             sys.stdout.write(printed)
@@ -106,8 +127,11 @@ class Connection:
         if kind == "raised":
             self.raised.append(error)
             raise error
-        of_name = action in (BOOL, IS_INSTANCE) or action.startswith("__")  # such as: assert f; f.__name__
-        self.values += action in (CALL, CALL_MUTATING, NEXT, AWAIT) or not (of_name or isinstance(value, RemoteObject))
+        # such as: assert f; f.__name__
+        of_name = action in (BOOL, IS_INSTANCE) or action.startswith("__")
+        self.values += action in (CALL, CALL_MUTATING, NEXT, AWAIT) or not (
+            of_name or isinstance(value, RemoteObject)
+        )
         return value
 
     def _next(self) -> Any:
@@ -126,13 +150,20 @@ class Connection:
         return self._remotes[handle]
 
     def makes(self, *objects: Any) -> bool:
-        """Return whether the tests have made one of these objects by calling a class, whatever the program is."""
-        return any(isinstance(each, RemoteObject) and handle_of(each) in self._instances for each in objects)
+        """Return whether the tests have made one of these objects by calling a class, whatever the
+        program is.
+        """
+        return any(
+            isinstance(each, RemoteObject) and handle_of(each) in self._instances
+            for each in objects
+        )
 
     def reject(self, reason: str, by_tests: bool) -> Unsendable:
-        """Return the exception for a value that cannot cross, and record it, because tests may catch the exception.
+        """Return the exception for a value that cannot cross, and record it, because tests may
+        catch the exception.
 
-        Only tests that need it of every program (`by_tests`) cannot run; else the program has chosen the object.
+        Only tests that need it of every program (`by_tests`) cannot run; else the program has
+        chosen the object.
         """
         if by_tests:
             self.rejection = self.rejection or reason
@@ -144,14 +175,16 @@ class Connection:
             return ["kept", handle_of(value)]
         if isinstance(value, type) and "_remote_handle" in vars(value):
             return ["kept", vars(value)["_remote_handle"]]
-        reason = f"a test passes the solution a {type(value).__name__}; only plain values can be passed"
+        reason = (
+            f"a test passes the solution a {type(value).__name__}; only plain values can be passed"
+        )
         raise self.reject(reason, by_tests)
 
     def class_of(self, chain: Any) -> type[Exception]:
         """Return the exception class for a chain of classes of the submission.
 
-        A built-in class, or one of a standard module that the tests have imported, is itself. Classes that would
-        control the tests (AssertionError, StopIteration, SkipTest) are replaced.
+        A built-in class, or one of a standard module that the tests have imported, is itself.
+        Classes that would control the tests (AssertionError, StopIteration, SkipTest) are replaced.
         """
         (handle, module, name), *bases = chain
         if handle in self._classes:
@@ -159,7 +192,10 @@ class Connection:
         known = None
         if module == "builtins" or not bases:
             known = getattr(builtins, str(name), None)
-        elif module in sys.modules and module.partition(".")[0] in sys.stdlib_module_names - _CONTROL_MODULES:
+        elif (
+            module in sys.modules
+            and module.partition(".")[0] in sys.stdlib_module_names - _CONTROL_MODULES
+        ):
             known = getattr(sys.modules[module], str(name), None)
         if isinstance(known, type) and issubclass(known, Exception):
             if issubclass(known, StopIteration | StopAsyncIteration):
@@ -178,7 +214,9 @@ class Connection:
         except Exception:  # some want other arguments
             error = kind.__new__(kind)
             error.args = given
-        error.__dict__.update({name: decode(value, self._kept) for name, value in attributes.items()})
+        error.__dict__.update(
+            {name: decode(value, self._kept) for name, value in attributes.items()}
+        )
         error.__dict__["_remote_text"] = str(text)
         return error
 
@@ -222,7 +260,9 @@ def _update(value: Any, changed: Any) -> None:
 
 
 def _forwarded(name: str, *, calculates: bool = False) -> Any:
-    """Create a method that calls the submission; one that `calculates` rejects plain values, which may be expected."""
+    """Create a method that calls the submission; one that `calculates` rejects plain values, which
+    may be expected.
+    """
 
     def method(self: RemoteObject, *args: Any) -> Any:
         try:
@@ -238,7 +278,10 @@ def _forwarded(name: str, *, calculates: bool = False) -> Any:
 
 
 class RemoteObject:
-    """A value of the submission that is not plain. Tests can use it, but not compare it with an expected value."""
+    """A value of the submission that is not plain.
+
+    Tests can use it, but not compare it with an expected value.
+    """
 
     def __init__(self, connection: Connection, handle: int) -> None:
         self.__dict__.update(_connection=connection, _handle=handle)

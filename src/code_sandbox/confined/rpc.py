@@ -1,11 +1,13 @@
-"""The roles of a confined process: a program, a submission whose functions are called, a test runner that calls them.
+"""The roles of a confined process: a program, a submission whose functions are called, a test
+runner that calls them.
 
 Here is what crosses between the two, and the submission's end; the test runner's end is `remote`.
 
-The submission runs in one process and the tests in another. Only plain values cross: each is rebuilt as exactly bool,
-int, float, complex, str, bytes, list, tuple, dict, set, frozenset, None or a type of `_VALUES`. No object of the
-submission (with an `__eq__` that is always true) is ever compared, and no expected value reaches its process. Every
-other value is a `RemoteObject` to the test runner.
+The submission runs in one process and the tests in another. Only plain values cross: each is
+rebuilt as exactly bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, None or
+a type of `_VALUES`. No object of the submission (with an `__eq__` that is always true) is ever
+compared, and no expected value reaches its process. Every other value is a `RemoteObject` to the
+test runner.
 """
 
 from __future__ import annotations
@@ -35,18 +37,30 @@ _VALUES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "datetime.date": lambda value: (value.isoformat(),),
     "datetime.time": lambda value: (value.isoformat(),),
 }
-"""Other types that cross, with the arguments that rebuild a value, by `fromisoformat` if the type has it."""
+"""Other types that cross, with the arguments that rebuild a value, by `fromisoformat` if the type
+has it.
+"""
 
 CALL_MUTATING = "()="  # a call whose arguments come back with the changes of the program
-CALL, SET, NEXT, AWAIT, BOOL, IS_INSTANCE = (
-    "()",
-    "=",
-    ">",
-    "~",
-    "?",
-    "is a",
-)  # any other action is the name of an attribute
-_PLAIN: tuple[type, ...] = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+CALL = "()"
+SET = "="
+NEXT = ">"
+AWAIT = "~"
+BOOL = "?"
+IS_INSTANCE = "is a"  # any other action is the name of an attribute
+_PLAIN: tuple[type, ...] = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+)
 
 
 def load(role: str, sources: list[Any]) -> None:
@@ -69,7 +83,10 @@ def program(channel_fd: int, source: str) -> None:
 
 
 def test_runner(channel_fd: int, message: dict[str, Any]) -> None:
-    """Run the tests of an `AssertionTests` message. Writes `passed`, `failed`, `unchecked` or `broken: reason`."""
+    """Run the tests of an `AssertionTests` message.
+
+    Writes `passed`, `failed`, `unchecked` or `broken: reason`.
+    """
     import remote  # `load` has read both
     import test_runner as runner
 
@@ -80,17 +97,23 @@ def test_runner(channel_fd: int, message: dict[str, Any]) -> None:
 
 
 def submission(channel_fd: int, source: str) -> None:
-    """Run the source as a module, send its public names, then answer calls until the connection ends."""
+    """Run the source as a module, send its public names, then answer calls until the connection
+    ends.
+    """
     if "async " in source:
         use_event_loop_without_sockets()
     Submission(*open_channel(channel_fd)).serve(source)
 
 
 class Submission:
-    """The end of the channel in the submission. The program controls it: every message is the claim of the program."""
+    """The end of the channel in the submission.
+
+    The program controls it: every message is the claim of the program.
+    """
 
     def __init__(self, lines: BinaryIO, channel: BinaryIO) -> None:
-        self._lines, self._channel = lines, channel
+        self._lines = lines
+        self._channel = channel
         self._objects: list[Any] = []
         self._handles: dict[int, int] = {}
         self._loop: Any = None
@@ -101,10 +124,16 @@ class Submission:
         sys.modules["solution"] = module
         exec(compile(source, "solution.py", "exec", dont_inherit=True), module.__dict__)
         is_module = types.ModuleType
-        names = {n: v for n, v in vars(module).items() if not n.startswith("_") and not isinstance(v, is_module)}
+        names = {
+            n: v
+            for n, v in vars(module).items()
+            if not n.startswith("_") and not isinstance(v, is_module)
+        }
         send(self._channel, [[name, encode(value, self._keep)] for name, value in names.items()])
         output = _Output()
-        sys.stdout = io.TextIOWrapper(output, "utf-8", errors="backslashreplace", write_through=True)
+        sys.stdout = io.TextIOWrapper(
+            output, "utf-8", errors="backslashreplace", write_through=True
+        )
         for line in self._lines:
             action, target, args, kwargs = json.loads(line)
             try:
@@ -115,7 +144,9 @@ class Submission:
                 answer = ["raised", self._chain(type(error)), *self._description(error)]
             send(self._channel, [output.take(), *answer])
 
-    def _answer(self, action: str, thing: Any, given: list[Any], named: dict[str, Any]) -> list[Any]:
+    def _answer(
+        self, action: str, thing: Any, given: list[Any], named: dict[str, Any]
+    ) -> list[Any]:
         try:
             if action in (CALL, CALL_MUTATING):
                 result = thing(*given, **named)
@@ -157,7 +188,9 @@ class Submission:
         return self._objects[handle]
 
     def _chain(self, kind: type) -> list[Any]:
-        """Describe an exception class and its bases up to the first built-in one: handle, module, name."""
+        """Describe an exception class and its bases up to the first built-in one: handle, module,
+        name.
+        """
         chain: list[Any] = []
         for base in kind.__mro__:
             if id(base) not in self._handles:
@@ -169,12 +202,18 @@ class Submission:
         return chain
 
     def _description(self, error: Exception) -> list[Any]:
-        attributes = {name: encode(value, self._keep) for name, value in vars(error).items() if name.isidentifier()}
+        attributes = {
+            name: encode(value, self._keep)
+            for name, value in vars(error).items()
+            if name.isidentifier()
+        }
         return [str(error)[:1000], encode(error.args, self._keep), attributes]
 
 
 class _Output(io.BytesIO):
-    """Collects the output of the program, up to a limit; the test runner receives it with each answer."""
+    """Collects the output of the program, up to a limit; the test runner receives it with each
+    answer.
+    """
 
     def write(self, data: Any) -> int:
         """Append the bytes unless the limit is reached."""
@@ -218,7 +257,9 @@ def use_event_loop_without_sockets(remote: type | tuple[()] = ()) -> None:
             pass
 
         def create_task(self, coro: Any, **options: Any) -> Any:
-            return super().create_task(coroutine(coro) if isinstance(coro, remote) else coro, **options)
+            return super().create_task(
+                coroutine(coro) if isinstance(coro, remote) else coro, **options
+            )
 
     class Policy(asyncio.DefaultEventLoopPolicy):
         _loop_factory = Loop
@@ -232,7 +273,9 @@ async def coroutine(awaitable: Any) -> Any:
 
 
 def open_channel(fd: int) -> tuple[BinaryIO, BinaryIO]:
-    """Open the channel as a file to read and one to write, because a confined process makes no calls on sockets."""
+    """Open the channel as a file to read and one to write, because a confined process makes no
+    calls on sockets.
+    """
     return open(fd, "rb", closefd=False), open(fd, "wb", closefd=False)
 
 
@@ -243,7 +286,9 @@ def send(channel: BinaryIO, message: Any) -> None:
 
 
 def encode(value: Any, keep: Callable[[Any], list[Any]]) -> Any:
-    """Convert a value to JSON: objects are kept and sent as a number, instances of subclasses as their plain base."""
+    """Convert a value to JSON: objects are kept and sent as a number, instances of subclasses as
+    their plain base.
+    """
     kind = next((plain for plain in _PLAIN if isinstance(value, plain)), None)
     if value is None or kind is bool or kind is str:
         return str(value) if kind is str else value
@@ -272,7 +317,10 @@ def _encode_other(value: Any, keep: Callable[[Any], list[Any]]) -> list[Any]:
 
 
 def decode(value: Any, kept: Callable[[Any], Any]) -> Any:
-    """Rebuild an encoded value from exactly the plain types. Raises ValueError for anything else."""
+    """Rebuild an encoded value from exactly the plain types.
+
+    Raises ValueError for anything else.
+    """
     if value is None or isinstance(value, bool | int | str):
         return value
     match value:

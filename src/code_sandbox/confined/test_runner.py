@@ -1,7 +1,8 @@
-"""Runs compiled tests on a submission and counts the assertions that pass, in the process of the test runner.
+"""Runs compiled tests on a submission and counts the assertions that pass, in the process of the
+test runner.
 
-The tests are executed as `__main__`. Functions `test*`, classes `Test*`, cases of unittest and `check(candidate)` are
-then collected and called, unless the tests have called them.
+The tests are executed as `__main__`. Functions `test*`, classes `Test*`, cases of unittest and
+`check(candidate)` are then collected and called, unless the tests have called them.
 """
 
 from __future__ import annotations
@@ -21,15 +22,26 @@ if TYPE_CHECKING:
     from typing import Any
 
 _DATA_ERRORS = (ImportError, NameError, SyntaxError, OSError, remote.UnusableTest)
-_SETUP = {"setUp", "setUpClass", "setUpModule", "asyncSetUp", "setup_method", "setup_class", "setup_module"}
+_SETUP = {
+    "setUp",
+    "setUpClass",
+    "setUpModule",
+    "asyncSetUp",
+    "setup_method",
+    "setup_class",
+    "setup_module",
+}
 _SETUP |= {"fixture_value"}  # in `pytest_subset`, which is imported only to collect tests
 
 
 class Counter:
-    """Counts the assertions on values of the program; `instrument` writes calls of its methods into the tests."""
+    """Counts the assertions on values of the program; `instrument` writes calls of its methods into
+    the tests.
+    """
 
     def __init__(self, connection: remote.Connection, steerable: Sequence[str]) -> None:
-        self._connection, self._steerable = connection, steerable
+        self._connection = connection
+        self._steerable = steerable
         self._entered: dict[int, int] = {}
         self.num_passed = 0
         self.failed = False  # an assertion has failed and the tests have not handled it
@@ -61,7 +73,9 @@ class Counter:
     def fail(self) -> None:
         """Record that an assertion is false or has raised, unless the tests are at fault."""
         error = sys.exc_info()[1]
-        self.failed |= error is None or not is_fault_of_tests(error, self._connection, self._steerable)
+        self.failed |= error is None or not is_fault_of_tests(
+            error, self._connection, self._steerable
+        )
 
     def clear_failure(self) -> None:
         """Forget a failed assertion that the tests handle themselves."""
@@ -77,13 +91,17 @@ class Counter:
         self.failed = False
 
     def on_except(self) -> None:
-        """Enter the handler of a `try` that fails if nothing is raised; count an exception of the program."""
+        """Enter the handler of a `try` that fails if nothing is raised; count an exception of the
+        program.
+        """
         if any(sys.exc_info()[1] is error for error in self._connection.raised):
             self.num_passed += 1
             self.failed = False
 
     def method(self, function: Any) -> Any:
-        """Wrap an assertion method of unittest or pytest so that it is counted; return other functions unchanged."""
+        """Wrap an assertion method of unittest or pytest so that it is counted; return other
+        functions unchanged.
+        """
         owner = getattr(function, "__func__", function)
         if not str(getattr(owner, "__module__", "")).startswith(("unittest.case", "pytest")):
             return function
@@ -108,7 +126,9 @@ class Counter:
         """Wrap a function whose result the tests ignore, so that it changes their lists."""
         if not isinstance(function, remote.RemoteObject):
             return function
-        return lambda *args, **kwargs: self._connection.call(rpc.CALL_MUTATING, function._handle, args, kwargs)
+        return lambda *args, **kwargs: self._connection.call(
+            rpc.CALL_MUTATING, function._handle, args, kwargs
+        )
 
 
 class Runner:
@@ -137,10 +157,16 @@ class Runner:
 
         import pytest_subset  # `rpc.load` has read it
 
-        own = {id(v): v for v in self.names.values() if getattr(v, "__module__", None) == "__main__"}
+        own = {
+            id(v): v for v in self.names.values() if getattr(v, "__module__", None) == "__main__"
+        }
         defined = list(own.values())
         functions = [f for f in defined if inspect.isfunction(f) and f.__name__.startswith("test")]
-        classes = [c for c in defined if isinstance(c, type) and c.__name__.startswith("Test") and not _is_case(c)]
+        classes = [
+            c
+            for c in defined
+            if isinstance(c, type) and c.__name__.startswith("Test") and not _is_case(c)
+        ]
         classes = [c for c in classes if inspect.getattr_static(c, "__init__") is object.__init__]
         cases = [c for c in defined if isinstance(c, type) and _is_case(c)]
         fixtures = pytest_subset.Fixtures(self.names, finished)
@@ -159,7 +185,9 @@ class Runner:
             _run_cases(cases, self.counter)
 
     def _run_class(self, kind: type, fixtures: Any) -> None:
-        methods = [name for name in dir(kind) if name.startswith("test") and callable(getattr(kind, name))]
+        methods = [
+            name for name in dir(kind) if name.startswith("test") and callable(getattr(kind, name))
+        ]
         if methods:
             _call_on(kind, "setup_class")
         for name in methods:
@@ -178,18 +206,19 @@ def run(connection: remote.Connection, message: Mapping[str, Any]) -> str:
 
     Args:
         connection: the connection to the submission.
-        message: `code`: the compiled tests, in order; `names`: the names that they take from the program; `classes`:
-            those that they use as classes; `constants`: those that must be plain values; `steerable`: what a value of
-            the program may decide in them: `assertions` (whether one runs), `evaluation` (what is imported, opened or
-            evaluated), `setup` (whether it fails); `standard_modules`: modules that the tests use without an
-            import; `program_modules`: modules from which they import the program; `check`: the argument of `check`
-            ("": the function of the program; None: `check` is not called); `mentioned`: the words of the prompt, for
-            `check=""`; `collect`: whether the tests define functions or classes; `asynchronous`, `pytest`,
-            `unittest`: whether the tests may need these.
+        message: `code`: the compiled tests, in order; `names`: the names that they take from the
+            program; `classes`: those that they use as classes; `constants`: those that must be
+            plain values; `steerable`: what a value of the program may decide in them: `assertions`
+            (whether one runs), `evaluation` (what is imported, opened or evaluated), `setup`
+            (whether it fails); `standard_modules`: modules that the tests use without an import;
+            `program_modules`: modules from which they import the program; `check`: the argument of
+            `check` ("": the function of the program; None: `check` is not called); `mentioned`: the
+            words of the prompt, for `check=""`; `collect`: whether the tests define functions or
+            classes; `asynchronous`, `pytest`, `unittest`: whether the tests may need these.
 
     Returns:
-        `passed`; `failed`; `unchecked` if no assertion on a value of the program has run; `broken: reason` if the
-        tests cannot run.
+        `passed`; `failed`; `unchecked` if no assertion on a value of the program has run; `broken:
+        reason` if the tests cannot run.
     """
     runner = Runner(connection, message["steerable"])
     try:
@@ -200,8 +229,12 @@ def run(connection: remote.Connection, message: Mapping[str, Any]) -> str:
         ):
             return "failed"
         runner.names.update({name: public[name] for name in names})
-        connection.values += sum(not isinstance(public[name], remote.RemoteObject) for name in names)
-        runner.names.update({name: importlib.import_module(name) for name in message["standard_modules"]})
+        connection.values += sum(
+            not isinstance(public[name], remote.RemoteObject) for name in names
+        )
+        runner.names.update(
+            {name: importlib.import_module(name) for name in message["standard_modules"]}
+        )
         prepare(message, public)
         if (argument := message["check"]) == "":
             if (argument := _main_function(public, message["mentioned"])) is None:
@@ -224,15 +257,22 @@ def run(connection: remote.Connection, message: Mapping[str, Any]) -> str:
 
 
 def assign_fault(error: BaseException, runner: Runner, steerable: Sequence[str]) -> str | None:
-    """Decide whose fault an exception is that ends the tests: `failed`, `broken: reason`, or None if it is no failure.
+    """Decide whose fault an exception is that ends the tests: `failed`, `broken: reason`, or None
+    if it is no failure.
 
-    The tests are at fault if no program could avoid the exception: a missing module, name or file, a fixture that
-    fails, or anything before the first use of the program.
+    The tests are at fault if no program could avoid the exception: a missing module, name or file,
+    a fixture that fails, or anything before the first use of the program.
     """
-    connection, counter = runner.connection, runner.counter
+    connection = runner.connection
+    counter = runner.counter
     if connection.rejection is not None and not connection.refused:
         return f"broken: {connection.rejection}"
-    if connection.lost or connection.refused or counter.failed or any(error is each for each in connection.raised):
+    if (
+        connection.lost
+        or connection.refused
+        or counter.failed
+        or any(error is each for each in connection.raised)
+    ):
         return "failed"
     if isinstance(error, SystemExit):
         return "failed" if error.code else None
@@ -243,7 +283,9 @@ def assign_fault(error: BaseException, runner: Runner, steerable: Sequence[str])
     return "failed"
 
 
-def is_fault_of_tests(error: BaseException, connection: remote.Connection, steerable: Sequence[str] = ()) -> bool:
+def is_fault_of_tests(
+    error: BaseException, connection: remote.Connection, steerable: Sequence[str] = ()
+) -> bool:
     """Return whether no program could have avoided the exception; `steerable` as in `run`."""
     if any(error is each for each in connection.raised) or isinstance(error, remote.NotPlain):
         return False
@@ -252,7 +294,9 @@ def is_fault_of_tests(error: BaseException, connection: remote.Connection, steer
         return unused
     if isinstance(error, TypeError) and remote.RemoteObject.__name__ in str(error):
         return False
-    missing = isinstance(error, _DATA_ERRORS) and not isinstance(error, TimeoutError | UnboundLocalError)
+    missing = isinstance(error, _DATA_ERRORS) and not isinstance(
+        error, TimeoutError | UnboundLocalError
+    )
     of_module = isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType)
     if missing or of_module:
         return unused or "evaluation" not in steerable
@@ -292,13 +336,16 @@ def prepare(message: Mapping[str, Any], public: Mapping[str, Any]) -> None:
 
 
 def _main_function(public: Mapping[str, Any], mentioned: Sequence[str]) -> str | None:
-    """Return the last public function, of those that the prompt mentions if there are any: helpers stand before it."""
+    """Return the last public function, of those that the prompt mentions if there are any: helpers
+    stand before it.
+    """
     functions = [name for name, value in public.items() if isinstance(value, remote.RemoteObject)]
     return next(reversed([name for name in functions if name in mentioned] or functions), None)
 
 
 def _functions_of(error: BaseException) -> set[str]:
-    names, trace = set(), error.__traceback__
+    names = set()
+    trace = error.__traceback__
     while trace is not None:
         names.add(trace.tb_frame.f_code.co_name)
         trace = trace.tb_next

@@ -1,12 +1,15 @@
-"""The chance that a group carries a signal (Eq. 11) if the problem's probability of a correct response is uncertain.
+"""The chance that a group carries a signal (Eq. 11) if the problem's probability of a correct
+response is uncertain.
 
-A problem's responses are correct with an unknown probability p, for which its history gives a Beta(a, b) distribution:
+A problem's responses are correct with an unknown probability p, for which its history gives a
+Beta(a, b) distribution:
 
     chance(p)    = 1 - p^G - (1-p)^G                                    some but not all of G responses are correct
     E[chance(p)] = 1 - B(a+G, b) / B(a, b) - B(a, b+G) / B(a, b)        over p ~ Beta(a, b)
 
-Runs decide by these numbers and record them, so their last bit is the same on every machine: sums and products are
-taken in a fixed order, never by BLAS, and exp, log and log-gamma are those of `core.portable_math`.
+Runs decide by these numbers and record them, so their last bit is the same on every machine: sums
+and products are taken in a fixed order, never by BLAS, and exp, log and log-gamma are those of
+`core.portable_math`.
 """
 
 from collections.abc import Sequence
@@ -20,7 +23,9 @@ from dapo.core.portable_math import exp, log, log_gamma
 from sample_intervals.beta import beta_fraction
 
 MAX_CONCENTRATION = 64.0
-"""Bound on a + b of a fitted distribution, so that a problem's own responses count even if all problems are alike."""
+"""Bound on a + b of a fitted distribution, so that a problem's own responses count even if all
+problems are alike.
+"""
 PSEUDO_PROBLEMS = 4.0  # the weight, in problems, of the uniform distribution's spread in a fit
 _UNIFORM_CORRELATION = 1 / 3  # between two responses to one problem under Beta(1, 1)
 
@@ -36,7 +41,9 @@ UNIFORM = Beta(1.0, 1.0)
 
 
 def chance_at(p: float, group_size: int) -> float:
-    """`1 - p^G - (1-p)^G`: the chance that a group carries a signal where responses are correct with probability p."""
+    """`1 - p^G - (1-p)^G`: the chance that a group carries a signal where responses are correct
+    with probability p.
+    """
     all_correct = prod([p] * group_size)
     all_wrong = prod([1.0 - p] * group_size)
     return 1.0 - all_correct - all_wrong
@@ -50,8 +57,8 @@ def largest_chance(group_size: int) -> float:
 def expected_chance(posterior: Beta, group_size: int) -> float:
     """The mean of `chance_at` over a Beta distribution, in closed form; from 0 to `largest_chance`.
 
-    The ratio `B(a+G, b) / B(a, b)` is the product of `(a + i) / (a + b + i)` over i = 0 .. G-1: the probability that
-    response i is correct after i correct ones.
+    The ratio `B(a+G, b) / B(a, b)` is the product of `(a + i) / (a + b + i)` over i = 0 .. G-1: the
+    probability that response i is correct after i correct ones.
     """
     a, b = posterior
     all_correct = prod((a + i) / (a + b + i) for i in range(group_size))
@@ -61,7 +68,9 @@ def expected_chance(posterior: Beta, group_size: int) -> float:
 
 def likely_interval(group_size: int) -> tuple[float, float]:
     """The interval of p in which `chance_at` is at least half of `largest_chance`."""
-    low, high, half = 0.0, 0.5, largest_chance(group_size) / 2
+    low = 0.0
+    high = 0.5
+    half = largest_chance(group_size) / 2
     for _ in range(64):  # bisection to the precision of a float
         middle = (low + high) / 2
         low, high = (middle, high) if chance_at(middle, group_size) < half else (low, middle)
@@ -69,7 +78,9 @@ def likely_interval(group_size: int) -> tuple[float, float]:
 
 
 def beta_cdf(x: float, distribution: Beta) -> float:
-    """The probability that a Beta-distributed number is at most x: the regularised incomplete beta function."""
+    """The probability that a Beta-distributed number is at most x: the regularised incomplete beta
+    function.
+    """
     a, b = distribution
     if x <= 0 or x >= 1:
         return float(x >= 1)
@@ -80,26 +91,30 @@ def beta_cdf(x: float, distribution: Beta) -> float:
     return min(1.0, factor * beta_fraction(x, a, b))
 
 
-def fit_beta(correct: NDArray[np.float64], wrong: NDArray[np.float64], ages: NDArray[np.float64]) -> Beta:
-    """The distribution of p over problems, by the method of moments, from counts of responses to each of them.
+def fit_beta(
+    correct: NDArray[np.float64], wrong: NDArray[np.float64], ages: NDArray[np.float64]
+) -> Beta:
+    """The distribution of p over problems, by the method of moments, from counts of responses to
+    each of them.
 
     With n = correct + wrong, weights w = age * n, W = sum w, and x = correct / n of each problem:
 
         mean         m = sum w x / W
         correlation  r = (sum w (x - m)^2 / (m (1 - m)) - D) / (W - sum w^2 / W - D),  D = sum w (1 - w / W) / n
 
-    r, between 0 and 1, is the correlation of two responses to one problem: the variance of x in excess of n coin flips.
-    Both are shrunk towards the uniform distribution, m by the weight of one problem and r by the weight of
-    PSEUDO_PROBLEMS, while the observed problems weigh `W^2 / sum w^2`. Then a + b = 1 / r - 1, at most
-    MAX_CONCENTRATION, and a = m (a + b).
+    r, between 0 and 1, is the correlation of two responses to one problem: the variance of x in
+    excess of n coin flips. Both are shrunk towards the uniform distribution, m by the weight of one
+    problem and r by the weight of PSEUDO_PROBLEMS, while the observed problems weigh `W^2 / sum
+    w^2`. Then a + b = 1 / r - 1, at most MAX_CONCENTRATION, and a = m (a + b).
 
-    The arguments are `[n]`: correct and wrong responses to each problem, which may be discounted, and the remaining
-    weight of each problem, from 0 to 1.
+    The arguments are `[n]`: correct and wrong responses to each problem, which may be discounted,
+    and the remaining weight of each problem, from 0 to 1.
     """
     trials = correct + wrong
     weights = trials * ages
     seen = weights > 0
-    trials, weights = trials[seen], weights[seen]
+    trials = trials[seen]
+    weights = weights[seen]
     rates = correct[seen] / trials
     # fsum: numpy's products of vectors differ in the last bit with the processor
     total = fsum(weights)
@@ -122,19 +137,25 @@ def fit_beta(correct: NDArray[np.float64], wrong: NDArray[np.float64], ages: NDA
 
 
 def measured_chances(correct: Sequence[int], wrong: Sequence[int], group_size: int) -> list[float]:
-    """The chance that a group of each problem carries a signal, from c correct and w wrong responses to it.
+    """The chance that a group of each problem carries a signal, from c correct and w wrong
+    responses to it.
 
-    With n = c + w of at least G it is the fraction of sets of G of these responses that are neither all correct nor all
-    wrong, which is unbiased:
+    With n = c + w of at least G it is the fraction of sets of G of these responses that are neither
+    all correct nor all wrong, which is unbiased:
 
         1 - C(c, G) / C(n, G) - C(w, G) / C(n, G)
 
-    With fewer responses it is the mean over the posterior of `fit_beta` of all problems and the problem's own counts.
+    With fewer responses it is the mean over the posterior of `fit_beta` of all problems and the
+    problem's own counts.
     """
-    prior = fit_beta(np.asarray(correct, np.float64), np.asarray(wrong, np.float64), np.ones(len(correct)))
+    prior = fit_beta(
+        np.asarray(correct, np.float64), np.asarray(wrong, np.float64), np.ones(len(correct))
+    )
     return [
-        1.0 - (comb(c, group_size) + comb(w, group_size)) / comb(c + w, group_size)
-        if c + w >= group_size
-        else expected_chance(Beta(prior.a + c, prior.b + w), group_size)
+        (
+            1.0 - (comb(c, group_size) + comb(w, group_size)) / comb(c + w, group_size)
+            if c + w >= group_size
+            else expected_chance(Beta(prior.a + c, prior.b + w), group_size)
+        )
         for c, w in zip(correct, wrong, strict=True)
     ]

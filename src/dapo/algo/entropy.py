@@ -1,14 +1,15 @@
-"""An entropy bonus whose weight follows the entropy: it acts while the policy's entropy is below a target.
+"""An entropy bonus whose weight follows the entropy: it acts while the policy's entropy is below a
+target.
 
-The rule of Skywork-OR1 (arXiv 2505.22312) with the constants of its released scripts, once per training step. With H_k
-the mean entropy of the updates of step k, and c_0 = 0:
+The rule of Skywork-OR1 (arXiv 2505.22312) with the constants of its released scripts, once per
+training step. With H_k the mean entropy of the updates of step k, and c_0 = 0:
 
     c_k     = min(MAX_COEFFICIENT, max(0, c_{k-1} + DELTA))   where H_k < target
               min(MAX_COEFFICIENT, max(0, c_{k-1} - DELTA))   elsewhere
     alpha_k = c_k where H_k <= target, else 0
 
-`alpha_k` is the weight of the bonus in step k + 1. There the source uses it in step k itself, because it measures the
-entropy of a batch in a pass of its own before the updates.
+`alpha_k` is the weight of the bonus in step k + 1. There the source uses it in step k itself,
+because it measures the entropy of a batch in a pass of its own before the updates.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +35,9 @@ class EntropyBonus:
         return self.coefficient if self.is_below else 0.0
 
     def at_step(self, step: int) -> "EntropyBonus":
-        """The state in the updates of a training step; a new step follows the entropy of the one before."""
+        """The state in the updates of a training step; a new step follows the entropy of the one
+        before.
+        """
         if step == self.step or not self.num_updates:
             return replace(self, step=step)
         entropy = self.entropy_sum / self.num_updates
@@ -43,5 +46,9 @@ class EntropyBonus:
         return EntropyBonus(self.target, coefficient, entropy <= self.target, step)
 
     def after(self, entropy: float) -> "EntropyBonus":
-        """The state after an update of this step that has measured this entropy, in nats per token."""
-        return replace(self, entropy_sum=self.entropy_sum + entropy, num_updates=self.num_updates + 1)
+        """The state after an update of this step that has measured this entropy, in nats per
+        token.
+        """
+        return replace(
+            self, entropy_sum=self.entropy_sum + entropy, num_updates=self.num_updates + 1
+        )

@@ -1,4 +1,6 @@
-"""The estimators of `advantage.estimator`, in one table that options, training, commands and documentation read."""
+"""The estimators of `advantage.estimator`, in one table that options, training, commands and
+documentation read.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,21 +10,30 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Estimator:
-    """A row of ESTIMATORS: the function of an estimator, and its properties, which need no import of torch."""
+    """A row of ESTIMATORS: the function of an estimator, and its properties, which need no import
+    of torch.
+    """
 
     function: str | None
-    """`module:function` in `dapo.algo`, from shaped rewards to advantages; None: a critic estimates them per token."""
+    """`module:function` in `dapo.algo`, from shaped rewards to advantages; None: a critic estimates
+    them per token.
+    """
     baseline: str  # the baseline in words, for the description of the option
     formula: str  # the advantage of response i, for docs/losses.md
     source: str  # the paper, for docs/losses.md
     mean_over: Literal["group", "batch"] = "group"
-    """The rewards whose mean is the baseline: the response's group, or all responses of the step."""
+    """The rewards whose mean is the baseline: the response's group, or all responses of the step.
+    """
     std_over: Literal["group", "batch"] | None = None
-    """The differences from the baseline by whose standard deviation they are divided; None: there is no division."""
+    """The differences from the baseline by whose standard deviation they are divided; None: there
+    is no division.
+    """
 
     @property
     def takes_batch(self) -> bool:
-        """Whether the function takes all rewards of a step with their group ids, instead of the rewards of a group."""
+        """Whether the function takes all rewards of a step with their group ids, instead of the
+        rewards of a group.
+        """
         return self.std_over == "batch"
 
     def load(self) -> Callable[..., Any]:
@@ -35,7 +46,8 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "group": Estimator(
         "advantages:group_advantages",
         "the mean reward of its group (Eq. 9)",
-        "(R_i - mean of the group) / (std of the group + 1e-6); with `advantage.scale=none` the difference alone",
+        "(R_i - mean of the group) / (std of the group + 1e-6); with `advantage.scale=none` the"
+        " difference alone",
         "DAPO, Eq. 9",
         std_over="group",
     ),
@@ -55,7 +67,8 @@ ESTIMATORS: Mapping[str, Estimator] = {
     ),
     "reinforce_pp_baseline": Estimator(
         "advantages:reinforce_pp_baseline_advantages",
-        "the mean reward of its group, with the standard deviation of the step's differences as the divisor",
+        "the mean reward of its group, with the standard deviation of the step's differences as the"
+        " divisor",
         "D_i / (std of D over the batch + 1e-6), with D_i = R_i - mean of the group",
         "REINFORCE++ w/ baseline, arXiv 2501.03262",
         std_over="batch",

@@ -1,17 +1,19 @@
-"""PPO's advantages and value targets by generalized advantage estimation (GAE), and the loss of its value function.
+"""PPO's advantages and value targets by generalized advantage estimation (GAE), and the loss of its
+value function.
 
-A response is an episode: in state s_t, the prompt and the response's tokens before t, the policy takes token t and
-gets reward r_t. A value function V estimates the remaining rewards:
+A response is an episode: in state s_t, the prompt and the response's tokens before t, the policy
+takes token t and gets reward r_t. A value function V estimates the remaining rewards:
 
     r_t     = -p_t, and at the last token T also the shaped reward: -p_T + R
     delta_t = r_t + gamma V(s_{t+1}) - V(s_t),        V(s_{T+1}) = 0
     A_t     = delta_t + gamma lambda A_{t+1},         A_{T+1} = 0
     target  = A_t + V(s_t),                           the regression target of V(s_t)
 
-p_t is the penalty of a token, kl_coef times its divergence from the reference. An episode ends with the last token of
-the response, be it an end token or the token at the length limit.
+p_t is the penalty of a token, kl_coef times its divergence from the reference. An episode ends with
+the last token of the response, be it an end token or the token at the length limit.
 
-Sources: GAE, arXiv 1506.02438, Eq. 16; PPO, arXiv 1707.06347, Eq. 9, 11 and 12; DAPO's Eq. 2 and 3 repeat them.
+Sources: GAE, arXiv 1506.02438, Eq. 16; PPO, arXiv 1707.06347, Eq. 9, 11 and 12; DAPO's Eq. 2 and 3
+repeat them.
 """
 
 import torch
@@ -21,10 +23,11 @@ WHITEN_EPS = 1e-8
 
 
 def token_rewards(rewards: Tensor, lengths: Tensor, penalties: Tensor) -> Tensor:
-    """`[N, T]` r_t: minus the penalty of each token, plus the shaped reward at a response's last token.
+    """`[N, T]` r_t: minus the penalty of each token, plus the shaped reward at a response's last
+    token.
 
-    `rewards` and `lengths` (from 0 to T tokens) are `[N]`, `penalties` `[N, T]`; values after a response's end are
-    ignored. Raises ValueError if the shapes do not fit.
+    `rewards` and `lengths` (from 0 to T tokens) are `[N]`, `penalties` `[N, T]`; values after a
+    response's end are ignored. Raises ValueError if the shapes do not fit.
     """
     _check_shapes(penalties, rewards=rewards, lengths=lengths)
     positions = torch.arange(penalties.shape[1])
@@ -36,22 +39,30 @@ def token_rewards(rewards: Tensor, lengths: Tensor, penalties: Tensor) -> Tensor
 def generalized_advantages(
     rewards: Tensor, values: Tensor, lengths: Tensor, *, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
-    """`[N, T]` the advantages A_t of the tokens, and `[N, T]` the targets of their values; 0 after a response's end.
+    """`[N, T]` the advantages A_t of the tokens, and `[N, T]` the targets of their values; 0 after
+    a response's end.
 
-    Example: rewards (0, 0, 1), values (.5, .5, .75), gamma = lambda = 1: advantages (.5, .5, .25), targets (1, 1, 1).
+    Example: rewards (0, 0, 1), values (.5, .5, .75), gamma = lambda = 1: advantages (.5, .5, .25),
+    targets (1, 1, 1).
 
-    `rewards` are `[N, T]` r_t from `token_rewards`; `values` `[N, T]` V(s_t) before the step's first update, ignored
-    after a response's end; `lengths` `[N]` from 0 to T. gae_lambda = 1 gives the remaining rewards minus the value,
-    without bias and with the largest variance; 0 gives delta_t. Raises ValueError if the shapes do not fit.
+    `rewards` are `[N, T]` r_t from `token_rewards`; `values` `[N, T]` V(s_t) before the step's
+    first update, ignored after a response's end; `lengths` `[N]` from 0 to T. gae_lambda = 1 gives
+    the remaining rewards minus the value, without bias and with the largest variance; 0 gives
+    delta_t. Raises ValueError if the shapes do not fit.
     """
     _check_shapes(values, lengths=lengths)
     if rewards.shape != values.shape:
-        raise ValueError(f"rewards must be of the shape of the values, {list(values.shape)}, got {list(rewards.shape)}")
+        raise ValueError(
+            f"rewards must be of the shape of the values, {list(values.shape)}, got"
+            f" {list(rewards.shape)}"
+        )
     present = torch.arange(values.shape[1]) < lengths[:, None]
-    rewards, values = torch.where(present, rewards, 0.0), torch.where(present, values, 0.0)
+    rewards = torch.where(present, rewards, 0.0)
+    values = torch.where(present, values, 0.0)
     following = torch.cat([values[:, 1:], values.new_zeros(len(values), 1)], dim=1)
     deltas = rewards + gamma * following - values
-    advantages, later = torch.zeros_like(deltas), deltas.new_zeros(len(deltas))
+    advantages = torch.zeros_like(deltas)
+    later = deltas.new_zeros(len(deltas))
     for t in reversed(range(deltas.shape[1])):
         later = deltas[:, t] + gamma * gae_lambda * later
         advantages[:, t] = later
@@ -59,10 +70,11 @@ def generalized_advantages(
 
 
 def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
-    """(A - mean) / sqrt(variance + 1e-8) over the tokens that train, 0 elsewhere; equal advantages give zeros.
+    """(A - mean) / sqrt(variance + 1e-8) over the tokens that train, 0 elsewhere; equal advantages
+    give zeros.
 
-    The variance has the divisor n - 1. Pass the tokens of a step's whole batch, so that advantages do not depend on its
-    split into minibatches.
+    The variance has the divisor n - 1. Pass the tokens of a step's whole batch, so that advantages
+    do not depend on its split into minibatches.
     """
     trained = mask.bool()
     chosen = advantages[trained]
@@ -73,19 +85,27 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
 
 
 def value_loss(
-    values: Tensor, old_values: Tensor, targets: Tensor, mask: Tensor, weights: Tensor, *, clip_range: float | None
+    values: Tensor,
+    old_values: Tensor,
+    targets: Tensor,
+    mask: Tensor,
+    weights: Tensor,
+    *,
+    clip_range: float | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The critic's loss, a scalar to minimise, and sums over the trained tokens that add up over microbatches.
+    """The critic's loss, a scalar to minimise, and sums over the trained tokens that add up over
+    microbatches.
 
         clipped = V_old + clip(V - V_old, -clip_range, clip_range)
         loss    = sum_t w_t max((V - target)^2, (clipped - target)^2) / 2
 
-    PPO's Eq. 9 has only the squared error; the clip comes from the code released with it: a value that the step's
-    updates have moved towards its target by more than `clip_range` has no gradient. The sums are `tokens`, and
-    `clipped`, the number of them without gradient.
+    PPO's Eq. 9 has only the squared error; the clip comes from the code released with it: a value
+    that the step's updates have moved towards its target by more than `clip_range` has no gradient.
+    The sums are `tokens`, and `clipped`, the number of them without gradient.
 
-    All tensors are `[T]`; only `values` get a gradient. Masked tokens may hold anything, NaN included. `old_values` are
-    those before the step's first update, and `clip_range` the largest change of a value in a step (None: no limit).
+    All tensors are `[T]`; only `values` get a gradient. Masked tokens may hold anything, NaN
+    included. `old_values` are those before the step's first update, and `clip_range` the largest
+    change of a value in a step (None: no limit).
     """
     trained = mask.bool()
     squared = torch.where(trained, values - targets, 0.0).square()
@@ -100,17 +120,21 @@ def value_loss(
 
 
 def explained_variance(values: Tensor, targets: Tensor) -> float | None:
-    """1 - Var(targets - values) / Var(targets): 1 for perfect values, 0 for a constant; None for equal targets."""
+    """1 - Var(targets - values) / Var(targets): 1 for perfect values, 0 for a constant; None for
+    equal targets.
+    """
     if len(targets) < 2 or targets.max() == targets.min():
         return None
     return 1.0 - float((targets - values).var() / targets.var())
 
 
 def _check_shapes(tokens: Tensor, **of_responses: Tensor) -> None:
-    """Raise ValueError for a wrong shape, which broadcasting would silently turn into a wrong number."""
+    """Raise ValueError for a wrong shape, which broadcasting would silently turn into a wrong
+    number.
+    """
     for name, tensor in of_responses.items():
         if tokens.ndim != 2 or tensor.shape != tokens.shape[:1]:
             raise ValueError(
-                f"{name} must have one number per response of [N, T] tokens, got {list(tensor.shape)} for "
-                f"{list(tokens.shape)}"
+                f"{name} must have one number per response of [N, T] tokens, got"
+                f" {list(tensor.shape)} for {list(tokens.shape)}"
             )

@@ -1,8 +1,9 @@
-"""Eq. 5, 8, 10 and 12: the clipped policy gradient loss, with one weight for all tokens of a response.
+"""Eq. 5, 8, 10 and 12: the clipped policy gradient loss, with one weight for all tokens of a
+response.
 
-The loss is `-sum_i w_i sum_t min(r_it A_i, clip(r_it) A_i)`. The weights are computed once for a whole minibatch over
-all ranks, before it is split. So losses and gradients of any microbatches on any ranks add up to the same sums (reduce
-with SUM, never with a mean).
+The loss is `-sum_i w_i sum_t min(r_it A_i, clip(r_it) A_i)`. The weights are computed once for a
+whole minibatch over all ranks, before it is split. So losses and gradients of any microbatches on
+any ranks add up to the same sums (reduce with SUM, never with a mean).
 """
 
 import math
@@ -20,12 +21,16 @@ Aggregate: TypeAlias = Literal["token", "group", "sequence", "constant"]
 
 @dataclass(frozen=True)
 class Responses:
-    """The response of each packed token, for quantities of whole responses: every token of each must be in the call."""
+    """The response of each packed token, for quantities of whole responses: every token of each
+    must be in the call.
+    """
 
     index: Tensor
     """`[T]` integers from 0 to R - 1: the response of each token."""
     lengths: tuple[int, ...]
-    """The number of tokens of each of the R responses, also of tokens that do not train; their sum is T."""
+    """The number of tokens of each of the R responses, also of tokens that do not train; their sum
+    is T.
+    """
 
     @classmethod
     def of(cls, index: Tensor) -> "Responses":
@@ -38,33 +43,40 @@ def clip_bounds(
 ) -> tuple[Tensor, Tensor]:
     """Eq. 10: the bounds of log r for each token, lower and upper, in the shape of `advantages`.
 
-    In `min(r A, clip(r) A)` only the bound that lowers the objective acts: 1 + clip_high where A > 0, 1 - clip_low
-    where A < 0. Where A < 0, `dual_clip` bounds r from above. All bounds of log r lie within +-20. Raises ValueError if
-    `dual_clip` is not above 1.
+    In `min(r A, clip(r) A)` only the bound that lowers the objective acts: 1 + clip_high where A >
+    0, 1 - clip_low where A < 0. Where A < 0, `dual_clip` bounds r from above. All bounds of log r
+    lie within +-20. Raises ValueError if `dual_clip` is not above 1.
     """
     if dual_clip is not None and dual_clip <= 1:
-        raise ValueError(f"dual_clip must be above 1 (it bounds the ratio where A < 0), got {dual_clip}")
+        raise ValueError(
+            f"dual_clip must be above 1 (it bounds the ratio where A < 0), got {dual_clip}"
+        )
 
     def log(ratio: float) -> float:
         bound = math.log(ratio) if ratio > 0 else -LOG_RATIO_BOUND
         return max(-LOG_RATIO_BOUND, min(bound, LOG_RATIO_BOUND))
 
     # filled on the device: a tensor of one number on the host would make the host wait for its copy
-    low = torch.full_like(advantages, -LOG_RATIO_BOUND).masked_fill_(advantages < 0, log(1 - clip_low))
+    low = torch.full_like(advantages, -LOG_RATIO_BOUND).masked_fill_(
+        advantages < 0, log(1 - clip_low)
+    )
     high = torch.full_like(advantages, log(math.inf if dual_clip is None else dual_clip))
     return low, high.masked_fill_(advantages > 0, log(1 + clip_high))
 
 
 def clip_log_ratio(log_ratio: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The clip of Eq. 8, applied to log r; the loss, its gradient and its clip fractions all use it."""
+    """The clip of Eq. 8, applied to log r; the loss, its gradient and its clip fractions all use
+    it.
+    """
     return log_ratio.clamp(low, high)
 
 
 def clipped_gradient(log_ratio: Tensor, scale: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """The derivative of `scale * clip(r)` by log r: `scale r` within the bounds, 0 outside.
 
-    Training uses it instead of autograd, which launches twice as many kernels per chunk of tokens. `log_ratio` is not
-    clamped; `scale` is minus weight times advantage, 0 where nothing trains; the bounds come from `clip_bounds`.
+    Training uses it instead of autograd, which launches twice as many kernels per chunk of tokens.
+    `log_ratio` is not clamped; `scale` is minus weight times advantage, 0 where nothing trains; the
+    bounds come from `clip_bounds`.
     """
     clipped = clip_log_ratio(log_ratio, low, high)
     return torch.where(clipped == log_ratio, scale * clipped.exp(), 0.0)
@@ -83,20 +95,22 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Eq. 8 and 10, negated: the scalar to minimise, and sums that describe the trained tokens.
 
-    The loss has the type of `logprobs`, but at least float32. The log-ratio is clamped to +-20, beyond which a token
-    has no gradient. The sums are unweighted 0-dim float64 tensors without gradient that add up over microbatches and
-    ranks:
+    The loss has the type of `logprobs`, but at least float32. The log-ratio is clamped to +-20,
+    beyond which a token has no gradient. The sums are unweighted 0-dim float64 tensors without
+    gradient that add up over microbatches and ranks:
 
     - `tokens`: the number of trained tokens, zero advantages included;
-    - `clipped_high` (A > 0, r > 1 + clip_high), `clipped_low` (A < 0, r < 1 - clip_low), `clipped_dual` (A < 0,
-      r > dual_clip): the numbers of tokens whose gradient the clip removes;
+    - `clipped_high` (A > 0, r > 1 + clip_high), `clipped_low` (A < 0, r < 1 - clip_low),
+      `clipped_dual` (A < 0, r > dual_clip): the numbers of tokens whose gradient the clip removes;
     - `ratio_sum`: r;
     - `approx_kl_sum`: r - 1 - log r, whose mean estimates KL(old || new);
     - `prob_sum`: the probability under the current policy;
-    - `clipped_high_prob_sum`: the same over the `clipped_high` tokens only (Fig. 3a shows their mean).
+    - `clipped_high_prob_sum`: the same over the `clipped_high` tokens only (Fig. 3a shows their
+      mean).
 
     Args:
-        logprobs: `[N, T]`, or packed `[T]`; only they get a gradient; masked ones may hold anything, NaN included.
+        logprobs: `[N, T]`, or packed `[T]`; only they get a gradient; masked ones may hold
+        anything, NaN included.
         old_logprobs: of the same shape; may be `logprobs` itself.
         advantages: A, `[N]` or one for each token.
         mask: of the shape of `logprobs`, true (non-zero) for tokens that train.
@@ -123,14 +137,20 @@ def policy_loss(
         clipped_high=above & (advantage > 0),
         clipped_dual=above & (advantage < 0),
     )
-    return -(torch.where(trained, surrogate, 0.0) * per_token("weights", weights, surrogate)).sum(), sums
+    return (
+        -(torch.where(trained, surrogate, 0.0) * per_token("weights", weights, surrogate)).sum(),
+        sums,
+    )
 
 
 @torch.no_grad()
-def describe_tokens(logprobs: Tensor, log_ratio: Tensor, trained: Tensor, **clipped: Tensor) -> dict[str, Tensor]:
+def describe_tokens(
+    logprobs: Tensor, log_ratio: Tensor, trained: Tensor, **clipped: Tensor
+) -> dict[str, Tensor]:
     """The sums of `policy_loss` over its trained tokens.
 
-    `log_ratio` is 0 and each of `clipped`, such as `clipped_high`, is false for tokens that do not train.
+    `log_ratio` is 0 and each of `clipped`, such as `clipped_high`, is false for tokens that do not
+    train.
     """
     ratio = log_ratio.exp()
     prob = torch.where(trained, logprobs, -torch.inf).to(ratio.dtype).exp()
@@ -155,20 +175,21 @@ def engine_weights(
     over_cap: OverCap = "truncate",
     responses: Responses | None = None,
 ) -> Tensor:
-    """Importance sampling from the engine's distribution to pi_old's: a factor of each token's loss, without gradient.
+    """Importance sampling from the engine's distribution to pi_old's: a factor of each token's
+    loss, without gradient.
 
         u_it = pi_old / pi_engine of the token, or, with `responses`, of all trained tokens of its response
         weight = min(u, cap)                        truncate: truncated importance sampling
         weight = u where 1/cap <= u <= cap, else 0  mask: masked importance sampling
 
-    It corrects for an engine whose distribution differs from the trainer's (other kernels, a coarser type, older
-    weights): the loss times u has the same expectation as under pi_old, per response exactly, per token to first order
-    in the difference. A bound on u adds bias and reduces variance. Not in the paper; off by default.
-    A token that does not train has the weight 1.
+    It corrects for an engine whose distribution differs from the trainer's (other kernels, a
+    coarser type, older weights): the loss times u has the same expectation as under pi_old, per
+    response exactly, per token to first order in the difference. A bound on u adds bias and reduces
+    variance. Not in the paper; off by default. A token that does not train has the weight 1.
 
-    The first three arguments have the same shape, such as packed `[T]`; each log-ratio is clamped to +-20. Raises
-    ValueError if the shapes do not fit, if tokens of some of the `responses` are missing, if `cap` is not positive, or
-    if it is below 1 with `mask`.
+    The first three arguments have the same shape, such as packed `[T]`; each log-ratio is clamped
+    to +-20. Raises ValueError if the shapes do not fit, if tokens of some of the `responses` are
+    missing, if `cap` is not positive, or if it is below 1 with `mask`.
     """
     check_shapes(old_logprobs, engine_logprobs=engine_logprobs, mask=mask)
     if not cap > 0 or (over_cap == "mask" and cap < 1):
@@ -186,9 +207,11 @@ def engine_weights(
 
 
 def over_responses(values: Tensor, trained: Tensor, responses: Responses) -> tuple[Tensor, Tensor]:
-    """At each packed token `[T]`: the sum of `values` over the trained tokens of its response, and their number.
+    """At each packed token `[T]`: the sum of `values` over the trained tokens of its response, and
+    their number.
 
-    Raises ValueError unless there are as many tokens as the responses have: a part would have another sum.
+    Raises ValueError unless there are as many tokens as the responses have: a part would have
+    another sum.
     """
     if values.shape != (sum(responses.lengths),) or responses.index.shape != values.shape:
         raise ValueError(
@@ -204,24 +227,28 @@ def over_responses(values: Tensor, trained: Tensor, responses: Responses) -> tup
 def aggregation_weights(
     lengths: Tensor, group_ids: Tensor, *, aggregate: Aggregate, max_length: int | None = None
 ) -> Tensor:
-    """Eq. 12 and its alternatives: `[N]` float64, the weight of every trained token of each response of a minibatch.
+    """Eq. 12 and its alternatives: `[N]` float64, the weight of every trained token of each
+    response of a minibatch.
 
-    The formulas count only responses and groups with trained tokens; a response without one has weight 0. Call it once
-    for the whole minibatch, all ranks together, zero advantages included.
+    The formulas count only responses and groups with trained tokens; a response without one has
+    weight 0. Call it once for the whole minibatch, all ranks together, zero advantages included.
 
     Args:
-        lengths: `[N]` trained tokens (end token included; prompt, padding and masked tokens excluded).
+        lengths: `[N]` trained tokens (end token included; prompt, padding and masked tokens
+        excluded).
         group_ids: `[N]` integers; equal numbers form a group.
-        aggregate: `token`: 1 / trained tokens of the minibatch (DAPO as released); `group`: 1 / (groups x trained
-            tokens of i's group) (Eq. 8 and 12 to the letter); `sequence`: 1 / (N x length_i) (GRPO, Eq. 5);
-            `constant`: 1 / (N x max_length) (Dr. GRPO).
+        aggregate: `token`: 1 / trained tokens of the minibatch (DAPO as released); `group`: 1 /
+            (groups x trained tokens of i's group) (Eq. 8 and 12 to the letter); `sequence`: 1 / (N
+            x length_i) (GRPO, Eq. 5); `constant`: 1 / (N x max_length) (Dr. GRPO).
         max_length: the response limit in tokens, for `constant`.
 
-    Raises ValueError if shapes do not fit, a length is negative, `aggregate` is unknown, or `max_length` is missing.
+    Raises ValueError if shapes do not fit, a length is negative, `aggregate` is unknown, or
+    `max_length` is missing.
     """
     if lengths.ndim != 1 or group_ids.shape != lengths.shape:
         raise ValueError(
-            f"lengths and group_ids must both be [N], got shapes {list(lengths.shape)} and {list(group_ids.shape)}"
+            f"lengths and group_ids must both be [N], got shapes {list(lengths.shape)} and"
+            f" {list(group_ids.shape)}"
         )
     if (lengths < 0).any():
         raise ValueError(f"lengths must not be negative, got {lengths.tolist()}")
@@ -231,16 +258,22 @@ def aggregation_weights(
         denominator = tokens.sum().expand_as(tokens)
     elif aggregate == "group":
         _, index = torch.unique(group_ids, return_inverse=True)
-        group_tokens = tokens.new_zeros(len(tokens)).index_add(0, index, tokens)  # as many as groups, then zeros
+        # as many as groups, then zeros
+        group_tokens = tokens.new_zeros(len(tokens)).index_add(0, index, tokens)
         denominator = (group_tokens > 0).sum() * group_tokens[index]
     elif aggregate == "sequence":
         denominator = responses * tokens
     elif aggregate == "constant":
         if max_length is None or max_length < 1:
-            raise ValueError(f"aggregate='constant' needs max_length, the response limit in tokens, got {max_length}")
+            raise ValueError(
+                "aggregate='constant' needs max_length, the response limit in tokens, got"
+                f" {max_length}"
+            )
         denominator = (responses * max_length).expand_as(tokens)
     else:
-        raise ValueError(f"aggregate must be 'token', 'group', 'sequence' or 'constant', got {aggregate!r}")
+        raise ValueError(
+            f"aggregate must be 'token', 'group', 'sequence' or 'constant', got {aggregate!r}"
+        )
     return torch.where(tokens > 0, 1 / denominator.double(), 0.0)
 
 
@@ -253,10 +286,15 @@ def masked_log_ratio(logprobs: Tensor, base: Tensor, trained: Tensor) -> Tensor:
 
 
 def check_shapes(like: Tensor, **tensors: Tensor) -> None:
-    """Raise ValueError for a wrong shape, which broadcasting would silently turn into a wrong loss."""
+    """Raise ValueError for a wrong shape, which broadcasting would silently turn into a wrong
+    loss.
+    """
     for name, tensor in tensors.items():
         if tensor.shape != like.shape:
-            raise ValueError(f"{name} must have a value for each token: {list(like.shape)}, got {list(tensor.shape)}")
+            raise ValueError(
+                f"{name} must have a value for each token: {list(like.shape)}, got"
+                f" {list(tensor.shape)}"
+            )
 
 
 def per_token(name: str, values: Tensor, like: Tensor) -> Tensor:

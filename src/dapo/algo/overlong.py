@@ -6,25 +6,29 @@ from typing import Literal
 def overlong_penalty(length: int, *, max_length: int, buffer: int, factor: float = 1.0) -> float:
     """Eq. 13: the length term of a training reward, from `-factor` to 0.
 
-    It is 0 up to `max_length - buffer`, falls linearly to `-factor` at `max_length`, and stays there. It shapes only
-    training rewards, never verdicts or evaluations.
+    It is 0 up to `max_length - buffer`, falls linearly to `-factor` at `max_length`, and stays
+    there. It shapes only training rewards, never verdicts or evaluations.
 
-    `length` counts the sampled end token; `max_length` is L_max, `buffer` L_cache, both in tokens. Raises ValueError if
-    `buffer` is not in 1 .. `max_length`, or `factor` is negative.
+    `length` counts the sampled end token; `max_length` is L_max, `buffer` L_cache, both in tokens.
+    Raises ValueError if `buffer` is not in 1 .. `max_length`, or `factor` is negative.
     """
     if not 1 <= buffer <= max_length:
         raise ValueError(f"buffer must lie in 1 .. max_length={max_length} tokens, got {buffer}")
     if factor < 0:
-        raise ValueError(f"factor must not be negative, got {factor}: the penalty is -factor at max_length")
+        raise ValueError(
+            f"factor must not be negative, got {factor}: the penalty is -factor at max_length"
+        )
     excess = max(0, length - (max_length - buffer))
     return -factor * min(excess / buffer, 1.0) if excess else 0.0
 
 
 def trains(finish: str, *, mode: Literal["soft", "filter", "off"]) -> bool:
-    """Overlong filtering: whether a response's tokens train; in `filter` mode truncated ones do not train.
+    """Overlong filtering: whether a response's tokens train; in `filter` mode truncated ones do not
+    train.
 
-    The engine reports truncation (`finish == "length"`): an end token sampled exactly at the limit is "stop".
-    A response that does not train still counts in its group's mean and std. Raises ValueError for an unknown mode.
+    The engine reports truncation (`finish == "length"`): an end token sampled exactly at the limit
+    is "stop". A response that does not train still counts in its group's mean and std. Raises
+    ValueError for an unknown mode.
     """
     if mode not in ("soft", "filter", "off"):
         raise ValueError(f"mode must be 'soft', 'filter' or 'off', got {mode!r}")

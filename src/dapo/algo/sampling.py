@@ -23,15 +23,21 @@ class Judged(Protocol):
 
 @dataclass(frozen=True)
 class ScoreThresholds:
-    """Conditions on a group beyond Eq. 11: thresholds on the scores of valid verdicts, in their own units."""
+    """Conditions on a group beyond Eq. 11: thresholds on the scores of valid verdicts, in their own
+    units.
+    """
 
     min_spread: float = 0.0
-    """The smallest difference between largest and smallest score; set it above the noise of a judge."""
+    """The smallest difference between largest and smallest score; set it above the noise of a
+    judge.
+    """
     mean_above: float | None = None
     mean_below: float | None = None
 
     def is_met_by(self, verdicts: Sequence[Judged]) -> bool:
-        """Whether the spread and the mean of an informative group's scores are within the thresholds."""
+        """Whether the spread and the mean of an informative group's scores are within the
+        thresholds.
+        """
         scores = [verdict.score for verdict in verdicts if verdict.error is None]
         mean = fsum(scores) / len(scores)
         return (
@@ -44,9 +50,10 @@ class ScoreThresholds:
 def is_informative(verdicts: Sequence[Judged]) -> bool:
     """Eq. 11: whether a group of verdicts carries a signal, 0 < number correct < G.
 
-    It reads raw verdicts, never shaped rewards: the rewards of an all-wrong group differ where its lengths do, and it
-    must still be dropped. Verdicts with an error do not count; with fewer than two valid ones there is nothing to
-    compare. Graded verdicts (`correct` is None) are informative if their scores differ.
+    It reads raw verdicts, never shaped rewards: the rewards of an all-wrong group differ where its
+    lengths do, and it must still be dropped. Verdicts with an error do not count; with fewer than
+    two valid ones there is nothing to compare. Graded verdicts (`correct` is None) are informative
+    if their scores differ.
     """
     valid = [verdict for verdict in verdicts if verdict.error is None]
     if len(valid) < 2:

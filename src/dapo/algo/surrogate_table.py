@@ -1,4 +1,6 @@
-"""The losses of `loss.surrogate`, in one table that options, policy, commands and documentation read."""
+"""The losses of `loss.surrogate`, in one table that options, policy, commands and documentation
+read.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,15 +10,24 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Surrogate:
-    """A row of SURROGATES: the function of a loss, and its properties, which can be read without importing torch."""
+    """A row of SURROGATES: the function of a loss, and its properties, which can be read without
+    importing torch.
+    """
 
     function: str
-    """`module:function` in `dapo.algo`, which maps packed tokens `[T]` to loss and sums like `policy_loss`."""
-    term: str  # a token's contribution to the objective, for the option and docs/losses.md; r is its ratio
-    summary: str  # the line of `dapo check`, in which {low} and {high} stand for 1 - clip_low and 1 + clip_high
-    bounds: tuple[str, ...] = ()  # the options of `loss` that are keywords of the function; it ignores the other bounds
+    """`module:function` in `dapo.algo`, which maps packed tokens `[T]` to loss and sums like
+    `policy_loss`.
+    """
+    # a token's contribution to the objective, for the option and docs/losses.md; r is its ratio
+    term: str
+    # the line of `dapo check`, in which {low} and {high} stand for 1 - clip_low and 1 + clip_high
+    summary: str
+    # the options of `loss` that are keywords of the function; it ignores the other bounds
+    bounds: tuple[str, ...] = ()
     needs_whole_responses: bool = False
-    """Whether a call needs all tokens of a response; then the function takes `responses`, each token's response."""
+    """Whether a call needs all tokens of a response; then the function takes `responses`, each
+    token's response.
+    """
     source: str = ""  # the paper, for docs/losses.md
 
     def load(self) -> Callable[..., Any]:

@@ -1,7 +1,8 @@
 """Compares two runs: options, accuracy on held-out problems, training curves, tokens and seconds.
 
-All differences are b - a and paired by problem. If both runs also sampled with the same random numbers, as forks of one
-run do, the pairing removes most of the chance of sampling as well (`evaluation/pairing.py`).
+All differences are b - a and paired by problem. If both runs also sampled with the same random
+numbers, as forks of one run do, the pairing removes most of the chance of sampling as well
+(`evaluation/pairing.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,8 @@ class RunFacts:
     steps: int
     seed: int
     exit_reason: str | None  # reason for its end; None while it trains
-    fork: Mapping[str, Any] | None  # parent, step, branch and changed options of a fork; None for another run
+    # parent, step, branch and changed options of a fork; None for another run
+    fork: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -56,18 +58,22 @@ class HeldOut:
     better: int  # number of problems on which b is better
     worse: int
     is_binary: bool  # whether the verifier decides right or wrong; otherwise accuracies are scores
-    shares_draws: bool  # whether the i-th responses to a problem were sampled with the same random numbers
+    # whether the i-th responses to a problem were sampled with the same random numbers
+    shares_draws: bool
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric of both runs by step, and its difference over the problems that both have sampled in the step."""
+    """One metric of both runs by step, and its difference over the problems that both have sampled
+    in the step.
+    """
 
     a: Sequence[float | None]
     b: Sequence[float | None]
     differences: Sequence[Mapping[str, Any]]
     """A `Paired` per step; without pairs if a run has no table of the step's responses."""
-    mean: Mapping[str, Any]  # the mean difference over these steps, a `Paired`; `pairs` counts the pairs of all steps
+    # the mean difference over these steps, a `Paired`; `pairs` counts the pairs of all steps
+    mean: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -80,14 +86,18 @@ class Comparison:
     options: Mapping[str, Sequence[Any]]  # the options that differ, with the values in a and b
     steps: Sequence[int]  # the steps after `equal_up_to` that both runs have made
     held_out: Mapping[str, HeldOut]
-    """`final`: after the last evaluation of each run; `best`: after the most accurate one of each."""
+    """`final`: after the last evaluation of each run; `best`: after the most accurate one of each.
+    """
     curves: Mapping[str, Curve]
     costs: Mapping[str, Sequence[float]]  # tokens and seconds of `steps`, in a and in b
     notes: Sequence[str]  # the comparisons that could not be made, and why
 
 
 def compare_runs(a: str | Path, b: str | Path) -> Comparison:
-    """Compare two run directories, finished or not. Raises CheckpointError for no run, DataError for a damaged file."""
+    """Compare two run directories, finished or not.
+
+    Raises CheckpointError for no run, DataError for a damaged file.
+    """
     runs = (RunDirectory.open(a), RunDirectory.open(b))
     notes: list[str] = []
     configs = [load_run_config(run) for run in runs]
@@ -96,7 +106,8 @@ def compare_runs(a: str | Path, b: str | Path) -> Comparison:
     steps = sorted(step for step in metrics[0].keys() & metrics[1].keys() if step > equal)
     seeds = [config.train.seed for config in configs]
     notes += [
-        f"{run.path} changed options after step {change['after_step']}: {describe_changes(change['options'])}"
+        f"{run.path} changed options after step {change['after_step']}:"
+        f" {describe_changes(change['options'])}"
         for run in runs
         for change in option_changes(run)
     ]
@@ -124,7 +135,11 @@ def compare_runs(a: str | Path, b: str | Path) -> Comparison:
 def equal_steps(a: Mapping[int, Mapping[str, Any]], b: Mapping[int, Mapping[str, Any]]) -> int:
     """The last step up to which all metrics except times are equal; 0 if those of step 1 differ."""
     step = 0
-    while step + 1 in a and step + 1 in b and _without_times(a[step + 1]) == _without_times(b[step + 1]):
+    while (
+        step + 1 in a
+        and step + 1 in b
+        and _without_times(a[step + 1]) == _without_times(b[step + 1])
+    ):
         step += 1
     return step
 
@@ -139,15 +154,23 @@ def _without_times(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _held_out(
-    runs: Sequence[RunDirectory], metrics: Sequence[Mapping[int, Mapping[str, Any]]], notes: list[str]
+    runs: Sequence[RunDirectory],
+    metrics: Sequence[Mapping[int, Mapping[str, Any]]],
+    notes: list[str],
 ) -> dict[str, HeldOut]:
     """The comparisons of the last and of the best evaluations, as far as they can be made."""
     last = [final_evaluation(run) for run in runs]
     if last[0] is None or last[1] is None:
-        notes.append("no comparison on held-out problems: a run has no evaluation (data.eval, train.eval_every)")
+        notes.append(
+            "no comparison on held-out problems: a run has no evaluation (data.eval,"
+            " train.eval_every)"
+        )
         return {}
     pairs = {"final": [last[0], last[1]]}
-    best = [_best(run, rows, found["name"]) for run, rows, found in zip(runs, metrics, pairs["final"], strict=True)]
+    best = [
+        _best(run, rows, found["name"])
+        for run, rows, found in zip(runs, metrics, pairs["final"], strict=True)
+    ]
     if best[0] is not None and best[1] is not None:
         pairs["best"] = [best[0], best[1]]
     compared: dict[str, HeldOut] = {}
@@ -159,9 +182,15 @@ def _held_out(
     return compared
 
 
-def _best(run: RunDirectory, rows: Mapping[int, Mapping[str, Any]], name: str) -> dict[str, Any] | None:
+def _best(
+    run: RunDirectory, rows: Mapping[int, Mapping[str, Any]], name: str
+) -> dict[str, Any] | None:
     """The most accurate evaluation of a run, the earliest of equals."""
-    scored = [(value, -step) for step, row in rows.items() if (value := row.get(f"eval/{name}/accuracy")) is not None]
+    scored = [
+        (value, -step)
+        for step, row in rows.items()
+        if (value := row.get(f"eval/{name}/accuracy")) is not None
+    ]
     best_first = (run.eval(-step) for _, step in sorted(scored, reverse=True))
     return next(filter(None, map(read_evaluation, best_first)), None)
 
@@ -169,7 +198,15 @@ def _best(run: RunDirectory, rows: Mapping[int, Mapping[str, Any]], name: str) -
 def compare_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> HeldOut:
     """Pair two evaluations of runs. Raises DataError if their settings or problems differ."""
     found = paired_difference(a, b)
-    facts = (a["step"], b["step"], a["accuracy"], b["accuracy"], found, found["better"], found["worse"])
+    facts = (
+        a["step"],
+        b["step"],
+        a["accuracy"],
+        b["accuracy"],
+        found,
+        found["better"],
+        found["worse"],
+    )
     return HeldOut(*facts, is_binary=bool(a["binary"]), shares_draws=a.get("seed") == b.get("seed"))
 
 
@@ -190,7 +227,10 @@ def _curves(
             missing += 1
             by_step.append({name: Paired(None, None, None, 0, 0.0, 0.0) for name in CURVES})
     if missing:
-        notes.append(f"{missing} of {len(steps)} steps are not paired: a run keeps no judged responses (log.rollouts)")
+        notes.append(
+            f"{missing} of {len(steps)} steps are not paired: a run keeps no judged responses"
+            " (log.rollouts)"
+        )
     return {
         name: Curve(
             a=[metrics[0][step].get(CURVE_METRICS[name]) for step in steps],

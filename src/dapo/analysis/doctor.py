@@ -1,4 +1,6 @@
-"""Applies the rules to a whole run; each finding comes with its first step, and problems and responses that show it."""
+"""Applies the rules to a whole run; each finding comes with its first step, and problems and
+responses that show it.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +19,8 @@ from dapo.training.rules.finding import SEVERITIES, Finding, Rule
 from dapo.training.rules.history import WINDOW, MetricHistory
 
 MAX_PROBLEMS = 3
-MAX_ROWS = 20_000  # maximum number of responses read for examples, from the newest tables of a finding's steps
+# maximum number of responses read for examples, from the newest tables of a finding's steps
+MAX_ROWS = 20_000
 _SHOWN_CHARS = 160
 
 
@@ -28,7 +31,8 @@ class DiagnosedFinding:
     finding: Finding  # as of the last step in which it held
     since: int  # the first step in which it held
     holds: bool  # whether it holds at the end
-    problems: Sequence[tuple[str, int]] = ()  # the problems that show it most often, with the number of responses
+    # the problems that show it most often, with the number of responses
+    problems: Sequence[tuple[str, int]] = ()
     responses: int = 0  # the number of read responses that show it
     example: str = ""  # the end of one of these responses
     error: str = ""  # the most frequent error of the verifier among them
@@ -64,12 +68,14 @@ class Diagnosis:
 
 
 def diagnose(path: Path) -> Diagnosis:
-    """Run all rules over a run, step by step: findings that hold at the end come first, then the most severe.
+    """Run all rules over a run, step by step: findings that hold at the end come first, then the
+    most severe.
 
     Raises CheckpointError if there is no run, and DataError for damaged metrics.
     """
     run = RunDirectory.open(path)
-    config, tables = load_config(run.config), run.rollout_tables()
+    config = load_config(run.config)
+    tables = run.rollout_tables()
     metrics = read_metrics(run.metrics) if run.metrics.exists() else []
     history = MetricHistory()
     since: dict[str, int] = {}
@@ -88,12 +94,22 @@ def diagnose(path: Path) -> Diagnosis:
         for name, each in latest.items()
     ]
     order = list(rules)
-    cases.sort(key=lambda c: (not c.holds, SEVERITIES.index(c.finding.severity), order.index(c.finding.name)))
+    cases.sort(
+        key=lambda c: (
+            not c.holds,
+            SEVERITIES.index(c.finding.severity),
+            order.index(c.finding.name),
+        )
+    )
     return Diagnosis(cases, history.steps, history.evaluations, len(tables))
 
 
-def _unfinished_step(run: RunDirectory, metrics: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, float]]:
-    """Metrics from the table of responses for a step that ended before it was logged, such as one without a signal."""
+def _unfinished_step(
+    run: RunDirectory, metrics: Sequence[Mapping[str, Any]]
+) -> Iterator[dict[str, float]]:
+    """Metrics from the table of responses for a step that ended before it was logged, such as one
+    without a signal.
+    """
     step = max((record["step"] for record in metrics), default=0) + 1
     if not run.rollouts(step).is_file():
         return
@@ -109,14 +125,17 @@ def _unfinished_step(run: RunDirectory, metrics: Sequence[Mapping[str, Any]]) ->
         yield {"step": step, **rollout_metrics(decided, groups, tokens, shortfall=0)}
 
 
-def _with_responses(case: DiagnosedFinding, rule: Rule, tables: Mapping[int, Path]) -> DiagnosedFinding:
+def _with_responses(
+    case: DiagnosedFinding, rule: Rule, tables: Mapping[int, Path]
+) -> DiagnosedFinding:
     """The case with the problems and a response that show it, if tables of its steps are stored."""
     if rule.response is None:
         return case
     first, last = case.finding.steps
     problems: Counter[str] = Counter()
     errors: Counter[str] = Counter()
-    example, read = "", 0
+    example = ""
+    read = 0
     for step in [step for step in sorted(tables, reverse=True) if first <= step <= last][:WINDOW]:
         for row in iterate_rows(tables[step]):
             read += 1
@@ -128,4 +147,6 @@ def _with_responses(case: DiagnosedFinding, rule: Rule, tables: Mapping[int, Pat
             break
     error = errors.most_common(1)[0][0] if errors else ""
     most = tuple(problems.most_common(MAX_PROBLEMS))
-    return DiagnosedFinding(case.finding, case.since, case.holds, most, problems.total(), example, error)
+    return DiagnosedFinding(
+        case.finding, case.since, case.holds, most, problems.total(), example, error
+    )

@@ -1,4 +1,6 @@
-"""Explains one group of a finished step: the paper's Eq. 11, 13, 9 and 8 with the numbers of the group."""
+"""Explains one group of a finished step: the paper's Eq. 11, 13, 9 and 8 with the numbers of the
+group.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,43 +30,57 @@ def explain_group(
     recompute: bool = True,
     log: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Explain one group: kept or not, its rewards and advantages, its tokens' ratios, clips and gradient.
+    """Explain one group: kept or not, its rewards and advantages, its tokens' ratios, clips and
+    gradient.
 
-    Every number is the run's own, or computed by the code that trains. Ratios need the policy's log-probabilities,
-    which no run stores: unless they are 1 by construction, the step is trained again in memory, from the newest
-    checkpoint before it and the stored responses. Nothing is written.
+    Every number is the run's own, or computed by the code that trains. Ratios need the policy's
+    log-probabilities, which no run stores: unless they are 1 by construction, the step is trained
+    again in memory, from the newest checkpoint before it and the stored responses. Nothing is
+    written.
 
-    `step` is a finished one, from 1, whose responses are stored; `group` is the group's id, `group_id` in the table of
-    responses (None: most clipped tokens in the step's last update; ties: largest standard deviation of rewards, then
-    shortest). Without `recompute` the numbers that need the step to be trained again are left out; `log` takes a line
-    about each step that is.
+    `step` is a finished one, from 1, whose responses are stored; `group` is the group's id,
+    `group_id` in the table of responses (None: most clipped tokens in the step's last update; ties:
+    largest standard deviation of rewards, then shortest). Without `recompute` the numbers that need
+    the step to be trained again are left out; `log` takes a line about each step that is.
 
-    Returns JSON values, described in docs/view.md. Raises CheckpointError without such a run, DataError without such
-    a group, and ConfigError if advantages depend on a critic, or on rewards that no file holds.
+    Returns JSON values, described in docs/view.md. Raises CheckpointError without such a run,
+    DataError without such a group, and ConfigError if advantages depend on a critic, or on rewards
+    that no file holds.
     """
     directory = RunDirectory.open(run_dir)
     config = resolve_auto(load_run_config(directory, step=step))
     if config.has_critic:
         raise ConfigError(
-            "advantage.estimator=gae compares each token with the value of a critic, which is stored nowhere, and "
-            "dapo explain follows Eq. 9; `dapo view` shows the responses, with the mean advantage of each"
+            "advantage.estimator=gae compares each token with the value of a critic, which is"
+            " stored nowhere, and dapo explain follows Eq. 9; `dapo view` shows the responses, with"
+            " the mean advantage of each"
         )
     if config.loss.has_kl_reward:
         raise ConfigError(
-            f"{directory.path} cannot be explained: its advantages are of rewards from which the divergence to the "
-            "reference was subtracted (loss.kl_in=reward), and no file holds it"
+            f"{directory.path} cannot be explained: its advantages are of rewards from which the"
+            " divergence to the reference was subtracted (loss.kl_in=reward), and no file holds it"
         )
     without_tokens = read_groups(directory, step, tokens_of=())
     if group is not None and group not in {each.group.id for each in without_tokens}:
         ids = ", ".join(str(each.group.id) for each in without_tokens)
         raise DataError(f"step {step} of {directory.path} has no group {group}; its groups: {ids}")
     with with_start_folder(directory):
-        update = find_update(directory, config, without_tokens, step, group, recompute=recompute, log=log)
+        update = find_update(
+            directory, config, without_tokens, step, group, recompute=recompute, log=log
+        )
     chosen = group if group is not None else _select_group(without_tokens, update)
-    (stored,) = (each for each in read_groups(directory, step, tokens_of=[chosen]) if each.group.id == chosen)
+    (stored,) = (
+        each for each in read_groups(directory, step, tokens_of=[chosen]) if each.group.id == chosen
+    )
     explained = _describe(config, stored, update if stored.outcome == "trained" else None)
     reason = None if group is not None else _why_chosen(update)
-    return {"run": str(directory.path), "step": step, "group": chosen, "chosen_because": reason, **explained}
+    return {
+        "run": str(directory.path),
+        "step": step,
+        "group": chosen,
+        "chosen_because": reason,
+        **explained,
+    }
 
 
 def _select_group(groups: Sequence[StoredGroup], update: GroupUpdate | None) -> int:
@@ -78,7 +94,9 @@ def _select_group(groups: Sequence[StoredGroup], update: GroupUpdate | None) -> 
         clipped[sample.group_id] = clipped.get(sample.group_id, 0) + number
         rewards.setdefault(sample.group_id, []).append(sample.reward)
     tokens = {each.group.id: each.group.num_tokens for each in groups}
-    return max(clipped, key=lambda group: (clipped[group], stdev(rewards[group]), -tokens[group], -group))
+    return max(
+        clipped, key=lambda group: (clipped[group], stdev(rewards[group]), -tokens[group], -group)
+    )
 
 
 def _why_chosen(update: GroupUpdate | None) -> str:
@@ -86,12 +104,15 @@ def _why_chosen(update: GroupUpdate | None) -> str:
     if update is None:
         return "the first group of the step, in which none trains"
     if update.terms is None:
-        return "largest reward spread in the last update, then shortest (clipped tokens are not known)"
+        return (
+            "largest reward spread in the last update, then shortest (clipped tokens are not known)"
+        )
     return "most clipped tokens in the last update (ties: largest reward spread, then shortest)"
 
 
 def _describe(config: Config, stored: StoredGroup, update: GroupUpdate | None) -> dict[str, Any]:
-    group, overlong = stored.group, config.overlong
+    group = stored.group
+    overlong = config.overlong
     encoder = local_encoder(config)
     responses = [_response(config, stored, i) for i in range(group.size)]
     result: dict[str, Any] = {
@@ -131,21 +152,33 @@ def _describe(config: Config, stored: StoredGroup, update: GroupUpdate | None) -
     return result
 
 
-def _eq9(advantage: AdvantageConfig, rewards: Mapping[int, Sequence[float]], group_id: int) -> dict[str, Any]:
-    """The numbers that turn a group's rewards into advantages; `rewards` are those of all groups of the step."""
+def _eq9(
+    advantage: AdvantageConfig, rewards: Mapping[int, Sequence[float]], group_id: int
+) -> dict[str, Any]:
+    """The numbers that turn a group's rewards into advantages; `rewards` are those of all groups of
+    the step.
+    """
     estimator = ESTIMATORS[advantage.estimator]
     batch = [reward for of_group in rewards.values() for reward in of_group]
     compared = batch if estimator.mean_over == "batch" else rewards[group_id]
     differences = compared
     if estimator.std_over == "batch" and estimator.mean_over == "group":
-        differences = [reward - fmean(of_group) for of_group in rewards.values() for reward in of_group]
+        differences = [
+            reward - fmean(of_group) for of_group in rewards.values() for reward in of_group
+        ]
     return {
         "estimator": advantage.estimator,
         "mean": fmean(compared),
         "rewards": len(compared),
         "std": stdev(differences),
         "differences": len(differences),
-        "scale": advantage.scale if advantage.estimator == "group" else "std" if estimator.std_over else "none",
+        "scale": (
+            advantage.scale
+            if advantage.estimator == "group"
+            else "std"
+            if estimator.std_over
+            else "none"
+        ),
         "eps": STD_EPS,
     }
 
@@ -168,10 +201,12 @@ def _eq11(config: Config, stored: StoredGroup) -> dict[str, Any]:
 
 def _why(config: Config, stored: StoredGroup) -> str:
     """The reason for a group's outcome, as a sentence with its numbers."""
-    group, sampling = stored.group, config.dynamic_sampling
+    group = stored.group
+    sampling = config.dynamic_sampling
     valid = [verdict for verdict in group.verdicts if verdict.error is None]
     scores = [verdict.score for verdict in valid]
-    k, n = group.num_correct, len(valid)
+    k = group.num_correct
+    n = len(valid)
     if any(verdict.correct is None for verdict in valid):
         signal = f"its scores range from {min(scores):g} to {max(scores):g}"
     else:
@@ -180,14 +215,22 @@ def _why(config: Config, stored: StoredGroup) -> str:
     if stored.outcome == "trained" and not sampling.enabled:
         return f"{signal}; dynamic_sampling.enabled=false trains on every group"
     return {
-        "trained": f"{signal}: {'0 < ' + str(k) + ' < ' + str(n) + ', so' if 'right' in signal else 'they differ, so'} "
-        f"the group carries a signal" + (f", and {filtered} keeps it" if sampling.filter is not None else ""),
+        "trained": (
+            f"{signal}:"
+            f" {'0 < ' + str(k) + ' < ' + str(n) + ', so' if 'right' in signal else 'they differ, so'}"
+            " the group carries a signal"
+            + (f", and {filtered} keeps it" if sampling.filter is not None else "")
+        ),
         "all_correct": f"all {n} responses are right: no response is better than another",
         "all_wrong": f"all {n} responses are wrong: no response is better than another",
-        "zero_variance": f"all {n} scores are {scores[0] if scores else 0:g}: no response is better than another",
+        "zero_variance": (
+            f"all {n} scores are {scores[0] if scores else 0:g}: no response is better than another"
+        ),
         "filtered": f"{signal}, and {filtered} refuses the group",
-        "invalid": f"{n} of its {group.size} responses {'has' if n == 1 else 'have'} a verdict: there is nothing to "
-        "compare",
+        "invalid": (
+            f"{n} of its {group.size} responses {'has' if n == 1 else 'have'} a verdict: there is"
+            " nothing to compare"
+        ),
         "excess": "the batch was full before this group; its problem went back to the stream",
         "aborted": "the batch was full before all of its responses had ended",
     }[stored.outcome]
@@ -196,7 +239,8 @@ def _why(config: Config, stored: StoredGroup) -> str:
 def _response(config: Config, stored: StoredGroup, i: int) -> dict[str, Any]:
     """The facts of a response before the update: its verdict, Eq. 13 and its reward."""
     group = stored.group
-    generation, verdict = group.generations[i], group.verdicts[i]
+    generation = group.generations[i]
+    verdict = group.verdicts[i]
     return {
         "sample": i,
         "text": group.texts[i],
@@ -211,16 +255,23 @@ def _response(config: Config, stored: StoredGroup, i: int) -> dict[str, Any]:
         "overlong_penalty": length_penalty(generation, config),
         "reward": group.rewards[i],
         "advantage": stored.advantages[i],
-        "trains": stored.advantages[i] is not None and trains(generation.finish, mode=config.overlong.mode),
+        "trains": (
+            stored.advantages[i] is not None
+            and trains(generation.finish, mode=config.overlong.mode)
+        ),
     }
 
 
 def _turns(generation: Generation) -> list[dict[str, Any]]:
-    """The messages of an episode: turns with their sampled tokens and reward, and observations, which never train."""
+    """The messages of an episode: turns with their sampled tokens and reward, and observations,
+    which never train.
+    """
     assert generation.episode is not None
     ranges = generation.sampled or ((0, len(generation.token_ids)),)
-    rewards = [*generation.episode.rewards, *[None] * len(ranges)]  # a turn of an episode with an error has none
-    number, found = 0, []
+    # a turn of an episode with an error has none
+    rewards = [*generation.episode.rewards, *[None] * len(ranges)]
+    number = 0
+    found = []
     for message in generation.episode.messages:
         turn: dict[str, Any] = {"role": message["role"], "text": message["content"]}
         turn |= {"tokens": None, "reward": None, "advantage": None}
@@ -239,13 +290,21 @@ def _eq8(config: Config, group: int, update: GroupUpdate) -> dict[str, Any]:
     loss = config.loss
     lengths = [sample.num_trained_tokens for sample in update.samples]
     terms = update.terms
-    found: dict[str, Any] = dict.fromkeys(("loss", "loss_of_group", "gradient_share_of_group", "clipped_tokens"))
+    found: dict[str, Any] = dict.fromkeys(
+        ("loss", "loss_of_group", "gradient_share_of_group", "clipped_tokens")
+    )
     if terms is not None:
-        own = [each for sample, each in zip(update.samples, terms, strict=True) if sample.group_id == group]
+        own = [
+            each
+            for sample, each in zip(update.samples, terms, strict=True)
+            if sample.group_id == group
+        ]
         found = {
             "loss": sum(_loss(each, config) for each in terms),
             "loss_of_group": sum(_loss(each, config) for each in own),
-            "gradient_share_of_group": sum(each.gradient_size for each in own) / update.gradient_sum,
+            "gradient_share_of_group": (
+                sum(each.gradient_size for each in own) / update.gradient_sum
+            ),
             "clipped_tokens": sum(each.num_clipped for each in terms),
         }
     return {
@@ -276,21 +335,33 @@ def _sample(
     config: Config, stored: StoredGroup, update: GroupUpdate, i: int, encoder: PromptEncoder | None
 ) -> dict[str, Any]:
     """The loss and gradient of one response in an update, and its clipped tokens."""
-    sample, replayed = update.samples[i], update.replayed
+    sample = update.samples[i]
+    replayed = update.replayed
     generation = stored.group.generations[sample.index]
-    texts = None if encoder is None else [encoder.decode_prompt([token]) for token in generation.token_ids]
+    texts = (
+        None
+        if encoder is None
+        else [encoder.decode_prompt([token]) for token in generation.token_ids]
+    )
     tokens: dict[str, Any] = {
         "ids": list(generation.token_ids),
         "texts": texts,
         "engine_logprobs": list(generation.logprobs) or None,
         "old_logprobs": None if replayed is None else list(sample.old_logprobs or ()),
         "logprobs": None if replayed is None else list(replayed.logprobs[i]),
-        "reference_logprobs": None if replayed is None or replayed.reference is None else list(replayed.reference[i]),
+        "reference_logprobs": (
+            None if replayed is None or replayed.reference is None else list(replayed.reference[i])
+        ),
     }
-    found: dict[str, Any] = {"weight": update.weights[i], "token_values": tokens, "clipped_tokens": []}
+    found: dict[str, Any] = {
+        "weight": update.weights[i],
+        "token_values": tokens,
+        "clipped_tokens": [],
+    }
     if update.terms is None:
         return found | {"loss": None, "gradient_share": None, "clipped": None}
-    terms, whole = update.terms[i], update.gradient_sum
+    terms = update.terms[i]
+    whole = update.gradient_sum
     tokens |= {
         "ratios": terms.ratio.tolist(),
         "weights": terms.weight.tolist(),
@@ -314,7 +385,8 @@ def _clipped_token(
 ) -> dict[str, Any]:
     assert update.terms is not None
     terms = update.terms[i]
-    kind, unclipped = CLIP_NAMES[int(terms.clipped[position])], float(terms.unclipped_gradient[position])
+    kind = CLIP_NAMES[int(terms.clipped[position])]
+    unclipped = float(terms.unclipped_gradient[position])
     return {
         "sample": update.samples[i].index,
         "position": position,
@@ -333,21 +405,34 @@ def _clipped_token(
 def _notes(config: Config, stored: StoredGroup) -> list[str]:
     notes = []
     group = stored.group
-    shaped = [shaped_reward(g, v, config) for g, v in zip(group.generations, group.verdicts, strict=True)]
+    shaped = [
+        shaped_reward(g, v, config) for g, v in zip(group.generations, group.verdicts, strict=True)
+    ]
     if shaped != list(group.rewards):
         notes.append(
-            "the stored rewards differ from those of the run's config.yaml: this step ran with options given to "
-            "`dapo resume`, and numbers here that depend on options may differ"
+            "the stored rewards differ from those of the run's config.yaml: this step ran with"
+            " options given to `dapo resume`, and numbers here that depend on options may differ"
         )
     if config.loss.entropy_coef > 0 or config.loss.entropy_target is not None:
         name = "entropy_coef" if config.loss.entropy_target is None else "entropy_target"
         notes.append(f"losses and gradients here leave out the entropy term (loss.{name})")
     if config.loss.has_full_kl:
         notes.append(
-            "losses and gradients here leave out the divergence over the whole vocabulary (loss.kl_estimator=full)"
+            "losses and gradients here leave out the divergence over the whole vocabulary"
+            " (loss.kl_estimator=full)"
         )
-    if config.dynamic_sampling.weights != "none" and stored.outcome == "trained" and stored.weight is None:
-        notes.append("the table of this older run lacks the group's loss weight (dynamic_sampling.weights=inverse)")
+    if (
+        config.dynamic_sampling.weights != "none"
+        and stored.outcome == "trained"
+        and stored.weight is None
+    ):
+        notes.append(
+            "the table of this older run lacks the group's loss weight"
+            " (dynamic_sampling.weights=inverse)"
+        )
     if config.uses_trainer_group:
-        notes.append("the run trained in separate processes: one process gives the same numbers up to rounding")
+        notes.append(
+            "the run trained in separate processes: one process gives the same numbers up to"
+            " rounding"
+        )
     return notes

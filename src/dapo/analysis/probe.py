@@ -1,9 +1,10 @@
-"""Makes a run's first two steps in advance: pass rates, lengths, speed and memory with its real model and data.
+"""Makes a run's first two steps in advance: pass rates, lengths, speed and memory with its real
+model and data.
 
-Nothing is written. The code and the random keys of the run (`training/assemble/build.py`) sample, judge and update, so
-the first batches are the ones that the run would train on. The second update is the first to hold the optimizer's
-moments together with activations. Further batches are sampled with the weights after it, until enough problems are
-judged.
+Nothing is written. The code and the random keys of the run (`training/assemble/build.py`) sample,
+judge and update, so the first batches are the ones that the run would train on. The second update
+is the first to hold the optimizer's moments together with activations. Further batches are sampled
+with the weights after it, until enough problems are judged.
 """
 
 import time
@@ -41,7 +42,8 @@ MAX_PROBLEMS = 32  # the largest default number of problems
 MAX_UPDATES = 2  # the number of steps that update
 BINS = 4  # the number of equal bins of pass rates between never and always
 LENGTH_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-FIRST_STEPS = 3  # number of a run's first steps that a probe is compared with: later steps have learned
+# number of a run's first steps that a probe is compared with: later steps have learned
+FIRST_STEPS = 3
 TOLERANCE = 0.2
 
 
@@ -68,11 +70,17 @@ class Probe:
     histogram: Sequence[PassRates]
     kept: float  # the fraction of judged groups that would train
     expected_keep_rate: float | None
-    """The keep rate of groups of `group_size` responses, from the pass rates; None for a reward of scores only."""
+    """The keep rate of groups of `group_size` responses, from the pass rates; None for a reward of
+    scores only.
+    """
     expected_keep_interval: Interval | None
-    """The 95 % interval, over problems; None for fewer samples than `group_size`, where a prior decides the chance."""
+    """The 95 % interval, over problems; None for fewer samples than `group_size`, where a prior
+    decides the chance.
+    """
     groups_per_step: float
-    """Groups to judge for a full batch at this keep rate, at most `dynamic_sampling.max_groups_per_step`."""
+    """Groups to judge for a full batch at this keep rate, at most
+    `dynamic_sampling.max_groups_per_step`.
+    """
     response_tokens: float  # the mean length of a response
     response_quantiles: Mapping[str, float]
     truncated: float
@@ -80,11 +88,15 @@ class Probe:
     verifier_errors: int
     tokens_per_s: float  # generated tokens per second of sampling, verdicts included
     load_s: float  # seconds to load the policy's weights into the engine
-    update_tokens_per_s: float | None  # trained response tokens per second of an update; None if no group had a signal
+    # trained response tokens per second of an update; None if no group had a signal
+    update_tokens_per_s: float | None
     generate_s: float  # seconds per step of sampling, from the rates above
-    update_s: float | None  # seconds per step of updates and old log-probabilities, from the rates above
-    step_s: float | None  # seconds per step of weights, sampling and updates; without evaluation and checkpoint
-    peak_memory_gib: float  # peak main memory of this process, or of the tensors on its GPU if it trains there
+    # seconds per step of updates and old log-probabilities, from the rates above
+    update_s: float | None
+    # seconds per step of weights, sampling and updates; without evaluation and checkpoint
+    step_s: float | None
+    # peak main memory of this process, or of the tensors on its GPU if it trains there
+    peak_memory_gib: float
     findings: Sequence[Finding] = ()  # the findings of `dapo doctor` in these steps
 
 
@@ -98,13 +110,15 @@ def probe_run(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     log: Callable[[str], None] = print,
 ) -> Probe:
-    """Sample and judge the run's first problems, and make its first two updates, on weights that are discarded.
+    """Sample and judge the run's first problems, and make its first two updates, on weights that
+    are discarded.
 
-    At least `problems` are judged (None: `default_problems`), `samples` responses each (None: `rollout.group_size`).
-    `on_progress` gets the number of judged problems and the number wanted. A policy in this process trains the model of
-    `inputs` in place.
+    At least `problems` are judged (None: `default_problems`), `samples` responses each (None:
+    `rollout.group_size`). `on_progress` gets the number of judged problems and the number wanted. A
+    policy in this process trains the model of `inputs` in place.
     """
-    problems, samples = problems or default_problems(config), samples or config.rollout.group_size
+    problems = problems or default_problems(config)
+    samples = samples or config.rollout.group_size
     with ExitStack() as stack:
         launcher = stack.enter_context(open_launcher(config))
         engine = build_engine(config, inputs.loaded, launcher, episodes=inputs.episodes, log=log)
@@ -123,7 +137,9 @@ def default_problems(config: Config) -> int:
 
 
 def pass_rate_histogram(correct: Sequence[int], wrong: Sequence[int]) -> list[PassRates]:
-    """The numbers of problems never solved, in each bin, and always solved, with intervals of their fractions."""
+    """The numbers of problems never solved, in each bin, and always solved, with intervals of their
+    fractions.
+    """
     rates = [c / (c + w) for c, w in zip(correct, wrong, strict=True)]
     width = 100 // BINS
     names = ["never", *(f"{i * width} to {(i + 1) * width} %" for i in range(BINS)), "always"]
@@ -148,7 +164,11 @@ class Check:
     @property
     def ratio(self) -> float:
         """The probe's value over the measured one; 1 if both are 0."""
-        return 1.0 if self.probe == self.measured else self.probe / self.measured if self.measured else float("inf")
+        if self.probe == self.measured:
+            return 1.0
+        if self.measured:
+            return self.probe / self.measured
+        return float("inf")
 
     @property
     def is_close(self) -> bool:
@@ -157,31 +177,50 @@ class Check:
 
 
 def compare_with_run(probe: Probe, run: RunDirectory, *, steps: int = FIRST_STEPS) -> list[Check]:
-    """Compare a probe with the means of a run's first steps. Raises DataError for a run without a finished step."""
+    """Compare a probe with the means of a run's first steps.
+
+    Raises DataError for a run without a finished step.
+    """
     rows = [row for row in read_metrics(run.metrics) if 0 < row["step"] <= steps]
     if not rows:
-        raise DataError(f"{run.path} has finished no step, so there is nothing to compare the probe with")
+        raise DataError(
+            f"{run.path} has finished no step, so there is nothing to compare the probe with"
+        )
 
     def total(*names: str) -> float:
         return sum(row.get(name) or 0.0 for row in rows for name in names)
 
     undecided = ("rollout/groups_excess", "rollout/groups_aborted")
     decided = total("rollout/groups_generated") - total(*undecided)
-    generate_s, update_s = total("time/generate_s"), total("time/update_s", "time/old_logprobs_s")
-    count, load_s = len(rows), total("time/load_weights_s")
+    generate_s = total("time/generate_s")
+    update_s = total("time/update_s", "time/old_logprobs_s")
+    count = len(rows)
+    load_s = total("time/load_weights_s")
     tokens = total("rollout/tokens_in_minibatches")
     pairs: list[tuple[str, float | None, float]] = [
-        ("keep rate", probe.expected_keep_rate or probe.kept, total("rollout/groups_trained") / decided),
+        (
+            "keep rate",
+            probe.expected_keep_rate or probe.kept,
+            total("rollout/groups_trained") / decided,
+        ),
         ("accuracy", probe.accuracy, total("reward/accuracy") / count),
         ("groups per step", probe.groups_per_step, decided / count),
-        ("tokens per response", probe.response_tokens, total("rollout/response_tokens_mean") / count),
+        (
+            "tokens per response",
+            probe.response_tokens,
+            total("rollout/response_tokens_mean") / count,
+        ),
         ("truncated", probe.truncated, total("rollout/truncated_fraction") / count),
         ("generated tokens/s", probe.tokens_per_s, total("rollout/tokens_generated") / generate_s),
         ("updated tokens/s", probe.update_tokens_per_s, tokens / update_s if update_s else 0.0),
         ("generation, s per step", probe.generate_s, generate_s / count),
         ("update, s per step", probe.update_s, update_s / count),
         ("step, s", probe.step_s, (load_s + generate_s + update_s) / count),
-        ("peak memory, GiB", probe.peak_memory_gib, max(row.get("time/peak_memory_gib", 0.0) for row in rows)),
+        (
+            "peak memory, GiB",
+            probe.peak_memory_gib,
+            max(row.get("time/peak_memory_gib", 0.0) for row in rows),
+        ),
     ]
     return [Check(name, value, measured) for name, value, measured in pairs if value is not None]
 
@@ -198,11 +237,19 @@ class _Step:
 
 
 def _steps(
-    config: Config, sampling: Sampling, policy: TrainablePolicy, problems: int, on_progress: Callable[[int, int], None]
+    config: Config,
+    sampling: Sampling,
+    policy: TrainablePolicy,
+    problems: int,
+    on_progress: Callable[[int, int], None],
 ) -> Iterator[_Step]:
     """Make the run's steps, MAX_UPDATES with an update, until `problems` problems are decided."""
-    stats, decided, step = ProblemStats(), 0, 0
-    options, size, seed = config.dynamic_sampling, config.rollout.group_size, config.train.seed
+    stats = ProblemStats()
+    decided = 0
+    step = 0
+    options = config.dynamic_sampling
+    size = config.rollout.group_size
+    seed = config.train.seed
     while decided < problems:
         step += 1
         load_s = 0.0
@@ -217,7 +264,8 @@ def _steps(
         generate_s = time.perf_counter() - started
         stats.record((group for group, _ in batch.decided), step=step)
         decided += len(batch.decided)
-        trained_tokens, update_s = 0, 0.0
+        trained_tokens = 0
+        update_s = 0.0
         if step <= MAX_UPDATES:
             sampling.engine.drop_weights()
             trained_tokens, update_s = _update(config, policy, batch, step=step)
@@ -225,7 +273,9 @@ def _steps(
         on_progress(decided, problems)
 
 
-def _update(config: Config, policy: TrainablePolicy, batch: Batch, *, step: int) -> tuple[int, float]:
+def _update(
+    config: Config, policy: TrainablePolicy, batch: Batch, *, step: int
+) -> tuple[int, float]:
     """Trained tokens and seconds of a step's updates; 0 if the batch has no group to train on."""
     started = time.perf_counter()
     samples = estimate_advantages(batch.groups, policy, config, step=step, weights=batch.weights)
@@ -240,7 +290,8 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
     import torch
 
     decided = [pair for step in steps for pair in step.batch.decided]
-    groups, rollout = [group for group, _ in decided], config.rollout
+    groups = [group for group, _ in decided]
+    rollout = config.rollout
     lengths = [generation.num_sampled for group in groups for generation in group.generations]
     rates = _pass_rates(config, groups, samples)
     kept = fmean([outcome == "trained" for _, outcome in decided])
@@ -248,15 +299,26 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
     most = config.max_groups_per_step
     groups_per_step = min(most, rollout.prompts_per_step / keep_rate) if keep_rate > 0 else most
     truncated = [fmean([g.finish == "length" for g in group.generations]) for group in groups]
-    full = [step for step in steps if not step.batch.shortfall] or steps  # a short batch has few sequences at a time
-    tokens_per_s = sum(step.batch.num_generated_tokens for step in full) / sum(step.generate_s for step in full)
+    # a short batch has few sequences at a time
+    full = [step for step in steps if not step.batch.shortfall] or steps
+    tokens_per_s = sum(step.batch.num_generated_tokens for step in full) / sum(
+        step.generate_s for step in full
+    )
     generate_s = groups_per_step * rollout.group_size * fmean(lengths) / tokens_per_s
     load_s = fmean([step.load_s for step in steps[: MAX_UPDATES + 1]])
-    update_tokens_per_s, update_s = None, None
+    update_tokens_per_s = None
+    update_s = None
     if trained_tokens := sum(step.trained_tokens for step in steps):
         update_tokens_per_s = trained_tokens / sum(step.update_s for step in steps)
-        trained = [g.num_sampled for step in steps for group in step.batch.groups for g in group.generations]
-        update_s = rollout.prompts_per_step * rollout.group_size * fmean(trained) / update_tokens_per_s
+        trained = [
+            g.num_sampled
+            for step in steps
+            for group in step.batch.groups
+            for g in group.generations
+        ]
+        update_s = (
+            rollout.prompts_per_step * rollout.group_size * fmean(trained) / update_tokens_per_s
+        )
     history = MetricHistory()  # without the updates
     for number, step in enumerate(steps, start=1):
         history.add({"step": number} | batch_metrics(step.batch, ()))
@@ -292,13 +354,16 @@ def _pass_rates(config: Config, groups: Sequence[Group], samples: int) -> dict[s
     if not counts or not is_binary:
         names = ("accuracy", "accuracy_interval", "expected_keep_rate", "expected_keep_interval")
         return dict.fromkeys(names) | {"histogram": []}
-    correct, wrong = [c for c, _ in counts], [n - c for c, n in counts]
-    size, accuracies = config.rollout.group_size, [c / n for c, n in counts]
+    correct = [c for c, _ in counts]
+    wrong = [n - c for c, n in counts]
+    size = config.rollout.group_size
+    accuracies = [c / n for c, n in counts]
     expected: float = 1.0
     interval: Interval | None = (1.0, 1.0)
     if config.dynamic_sampling.enabled:
         chances = measured_chances(correct, wrong, size)
-        expected, interval = fmean(chances), mean_interval(chances) if samples >= size else None
+        expected = fmean(chances)
+        interval = mean_interval(chances) if samples >= size else None
     return {
         "accuracy": fmean(accuracies),
         "accuracy_interval": mean_interval(accuracies),

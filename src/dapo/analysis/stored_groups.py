@@ -1,4 +1,6 @@
-"""Reads the judged groups of a run's steps from `rollouts/step_*.parquet`, with the problems of the run's data."""
+"""Reads the judged groups of a run's steps from `rollouts/step_*.parquet`, with the problems of the
+run's data.
+"""
 
 import json
 import os
@@ -23,7 +25,14 @@ from dapo.policy.model import load_local_tokenizer
 from dapo.runs.checkpoints import has_weights_only, numbered, step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import Outcome
-from dapo.runs.rollout_table import all_columns, episode_of, ranges_of, read_rollouts, rows_of, short_fields
+from dapo.runs.rollout_table import (
+    all_columns,
+    episode_of,
+    ranges_of,
+    read_rollouts,
+    rows_of,
+    short_fields,
+)
 from dapo.training.preflight import NO_COLUMNS, load_rows
 from dapo.types import EpisodeText, Generation, Group, Problem, Verdict, num_sampled
 
@@ -44,26 +53,37 @@ class StoredGroup:
     advantages: tuple[float | None, ...]  # the advantage of each response; None: it did not train
     fields: str | None  # the problem's short columns, as JSON
     weight: float | None = None
-    """The group's factor in the loss (`dynamic_sampling.weights`); None: it had none, or an old table lacks it."""
+    """The group's factor in the loss (`dynamic_sampling.weights`); None: it had none, or an old
+    table lacks it.
+    """
 
 
 def saved_steps(directory: RunDirectory) -> list[int]:
     """The steps of the checkpoints with the optimizer's state, whole or not, ascending."""
-    return [step_of(path) for path in numbered(directory.checkpoints.folder) if not has_weights_only(path)]
+    return [
+        step_of(path)
+        for path in numbered(directory.checkpoints.folder)
+        if not has_weights_only(path)
+    ]
 
 
 def read_groups(
     directory: RunDirectory, step: int, *, tokens_of: Collection[int] | None = None
 ) -> tuple[StoredGroup, ...]:
-    """Read the groups of a finished step, in the order of the stream. Raises DataError if its table is gone or damaged.
+    """Read the groups of a finished step, in the order of the stream.
 
-    Only the groups in `tokens_of` have their tokens (None: all); others have zeros, and no log-probabilities.
+    Raises DataError if its table is gone or damaged.
+
+    Only the groups in `tokens_of` have their tokens (None: all); others have zeros, and no
+    log-probabilities.
     """
     path = directory.rollouts(step)
     if not os.path.lexists(path):
         raise no_responses(directory, f"step {step}")
     rows = read_rollouts([path]).to_pylist()
-    tokens = _token_rows(read_rollouts([path], ["group_id", "sample", *_TOKEN_COLUMNS], groups=tokens_of))
+    tokens = _token_rows(
+        read_rollouts([path], ["group_id", "sample", *_TOKEN_COLUMNS], groups=tokens_of)
+    )
     with damage_of(path):
         members = (list(of_group) for _, of_group in groupby(rows, key=lambda row: row["group_id"]))
         return tuple(_stored_group(each, tokens) for each in members)
@@ -74,33 +94,47 @@ def no_responses(directory: RunDirectory, wanted: str) -> DataError:
     steps = list(directory.rollout_tables())
     stored = f"steps {steps[0]} to {steps[-1]}" if steps else "none"
     return DataError(
-        f"{directory.path} has no judged responses of {wanted}; stored: {stored}. log.rollouts decides which a run "
-        "keeps: all, no-logprobs, last:N or none"
+        f"{directory.path} has no judged responses of {wanted}; stored: {stored}. log.rollouts"
+        " decides which a run keeps: all, no-logprobs, last:N or none"
     )
 
 
 def _token_rows(table: pa.Table) -> _TokenRows:
-    """The per-token columns of each response, by group and index; an empty row for a column of nulls."""
+    """The per-token columns of each response, by group and index; an empty row for a column of
+    nulls.
+    """
     columns = []
     for name, code in _TOKEN_COLUMNS.items():
         column = table.column(name).combine_chunks()
         is_stored = column.null_count == 0
         columns.append(
-            [array(code, each.tobytes()) for each in rows_of(column)] if is_stored else [array(code)] * len(column)
+            [array(code, each.tobytes()) for each in rows_of(column)]
+            if is_stored
+            else [array(code)] * len(column)
         )
-    keys = zip(table.column("group_id").to_pylist(), table.column("sample").to_pylist(), strict=True)
+    keys = zip(
+        table.column("group_id").to_pylist(), table.column("sample").to_pylist(), strict=True
+    )
     return {key: list(of_response) for key, *of_response in zip(keys, *columns, strict=True)}
 
 
 def _require_consistent(rows: Sequence[Mapping[str, Any]], tokens: _TokenRows) -> None:
     """Raise ValueError for the rows of a group that contradict each other."""
-    group, outcome = rows[0]["group_id"], rows[0]["outcome"]
-    if len({row["sample"] for row in rows}) < len(rows) or any(row["outcome"] != outcome for row in rows):
+    group = rows[0]["group_id"]
+    outcome = rows[0]["outcome"]
+    if len({row["sample"] for row in rows}) < len(rows) or any(
+        row["outcome"] != outcome for row in rows
+    ):
         raise ValueError(f"group {group} has a response twice, or several outcomes")
     for row in rows:
         numbers = (row["score"], row["reward"]) if row["error"] is None else ()
-        if not all(number is not None and isfinite(number) for number in (*numbers, row["advantage"] or 0.0)):
-            raise ValueError(f"a response of group {group} lacks a finite score, reward or advantage")
+        if not all(
+            number is not None and isfinite(number)
+            for number in (*numbers, row["advantage"] or 0.0)
+        ):
+            raise ValueError(
+                f"a response of group {group} lacks a finite score, reward or advantage"
+            )
         ids, logprobs = tokens.get((group, row["sample"]), (None, ()))
         ranges = ranges_of(row)
         length = row["response_tokens"] if ids is None or ranges is None else len(ids)
@@ -114,19 +148,26 @@ def _stored_group(rows: Sequence[Mapping[str, Any]], tokens: _TokenRows) -> Stor
     _require_consistent(rows, tokens)
     first = rows[0]
     fields = json.loads(first["fields"]) if first["fields"] else {}
-    generations, verdicts = [], []
+    generations = []
+    verdicts = []
     for row in rows:
         sampled = ranges_of(row)
         nothing = [constant_row(False, sampled[-1][1] if sampled else row["response_tokens"]), ()]
         ids, logprobs = tokens.get((row["group_id"], row["sample"]), nothing)
         request = f"{row['step']}/{row['group_id']}/{row['sample']}"
-        generations.append(Generation(request, ids, logprobs, row["finish"], row["version"], sampled, episode_of(row)))
+        generations.append(
+            Generation(
+                request, ids, logprobs, row["finish"], row["version"], sampled, episode_of(row)
+            )
+        )
         components = json.loads(row["components"]) if row["components"] else {}
         score = 0.0 if row["error"] is not None else row["score"]
         verdicts.append(Verdict(row["correct"], score, row["error"], components=components))
     return StoredGroup(
         group=Group(
-            problem=Problem(first["problem_id"], first["prompt"], first["answer"], first["source"], fields),
+            problem=Problem(
+                first["problem_id"], first["prompt"], first["answer"], first["source"], fields
+            ),
             prompt_ids=(),
             generations=tuple(generations),
             verdicts=tuple(verdicts),
@@ -158,18 +199,21 @@ def require_weights(directory: RunDirectory, config: Config, steps: Iterable[int
     for step in steps:
         if "weight" not in all_columns(directory.rollouts(step)):
             raise DataError(
-                f"{directory.rollouts(step)} lacks the groups' loss weights (dynamic_sampling.weights=inverse): an "
-                "older version of dapo wrote it"
+                f"{directory.rollouts(step)} lacks the groups' loss weights"
+                " (dynamic_sampling.weights=inverse): an older version of dapo wrote it"
             )
 
 
 class RunProblems:
     """The problems of a run's training data, by id."""
 
-    def __init__(self, config: Config, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS) -> None:
+    def __init__(
+        self, config: Config, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS
+    ) -> None:
         """Read the data; if it is gone, `missing` holds the reason and no problem is found.
 
-        Raises DataError if rows lack a column that the reward needs, and RewardError if it can judge none of them.
+        Raises DataError if rows lack a column that the reward needs, and RewardError if it can
+        judge none of them.
         """
         self._by_id: dict[str, list[Problem]] = {}
         self.missing: str | None = None
@@ -201,7 +245,11 @@ class RunProblems:
     def complete(self, stored: StoredGroup) -> StoredGroup:
         """The group with the problem of the run's data, unless the data no longer has it."""
         problem = self.find(stored)
-        return stored if problem is None else replace(stored, group=replace(stored.group, problem=problem))
+        return (
+            stored
+            if problem is None
+            else replace(stored, group=replace(stored.group, problem=problem))
+        )
 
 
 def _can_be_read(config: Config) -> bool:
@@ -220,8 +268,9 @@ def with_prompt_ids(stored: StoredGroup, encoder: PromptEncoder) -> StoredGroup:
         if len(ids) == stored.prompt_tokens and encoder.decode_prompt(ids) == stored.prompt:
             return replace(stored, group=replace(stored.group, prompt_ids=ids))
     raise DataError(
-        f"the tokens of the prompt of group {stored.group.id} are no longer known: its problem "
-        f"{stored.group.problem.id} is gone from data.train, or the tokenizer or the options under data. have changed"
+        f"the tokens of the prompt of group {stored.group.id} are no longer known: its problem"
+        f" {stored.group.problem.id} is gone from data.train, or the tokenizer or the options under"
+        " data. have changed"
     )
 
 
@@ -232,6 +281,10 @@ def _prompt_candidates(stored: StoredGroup, encoder: PromptEncoder) -> Iterator[
 
 
 def local_encoder(config: Config) -> PromptEncoder | None:
-    """The encoder of a run's model, loaded without weights; None if its tokenizer is not on this machine."""
-    found = load_local_tokenizer(config.model.name, trust_remote_code=config.model.trust_remote_code)
+    """The encoder of a run's model, loaded without weights; None if its tokenizer is not on this
+    machine.
+    """
+    found = load_local_tokenizer(
+        config.model.name, trust_remote_code=config.model.trust_remote_code
+    )
     return None if found is None else PromptEncoder(found[0], config.data)

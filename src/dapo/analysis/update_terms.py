@@ -1,4 +1,6 @@
-"""The optimizer update of a group: the terms of its tokens in loss and gradient (Eq. 8), from the code that trains."""
+"""The optimizer update of a group: the terms of its tokens in loss and gradient (Eq. 8), from the
+code that trains.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +15,12 @@ from dapo.analysis.replay import CannotReplay, Replay, ReplayedUpdate, plan_repl
 from dapo.analysis.stored_groups import StoredGroup, weights_of
 from dapo.config import Config, LossConfig
 from dapo.policy.minibatch import loss_weights
-from dapo.policy.objective import corrected_weights, gradient_terms, objective_gradient, objective_sums
+from dapo.policy.objective import (
+    corrected_weights,
+    gradient_terms,
+    objective_gradient,
+    objective_sums,
+)
 from dapo.runs.directory import RunDirectory
 from dapo.training.samples import minibatches, with_advantages
 from dapo.types import Sample
@@ -27,12 +34,16 @@ class TokenTerms:
     """The terms of one response's tokens in the loss of its update; `[T]` float64 each."""
 
     ratio: Tensor  # the ratio r of Eq. 6: the policy over pi_old
-    weight: Tensor  # factor of the token's surrogate in the loss: Eq. 12's, times the engine correction, if any
-    gradient: Tensor  # derivative of the loss by the token's log-probability; a clipped token has only its KL term's
-    unclipped_gradient: Tensor  # `gradient` without clipping; equal to it if `loss.surrogate` is not `clip`
+    # factor of the token's surrogate in the loss: Eq. 12's, times the engine correction, if any
+    weight: Tensor
+    # derivative of the loss by the token's log-probability; a clipped token has only its KL term's
+    gradient: Tensor
+    # `gradient` without clipping; equal to it if `loss.surrogate` is not `clip`
+    unclipped_gradient: Tensor
     clipped: Tensor  # indices into CLIP_NAMES; 0 if `loss.surrogate` is not `clip`
     loss: float  # the response's part of the policy loss (Eq. 8, negated)
-    kl: float  # the response's part of the KL divergence, before `loss.kl_coef`; 0 without a KL term
+    # the response's part of the KL divergence, before `loss.kl_coef`; 0 without a KL term
+    kl: float
 
     @property
     def gradient_size(self) -> float:
@@ -51,10 +62,11 @@ def token_terms(
     logprobs: Sequence[Sequence[float]] | None = None,
     reference: Sequence[Sequence[float]] | None = None,
 ) -> list[TokenTerms]:
-    """Compute the terms of all samples of an update in float64, with `weights` per token, without an entropy term.
+    """Compute the terms of all samples of an update in float64, with `weights` per token, without
+    an entropy term.
 
-    `logprobs` are those of the policy that the update begins with (None: it is pi_old, every ratio is 1), `reference`
-    those of a KL term.
+    `logprobs` are those of the policy that the update begins with (None: it is pi_old, every ratio
+    is 1), `reference` those of a KL term.
     """
     found = []
     for i, (sample, weight) in enumerate(zip(samples, weights, strict=True)):
@@ -62,7 +74,11 @@ def token_terms(
         ones = torch.ones(length, dtype=torch.float64)
         own = sample.token_advantages
         advantages = sample.advantage * ones if own is None else _row(own)
-        tokens = {"mask": _row(sample.mask).bool(), "weights": weight * ones, "advantages": advantages}
+        tokens = {
+            "mask": _row(sample.mask).bool(),
+            "weights": weight * ones,
+            "advantages": advantages,
+        }
         now = ones - 1 if logprobs is None else _row(logprobs[i])
         if logprobs is not None:
             tokens["old"] = _row(sample.old_logprobs or ())
@@ -77,11 +93,16 @@ def token_terms(
 def _terms_of(logprobs: Tensor, tokens: dict[str, Tensor], config: LossConfig) -> TokenTerms:
     responses = Responses(torch.zeros(len(logprobs), dtype=torch.int64), (len(logprobs),))
     terms = gradient_terms(tokens, config, responses, logprobs)
-    old, advantages = tokens.get("old", logprobs), tokens["advantages"]
+    old = tokens.get("old", logprobs)
+    advantages = tokens["advantages"]
     log_ratio = (logprobs - old).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    wide, clipped = terms, torch.zeros(len(old), dtype=torch.int64)
+    wide = terms
+    clipped = torch.zeros(len(old), dtype=torch.int64)
     if config.is_clipped:
-        bounds = {"low": torch.full_like(old, -LOG_RATIO_BOUND), "high": torch.full_like(old, LOG_RATIO_BOUND)}
+        bounds = {
+            "low": torch.full_like(old, -LOG_RATIO_BOUND),
+            "high": torch.full_like(old, LOG_RATIO_BOUND),
+        }
         wide = {**terms, **bounds}
         trained = torch.where(tokens["mask"], log_ratio, 0.0)
         bounded = clip_log_ratio(trained, terms["low"], terms["high"])
@@ -150,18 +171,29 @@ def find_update(
     if not taking_part:
         return None
     number = taking_part[-1]
-    own, weights = updates[number], loss_weights(updates[number], config).tolist()
+    own = updates[number]
+    weights = loss_weights(updates[number], config).tolist()
     needs = _why_log_probabilities(config, number)
     rewards: dict[int, list[float]] = {}
     for sample in samples:
         rewards.setdefault(sample.group_id, []).append(sample.reward)
     update = GroupUpdate(number, len(updates), own, weights, None, None, {}, rewards)
     if config.loss.function is not None:
-        why = f"the loss is {config.loss.function}, not Eq. 8, so the terms of its tokens are not known"
+        why = (
+            f"the loss is {config.loss.function}, not Eq. 8, so the terms of its tokens are not"
+            " known"
+        )
         return replace(update, ratios=_ratios("own_loss", why))
     if needs is None:
-        why = "the first update of a step begins with the policy that sampled it: every ratio is 1, nothing is clipped"
-        return replace(update, terms=token_terms(own, weights, config.loss), ratios=_ratios("first_update", why))
+        why = (
+            "the first update of a step begins with the policy that sampled it: every ratio is 1,"
+            " nothing is clipped"
+        )
+        return replace(
+            update,
+            terms=token_terms(own, weights, config.loss),
+            ratios=_ratios("first_update", why),
+        )
     if not recompute:
         return replace(update, ratios=_ratios("missing", f"{needs}, which was not requested"))
     try:
@@ -175,7 +207,9 @@ def find_update(
     return replace(update, samples=found.samples, terms=terms, replayed=found, ratios=ratios)
 
 
-def _ratios(source: Literal["own_loss", "first_update", "missing", "replayed"], why: str) -> dict[str, Any]:
+def _ratios(
+    source: Literal["own_loss", "first_update", "missing", "replayed"], why: str
+) -> dict[str, Any]:
     return {"known": source in ("first_update", "replayed"), "source": source, "why": why}
 
 

@@ -5,5 +5,6 @@ import warnings
 
 if "ipykernel" in sys.modules:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # tqdm warns once that it has no widgets; transformers imports it
+        # tqdm warns once that it has no widgets; transformers imports it
+        warnings.simplefilter("ignore")
         import tqdm.auto  # noqa: F401

@@ -45,7 +45,9 @@ class CollectedBatch:
     """The step of the batch: the number of finished steps plus one."""
     batch: Batch
     samples: tuple[Sample, ...]
-    """Advantage, reward, tokens and mask of each response that trains; the samples of a group are adjacent."""
+    """Advantage, reward, tokens and mask of each response that trains; the samples of a group are
+    adjacent.
+    """
     decode_prompt: Callable[[Sequence[int]], str]
 
     @property
@@ -55,7 +57,9 @@ class CollectedBatch:
 
     @property
     def judged(self) -> tuple[tuple[Group, str], ...]:
-        """Every judged group with its outcome: `trained`, `all_correct`, `all_wrong`, `zero_variance` ..."""
+        """Every judged group with its outcome: `trained`, `all_correct`, `all_wrong`,
+        `zero_variance` ...
+        """
         return self.batch.judged
 
     @property
@@ -74,19 +78,25 @@ class CollectedBatch:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics `reward/*` and `rollout/*` (`dapo docs metrics`) that are known before the update."""
+        """The metrics `reward/*` and `rollout/*` (`dapo docs metrics`) that are known before the
+        update.
+        """
         decided = (group for group, _ in self.batch.decided)
         return batch_metrics(self.batch, self.samples) | reflection_metrics(decided)
 
     @property
     def rollouts(self) -> "pd.DataFrame":
         """A row per judged response, with the columns of rollouts/*.parquet."""
-        return table_of(list(rollout_rows(self.batch, self.samples, self.decode_prompt, step=self.step)))
+        return table_of(
+            list(rollout_rows(self.batch, self.samples, self.decode_prompt, step=self.step))
+        )
 
     def with_advantages(self, function: Advantages) -> "CollectedBatch":
-        """Replace the advantages of Eq. 9 by those of a function of the shaped rewards of a group's judged responses.
+        """Replace the advantages of Eq. 9 by those of a function of the shaped rewards of a group's
+        judged responses.
 
-        Raises DataError if the function raises, or returns a wrong count of numbers or an impossible one.
+        Raises DataError if the function raises, or returns a wrong count of numbers or an
+        impossible one.
 
         Example:
             >>> def to_the_best(rewards):
@@ -101,8 +111,8 @@ class CollectedBatch:
                 raise DataError(f"advantages: the function {found.reason} for the rewards {given}")
             if len(found) != len(given) or not all(abs(value) <= MAX_SCORE for value in found):
                 raise DataError(
-                    f"advantages: expected {len(given)} finite numbers, at most {MAX_SCORE:g} in size, for the rewards "
-                    f"{given}, got {found}"
+                    f"advantages: expected {len(given)} finite numbers, at most {MAX_SCORE:g} in"
+                    f" size, for the rewards {given}, got {found}"
                 )
             changed += [
                 replace(sample, advantage=value, token_advantages=None)
@@ -111,35 +121,66 @@ class CollectedBatch:
         return replace(self, samples=tuple(changed))
 
     def _by_group(self) -> list[list[Sample]]:
-        return [list(samples) for _, samples in groupby(self.samples, key=lambda sample: sample.group_id)]
+        return [
+            list(samples)
+            for _, samples in groupby(self.samples, key=lambda sample: sample.group_id)
+        ]
 
     def _title(self) -> str:
-        counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self.outcomes.items())
+        counts = ", ".join(
+            f"{count} {name.replace('_', ' ')}" for name, count in self.outcomes.items()
+        )
         responses = [verdict for group, _ in self.judged for verdict in group.verdicts]
         decided = [verdict.correct for verdict in responses if verdict.correct is not None]
-        right = f", {sum(decided) / len(decided):.0%} of {len(decided)} responses correct" if decided else ""
-        return f"batch of step {self.step}: {counts}{right}, {self.batch.num_generated_tokens:,} tokens generated"
+        right = (
+            f", {sum(decided) / len(decided):.0%} of {len(decided)} responses correct"
+            if decided
+            else ""
+        )
+        return (
+            f"batch of step {self.step}: {counts}{right}, {self.batch.num_generated_tokens:,}"
+            " tokens generated"
+        )
 
     def __repr__(self) -> str:
         shown = self.groups[:SHOWN_ROWS]
-        lines = [self._title(), *(f"  {_question(group, 48):50} {_rewards(group)}" for group in shown)]
+        lines = [
+            self._title(),
+            *(f"  {_question(group, 48):50} {_rewards(group)}" for group in shown),
+        ]
         if len(self.groups) > SHOWN_ROWS:
-            lines.append(f"  and {len(self.groups) - SHOWN_ROWS} more groups; batch.rollouts has all responses")
+            lines.append(
+                f"  and {len(self.groups) - SHOWN_ROWS} more groups; batch.rollouts has all"
+                " responses"
+            )
         return printable("\n".join(lines))
 
     def _repr_html_(self) -> str:
         """The batch in a notebook: its counts, and a row per group, the trained groups first."""
         groups = sorted(self.judged, key=lambda each: each[1] != "trained")
-        rows = [_html_row("th", ("question", "outcome", "rewards", "best response", "worst response"))]
+        rows = [
+            _html_row("th", ("question", "outcome", "rewards", "best response", "worst response"))
+        ]
         rows += [_html_row("td", _shown(group, outcome)) for group, outcome in groups[:SHOWN_ROWS]]
         more = f"<p>{len(groups) - SHOWN_ROWS} more groups; " if len(groups) > SHOWN_ROWS else "<p>"
         table = f"<table>{''.join(rows)}</table>" if groups else ""
-        return f"<p>{escape(self._title())}</p>{table}{more}<code>batch.rollouts</code> has every response</p>"
+        return (
+            f"<p>{escape(self._title())}</p>{table}{more}<code>batch.rollouts</code> has every"
+            " response</p>"
+        )
 
 
 def _shown(group: Group, outcome: str) -> tuple[str, ...]:
-    judged = [(reward, text) for reward, text in zip(group.rewards, group.texts, strict=True) if reward is not None]
-    ends = [shorten(one_line(text), 80) for _, text in (max(judged), min(judged))] if judged else ["", ""]
+    judged = [
+        (reward, text)
+        for reward, text in zip(group.rewards, group.texts, strict=True)
+        if reward is not None
+    ]
+    ends = (
+        [shorten(one_line(text), 80) for _, text in (max(judged), min(judged))]
+        if judged
+        else ["", ""]
+    )
     return _question(group, 80), outcome.replace("_", " "), _rewards(group), *ends
 
 

@@ -1,4 +1,6 @@
-"""Finds the source of functions and classes in files, scripts and notebooks, and the names that it uses."""
+"""Finds the source of functions and classes in files, scripts and notebooks, and the names that it
+uses.
+"""
 
 import __future__
 
@@ -15,7 +17,8 @@ from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
-_FUTURE_ANNOTATIONS = __future__.annotations.compiler_flag  # annotations are text, so that their names need not exist
+# annotations are text, so that their names need not exist
+_FUTURE_ANNOTATIONS = __future__.annotations.compiler_flag
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,17 @@ class Source:
 
 
 def importable(value: Any) -> str | None:
-    """`module:name` of an importable object; None if a script, a notebook or a function defines it."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str) or module == "__main__" or "<" in name:
+    """`module:name` of an importable object; None if a script, a notebook or a function defines
+    it.
+    """
+    module = getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", None)
+    if (
+        not isinstance(module, str)
+        or not isinstance(name, str)
+        or module == "__main__"
+        or "<" in name
+    ):
         return None
     found: Any = sys.modules.get(module)
     try:
@@ -59,28 +70,45 @@ def _function_source(value: Any) -> Source | None:
             return None
         inner = value
     code = inner.__code__
-    for node, lines in _definitions(code.co_filename, inner.__globals__, (ast.FunctionDef, ast.AsyncFunctionDef)):
+    for node, lines in _definitions(
+        code.co_filename, inner.__globals__, (ast.FunctionDef, ast.AsyncFunctionDef)
+    ):
         if node.name == code.co_name and _first_line(node) == code.co_firstlineno:
             # a decorator's wrapper refers to the function without its decorators
-            is_raw = not hasattr(value, "__wrapped__") and inner.__globals__.get(inner.__name__) is not inner
+            is_raw = (
+                not hasattr(value, "__wrapped__")
+                and inner.__globals__.get(inner.__name__) is not inner
+            )
             text = _text_of(node, lines, with_decorators=not is_raw)
-            return Source(code.co_name, text, _namespace([inner]), bool(code.co_flags & _FUTURE_ANNOTATIONS))
+            return Source(
+                code.co_name, text, _namespace([inner]), bool(code.co_flags & _FUTURE_ANNOTATIONS)
+            )
     return None
 
 
 def _class_source(value: type) -> Source | None:
-    """The source of a class: the definition around one of its functions, or the last one in the script or the cells."""
-    functions = [function for function in map(_function_in, vars(value).values()) if function is not None]
+    """The source of a class: the definition around one of its functions, or the last one in the
+    script or the cells.
+    """
+    functions = [
+        function for function in map(_function_in, vars(value).values()) if function is not None
+    ]
     kinds = (ast.ClassDef,)
     for function in functions:
         code = function.__code__
         for node, lines in _definitions(code.co_filename, function.__globals__, kinds):
-            if node.name == value.__name__ and _first_line(node) <= code.co_firstlineno <= (node.end_lineno or 0):
+            if node.name == value.__name__ and _first_line(node) <= code.co_firstlineno <= (
+                node.end_lineno or 0
+            ):
                 flag = bool(code.co_flags & _FUTURE_ANNOTATIONS)
                 own = [each for each in functions if each.__code__.co_filename == code.co_filename]
                 return Source(node.name, _text_of(node, lines), _namespace(own), flag)
     main = getattr(sys.modules.get(value.__module__), "__file__", None)
-    cells = [name for name in reversed(linecache.cache) if name.startswith("<ipython") or "ipykernel" in name]
+    cells = [
+        name
+        for name in reversed(linecache.cache)
+        if name.startswith("<ipython") or "ipykernel" in name
+    ]
     for file in [*cells, *([main] if main else [])]:
         for node, lines in _definitions(file, {}, kinds):
             if node.name == value.__name__:
@@ -89,16 +117,22 @@ def _class_source(value: type) -> Source | None:
 
 
 def _function_in(member: Any) -> FunctionType | None:
-    """The function behind a member of a class; None for other members and for generated functions (`dataclass`)."""
+    """The function behind a member of a class; None for other members and for generated functions
+    (`dataclass`).
+    """
     inner = inspect.unwrap(getattr(member, "__func__", getattr(member, "fget", member)))
-    is_own = isinstance(inner, FunctionType) and not inner.__code__.co_filename.startswith("<string")
+    is_own = isinstance(inner, FunctionType) and not inner.__code__.co_filename.startswith(
+        "<string"
+    )
     return inner if is_own else None
 
 
 def _definitions(
     filename: str, module_globals: dict[str, Any], kinds: tuple[type[Any], ...]
 ) -> list[tuple[Any, list[str]]]:
-    """The definitions of these kinds in a file or a cell, the last one first, each with all lines of the file."""
+    """The definitions of these kinds in a file or a cell, the last one first, each with all lines
+    of the file.
+    """
     lines = linecache.getlines(filename, module_globals)
     try:
         tree = ast.parse("".join(lines))
@@ -121,7 +155,9 @@ def _namespace(functions: Sequence[FunctionType]) -> dict[str, Any]:
     for function in functions:
         names |= function.__globals__
     for function in functions:
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
             with contextlib.suppress(ValueError):  # not yet set: a function that calls itself
                 names[name] = cell.cell_contents
     return names
@@ -136,14 +172,18 @@ def needed_names(source: Source) -> list[str]:
     while tables:
         table = tables.pop(0)
         for symbol in table.get_symbols():
-            if (symbol.is_global() or (table is top and symbol.is_referenced())) and not symbol.is_imported():
+            if (
+                symbol.is_global() or (table is top and symbol.is_referenced())
+            ) and not symbol.is_imported():
                 needed.setdefault(symbol.get_name())
         tables += table.get_children()
     return sorted(needed)
 
 
 def module_chains(text: str, namespace: Mapping[str, Any]) -> list[str]:
-    """The submodules that a text names by their full path: `import xml` does not load `xml.etree.ElementTree`."""
+    """The submodules that a text names by their full path: `import xml` does not load
+    `xml.etree.ElementTree`.
+    """
     found = []
     for node in ast.walk(ast.parse(text)):
         parts: list[str] = []
@@ -155,7 +195,11 @@ def module_chains(text: str, namespace: Mapping[str, Any]) -> list[str]:
         module = namespace.get(node.id)
         while parts and isinstance(module, ModuleType):
             module = getattr(module, parts.pop(0), None)
-            if isinstance(module, ModuleType) and module.__name__ in sys.modules and "." in module.__name__:
+            if (
+                isinstance(module, ModuleType)
+                and module.__name__ in sys.modules
+                and "." in module.__name__
+            ):
                 found.append(module.__name__)
     return found
 

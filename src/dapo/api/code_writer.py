@@ -42,8 +42,9 @@ class WrittenModule:
 class CodeWriter:
     """Collects functions and their dependencies as the text of one module.
 
-    The module imports importable objects. It copies the source of functions and classes of a script or a notebook, with
-    the names that they use: imports, constants, functions, classes, and objects whose attributes are constants.
+    The module imports importable objects. It copies the source of functions and classes of a script
+    or a notebook, with the names that they use: imports, constants, functions, classes, and objects
+    whose attributes are constants.
 
     Example:
         >>> from math import floor
@@ -60,7 +61,8 @@ class CodeWriter:
         self._values: dict[str, Any] = {}
         """The values by their names in the module."""
         self.folders: set[str] = set()
-        """Folders of the caller's own modules, which a process that loads this module must search."""
+        """Folders of the caller's own modules, which a process that loads this module must search.
+        """
         self._has_future_annotations = False
         self._scope: Mapping[str, Any] = {}
         """The namespace in which the current source was defined."""
@@ -68,7 +70,8 @@ class CodeWriter:
         """The name of the added function whose dependencies are being written."""
 
     def add(self, function: Callable[..., Any]) -> str:
-        """Add a callable, and return `module:name` if it can be imported, or `:name` in the module written here.
+        """Add a callable, and return `module:name` if it can be imported, or `:name` in the module
+        written here.
 
         Raises:
             RewardError: the callable, or one of its dependencies, cannot be written.
@@ -79,19 +82,21 @@ class CodeWriter:
         name = getattr(function, "__name__", None) or type(function).__name__.lower()
         if name == "<lambda>":
             raise RewardError(
-                f"{self._kind}: the source of a lambda cannot be copied into the run; write it as a function: "
-                "def reward(completions, answer, **columns): return [...]"
+                f"{self._kind}: the source of a lambda cannot be copied into the run; write it as a"
+                " function: def reward(completions, answer, **columns): return [...]"
             )
         if isinstance(function, MethodType):
             name = f"{name}_of_{type(function.__self__).__name__.lower()}"
         self._user = name
         called = function if hasattr(function, "__globals__") else type(function).__call__
-        self._scope = getattr(getattr(function, "__func__", called), "__globals__", vars(sys.modules["__main__"]))
+        self._scope = getattr(
+            getattr(function, "__func__", called), "__globals__", vars(sys.modules["__main__"])
+        )
         self._define(name, function)
         if secret := next(find_in_source("\n".join(self._parts)), None):
             raise RewardError(
-                f"{self._kind} {name!r}: {' '.join(secret)}, which would be written into the run: read it inside the "
-                "function, as in os.environ['NAME']"
+                f"{self._kind} {name!r}: {' '.join(secret)}, which would be written into the run:"
+                " read it inside the function, as in os.environ['NAME']"
             )
         return f":{name}"
 
@@ -109,7 +114,12 @@ class CodeWriter:
         imports = sorted(dict.fromkeys(self._imports.values()))
         text = "\n\n".join(filter(None, [head, "\n".join(future), "\n".join(imports)]))
         blocks = ("def ", "class ", "async def ", "@")
-        text += "".join(f"\n\n{chr(10) if part.startswith(blocks) else ''}{part}" for part in self._parts) + "\n"
+        text += (
+            "".join(
+                f"\n\n{chr(10) if part.startswith(blocks) else ''}{part}" for part in self._parts
+            )
+            + "\n"
+        )
         return WrittenModule(f"{self._kind}_{text_checksum(text.encode())}", text)
 
     def _define(self, name: str, value: Any) -> None:
@@ -117,7 +127,8 @@ class CodeWriter:
         if name in self._values:
             if self._values[name] is not value and not _equal(self._values[name], value):
                 raise RewardError(
-                    f"{self._kind} {self._user!r}: it uses two different things called {name!r}; rename one"
+                    f"{self._kind} {self._user!r}: it uses two different things called {name!r};"
+                    " rename one"
                 )
             return
         self._values[name] = value
@@ -149,30 +160,38 @@ class CodeWriter:
             self._imports[f"{module}."] = f"import {module}"
             self._parts.append(f"{name} = {module}.{attribute}")
         else:
-            self._imports[name] = f"from {module} import {attribute}" + ("" if name == attribute else f" as {name}")
+            self._imports[name] = f"from {module} import {attribute}" + (
+                "" if name == attribute else f" as {name}"
+            )
 
     def _write_source(self, name: str, value: Any) -> None:
         if getattr(value, "__name__", "") == "<lambda>":
-            raise self._refused(name, "a lambda, which has no source of its own: write it as a function with def")
+            raise self._refused(
+                name, "a lambda, which has no source of its own: write it as a function with def"
+            )
         found = find_source(value)
         if found is None:
             raise RewardError(
-                f"{self._kind} {self._user!r}: the source of {name!r} cannot be found, so it cannot be copied "
-                "into the run; move it to a file and pass 'module:function', or define it in a notebook "
-                "cell or a script"
+                f"{self._kind} {self._user!r}: the source of {name!r} cannot be found, so it cannot"
+                " be copied into the run; move it to a file and pass 'module:function', or define"
+                " it in a notebook cell or a script"
             )
-        own_name, namespace = found.name, found.namespace or self._scope
+        own_name = found.name
+        namespace = found.namespace or self._scope
         if own_name != name and own_name not in self._values:
             self._values[own_name] = value
         self._has_future_annotations |= found.has_future_annotations
-        outer, self._scope = self._scope, namespace
+        outer = self._scope
+        self._scope = namespace
         for used in needed_names(found):
             if used == own_name:
                 continue
             if used in namespace:
                 self._define(used, namespace[used])
             elif not hasattr(builtins, used):
-                raise RewardError(f"{self._kind} {self._user!r} uses {used!r}, which is not defined")
+                raise RewardError(
+                    f"{self._kind} {self._user!r} uses {used!r}, which is not defined"
+                )
         self._scope = outer
         for chain in module_chains(found.text, namespace):
             self._imports[chain] = f"import {chain}"
@@ -183,12 +202,18 @@ class CodeWriter:
     def _expression(self, name: str, value: Any) -> str:
         """Format a value as an expression. Raises RewardError if it has none."""
         if type(value) in (float, complex):
-            return repr(value) if cmath.isfinite(value) else f"{type(value).__name__}({str(value)!r})"
+            return (
+                repr(value) if cmath.isfinite(value) else f"{type(value).__name__}({str(value)!r})"
+            )
         if type(value) in _PLAIN:
             return repr(value)
         if isinstance(value, Enum):
             return f"{self._reference(name, type(value))}.{value.name}"
-        if type(value).__module__ == "numpy" and hasattr(value, "item") and not hasattr(value, "__len__"):
+        if (
+            type(value).__module__ == "numpy"
+            and hasattr(value, "item")
+            and not hasattr(value, "__len__")
+        ):
             return self._expression(name, value.item())
         if type(value) in (list, tuple, set, frozenset, dict):
             return self._collection(name, value)
@@ -204,45 +229,74 @@ class CodeWriter:
         """A call that makes a pattern, a path, an exact number or a partial function."""
         if isinstance(value, re.Pattern):
             self._define("re", re)
-            flags = value.flags & ~re.UNICODE.value if isinstance(value.pattern, str) else value.flags
+            flags = (
+                value.flags & ~re.UNICODE.value if isinstance(value.pattern, str) else value.flags
+            )
             return f"re.compile({value.pattern!r}{f', {flags}' if flags else ''})"
         if isinstance(value, functools.partial):
             self._define("functools", functools)
-            arguments = [self._reference(name, value.func), *(self._expression(name, each) for each in value.args)]
-            arguments += [f"{key}={self._expression(name, item)}" for key, item in value.keywords.items()]
+            arguments = [
+                self._reference(name, value.func),
+                *(self._expression(name, each) for each in value.args),
+            ]
+            arguments += [
+                f"{key}={self._expression(name, item)}" for key, item in value.keywords.items()
+            ]
             return f"functools.partial({', '.join(arguments)})"
-        kind = type(value) if not isinstance(value, PurePath) else Path if isinstance(value, Path) else PurePath
+        if not isinstance(value, PurePath):
+            kind = type(value)
+        elif isinstance(value, Path):
+            kind = Path
+        else:
+            kind = PurePath
         self._define(kind.__name__, kind)
         return f"{kind.__name__}({str(value)!r})"
 
     def _collection(self, name: str, value: Any) -> str:
         if isinstance(value, dict):
-            pairs = [f"{self._expression(name, k)}: {self._expression(name, v)}" for k, v in value.items()]
+            pairs = [
+                f"{self._expression(name, k)}: {self._expression(name, v)}"
+                for k, v in value.items()
+            ]
             return f"{{{', '.join(pairs)}}}"
         items = [self._expression(name, item) for item in value]
         if isinstance(value, set | frozenset):
             items = sorted(items)  # the order of a set differs between processes
             return f"{type(value).__name__}([{', '.join(items)}])"
         text = ", ".join(items)
-        return f"[{text}]" if isinstance(value, list) else f"({text}{',' if len(items) == 1 else ''})"
+        return (
+            f"[{text}]" if isinstance(value, list) else f"({text}{',' if len(items) == 1 else ''})"
+        )
 
     def _object(self, name: str, value: Any) -> str:
-        """An expression that restores an object of a caller's class from its attributes, without calling it."""
+        """An expression that restores an object of a caller's class from its attributes, without
+        calling it.
+        """
         kind = type(value)
-        if kind.__module__ == "builtins" or importable(kind) is not None or not hasattr(value, "__dict__"):
+        if (
+            kind.__module__ == "builtins"
+            or importable(kind) is not None
+            or not hasattr(value, "__dict__")
+        ):
             raise self._refused(name, f"of type {kind.__qualname__}, which is not a constant")
         self._define(kind.__name__, kind)
         state = {key: self._expression(f"{name}.{key}", item) for key, item in vars(value).items()}
         self._values.setdefault("_restored", _RESTORED)
         if _RESTORED not in self._parts:
             self._parts.append(_RESTORED)
-        return f"_restored({kind.__name__}, {{{', '.join(f'{key!r}: {text}' for key, text in state.items())}}})"
+        return (
+            f"_restored({kind.__name__},"
+            f" {{{', '.join(f'{key!r}: {text}' for key, text in state.items())}}})"
+        )
 
     def _reference(self, name: str, value: Any) -> str:
         if isinstance(value, FunctionType | type | ModuleType):
             own = value.__name__.replace(".", "_")
             if own == "<lambda>":
-                raise self._refused(name, "a lambda, which has no source of its own: write it as a function with def")
+                raise self._refused(
+                    name,
+                    "a lambda, which has no source of its own: write it as a function with def",
+                )
             self._define(own, value)
             return own
         if (path := importable(value)) is not None:
@@ -257,13 +311,16 @@ class CodeWriter:
             return
         folder = Path(spec.origin).resolve().parent
         folder = folder.parent if spec.submodule_search_locations else folder
-        if str(folder) not in _INSTALLED and str(folder) in {str(Path(entry).resolve()) for entry in sys.path}:
+        if str(folder) not in _INSTALLED and str(folder) in {
+            str(Path(entry).resolve()) for entry in sys.path
+        }:
             self.folders.add(str(folder))
 
     def _refused(self, name: str, what: str) -> RewardError:
         return RewardError(
-            f"{self._kind} {self._user!r} uses {name!r}, {what} and cannot be written into the run: "
-            "make it inside the function, or put the function into a module and pass 'module:function'"
+            f"{self._kind} {self._user!r} uses {name!r}, {what} and cannot be written into the run:"
+            " make it inside the function, or put the function into a module and pass"
+            " 'module:function'"
         )
 
 
@@ -276,4 +333,8 @@ _RESTORED = '''def _restored(kind, attributes):
 
 
 def _equal(first: Any, second: Any) -> bool:
-    return type(first) is type(second) and isinstance(first, (*_PLAIN, float, list, tuple, dict)) and first == second
+    return (
+        type(first) is type(second)
+        and isinstance(first, (*_PLAIN, float, list, tuple, dict))
+        and first == second
+    )

@@ -22,7 +22,14 @@ from dapo.api.in_memory_data import (
     weights_by_name,
     write_rows,
 )
-from dapo.api.keywords import as_overrides, build_scaled, load_base, named_functions, options_from, with_teacher
+from dapo.api.keywords import (
+    as_overrides,
+    build_scaled,
+    load_base,
+    named_functions,
+    options_from,
+    with_teacher,
+)
 from dapo.api.notebook import display_class
 from dapo.api.python_errors import in_python, python_interface
 from dapo.api.run import Run, translate_errors
@@ -38,7 +45,11 @@ if TYPE_CHECKING:
     from dapo.api.lifecycle.execute import RunCallbacks
     from dapo.training.state import Run as TrainingRun
 
-ARGUMENTS = {"data.train": "data", "data.eval": "eval_data", "data.demonstrations": "demonstrations"}
+ARGUMENTS = {
+    "data.train": "data",
+    "data.eval": "eval_data",
+    "data.demonstrations": "demonstrations",
+}
 """The arguments whose rows are copied into the run directory, by option."""
 OnStep: TypeAlias = Callable[[Run, dict[str, Any]], object]
 
@@ -64,31 +75,36 @@ def train(
 ) -> Run:
     """Train a model, as `dapo train` does, and return the run.
 
-    Ctrl-C saves the state, stops the run and raises TrainingInterrupted, which has the run; a second one stops at once.
-    Each call makes a new run directory.
+    Ctrl-C saves the state, stops the run and raises TrainingInterrupted, which has the run; a
+    second one stops at once. Each call makes a new run directory.
 
     Args:
         model: an alias, a Hugging Face id or a model directory.
-        data: rows (a list of dicts, a DataFrame, a datasets.Dataset), which are copied into the run directory, or a
-            data source: a path, `hub:NAME`, `builtin:TASKS`, `gym:TASKS`, a mapping.
-        reward: a verifier's name, `module:function`, or a function, which is copied into the run directory with its
-            dependencies for `dapo resume`; a list of these, whose scores are added, or a mapping to weights. None:
-            chosen by the data (`reward.verifier: auto`).
+        data: rows (a list of dicts, a DataFrame, a datasets.Dataset), which are copied into the run
+            directory, or a data source: a path, `hub:NAME`, `builtin:TASKS`, `gym:TASKS`, a
+            mapping.
+        reward: a verifier's name, `module:function`, or a function, which is copied into the run
+            directory with its dependencies for `dapo resume`; a list of these, whose scores are
+            added, or a mapping to weights. None: chosen by the data (`reward.verifier: auto`).
         eval_data: held-out problems, in the forms of `data`.
-        config: a YAML file, the name of a shipped configuration (`quickstart`), or a mapping; `options` and the
-            arguments above override it.
+        config: a YAML file, the name of a shipped configuration (`quickstart`), or a mapping;
+            `options` and the arguments above override it.
         run_dir: the directory to make; None: `runs/NAME-TIME`.
-        on_step: a function or several, called as `on_step(run, metrics)` after each step. If one raises, the state is
-            saved, the run ends, and the exception is raised here.
-        sinks: objects with `write(step, metrics)`, and names of trackers: `tensorboard`, `wandb`, `trackio`.
-        **options: option names. Leave out the section if the last part is unique (`prompts_per_step`, `group_size`,
-            `lr`; `steps` is `train.num_steps`); write `**{"loss.clip_high": 0.3}` otherwise. `loss` may be a custom
-            loss function (`dapo docs losses`), `environment` a class and `tools` a list of functions (`dapo docs
-            environments`); they are copied into the run directory like a reward. `teacher`, a model or a run, sets
-            `loss.reference`, `loss.kl_coef=1`, `loss.kl_estimator=full` and, without a `reward`, `reward.coef=0`: the
-            policy learns the teacher's distribution on its own responses. `demonstrations`, rows or a data source with
-            prompts and responses, sets `preset=sft`: the policy imitates them, without `data`. Unless set, the paper's
-            `train.minibatch_groups`, `overlong.buffer_tokens` and `optim.warmup_steps` are scaled down to your sizes.
+        on_step: a function or several, called as `on_step(run, metrics)` after each step. If one
+            raises, the state is saved, the run ends, and the exception is raised here.
+        sinks: objects with `write(step, metrics)`, and names of trackers: `tensorboard`, `wandb`,
+            `trackio`.
+        **options: option names. Leave out the section if the last part is unique
+            (`prompts_per_step`, `group_size`, `lr`; `steps` is `train.num_steps`); write
+            `**{"loss.clip_high": 0.3}` otherwise. `loss` may be a custom loss function (`dapo docs
+            losses`), `environment` a class and `tools` a list of functions (`dapo docs
+            environments`); they are copied into the run directory like a reward. `teacher`, a model
+            or a run, sets `loss.reference`, `loss.kl_coef=1`, `loss.kl_estimator=full` and, without
+            a `reward`, `reward.coef=0`: the policy learns the teacher's distribution on its own
+            responses. `demonstrations`, rows or a data source with prompts and responses, sets
+            `preset=sft`: the policy imitates them, without `data`. Unless set, the paper's
+            `train.minibatch_groups`, `overlong.buffer_tokens` and `optim.warmup_steps` are scaled
+            down to your sizes.
 
     Returns:
         The run, with its curves, rollouts and evaluations.
@@ -116,9 +132,19 @@ def train(
     if (demonstrations := options.pop("demonstrations", None)) is not None:
         sources["data.demonstrations"] = demonstrations
         options = {"preset": "sft"} | options
-    stored = {"data.train": TRAIN_FILE, "data.eval": HELD_OUT_FILE, "data.demonstrations": DEMONSTRATIONS_FILE}
-    copies = {option: path / DATA_FOLDER / name for option, name in stored.items() if option in sources}
-    files = {name: file for name, file in copies.items() if not (sources[name] is None or is_source(sources[name]))}
+    stored = {
+        "data.train": TRAIN_FILE,
+        "data.eval": HELD_OUT_FILE,
+        "data.demonstrations": DEMONSTRATIONS_FILE,
+    }
+    copies = {
+        option: path / DATA_FOLDER / name for option, name in stored.items() if option in sources
+    }
+    files = {
+        name: file
+        for name, file in copies.items()
+        if not (sources[name] is None or is_source(sources[name]))
+    }
     given = {name: each for name, each in sources.items() if each is not None and name not in files}
     if names := [sink for sink in sinks if isinstance(sink, str)]:
         given["log.sinks"] = names
@@ -142,14 +168,18 @@ def train(
         row_errors({ARGUMENTS[name]: file for name, file in files.items()}),
         new_run(built, path, command=command, prepared=prepared, module_folders=folders) as ready,
     ):
-        run_training(ready, _callbacks(run, on_step, [sink for sink in sinks if not isinstance(sink, str)]))
+        run_training(
+            ready, _callbacks(run, on_step, [sink for sink in sinks if not isinstance(sink, str)])
+        )
     return run
 
 
 def _read_options(
     given: Mapping[str, Any], reward: Reward, keywords: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[WrittenModule], list[str]]:
-    """The options of a call by dotted names, the modules of its functions, and the folders from which these import."""
+    """The options of a call by dotted names, the modules of its functions, and the folders from
+    which these import.
+    """
     given = dict(given)
     writers = [reward_code := CodeWriter("reward")]
     if reward is not None:
@@ -157,7 +187,9 @@ def _read_options(
         named = {reward_code.qualified(name): weight for name, weight in weights.items()}
         given["reward.verifier"] = verifier_option(named)
     if not isinstance(loss := keywords.get("loss", ""), str | Mapping) and not callable(loss):
-        raise ConfigError(f"loss: expected a function, module:function or options of the loss, got {loss!r}")
+        raise ConfigError(
+            f"loss: expected a function, module:function or options of the loss, got {loss!r}"
+        )
     keywords, of_options = named_functions(with_teacher(keywords, has_reward=reward is not None))
     writers += of_options
     named_options = options_from(keywords)
@@ -169,7 +201,9 @@ def _read_options(
     return both, modules, sorted({each for writer in writers for each in writer.folders})
 
 
-def _callbacks(run: Run, on_step: OnStep | Sequence[OnStep], sinks: Sequence[StepSink]) -> "RunCallbacks":
+def _callbacks(
+    run: Run, on_step: OnStep | Sequence[OnStep], sinks: Sequence[StepSink]
+) -> "RunCallbacks":
     from dapo.api.lifecycle.execute import RunCallbacks
 
     if wrong := [sink for sink in sinks if not hasattr(sink, "write")]:
@@ -180,7 +214,8 @@ def _callbacks(run: Run, on_step: OnStep | Sequence[OnStep], sinks: Sequence[Ste
     def after_step(step: int, metrics: Mapping[str, float]) -> None:
         for sink in sinks:
             sink.write(step, metrics)
-        if step and any(not name.startswith("eval/") for name in metrics):  # no evaluation before or after all steps
+        # no evaluation before or after all steps
+        if step and any(not name.startswith("eval/") for name in metrics):
             for call in calls:
                 with run._training(opened[-1]):
                     call(run, {"step": step, **metrics})
@@ -206,10 +241,10 @@ def resume(
 ) -> Run:
     """Continue a run from its newest checkpoint, like `dapo resume`, and return it.
 
-    `reward`, `on_step`, `sinks` (objects only) and `options`, of which `loss` may be a function, are as for `train`.
-    What they change lasts: later calls keep it, and `run.state.changes` lists it with its step. `trust` also imports
-    modules from the folders that the run's manifest.json names. Raises DapoError if the run cannot continue, or ends
-    too early.
+    `reward`, `on_step`, `sinks` (objects only) and `options`, of which `loss` may be a function,
+    are as for `train`. What they change lasts: later calls keep it, and `run.state.changes` lists
+    it with its step. `trust` also imports modules from the folders that the run's manifest.json
+    names. Raises DapoError if the run cannot continue, or ends too early.
     """
     from dapo.api.lifecycle.execute import Finished, continued_run, end_run, run_training
 
@@ -233,7 +268,8 @@ def resume(
 
 @python_interface
 def load(path: str | Path, *, trust: bool = False) -> Run:
-    """Open the run in a directory, also while another process trains it; `trust` is that of `resume`.
+    """Open the run in a directory, also while another process trains it; `trust` is that of
+    `resume`.
 
     Raises CheckpointError if there is none.
     """
@@ -244,10 +280,18 @@ def load(path: str | Path, *, trust: bool = False) -> Run:
 
 
 @contextmanager
-def _prepared(path: Path, rows: Mapping[Path, Data], modules: Sequence[WrittenModule]) -> Iterator[list[str]]:
-    """Write rows and code into a run directory; remove rows of a run that cannot start, and code that no run uses."""
+def _prepared(
+    path: Path, rows: Mapping[Path, Data], modules: Sequence[WrittenModule]
+) -> Iterator[list[str]]:
+    """Write rows and code into a run directory; remove rows of a run that cannot start, and code
+    that no run uses.
+    """
     is_new = not path.exists()
-    added = [file for module in modules if not (file := path / CODE_FOLDER / f"{module.name}.py").exists()]
+    added = [
+        file
+        for module in modules
+        if not (file := path / CODE_FOLDER / f"{module.name}.py").exists()
+    ]
     names = [DATA_FOLDER] * bool(rows) + [CODE_FOLDER] * bool(modules)
     try:
         for file, data in rows.items():
@@ -274,5 +318,8 @@ def _prepared(path: Path, rows: Mapping[Path, Data], modules: Sequence[WrittenMo
 
 def _new_path(title: str) -> Path:
     first = default_run_path(title, datetime.now())
-    candidates = (first.with_name(f"{first.name}-{number}") if number > 1 else first for number in range(1, 10_000))
+    candidates = (
+        first.with_name(f"{first.name}-{number}") if number > 1 else first
+        for number in range(1, 10_000)
+    )
     return next(path for path in candidates if not path.exists())

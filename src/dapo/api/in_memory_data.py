@@ -1,4 +1,6 @@
-"""Rows and rewards in a caller's memory: rows are written to a file, a reward gets a name for the options."""
+"""Rows and rewards in a caller's memory: rows are written to a file, a reward gets a name for the
+options.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,30 +13,48 @@ from dapo.core.files import PRIVATE, atomic_file
 from dapo.core.terminal import to_json, warn
 from dapo.data.sources.rows import describe_texts, json_value, unlike_json, with_arrow_messages
 
-TRAIN_FILE, HELD_OUT_FILE, DEMONSTRATIONS_FILE = "train.jsonl", "held_out.jsonl", "demonstrations.jsonl"
+TRAIN_FILE = "train.jsonl"
+HELD_OUT_FILE = "held_out.jsonl"
+DEMONSTRATIONS_FILE = "demonstrations.jsonl"
 Data: TypeAlias = Any
-"""A data source (path, `hub:`, `builtin:`, `gym:`, a mapping), or rows: a list of dicts, a DataFrame, a Dataset."""
+"""A data source (path, `hub:`, `builtin:`, `gym:`, a mapping), or rows: a list of dicts, a
+DataFrame, a Dataset.
+"""
 
 
 def is_source(data: object) -> bool:
     """Whether `data` names a data source, as opposed to rows."""
     if isinstance(data, Mapping) and any(hasattr(value, "column_names") for value in data.values()):
-        raise DataError(f"data: got several data sets ({', '.join(map(str, data))}); expected one: data={{...}}[NAME]")
-    if isinstance(data, list | tuple) and data and all(isinstance(item, str | Path) for item in data):
+        raise DataError(
+            f"data: got several data sets ({', '.join(map(str, data))}); expected one:"
+            " data={...}[NAME]"
+        )
+    if (
+        isinstance(data, list | tuple)
+        and data
+        and all(isinstance(item, str | Path) for item in data)
+    ):
         return True  # several sources
     return isinstance(data, str | Path | Mapping)
 
 
 def write_rows(path: Path, data: Data) -> int:
-    """Write rows as JSON lines and return their number. Raises DataError for values that JSON cannot hold."""
+    """Write rows as JSON lines and return their number.
+
+    Raises DataError for values that JSON cannot hold.
+    """
     count = 0
     texts: dict[str, str] = {}
     with atomic_file(path, PRIVATE) as temporary, open(temporary, "w", encoding="utf-8") as file:
         for count, row in enumerate(_rows(data), start=1):
             where = f"data, row {count}"
             if not isinstance(row, Mapping):
-                raise DataError(f"{where}: expected a mapping of columns to values, got {type(row).__name__}")
-            values = {str(name): json_value(value, f"{where}: {name}") for name, value in row.items()}
+                raise DataError(
+                    f"{where}: expected a mapping of columns to values, got {type(row).__name__}"
+                )
+            values = {
+                str(name): json_value(value, f"{where}: {name}") for name, value in row.items()
+            }
             file.write(to_json(values) + "\n")
             for name, value in row.items():
                 if (kind := unlike_json(value)) is not None:
@@ -48,14 +68,18 @@ def write_rows(path: Path, data: Data) -> int:
 
 @contextmanager
 def row_errors(files: Mapping[str, object]) -> Iterator[None]:
-    """Name the row of an argument in the block's errors, where they name a line of the file that holds the rows."""
+    """Name the row of an argument in the block's errors, where they name a line of the file that
+    holds the rows.
+    """
     try:
         yield
     except DataError as error:
         text = str(error)
         for argument, file in files.items():
             text = text.replace(f"{file}, line ", f"{argument}, row ").replace(str(file), argument)
-        error.args = (re.sub(r"name yours with \{path: FILE, (\w+): COLUMN\}", r"rename yours to \1", text),)
+        error.args = (
+            re.sub(r"name yours with \{path: FILE, (\w+): COLUMN\}", r"rename yours to \1", text),
+        )
         raise
 
 
@@ -69,19 +93,24 @@ def _rows(data: Data) -> Iterator[Any]:
         yield from map(with_arrow_messages, data)
         return
     if not isinstance(data, Iterable):
-        expected = "a path, hub:NAME, builtin:TASKS, gym:TASKS, a list of dicts, a DataFrame or a Dataset"
+        expected = (
+            "a path, hub:NAME, builtin:TASKS, gym:TASKS, a list of dicts, a DataFrame or a Dataset"
+        )
         raise DataError(f"data: expected {expected}, got {type(data).__name__}")
     yield from data
 
 
 Reward: TypeAlias = Any
-"""A verifier's name, `module:function`, a function or another callable; a list of them, or a mapping to weights."""
+"""A verifier's name, `module:function`, a function or another callable; a list of them, or a
+mapping to weights.
+"""
 
 
 def weights_by_name(reward: Reward, name_of: Callable[[Any], str]) -> dict[str, float]:
     """The weights of a reward, one verifier or several, by name; `name_of` names a function.
 
-    Raises RewardError for an element that is neither a name nor a function, and for a name that occurs twice.
+    Raises RewardError for an element that is neither a name nor a function, and for a name that
+    occurs twice.
     """
     if isinstance(reward, Mapping):
         weighted = list(reward.items())
@@ -92,11 +121,14 @@ def weights_by_name(reward: Reward, name_of: Callable[[Any], str]) -> dict[str, 
     for each, weight in weighted:
         if not isinstance(each, str) and not callable(each):
             raise RewardError(
-                f"reward: expected a verifier's name, module:function, a function, or several of them, got {each!r}"
+                "reward: expected a verifier's name, module:function, a function, or several of"
+                f" them, got {each!r}"
             )
         name = each if isinstance(each, str) else name_of(each)
         if name in weights:
-            raise RewardError(f"reward: {name.removeprefix(':')} is listed twice; list it once, with a weight")
+            raise RewardError(
+                f"reward: {name.removeprefix(':')} is listed twice; list it once, with a weight"
+            )
         weights[name] = weight
     return weights
 

@@ -8,7 +8,14 @@ from typing import Any
 
 from dapo.api.code_writer import CodeWriter
 from dapo.config import PRESETS, Config, build_config, find_config
-from dapo.config.load import as_literal, merge_options, nested_options, override, read_options, require_set_once
+from dapo.config.load import (
+    as_literal,
+    merge_options,
+    nested_options,
+    override,
+    read_options,
+    require_set_once,
+)
 from dapo.config.option_fields import names_by_keyword, options_of
 from dapo.core.errors import ConfigError
 
@@ -17,10 +24,11 @@ DEFAULTS: Mapping[str, Any] = {name: info.default for name, info in options_of()
 
 
 def options_from(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by their dotted names: `{"steps": 18, "loss.clip_high": 0.3}` -> `{"train.num_steps": 18, ...}`.
+    """Options by their dotted names: `{"steps": 18, "loss.clip_high": 0.3}` -> `{"train.num_steps":
+    18, ...}`.
 
-    An unknown or ambiguous keyword stays: build_config answers all of them together. Raises ConfigError if two mean the
-    same option.
+    An unknown or ambiguous keyword stays: build_config answers all of them together. Raises
+    ConfigError if two mean the same option.
     """
     found: dict[str, Any] = {}
     for keyword, value in keywords.items():
@@ -33,8 +41,11 @@ def options_from(keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[CodeWriter]]:
-    """The keywords with import paths instead of functions and classes, and the modules in which these are written."""
-    named, writers = dict(keywords), list[CodeWriter]()
+    """The keywords with import paths instead of functions and classes, and the modules in which
+    these are written.
+    """
+    named = dict(keywords)
+    writers = list[CodeWriter]()
     for name, value in keywords.items():
         if callable(value) and (name in ("loss", "environment") or "." in option_named(name)):
             writers.append(writer := CodeWriter(name.rpartition(".")[2]))
@@ -47,7 +58,8 @@ def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[C
 
 
 def with_teacher(keywords: Mapping[str, Any], *, has_reward: bool) -> dict[str, Any]:
-    """The keywords with the options of on-policy distillation instead of `teacher`, unless these are set themselves.
+    """The keywords with the options of on-policy distillation instead of `teacher`, unless these
+    are set themselves.
 
     Without a reward only the teacher trains.
     """
@@ -63,13 +75,19 @@ def with_teacher(keywords: Mapping[str, Any], *, has_reward: bool) -> dict[str, 
 
 
 def option_named(keyword: str) -> str:
-    """The dotted name of the option that a keyword means; the keyword itself if it means none or several."""
+    """The dotted name of the option that a keyword means; the keyword itself if it means none or
+    several.
+    """
     names = [] if keyword in Config.model_fields else names_by_keyword().get(keyword, [])
     return names[0] if len(names) == 1 else keyword
 
 
-def load_base(config: str | Path | Mapping[str, Any] | None) -> tuple[Mapping[str, Any], list[str], str]:
-    """Read the base configuration: its options, its command-line arguments, and a title for its runs."""
+def load_base(
+    config: str | Path | Mapping[str, Any] | None,
+) -> tuple[Mapping[str, Any], list[str], str]:
+    """Read the base configuration: its options, its command-line arguments, and a title for its
+    runs.
+    """
     if config is None:
         return {}, [], "run"
     if not isinstance(config, Mapping):
@@ -78,13 +96,21 @@ def load_base(config: str | Path | Mapping[str, Any] | None) -> tuple[Mapping[st
     given: Mapping[str, Any] = _plain(config, "config")
     flat: dict[str, Any] = {}
     for name, value in given.items():
-        inner = {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, Mapping) else {name: value}
+        inner = (
+            {f"{name}.{key}": item for key, item in value.items()}
+            if isinstance(value, Mapping)
+            else {name: value}
+        )
         flat |= inner
     return given, as_overrides(flat), "run"
 
 
-def build_scaled(base: Mapping[str, Any], options: Mapping[str, Any], *, where: str) -> tuple[Config, dict[str, Any]]:
-    """Build a configuration from a base and overriding options; also returns those that `scale_defaults` added."""
+def build_scaled(
+    base: Mapping[str, Any], options: Mapping[str, Any], *, where: str
+) -> tuple[Config, dict[str, Any]]:
+    """Build a configuration from a base and overriding options; also returns those that
+    `scale_defaults` added.
+    """
     named = {name: _json_value(value) for name, value in options.items()}
     raw = merge_options(base, nested_options(named))
     scaled = scale_defaults(raw)
@@ -94,9 +120,10 @@ def build_scaled(base: Mapping[str, Any], options: Mapping[str, Any], *, where: 
 def scale_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Scale defaults that fit only the paper's sizes to the sizes that are set.
 
-    A minibatch holds at most the groups of a step; the overlong penalty starts at the same fraction of the length
-    limit; the warm-up is the same fraction of the steps. `raw` is a configuration before defaults are filled in.
-    Returns the scaled options by dotted names, without those that are set or whose default fits.
+    A minibatch holds at most the groups of a step; the overlong penalty starts at the same fraction
+    of the length limit; the warm-up is the same fraction of the steps. `raw` is a configuration
+    before defaults are filled in. Returns the scaled options by dotted names, without those that
+    are set or whose default fits.
 
     Example:
         >>> scale_defaults({"rollout": {"prompts_per_step": 8}})
@@ -104,14 +131,21 @@ def scale_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     """
     with_preset = merge_options(PRESETS.get(str(raw.get("preset")), {}), raw)
     prompts = _count(raw, "rollout.prompts_per_step")
-    length, steps = _count(raw, "rollout.max_response_tokens"), _count(raw, "train.num_steps")
-    groups, buffer, warmup = "train.minibatch_groups", "overlong.buffer_tokens", "optim.warmup_steps"
+    length = _count(raw, "rollout.max_response_tokens")
+    steps = _count(raw, "train.num_steps")
+    groups = "train.minibatch_groups"
+    buffer = "overlong.buffer_tokens"
+    warmup = "optim.warmup_steps"
     scaled: dict[str, Any] = {}
     if prompts and _option(raw, groups) is None and prompts % DEFAULTS[groups]:
-        scaled[groups] = max(n for n in range(1, min(prompts, DEFAULTS[groups]) + 1) if prompts % n == 0)
+        scaled[groups] = max(
+            n for n in range(1, min(prompts, DEFAULTS[groups]) + 1) if prompts % n == 0
+        )
     is_soft = _option(with_preset, "overlong.mode") in (None, "soft")
     if length and is_soft and _option(raw, buffer) is None and length < DEFAULTS[buffer]:
-        scaled[buffer] = max(1, length * DEFAULTS[buffer] // DEFAULTS["rollout.max_response_tokens"])
+        scaled[buffer] = max(
+            1, length * DEFAULTS[buffer] // DEFAULTS["rollout.max_response_tokens"]
+        )
     if steps and _option(raw, warmup) is None and steps < DEFAULTS["train.num_steps"]:
         scaled[warmup] = round(steps * DEFAULTS[warmup] / DEFAULTS["train.num_steps"])
     return scaled
@@ -125,7 +159,9 @@ def _option(raw: Mapping[str, Any], name: str) -> Any:
 
 
 def _count(raw: Mapping[str, Any], name: str) -> int:
-    """The value of an option that is a positive integer; 0 if it is not set, or invalid (build_config rejects it)."""
+    """The value of an option that is a positive integer; 0 if it is not set, or invalid
+    (build_config rejects it).
+    """
     value = _option(raw, name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
@@ -145,7 +181,10 @@ def _as_text(value: Any) -> str:
 
 
 def _plain(value: Any, name: str) -> Any:
-    """Convert a value to YAML's types: paths to text, numpy values to Python's, tuples to lists. Raises ConfigError."""
+    """Convert a value to YAML's types: paths to text, numpy values to Python's, tuples to lists.
+
+    Raises ConfigError.
+    """
     if isinstance(value, bytes) or (isinstance(value, int) and value.bit_length() > MAX_BITS):
         size = "bytes" if isinstance(value, bytes) else f"an integer of {value.bit_length():,} bits"
         raise ConfigError(f"{name}: expected text, a number, a list or a mapping, got {size}")

@@ -1,4 +1,6 @@
-"""Progress of a run in a notebook: one display of curves and the latest lines, which is updated in place."""
+"""Progress of a run in a notebook: one display of curves and the latest lines, which is updated in
+place.
+"""
 
 import math
 import re
@@ -14,9 +16,15 @@ from dapo.runs.console import REDRAW_S, ProgressDisplay, notebook_display, stopw
 from dapo.runs.metric_table import PHASES, is_mean_score
 from dapo.runs.sinks import Display
 
-CURVES = {"reward/accuracy": "accuracy", "reward/mean": "reward", "rollout/response_tokens_mean": "length"}
+CURVES = {
+    "reward/accuracy": "accuracy",
+    "reward/mean": "reward",
+    "rollout/response_tokens_mean": "length",
+}
 CURVES["loss/entropy"] = "entropy"
-"""The metrics of which a notebook shows curves, with their labels; before them, the accuracies of evaluations."""
+"""The metrics of which a notebook shows curves, with their labels; before them, the accuracies of
+evaluations.
+"""
 POINTS = 150  # of a curve, at most
 LINES = 10  # the latest ones that stay visible
 
@@ -29,27 +37,41 @@ class PythonDisplay(ProgressDisplay):
 
 
 def display_class() -> Callable[..., Display]:
-    """The display of progress for a script or, in a kernel, which can show and replace HTML, for a notebook."""
+    """The display of progress for a script or, in a kernel, which can show and replace HTML, for a
+    notebook.
+    """
     return NotebookDisplay if notebook_display() else PythonDisplay
 
 
 class NotebookDisplay:
-    """Curves, the latest lines and the current phase, which are updated in place; messages are printed."""
+    """Curves, the latest lines and the current phase, which are updated in place; messages are
+    printed.
+    """
 
-    def __init__(self, num_steps: int, *, first_step: int, token_budget: int | None = None, show: Any = None) -> None:
+    def __init__(
+        self, num_steps: int, *, first_step: int, token_budget: int | None = None, show: Any = None
+    ) -> None:
         """`show` displays like `IPython.display.display`, which None stands for."""
         self._text = StringIO()
-        self._lines = ProgressDisplay(num_steps, first_step=first_step, token_budget=token_budget, stream=self._text)
-        self._num_steps, self._step = num_steps, first_step
+        self._lines = ProgressDisplay(
+            num_steps, first_step=first_step, token_budget=token_budget, stream=self._text
+        )
+        self._num_steps = num_steps
+        self._step = first_step
         self._curves: dict[str, list[float]] = {}
-        self._name, self._began, self._shown = "start", time.monotonic(), 0.0
+        self._name = "start"
+        self._began = time.monotonic()
+        self._shown = 0.0
         show = show or notebook_display()
-        self._handle = show({"text/html": self._phase_html("start", 0, 0, "")}, raw=True, display_id=True)
+        self._handle = show(
+            {"text/html": self._phase_html("start", 0, 0, "")}, raw=True, display_id=True
+        )
 
     def phase(self, name: str, done: int = 0, total: int = 0, note: str = "") -> None:
         now = time.monotonic()
         if name != self._name:
-            self._name, self._began = name, now
+            self._name = name
+            self._began = now
         if now - self._shown >= REDRAW_S:
             self._shown = now
             self._show(self._html() + self._phase_html(name, done, total, note))
@@ -73,9 +95,14 @@ class NotebookDisplay:
         self._lines.close()
 
     def _add(self, metrics: Mapping[str, float]) -> None:
-        matches = [match for name in metrics if (match := re.fullmatch("eval/(.+)/accuracy", name)) is not None]
+        matches = [
+            match
+            for name in metrics
+            if (match := re.fullmatch("eval/(.+)/accuracy", name)) is not None
+        ]
         evaluations = [
-            f"eval/{match[1]}/score_mean" if is_mean_score(metrics, match[1]) else match[0] for match in matches
+            f"eval/{match[1]}/score_mean" if is_mean_score(metrics, match[1]) else match[0]
+            for match in matches
         ]
         self._curves = {name: [] for name in evaluations} | self._curves
         for name in (*evaluations, *CURVES):
@@ -94,8 +121,15 @@ class NotebookDisplay:
 
     def _phase_html(self, name: str, done: int, total: int, note: str) -> str:
         counts = f" {done}/{total} {PHASES[name].counts}," if total else ""
-        text = f"step {self._step}/{self._num_steps}: {name}{counts} {stopwatch(time.monotonic() - self._began)}"
-        bar = f"<progress max='{total}' value='{done}' style='vertical-align:middle'></progress> " if total else ""
+        text = (
+            f"step {self._step}/{self._num_steps}: {name}{counts}"
+            f" {stopwatch(time.monotonic() - self._began)}"
+        )
+        bar = (
+            f"<progress max='{total}' value='{done}' style='vertical-align:middle'></progress> "
+            if total
+            else ""
+        )
         small = f"<br><small>{escape(note)}</small>" if note else ""
         return f"<div style='font-family:monospace'>{bar}{escape(text)}{small}</div>"
 
@@ -103,14 +137,22 @@ class NotebookDisplay:
 def _chart(name: str, values: Sequence[float]) -> str:
     """A small curve of a metric with its name and its latest value, as SVG."""
     values = values[:: -(-len(values) // POINTS) * -1][::-1]
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     points = [
         f"{4 + 152 * i / max(1, len(values) - 1):.0f},{44 - 40 * (value - low) / ((high - low) or 1):.1f}"
         for i, value in enumerate(values)
     ]
-    line = f"<polyline points='{' '.join(points)}' fill='none' stroke='currentColor' stroke-width='1.5'/>"
+    line = (
+        f"<polyline points='{' '.join(points)}' fill='none' stroke='currentColor'"
+        " stroke-width='1.5'/>"
+    )
     end = "<circle cx='{}' cy='{}' r='2' fill='currentColor'/>".format(*points[-1].split(","))
     svg = f"<svg width='160' height='48' role='img' aria-label='{escape(name)}'>{line}{end}</svg>"
-    title = CURVES.get(name) or name.removesuffix("/accuracy").replace("/score_mean", ", mean score")
+    title = CURVES.get(name) or name.removesuffix("/accuracy").replace(
+        "/score_mean", ", mean score"
+    )
     label = f"{escape(title)} <b>{values[-1]:.3g}</b>"
-    return f"<div style='display:inline-block;margin-right:1em'><small>{label}</small><br>{svg}</div>"
+    return (
+        f"<div style='display:inline-block;margin-right:1em'><small>{label}</small><br>{svg}</div>"
+    )

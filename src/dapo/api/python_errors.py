@@ -1,4 +1,6 @@
-"""Errors of the Python interface: one sentence that names Python calls, without the frames of the package."""
+"""Errors of the Python interface: one sentence that names Python calls, without the frames of the
+package.
+"""
 
 import functools
 import inspect
@@ -21,11 +23,13 @@ from dapo.training.signals import ListenerFailed
 T = TypeVar("T")
 _PACKAGE = str(Path(__file__).parents[1])
 _IN_PYTHON = [
-    line.partition("\t")[::2] for line in Path(__file__).with_name("python_words.tsv").read_text("utf-8").splitlines()
+    line.partition("\t")[::2]
+    for line in Path(__file__).with_name("python_words.tsv").read_text("utf-8").splitlines()
 ]
 """Patterns of phrases about the command line, with the words for a Python caller."""
 _UNKNOWN = re.compile(
-    r"unknown option (\S+); (did you mean ([\w.]+)(?: or [\w.]+)*\?|`dapo options` lists all options)(?! Write)"
+    r"unknown option (\S+); (did you mean ([\w.]+)(?: or [\w.]+)*\?|`dapo options` lists all"
+    r" options)(?! Write)"
 )
 
 
@@ -41,23 +45,37 @@ class CallInterrupted(KeyboardInterrupt):
 
 
 def in_python(text: str, arguments: Iterable[str] = ()) -> str:
-    """A message for the command line in the words of a Python caller, who may have misspelt one of the `arguments`.
+    """A message for the command line in the words of a Python caller, who may have misspelt one of
+    the `arguments`.
 
     >>> in_python("saved; continue with: dapo resume 'runs/my run'")
     "saved; continue with: dapo.resume('runs/my run')"
     """
     for typed, call in _IN_PYTHON:
         text = re.sub(typed, call, text)
-    return _UNKNOWN.sub(lambda match: _with_keyword(match[1], match[2], match[3], arguments) or match[0], text)
+    return _UNKNOWN.sub(
+        lambda match: _with_keyword(match[1], match[2], match[3], arguments) or match[0], text
+    )
 
 
-def _with_keyword(typed: str, suggestion: str, name: str | None, arguments: Iterable[str]) -> str | None:
+def _with_keyword(
+    typed: str, suggestion: str, name: str | None, arguments: Iterable[str]
+) -> str | None:
     """The answer to an unknown option, with the keyword that is nearest to what was typed."""
-    by_keyword, last = names_by_keyword(), typed.rpartition(".")[2]
+    by_keyword = names_by_keyword()
+    last = typed.rpartition(".")[2]
     found = None
     if name is None:
-        found = next((f"did you mean {near}?" for near in get_close_matches(typed, arguments, n=1, cutoff=0.75)), None)
-    elif near := get_close_matches(last, [key for key, names in by_keyword.items() if names == [name]], n=1, cutoff=0):
+        found = next(
+            (
+                f"did you mean {near}?"
+                for near in get_close_matches(typed, arguments, n=1, cutoff=0.75)
+            ),
+            None,
+        )
+    elif near := get_close_matches(
+        last, [key for key, names in by_keyword.items() if names == [name]], n=1, cutoff=0
+    ):
         found = suggestion.replace(name, f"{near[0]} ({name})" if near[0] != name else name, 1)
     elif "." in name:
         found = f'{suggestion} Write the whole name: **{{"{name}": ...}}'
@@ -67,7 +85,8 @@ def _with_keyword(typed: str, suggestion: str, name: str | None, arguments: Iter
 def python_interface(target: T) -> T:
     """Decorate a public function, or a class for its public methods and properties.
 
-    Errors for users and Ctrl-C leave it as in `_for_python`; any other error, a defect, keeps its whole traceback.
+    Errors for users and Ctrl-C leave it as in `_for_python`; any other error, a defect, keeps its
+    whole traceback.
     """
     if not isinstance(target, type):
         return cast(T, _guarded(cast(Callable[..., Any], target)))
@@ -108,7 +127,10 @@ def _fault_of_call(signature: inspect.Signature, args: Any, kwargs: Any) -> str 
     for name, value in given.items():
         hint = signature.parameters[name].annotation
         if hint is not inspect.Parameter.empty and not _fits(value, hint):
-            return f"{name}: expected {inspect.formatannotation(hint).replace('collections.abc.', '')}, got {value!r}"
+            return (
+                f"{name}: expected"
+                f" {inspect.formatannotation(hint).replace('collections.abc.', '')}, got {value!r}"
+            )
     return None
 
 
@@ -116,14 +138,23 @@ def _fits(value: Any, hint: Any) -> bool:
     if isinstance(hint, UnionType):
         return any(_fits(value, each) for each in hint.__args__)
     kind = get_origin(hint) or hint
-    return kind is Any or not isinstance(kind, type) or isinstance(value, (float, int) if kind is float else kind)
+    return (
+        kind is Any
+        or not isinstance(kind, type)
+        or isinstance(value, (float, int) if kind is float else kind)
+    )
 
 
-def _for_python(error: DapoError | KeyboardInterrupt, arguments: Iterable[str] = ()) -> BaseException:
-    """The error that a Python caller gets: its message translated, its frames in the package removed."""
+def _for_python(
+    error: DapoError | KeyboardInterrupt, arguments: Iterable[str] = ()
+) -> BaseException:
+    """The error that a Python caller gets: its message translated, its frames in the package
+    removed.
+    """
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print_error
-    if isinstance(error, ListenerFailed) and error.__cause__ is not None:  # the user's own, with the user's frames
+    # the user's own, with the user's frames
+    if isinstance(error, ListenerFailed) and error.__cause__ is not None:
         trace = error.__cause__.__traceback__
         while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
             trace = trace.tb_next
@@ -134,18 +165,29 @@ def _for_python(error: DapoError | KeyboardInterrupt, arguments: Iterable[str] =
         error = CallInterrupted(str(error))
     elif not isinstance(error, DapoError | CallInterrupted):
         error = CallInterrupted(str(error) or "stopped by Ctrl-C")
-    error.__cause__, error.__suppress_context__ = None, True
+    error.__cause__ = None
+    error.__suppress_context__ = True
     return error.with_traceback(None)
 
 
-def _print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The hook for uncaught errors of a script: the frames of the caller and the sentence; a signal's exit code."""
+def _print_error(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """The hook for uncaught errors of a script: the frames of the caller and the sentence; a
+    signal's exit code.
+    """
     if not isinstance(error, DapoError | CallInterrupted):
         sys.__excepthook__(kind, error, trace)
         return
-    frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_PACKAGE)]
+    frames = [
+        frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_PACKAGE)
+    ]
     code = 130 if isinstance(error, CallInterrupted) else error.exit_code
-    head = "" if code > 128 else "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)])
+    head = (
+        ""
+        if code > 128
+        else "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)])
+    )
     print_text(f"{head}{kind.__name__}: {error}", file=sys.stderr)
     if code > 128 and not hasattr(sys, "ps1") and not sys.flags.interactive:
         sys.exit(code)

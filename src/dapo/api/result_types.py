@@ -31,7 +31,9 @@ class Curves:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The evaluation of a model on held-out problems: avg@k with its 95 % interval over problems."""
+    """The evaluation of a model on held-out problems: avg@k with its 95 % interval over
+    problems.
+    """
 
     summary: Mapping[str, Any]
     """All numbers, by their names in the output of `dapo eval --json`."""
@@ -41,27 +43,43 @@ class EvaluationResult:
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> "EvaluationResult":
         """Convert an evaluation with its table, in the form of `dapo eval --output`."""
-        return cls({name: value for name, value in found.items() if name != "table"}, table_of(found["table"]))
+        return cls(
+            {name: value for name, value in found.items() if name != "table"},
+            table_of(found["table"]),
+        )
 
     @property
     def accuracy(self) -> float | None:
-        """The mean over problems of the fraction of correct responses, or of the score; None without any verdict."""
+        """The mean over problems of the fraction of correct responses, or of the score; None
+        without any verdict.
+        """
         value: float | None = self.summary["accuracy"]
         return value
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the accuracy; None for fewer than two problems or equal scores on all."""
+        """The 95 % interval of the accuracy; None for fewer than two problems or equal scores on
+        all.
+        """
         return _interval(self.summary)
 
     def __repr__(self) -> str:
-        summary, style = self.summary, ".1%" if self.summary["binary"] else ".3f"
-        label = f"{'avg' if summary['binary'] else 'mean score, avg'}@{summary['samples_per_problem']}"
-        parts = [f"{label} {with_interval(self.accuracy, self.interval, style)} on {summary['problems']} problems"]
+        summary = self.summary
+        style = ".1%" if self.summary["binary"] else ".3f"
+        label = (
+            f"{'avg' if summary['binary'] else 'mean score, avg'}@{summary['samples_per_problem']}"
+        )
+        parts = [
+            f"{label} {with_interval(self.accuracy, self.interval, style)} on {summary['problems']}"
+            " problems"
+        ]
         if summary["truncated_fraction"]:
             parts.append(f"{summary['truncated_fraction']:.1%} truncated")
         if summary["verifier_errors"]:
-            parts.append(f"{summary['verifier_errors']} responses without a verdict: {summary['most_frequent_error']}")
+            parts.append(
+                f"{summary['verifier_errors']} responses without a verdict:"
+                f" {summary['most_frequent_error']}"
+            )
         return printable(f"<{summary['name']}: {'; '.join(parts)}>")
 
 
@@ -80,9 +98,14 @@ class Comparison:
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> "Comparison":
-        """Convert a result of `compare_models`, which subtracts its first model; here the run is the first."""
-        first, second = EvaluationResult.of(found["second"]), EvaluationResult.of(found["first"])
-        numbers = {name: found["comparison"][name] for name in ("difference", "better", "worse", "equal")}
+        """Convert a result of `compare_models`, which subtracts its first model; here the run is
+        the first.
+        """
+        first = EvaluationResult.of(found["second"])
+        second = EvaluationResult.of(found["first"])
+        numbers = {
+            name: found["comparison"][name] for name in ("difference", "better", "worse", "equal")
+        }
         return cls(first, second, interval=_interval(found["comparison"]), **numbers)
 
     def __repr__(self) -> str:

@@ -1,4 +1,6 @@
-"""A run as a Python object: its files as tables and figures, and its model to generate and evaluate."""
+"""A run as a Python object: its files as tables and figures, and its model to generate and
+evaluate.
+"""
 
 import shlex
 import signal
@@ -34,7 +36,13 @@ if TYPE_CHECKING:
     from dapo.api.lifecycle.generate import OpenModel
     from dapo.training.state import Run as TrainingRun
 
-SHOWN_METRICS = ("reward/mean", "reward/accuracy", "rollout/keep_rate", "rollout/response_tokens_mean", "loss/entropy")
+SHOWN_METRICS = (
+    "reward/mean",
+    "reward/accuracy",
+    "rollout/keep_rate",
+    "rollout/response_tokens_mean",
+    "loss/entropy",
+)
 
 
 @python_interface
@@ -66,9 +74,12 @@ class Run:
 
     @property
     def command(self) -> str:
-        """A shell command that starts the same run, with its functions from the run's folder `code`."""
+        """A shell command that starts the same run, with its functions from the run's folder
+        `code`.
+        """
         manifest = read_json(self._directory.manifest)
-        code, folders = self.path / CODE_FOLDER, ":".join(manifest.get("module_folders", []))
+        code = self.path / CODE_FOLDER
+        folders = ":".join(manifest.get("module_folders", []))
         variables = {"DAPO_CODE": str(code) if code.is_dir() else "", "PYTHONPATH": folders}
         settings = [f"{name}={shlex.quote(value)}" for name, value in variables.items() if value]
         program, *arguments = manifest["command"]
@@ -76,12 +87,16 @@ class Run:
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """The metrics by step (`dapo docs metrics`); an evaluation before the first step is row 0."""
+        """The metrics by step (`dapo docs metrics`); an evaluation before the first step is row
+        0.
+        """
         return table_of(metrics_by_step(self._directory.metrics).values(), "step").set_index("step")
 
     @property
     def rollouts(self) -> "pd.DataFrame":
-        """All stored responses, without tokens; for a large run, `read_rollouts` selects steps and columns."""
+        """All stored responses, without tokens; for a large run, `read_rollouts` selects steps and
+        columns.
+        """
         from dapo.runs.rollout_table import read_rollouts
 
         paths = list(self._directory.rollout_tables().values())
@@ -92,20 +107,30 @@ class Run:
     ) -> "pd.DataFrame":
         """Read stored responses of some `steps`, by default all that `log.rollouts` keeps.
 
-        `columns` are such as `["step", "response", "reward", "outcome"]`; None: all, also tokens and log-probabilities.
-        Raises DataError for a step without a table, and for a column that a table does not have.
+        `columns` are such as `["step", "response", "reward", "outcome"]`; None: all, also tokens
+        and log-probabilities. Raises DataError for a step without a table, and for a column that a
+        table does not have.
         """
         from dapo.runs.rollout_table import all_columns, read_rollouts
 
         tables = self._directory.rollout_tables()
         if missing := [step for step in steps or () if step not in tables]:
-            raise DataError(f"{self.path} has no rollouts of step {missing[0]} (log.rollouts sets which are kept)")
+            raise DataError(
+                f"{self.path} has no rollouts of step {missing[0]} (log.rollouts sets which are"
+                " kept)"
+            )
         paths = list(tables.values()) if steps is None else [tables[step] for step in steps]
-        return read_rollouts(paths, columns or all_columns(*paths)).to_pandas() if paths else table_of([])
+        return (
+            read_rollouts(paths, columns or all_columns(*paths)).to_pandas()
+            if paths
+            else table_of([])
+        )
 
     @property
     def problems(self) -> "pd.DataFrame":
-        """The sampled problems with visits, correct responses and last step, as of the newest checkpoint."""
+        """The sampled problems with visits, correct responses and last step, as of the newest
+        checkpoint.
+        """
         from dapo.runs.stored_table import stored_table
 
         path = self._directory.problem_stats
@@ -117,48 +142,67 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """Steps, seconds, tokens, first and last evaluation of a run that has ended; None before."""
+        """Steps, seconds, tokens, first and last evaluation of a run that has ended; None
+        before.
+        """
         return self.state.summary
 
     @property
     def evaluations(self) -> "pd.DataFrame":
-        """The evaluations during training by step: accuracy (avg@k) with its 95 % interval, and further numbers."""
+        """The evaluations during training by step: accuracy (avg@k) with its 95 % interval, and
+        further numbers.
+        """
         paths = self._directory.evaluations().values()
-        rows = [{k: v for k, v in read_json(path).items() if not isinstance(v, dict | list)} for path in paths]
+        rows = [
+            {k: v for k, v in read_json(path).items() if not isinstance(v, dict | list)}
+            for path in paths
+        ]
         return table_of(rows, "step", "accuracy").set_index("step")
 
     def evaluation(self, step: int | None = None) -> EvaluationResult:
-        """The evaluation during training after a step, by default the last one, with every response.
+        """The evaluation during training after a step, by default the last one, with every
+        response.
 
         Raises DataError if the run has no such evaluation.
         """
         stored = self._directory.evaluations()
         path = stored.get(max(stored, default=0) if step is None else step)
         if path is None:
-            raise DataError(f"{self.path} has no evaluation{'' if step is None else f' after step {step}'}")
+            raise DataError(
+                f"{self.path} has no evaluation{'' if step is None else f' after step {step}'}"
+            )
         return EvaluationResult.of(read_json(path))
 
     def curves(self) -> Curves:
-        """A figure of accuracy, length, entropy and outcomes of groups. Raises DataError without metrics."""
+        """A figure of accuracy, length, entropy and outcomes of groups.
+
+        Raises DataError without metrics.
+        """
         from dapo.api.lifecycle.execute import title_of
 
         return Curves(curves_figure(self._directory.metrics, title=title_of(self.config)))
 
     def view(self) -> str:
-        """Serve the page of `dapo view` to this machine until this process ends, and return its address."""
+        """Serve the page of `dapo view` to this machine until this process ends, and return its
+        address.
+        """
         from dapo.analysis.view.queries import Runs
         from dapo.analysis.view.server import serve_in_background
 
         return serve_in_background(Runs([self.path]))
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the page as an HTML file, by default with the run's name in the current folder, and return its path."""
+        """Write the page as an HTML file, by default with the run's name in the current folder, and
+        return its path.
+        """
         from dapo.analysis.view.report import write_report
 
         return Path(write_report(self.path, None if path is None else Path(path))["output"])
 
     def doctor(self) -> "pd.DataFrame":
-        """The findings of `dapo doctor`, one row each, the most severe first; empty if nothing is wrong."""
+        """The findings of `dapo doctor`, one row each, the most severe first; empty if nothing is
+        wrong.
+        """
         from dapo.analysis.doctor import diagnose
 
         with damage_of(self.path):
@@ -176,12 +220,14 @@ class Run:
     ) -> Any:
         """Sample answers from the newest checkpoint, with prompts formatted as in training.
 
-        Within `on_step` they come from the present weights instead, those after the step, without a checkpoint.
+        Within `on_step` they come from the present weights instead, those after the step, without a
+        checkpoint.
 
-        The model stays loaded for the next call, until `close()`. `prompt` is a question, a list of chat messages, or a
-        list of questions. Temperature 0 takes the most likely token; without `max_new_tokens`, the length limit is
-        `rollout.max_response_tokens`; equal seeds give equal answers. Returns the answer as text, or `samples` of them
-        in a list; for a list of questions, a list of these. Raises CheckpointError if the run has no checkpoint yet.
+        The model stays loaded for the next call, until `close()`. `prompt` is a question, a list of
+        chat messages, or a list of questions. Temperature 0 takes the most likely token; without
+        `max_new_tokens`, the length limit is `rollout.max_response_tokens`; equal seeds give equal
+        answers. Returns the answer as text, or `samples` of them in a list; for a list of
+        questions, a list of these. Raises CheckpointError if the run has no checkpoint yet.
 
         Example:
             >>> answers = run.generate(["17 + 25?", "3 + 4?"], samples=2, max_new_tokens=4)
@@ -191,7 +237,9 @@ class Run:
         from dapo.api.lifecycle.generate import OpenModel, answers_of, live_sampler
 
         if self._live is not None:
-            return answers_of(live_sampler(self._live, samples, temperature, max_new_tokens, seed), prompt)
+            return answers_of(
+                live_sampler(self._live, samples, temperature, max_new_tokens, seed), prompt
+            )
         if self._model is None or self._model.is_outdated(self._directory):
             self.close()
             self._model = OpenModel(self._directory)
@@ -199,7 +247,9 @@ class Run:
 
     @contextmanager
     def _training(self, live: "TrainingRun") -> Iterator[None]:
-        """Let `generate` use a run that trains in this process, in a block in which its engine is idle."""
+        """Let `generate` use a run that trains in this process, in a block in which its engine is
+        idle.
+        """
         self._live = live
         try:
             yield
@@ -217,8 +267,9 @@ class Run:
     ) -> EvaluationResult:
         """Evaluate the newest checkpoint, like `dapo eval`.
 
-        `data` is a data source or rows, as for `dapo.train`, by default the run's `data.eval`; `samples_per_problem` is
-        the k of avg@k; `options` change the run's. Raises ConfigError without data, CheckpointError without checkpoint.
+        `data` is a data source or rows, as for `dapo.train`, by default the run's `data.eval`;
+        `samples_per_problem` is the k of avg@k; `options` change the run's. Raises ConfigError
+        without data, CheckpointError without checkpoint.
 
         Example:
             >>> run.evaluate([{"prompt": "2 + 2 =", "answer": "4"}], samples_per_problem=4).table["responses"].map(len)
@@ -231,9 +282,15 @@ class Run:
             return EvaluationResult.of(evaluate_model(str(self.path), request))
 
     def compare(
-        self, other: "str | Path | Run", data: Data = None, *, samples_per_problem: int | None = None, **options: Any
+        self,
+        other: "str | Path | Run",
+        data: Data = None,
+        *,
+        samples_per_problem: int | None = None,
+        **options: Any,
     ) -> Comparison:
-        """Compare this run with another, or a model, on the same problems and with the same random numbers.
+        """Compare this run with another, or a model, on the same problems and with the same random
+        numbers.
 
         The difference is this run minus the other. The other arguments are those of `evaluate`.
         """
@@ -253,7 +310,10 @@ class Run:
         from dapo.api.lifecycle.evaluate_models import EvalRequest
 
         overrides = tuple(as_overrides(options_from(options)))
-        with tempfile.TemporaryDirectory() as folder, row_errors({"data": (file := Path(folder) / HELD_OUT_FILE)}):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            row_errors({"data": (file := Path(folder) / HELD_OUT_FILE)}),
+        ):
             if data is not None and not is_source(data):
                 write_rows(file, data)
                 data = str(file)
@@ -265,9 +325,11 @@ class Run:
             )
 
     def export(self, path: str | Path, *, step: int | None = None, adapter: bool = False) -> Path:
-        """Write a checkpoint, by default the newest, as a new Hugging Face model directory, and return its path.
+        """Write a checkpoint, by default the newest, as a new Hugging Face model directory, and
+        return its path.
 
-        `adapter` writes only the adapter of a run with `model.lora`. Raises CheckpointError without such a checkpoint.
+        `adapter` writes only the adapter of a run with `model.lora`. Raises CheckpointError without
+        such a checkpoint.
         """
         from dapo.api.lifecycle.execute import export_model_of
 
@@ -300,7 +362,8 @@ class Run:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><th style='text-align:left'>{escape(label)}</th><td style='text-align:left'>{escape(text)}</td></tr>"
+            f"<tr><th style='text-align:left'>{escape(label)}</th><td"
+            f" style='text-align:left'>{escape(text)}</td></tr>"
             for label, text in {"run": str(self.path), **self._facts()}.items()
         )
         return f"<table>{rows}</table>"
@@ -312,23 +375,35 @@ class TrainingInterrupted(CallInterrupted):
     def __init__(self, run: Run, reason: str) -> None:
         path = str(run.path)
         super().__init__(
-            f"{reason}; continue with: run = dapo.resume({path!r}), inspect with: run = dapo.load({path!r})"
+            f"{reason}; continue with: run = dapo.resume({path!r}), inspect with: run ="
+            f" dapo.load({path!r})"
         )
         self.run = run
 
 
 @contextmanager
 def translate_errors(run: Run) -> Iterator[None]:
-    """Turn Ctrl-C into TrainingInterrupted, and add to a failure of a function how its run continues with another."""
+    """Turn Ctrl-C into TrainingInterrupted, and add to a failure of a function how its run
+    continues with another.
+    """
     try:
         yield
     except (Interrupted, KeyboardInterrupt) as error:
         if isinstance(error, TrainingInterrupted) or getattr(error, "exit_code", 130) != 130:
             raise
         if not RunDirectory.is_run(run.path):
-            raise CallInterrupted("stopped by Ctrl-C before the run began; nothing is written") from None
-        raise TrainingInterrupted(run, str(error) or "stopped at once, at the last checkpoint") from None
+            raise CallInterrupted(
+                "stopped by Ctrl-C before the run began; nothing is written"
+            ) from None
+        raise TrainingInterrupted(
+            run, str(error) or "stopped at once, at the last checkpoint"
+        ) from None
     except (VerifierFailed, LossFailed) as error:
         argument = "loss" if isinstance(error, LossFailed) else "reward"
-        error.args = (f"{error}; with a corrected function: dapo.resume({str(run.path)!r}, {argument}=FUNCTION)",)
+        error.args = (
+            (
+                f"{error}; with a corrected function: dapo.resume({str(run.path)!r},"
+                f" {argument}=FUNCTION)"
+            ),
+        )
         raise

@@ -1,4 +1,6 @@
-"""Algorithm 1 in a notebook cell (`dapo.session`): collect a batch, inspect it, update the model."""
+"""Algorithm 1 in a notebook cell (`dapo.session`): collect a batch, inspect it, update the
+model.
+"""
 
 import hashlib
 import json
@@ -12,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from dapo.api.batch import CollectedBatch
 from dapo.api.code_writer import CodeWriter
-from dapo.api.in_memory_data import Data, Reward, is_source, row_errors, verifier_option, weights_by_name, write_rows
+from dapo.api.in_memory_data import (
+    Data,
+    Reward,
+    is_source,
+    row_errors,
+    verifier_option,
+    weights_by_name,
+    write_rows,
+)
 from dapo.api.keywords import build_scaled, load_base, named_functions, options_from, with_teacher
 from dapo.api.lifecycle.generate import answers_of, generation_plan
 from dapo.api.python_errors import python_interface
@@ -53,10 +63,17 @@ ROWS_FILE = "rows.jsonl"
 
 @python_interface
 class Session(AbstractContextManager["Session"]):
-    """A model, its optimiser and an engine in this process; use it in a `with` block, or close it."""
+    """A model, its optimiser and an engine in this process; use it in a `with` block, or close
+    it.
+    """
 
     def __init__(
-        self, config: Config, *, data: Data = None, reward: Reward = None, code: Sequence[CodeWriter] = ()
+        self,
+        config: Config,
+        *,
+        data: Data = None,
+        reward: Reward = None,
+        code: Sequence[CodeWriter] = (),
     ) -> None:
         """Load the model. `data` and `reward` are the defaults of `collect`."""
         _require_one_process(config)
@@ -65,7 +82,8 @@ class Session(AbstractContextManager["Session"]):
         """The options, with `auto` resolved."""
         self.step = 0
         """The number of finished steps, also the version of the weights."""
-        self._data, self._reward = data, reward
+        self._data = data
+        self._reward = reward
         self._metrics: list[dict[str, float]] = []
         self._samplings: dict[str, Sampling] = {}
         self._problems: dict[str, list[Problem]] = {}
@@ -78,9 +96,13 @@ class Session(AbstractContextManager["Session"]):
             for writer in code:
                 writer.module().write(self._folder / CODE_FOLDER)
             add_code_folder(self._folder / CODE_FOLDER)
-            self._loaded, self._encoder, notes, self._episodes = read_model_and_encoder(self.config, training=True)
+            self._loaded, self._encoder, notes, self._episodes = read_model_and_encoder(
+                self.config, training=True
+            )
             self.config = resolve_engine(self.config, self._loaded.model)
-            self._engine = build_engine(self.config, self._loaded, episodes=self._episodes, log=print_text)
+            self._engine = build_engine(
+                self.config, self._loaded, episodes=self._episodes, log=print_text
+            )
             stack.callback(self._engine.close)
             policy = stack.enter_context(open_policy(self.config, self._loaded, None))
             assert isinstance(policy, Policy)
@@ -90,15 +112,17 @@ class Session(AbstractContextManager["Session"]):
             print_text(note)
 
     def collect(self, problems: Data = None, reward: Reward = None) -> CollectedBatch:
-        """Algorithm 1, lines 4 to 9: sample and judge until `prompts_per_step` groups carry a signal (Eq. 11).
+        """Algorithm 1, lines 4 to 9: sample and judge until `prompts_per_step` groups carry a
+        signal (Eq. 11).
 
-        Each set of problems is a stream of its own, which continues where its last batch closed. Samples depend only
-        on the seed, the step, the position in the stream and the token, so equal calls give equal batches. Ctrl-C
-        undoes the batch and raises KeyboardInterrupt.
+        Each set of problems is a stream of its own, which continues where its last batch closed.
+        Samples depend only on the seed, the step, the position in the stream and the token, so
+        equal calls give equal batches. Ctrl-C undoes the batch and raises KeyboardInterrupt.
 
-        `problems` and `reward` are as for `dapo.train`, by default the session's. Functions are called in this process,
-        without a time limit; an exception becomes the error of the response. Named verifiers run in other processes.
-        The batch is short, or empty, if `max_groups_per_step` was reached.
+        `problems` and `reward` are as for `dapo.train`, by default the session's. Functions are
+        called in this process, without a time limit; an exception becomes the error of the
+        response. Named verifiers run in other processes. The batch is short, or empty, if
+        `max_groups_per_step` was reached.
 
         Raises:
             DataError: the problems cannot be read.
@@ -112,20 +136,31 @@ class Session(AbstractContextManager["Session"]):
             _stoppable(lambda: sampling.roll_back(finished_steps=self.step)) as check,
             progress("sample", unit="groups", after_s=SHOW_AFTER_S) as show,
         ):
-            batch = collect(sampling, step=step, on_progress=lambda done, total, note: show(done, total), check=check)
-        samples = estimate_advantages(batch.groups, self._policy, self.config, step=step, weights=batch.weights)
+            batch = collect(
+                sampling,
+                step=step,
+                on_progress=lambda done, total, note: show(done, total),
+                check=check,
+            )
+        samples = estimate_advantages(
+            batch.groups, self._policy, self.config, step=step, weights=batch.weights
+        )
         return CollectedBatch(step, batch, tuple(samples), self._encoder.decode_prompt)
 
-    def update(self, batch: CollectedBatch, *, loss: LossFunction | str | None = None) -> dict[str, float]:
+    def update(
+        self, batch: CollectedBatch, *, loss: LossFunction | str | None = None
+    ) -> dict[str, float]:
         """Algorithm 1, lines 10 to 11: the optimiser updates of one step on a batch.
 
         Args:
             batch: a batch of `collect`, sampled by the current weights; each batch is used once.
-            loss: a function `(logprobs, old_logprobs, advantages, mask, weights) -> (loss, metrics)`, or its
-                `module:function`, in place of the paper's loss (`dapo docs losses`); None: `loss.function`.
+            loss: a function `(logprobs, old_logprobs, advantages, mask, weights) -> (loss,
+                metrics)`, or its `module:function`, in place of the paper's loss (`dapo docs
+                losses`); None: `loss.function`.
 
         Returns:
-            The metrics of the step, as in a line of metrics.jsonl, without times. `session.metrics` keeps them.
+            The metrics of the step, as in a line of metrics.jsonl, without times. `session.metrics`
+            keeps them.
 
         Raises:
             ConfigError: the loss is refused.
@@ -135,13 +170,21 @@ class Session(AbstractContextManager["Session"]):
         """
         if batch.step != self.step + 1:
             raise DataError(
-                f"this batch was collected for step {batch.step}, and step {self.step} is done: its responses are of "
-                "other weights; collect a new one"
+                f"this batch was collected for step {batch.step}, and step {self.step} is done: its"
+                " responses are of other weights; collect a new one"
             )
         name = f"loss {getattr(loss, '__name__', type(loss).__name__)}"
-        custom = load_loss(loss) if isinstance(loss, str) else CustomLoss(loss, name) if loss else None
-        config, step = self.config, self.step + 1
-        require_groups(batch.batch, step=step, empty_steps=self._empty_steps, reward_test="batch.judged")
+        if isinstance(loss, str):
+            custom = load_loss(loss)
+        elif loss:
+            custom = CustomLoss(loss, name)
+        else:
+            custom = None
+        config = self.config
+        step = self.step + 1
+        require_groups(
+            batch.batch, step=step, empty_steps=self._empty_steps, reward_test="batch.judged"
+        )
         self._engine.drop_weights()
         self._engine_version = None
         updates = prepare_updates(batch.samples, self._policy, config, step=step)
@@ -165,7 +208,9 @@ class Session(AbstractContextManager["Session"]):
         max_new_tokens: int | None = None,
         seed: int = 0,
     ) -> Any:
-        """Sample answers from the current model; arguments and result are those of `Run.generate`."""
+        """Sample answers from the current model; arguments and result are those of
+        `Run.generate`.
+        """
         stop_ids = self._loaded.stop_ids
         plan = generation_plan(self.config, stop_ids, samples, temperature, max_new_tokens, seed)
         self._sync_engine()
@@ -176,19 +221,27 @@ class Session(AbstractContextManager["Session"]):
     def evaluate(
         self, problems: Data, reward: Reward = None, *, samples_per_problem: int | None = None
     ) -> EvaluationResult:
-        """Evaluate the current model, like `dapo eval`; `problems` and `reward` are those of `collect`."""
+        """Evaluate the current model, like `dapo eval`; `problems` and `reward` are those of
+        `collect`.
+        """
         config, key, judge = self._resolve(problems, reward)
         held_out = self._read(config, key, judge)
-        plan = evaluation_plan(config.changed("data", eval=config.data.train), self._loaded.stop_ids)
+        plan = evaluation_plan(
+            config.changed("data", eval=config.data.train), self._loaded.stop_ids
+        )
         plan = replace(plan, samples_per_problem=samples_per_problem or plan.samples_per_problem)
         self._sync_engine()
         sampler = EngineSampler(self._engine, self._encoder, plan)
         with _stoppable(sampler.abort) as check, progress("evaluate", after_s=SHOW_AFTER_S) as show:
             found = evaluate(sampler, judge, held_out, on_progress=show, check=check)
-        return EvaluationResult.of({"model": self.config.model.name, **found.summary(), "table": found.table()})
+        return EvaluationResult.of(
+            {"model": self.config.model.name, **found.summary(), "table": found.table()}
+        )
 
     def export(self, path: str | Path) -> Path:
-        """Write the current model as a Hugging Face model directory, which must not exist; return its path."""
+        """Write the current model as a Hugging Face model directory, which must not exist; return
+        its path.
+        """
         weights = self._policy.weights(version=self.step)
         export_model(weights.named_tensors(), self._loaded, path)
         return Path(path)
@@ -209,19 +262,28 @@ class Session(AbstractContextManager["Session"]):
         if key not in self._samplings:
             stop_ids = self._loaded.stop_ids
             test = "calling the function on it" if isinstance(judge, InlineJudge) else None
-            self._samplings[key] = build_sampling(config, read, self._engine, judge, self._encoder, stop_ids, test)
+            self._samplings[key] = build_sampling(
+                config, read, self._engine, judge, self._encoder, stop_ids, test
+            )
         sampling = self._samplings[key]
         sampling.judge = judge
         return sampling
 
-    def _resolve(self, problems: Data, reward: Reward) -> "tuple[Config, str, InlineJudge | VerifierPool]":
-        """The configuration with these problems and this reward, a key of the problems, and the judge."""
-        problems, reward = self._data if problems is None else problems, self._reward if reward is None else reward
+    def _resolve(
+        self, problems: Data, reward: Reward
+    ) -> "tuple[Config, str, InlineJudge | VerifierPool]":
+        """The configuration with these problems and this reward, a key of the problems, and the
+        judge.
+        """
+        problems = self._data if problems is None else problems
+        reward = self._reward if reward is None else reward
         config = self.config
         if problems is not None:
             config = config.changed("data", train=self._source(problems))
         elif self.config.data.train == NO_DATA:
-            raise DataError("there are no problems: pass them to session(data=...) or collect(problems, reward)")
+            raise DataError(
+                "there are no problems: pass them to session(data=...) or collect(problems, reward)"
+            )
         functions: dict[str, Callable[..., Any]] = {}
         if reward is not None:
 
@@ -232,12 +294,20 @@ class Session(AbstractContextManager["Session"]):
 
             verifier = verifier_option(weights_by_name(reward, name_of))
             own = verifier == config.reward.verifier
-            config = config.changed("reward", verifier=verifier, options=config.reward.options if own else {})
+            config = config.changed(
+                "reward", verifier=verifier, options=config.reward.options if own else {}
+            )
         config = resolve_auto_verifier(config)
-        return config, json.dumps(config.data.train, sort_keys=True, default=str), self._judge(config, functions)
+        return (
+            config,
+            json.dumps(config.data.train, sort_keys=True, default=str),
+            self._judge(config, functions),
+        )
 
     def _source(self, problems: Data) -> Any:
-        """The data source of problems; rows are written to a file that is named after their content."""
+        """The data source of problems; rows are written to a file that is named after their
+        content.
+        """
         if is_source(problems):
             return str(problems) if isinstance(problems, Path) else problems
         path = self._folder / ROWS_FILE
@@ -246,10 +316,17 @@ class Session(AbstractContextManager["Session"]):
         folder.mkdir(exist_ok=True)
         return str(path.replace(folder / ROWS_FILE))
 
-    def _judge(self, config: Config, functions: Mapping[str, Callable[..., Any]]) -> "InlineJudge | VerifierPool":
+    def _judge(
+        self, config: Config, functions: Mapping[str, Callable[..., Any]]
+    ) -> "InlineJudge | VerifierPool":
         reward = config.reward
         if functions:
-            return InlineJudge(reward.verifier, options=reward.options, threshold=reward.threshold, functions=functions)
+            return InlineJudge(
+                reward.verifier,
+                options=reward.options,
+                threshold=reward.threshold,
+                functions=functions,
+            )
         key = reward.model_dump_json()
         if key not in self._pools:
             self._pools[key] = self._stack.enter_context(closing(VerifierPool(reward)))
@@ -288,12 +365,14 @@ def session(
 ) -> Session:
     """Load a model for your own loop: `collect` a batch, inspect it, `update` the model with it.
 
-    Everything runs in this process, and only `export` writes files. Use `dapo.train` for runs that are recorded,
-    evaluated and resumed; a step of a session computes the same as a step of such a run.
+    Everything runs in this process, and only `export` writes files. Use `dapo.train` for runs that
+    are recorded, evaluated and resumed; a step of a session computes the same as a step of such a
+    run.
 
-    The arguments are those of `dapo.train`; `data` and `reward` are the defaults of `collect`. `steps` is the length of
-    the warm-up and of `optim.schedule`; the session may take more or fewer steps. Use the session in a `with` block, or
-    close it. Raises ConfigError for an option that is unknown, impossible, or needs other processes.
+    The arguments are those of `dapo.train`; `data` and `reward` are the defaults of `collect`.
+    `steps` is the length of the warm-up and of `optim.schedule`; the session may take more or fewer
+    steps. Use the session in a `with` block, or close it. Raises ConfigError for an option that is
+    unknown, impossible, or needs other processes.
 
     Example:
         >>> import dapo
@@ -310,22 +389,26 @@ def session(
     given = {} if model is None else {"model.name": str(model)}
     options, code = named_functions(with_teacher(options, has_reward=True))
     built, _ = build_scaled(base, given | options_from(options), where="dapo.session")
-    return Session(built, data=data, reward=reward, code=[writer for writer in code if not writer.is_empty])
+    return Session(
+        built, data=data, reward=reward, code=[writer for writer in code if not writer.is_empty]
+    )
 
 
 def _require_one_process(config: Config) -> None:
     """Raise ConfigError for options that need further processes or a history over steps."""
     if config.schedule != "sync":
-        raise ConfigError(f"dapo.session takes one step at a time; schedule={config.schedule} needs dapo.train")
+        raise ConfigError(
+            f"dapo.session takes one step at a time; schedule={config.schedule} needs dapo.train"
+        )
     if config.is_multiprocess:
         raise ConfigError(
-            "dapo.session samples and trains in this process: rollout.engines, rollout.engine=vllm, launcher=ray and "
-            "distributed.trainer_ranks above 1 need dapo.train"
+            "dapo.session samples and trains in this process: rollout.engines, rollout.engine=vllm,"
+            " launcher=ray and distributed.trainer_ranks above 1 need dapo.train"
         )
     if config.predicts_signal:
         raise ConfigError(
-            f"dynamic_sampling.predict={config.dynamic_sampling.predict} predicts from a run's history, which a "
-            "session does not keep: it needs dapo.train"
+            f"dynamic_sampling.predict={config.dynamic_sampling.predict} predicts from a run's"
+            " history, which a session does not keep: it needs dapo.train"
         )
 
 

@@ -37,15 +37,19 @@ def choose_experiment(
     """The experiment of a file, or of a configuration and a ladder. Raises ConfigError."""
     if config is None:
         raise ConfigError(
-            "dapo ablate takes an experiment file or a configuration; --show NAME prints a shipped ladder: "
-            f"{', '.join(shipped_ladders())}"
+            "dapo ablate takes an experiment file or a configuration; --show NAME prints a shipped"
+            f" ladder: {', '.join(shipped_ladders())}"
         )
     chosen = None if seeds is None else parse_seeds(seeds)
     return load_experiment(config, overrides, ladder=ladder, seeds=chosen)
 
 
-def ablate(experiment: Experiment, folder: Path, output: Path | None, *, jobs: int | None, as_json: bool) -> bool:
-    """Run an experiment or, with `jobs` None, collect its finished runs; return whether no run failed."""
+def ablate(
+    experiment: Experiment, folder: Path, output: Path | None, *, jobs: int | None, as_json: bool
+) -> bool:
+    """Run an experiment or, with `jobs` None, collect its finished runs; return whether no run
+    failed.
+    """
     with stdout_to_stderr(as_json):
         results, failures = _run(experiment, folder, jobs=jobs)
     _write_and_print(results, output or folder, as_json=as_json)
@@ -64,7 +68,9 @@ def parse_seeds(text: str) -> list[int]:
     return found
 
 
-def _run(experiment: Experiment, folder: Path, *, jobs: int | None) -> "tuple[Results, dict[str, str]]":
+def _run(
+    experiment: Experiment, folder: Path, *, jobs: int | None
+) -> "tuple[Results, dict[str, str]]":
     """Return the results, and the reasons of failed runs; `jobs` None starts no run."""
     from dapo.analysis.ablate.results import collect, write_results
     from dapo.analysis.ablate.runner import require_same_options, run_experiment
@@ -88,20 +94,26 @@ def _run(experiment: Experiment, folder: Path, *, jobs: int | None) -> "tuple[Re
             signals_as_requests(message, on_second=signal.default_int_handler) as stop,
             closing(_ProgressDisplay()) as display,
         ):
-            failures = run_experiment(experiment, folder, jobs=jobs, stop=stop, display=display, on_finished=keep)
+            failures = run_experiment(
+                experiment, folder, jobs=jobs, stop=stop, display=display, on_finished=keep
+            )
     except Interrupted as error:
         raise Interrupted(error.exit_code - 128, advice) from None
     return collect(experiment, folder, failures), failures
 
 
 def report_again(paths: Sequence[Path], output: Path | None, *, as_json: bool) -> None:
-    """Print the table of stored results; several folders are merged, and need an `output`, else ConfigError."""
+    """Print the table of stored results; several folders are merged, and need an `output`, else
+    ConfigError.
+    """
     from dapo.analysis.ablate.results import RESULTS_JSON, merge, read_results
 
     folders = [path.parent if path.name == RESULTS_JSON else path for path in paths]
     if len(folders) > 1 and output is None:
         raise ConfigError("several --report are merged into one result: add --output FOLDER for it")
-    _write_and_print(merge([read_results(folder) for folder in folders]), output or folders[0], as_json=as_json)
+    _write_and_print(
+        merge([read_results(folder) for folder in folders]), output or folders[0], as_json=as_json
+    )
 
 
 def _write_and_print(results: "Results", output: Path, *, as_json: bool) -> None:
@@ -122,12 +134,17 @@ def _write_and_print(results: "Results", output: Path, *, as_json: bool) -> None
     print_text(f"results: {output / 'results.json'}")
 
 
-def print_tables(console: SafeConsole, table: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+def print_tables(
+    console: SafeConsole, table: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
+) -> None:
     """Print, for each condition, accuracy with paired differences, and what each row has cost."""
     for condition in table:
         if condition["condition"]:
             console.print(Text(f"\n{printable(condition['condition'])}", style="bold underline"))
-        for table_of in (_accuracy_table(condition, facts["experiment"]["baseline"]), _cost_table(condition)):
+        for table_of in (
+            _accuracy_table(condition, facts["experiment"]["baseline"]),
+            _cost_table(condition),
+        ):
             # rich wraps a title at the width of its table
             console.print(Text(f"\n{table_of.caption}", style="bold"), soft_wrap=True)
             table_of.caption = None
@@ -135,8 +152,9 @@ def print_tables(console: SafeConsole, table: Sequence[Mapping[str, Any]], facts
         for note in condition["notes"]:
             console.print(f"note: {note}", soft_wrap=True)
     console.print(
-        "Intervals are over seeds and problems; *: the interval excludes 0. Seconds exclude evaluations. Length, "
-        "truncated and entropy are means of the last tenth of the steps; skipped is a fraction of the updates.",
+        "Intervals are over seeds and problems; *: the interval excludes 0. Seconds exclude"
+        " evaluations. Length, truncated and entropy are means of the last tenth of the steps;"
+        " skipped is a fraction of the updates.",
         soft_wrap=True,
     )
 
@@ -151,10 +169,14 @@ def _accuracy_table(condition: Mapping[str, Any], baseline: str) -> Table:
     columns = ["seeds"] if counts else []
     is_binary = condition.get("binary", True)
     show = partial(_with_range, is_binary=is_binary)
-    columns += ["accuracy" if is_binary else "mean score", *(["difference to the row named"] if shows_previous else [])]
+    columns += [
+        "accuracy" if is_binary else "mean score",
+        *(["difference to the row named"] if shows_previous else []),
+    ]
     columns.append(f"vs {printable(shorten(baseline, 16))}")
     table = _table(
-        f"{'Accuracy in %' if is_binary else 'Mean score'} with 95 % intervals: {', '.join(filter(None, facts))}",
+        f"{'Accuracy in %' if is_binary else 'Mean score'} with 95 % intervals:"
+        f" {', '.join(filter(None, facts))}",
         "",
         *columns,
     )
@@ -162,7 +184,9 @@ def _accuracy_table(condition: Mapping[str, Any], baseline: str) -> Table:
         cells = [*([""] if counts else []), _number(before["mean"], is_binary=is_binary)]
         table.add_row("before training", *cells, *[""] * (len(columns) - len(cells)), style="dim")
     for row in rows:
-        to_previous = f"{show(row['to_previous'], '+')} {printable(shorten(row['previous'] or '', 16))}"
+        to_previous = (
+            f"{show(row['to_previous'], '+')} {printable(shorten(row['previous'] or '', 16))}"
+        )
         cells = [*([str(len(row["seeds"]))] if counts else []), show(row["accuracy"])]
         cells += [to_previous] if shows_previous else []
         table.add_row(printable(row["variant"]), *cells, show(row["to_baseline"], "+"))
@@ -187,7 +211,9 @@ def _with_range(found: Mapping[str, Any] | None, sign: str = "", *, is_binary: b
     """A mean with its interval, and a star after a difference whose interval excludes 0."""
     if found is None:
         return ""
-    mean, low, high = (_number(found[name], sign, is_binary=is_binary) for name in ("mean", "low", "high"))
+    mean, low, high = (
+        _number(found[name], sign, is_binary=is_binary) for name in ("mean", "low", "high")
+    )
     if found["low"] is None:
         return mean
     mark = "*" if sign and not found["low"] <= 0 <= found["high"] else " " * bool(sign)
@@ -212,7 +238,11 @@ def _without_effect(experiment: Experiment) -> Iterator[str]:
             own = {item.partition("=")[0] for item in variant.own}
             for line in ignored_options(config):
                 option = line.partition(":")[0]
-                if option in own and variant.inherits is not None and (variant.name, option) not in seen:
+                if (
+                    option in own
+                    and variant.inherits is not None
+                    and (variant.name, option) not in seen
+                ):
                     seen.add((variant.name, option))
                     yield f"{variant.name}: an option without effect: {line}"
 
@@ -223,7 +253,13 @@ def print_plan(experiment: Experiment, folder: Path, *, as_json: bool) -> None:
 
     runs = experiment.runs()
     if as_json:
-        print_json(describe_experiment(experiment) | {"folder": str(folder), "runs": [run.name for run in runs]})
+        print_json(
+            describe_experiment(experiment)
+            | {
+                "folder": str(folder),
+                "runs": [run.name for run in runs],
+            }
+        )
         return
     print_text(f"{experiment.name}: {len(runs)} runs of {experiment.base} in {folder / 'runs'}")
     print_text(f"seeds: {', '.join(map(str, experiment.seeds))}")
@@ -231,17 +267,29 @@ def print_plan(experiment: Experiment, folder: Path, *, as_json: bool) -> None:
         print_text(f"every run: {' '.join(experiment.shared)}")
     for condition in experiment.conditions:
         if condition.name:
-            print_text(f"\ncondition {condition.name}: {' '.join(condition.own) or 'nothing changed'}")
+            print_text(
+                f"\ncondition {condition.name}: {' '.join(condition.own) or 'nothing changed'}"
+            )
         for variant in experiment.variants:
-            # a row adds to the one that it inherits, or to the configuration; it does not follow the row above
-            before = Variant("", (), None) if variant.inherits is None else experiment.variant(variant.inherits)
-            configs = [experiment.run(experiment.seeds[0], condition, each).config for each in (before, variant)]
+            # a row adds to the one that it inherits, or to the configuration; it does not follow
+            # the row above
+            before = (
+                Variant("", (), None)
+                if variant.inherits is None
+                else experiment.variant(variant.inherits)
+            )
+            configs = [
+                experiment.run(experiment.seeds[0], condition, each).config
+                for each in (before, variant)
+            ]
             changed = [
                 f"{name} {' -> '.join(json.dumps(value).strip(chr(34)) for value in values)}"
                 for name, values in option_differences(*configs).items()
             ]
             origin = variant.inherits or experiment.base.name
-            print_text(f"  {variant.name}: {', '.join(changed) or 'no option changes'}  (from {origin})")
+            print_text(
+                f"  {variant.name}: {', '.join(changed) or 'no option changes'}  (from {origin})"
+            )
     for line in _without_effect(experiment):
         print_text(f"note: {line}")
 
@@ -275,11 +323,17 @@ class _ProgressDisplay:
         if (progress := self._progress) is None:
             return rows
         done = progress.finished + len(progress.failed)
-        left = "" if progress.seconds_left is None else f", about {duration(progress.seconds_left)} left"
+        left = (
+            ""
+            if progress.seconds_left is None
+            else f", about {duration(progress.seconds_left)} left"
+        )
         failed = f", {len(progress.failed)} failed" if progress.failed else ""
         bar = ProgressBar(total=progress.total, completed=done, width=BAR_WIDTH)
         rows.add_row(
-            Text(f"{done} of {progress.total} runs", style="bold"), bar, f"{done / progress.total:.0%}{failed}{left}"
+            Text(f"{done} of {progress.total} runs", style="bold"),
+            bar,
+            f"{done / progress.total:.0%}{failed}{left}",
         )
         for name, where in progress.running.items():
             rows.add_row(printable(name), Text(where, style="dim"), "")

@@ -35,7 +35,10 @@ def view(
 
     def on_ready(url: str) -> None:
         if as_json:
-            found = [{"name": name, "path": str(run.files.directory.path)} for name, run in shown.runs.items()]
+            found = [
+                {"name": name, "path": str(run.files.directory.path)}
+                for name, run in shown.runs.items()
+            ]
             print_json({"url": url, "runs": found})
             return
         print_text(f"{plural(len(shown.runs), 'run')} at {url} (this machine only); Ctrl-C ends")
@@ -49,7 +52,9 @@ def view(
 
 @commands.command(group=INSPECT)
 def report(
-    run: Run, output: Annotated[Path | None, Option(metavar="FILE.html")] = None, as_json: AsJson = False
+    run: Run,
+    output: Annotated[Path | None, Option(metavar="FILE.html")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a run's page as one HTML file that works offline."""
     from dapo.analysis.view.report import write_report
@@ -59,7 +64,11 @@ def report(
     if as_json:
         print_json(found)
         return
-    shown = "all" if found["groups"] == found["of_groups"] else f"{found['groups']:,} of {found['of_groups']:,}"
+    shown = (
+        "all"
+        if found["groups"] == found["of_groups"]
+        else f"{found['groups']:,} of {found['of_groups']:,}"
+    )
     about = f"{size(found['bytes'])}, with {shown} groups of responses; it opens without a network"
     print_text(f"{found['output']}: {about}")
 
@@ -98,7 +107,9 @@ def explain_command(
 
 
 @commands.command(group=INSPECT)
-def doctor(run_dir: Run, as_json: AsJson = False, strict: Annotated[bool, Option("--strict")] = False) -> None:
+def doctor(
+    run_dir: Run, as_json: AsJson = False, strict: Annotated[bool, Option("--strict")] = False
+) -> None:
     """Report the problems of a run, and the options to change."""
     from dapo.analysis.doctor import diagnose
     from dapo.cli.doctor import diagnosis_lines
@@ -137,7 +148,9 @@ def ablate_command(
         print_text(find_ladder(show).read_text(encoding="utf-8"), end="")
     elif report:
         if config is not None or overrides:
-            raise ConfigError("--report makes the table from stored results: give a folder, and no configuration")
+            raise ConfigError(
+                "--report makes the table from stored results: give a folder, and no configuration"
+            )
         report_again(report, output, as_json=as_json)
     else:
         experiment = choose_experiment(config, overrides or [], ladder, seeds)

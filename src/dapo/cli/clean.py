@@ -17,19 +17,38 @@ WHOLE = {"newest": 1, "weights": 0, "nothing": 0}
 
 
 def clean_runs(paths: Sequence[Path], *, keep: str, apply: bool, as_json: bool) -> None:
-    """Reduce or remove the checkpoints of runs, or only list them without `apply`; refuse if one is being trained."""
+    """Reduce or remove the checkpoints of runs, or only list them without `apply`; refuse if one is
+    being trained.
+    """
     if keep not in WHOLE:
         raise ConfigError(f"--keep {keep}: expected one of {', '.join(WHOLE)}")
     runs = [RunDirectory.open(path) for path in paths]
     if live := [str(run.path) for run in runs if run.holder() is not None]:
-        raise CheckpointError(f"{', '.join(live)} is being trained; nothing was removed. Clean a run when it has ended")
+        raise CheckpointError(
+            f"{', '.join(live)} is being trained; nothing was removed. Clean a run when it has"
+            " ended"
+        )
     found: list[dict[str, Any]] = []
     for run in runs:
         saved = numbered(run.checkpoints.folder)
-        chosen = saved if keep == "nothing" else run.checkpoints.with_optimizer_state(but_newest=WHOLE[keep])
+        chosen = (
+            saved
+            if keep == "nothing"
+            else run.checkpoints.with_optimizer_state(but_newest=WHOLE[keep])
+        )
         for path in chosen:
-            kept = 0 if keep == "nothing" else sum(bytes_below(path, name) for name in ("weights*", "*.json", "prob*"))
-            found.append({"run": str(run.path), "step": int(path.name[5:]), "bytes": bytes_below(path) - kept})
+            kept = (
+                0
+                if keep == "nothing"
+                else sum(bytes_below(path, name) for name in ("weights*", "*.json", "prob*"))
+            )
+            found.append(
+                {
+                    "run": str(run.path),
+                    "step": int(path.name[5:]),
+                    "bytes": bytes_below(path) - kept,
+                }
+            )
         if apply:
             with run.lock():
                 if keep == "nothing":

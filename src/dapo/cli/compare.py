@@ -15,10 +15,15 @@ from dapo.runs.console import SafeConsole
 DIFFERENCE = ("b - a", "95 % interval")
 RATIO = "ratio"
 LEGEND = (
-    f"{RATIO}: variance of the difference without pairing, over its variance with pairing; without pairing, the same "
-    "interval needs this many times the problems"
+    f"{RATIO}: variance of the difference without pairing, over its variance with pairing; without"
+    " pairing, the same interval needs this many times the problems"
 )
-UNITS = {"reward": "reward", "accuracy": "accuracy, %", "entropy": "entropy, nats", "length": "length, tokens"}
+UNITS = {
+    "reward": "reward",
+    "accuracy": "accuracy, %",
+    "entropy": "entropy, nats",
+    "length": "length, tokens",
+}
 
 
 def print_comparisons(paths: Sequence[Path], *, by_step: bool, as_json: bool) -> None:
@@ -40,7 +45,10 @@ def _print_pair(console: SafeConsole, found: Comparison, *, by_step: bool) -> No
         if run.fork is not None:
             branch = "" if run.fork["branch"] is None else f", branch {run.fork['branch']}"
             origin = f", forked from {run.fork['parent']} at step {run.fork['step']}{branch}"
-        console.print(printable(f"{name}  {run.path}: {run.steps} steps, seed {run.seed}{origin}"), soft_wrap=True)
+        console.print(
+            printable(f"{name}  {run.path}: {run.steps} steps, seed {run.seed}{origin}"),
+            soft_wrap=True,
+        )
     console.print(_aligned(found), soft_wrap=True)
     if found.options:
         console.print(_options(found))
@@ -62,7 +70,11 @@ def _aligned(found: Comparison) -> str:
     last = min(found.a.steps, found.b.steps)
     if not found.steps:
         return f"equal in all {last} common steps" if last else "no common step"
-    shared = f"equal up to step {found.equal_up_to}" if found.equal_up_to else "different from the first step on"
+    shared = (
+        f"equal up to step {found.equal_up_to}"
+        if found.equal_up_to
+        else "different from the first step on"
+    )
     return f"{shared}; compared below: steps {found.steps[0]} to {found.steps[-1]}"
 
 
@@ -87,24 +99,36 @@ def _held_out(found: Comparison) -> Table:
     table = _table(title, "evaluation (steps)", "a", "b", *DIFFERENCE, "better/worse", RATIO)
     for kind, each in found.held_out.items():
         accuracies = [_number(accuracy, unit) for accuracy in (each.accuracy_a, each.accuracy_b)]
-        cells = (*accuracies, *_interval(each.difference, unit), f"{each.better}/{each.worse}", _ratio(each.difference))
+        cells = (
+            *accuracies,
+            *_interval(each.difference, unit),
+            f"{each.better}/{each.worse}",
+            _ratio(each.difference),
+        )
         table.add_row(f"{kind} ({each.step_a}, {each.step_b})", *cells)
     return table
 
 
 def _curves(found: Comparison) -> Table:
-    title = f"Training, mean of steps {found.steps[0]} to {found.steps[-1]} (differences: of problems sampled in both)"
+    title = (
+        f"Training, mean of steps {found.steps[0]} to {found.steps[-1]} (differences: of problems"
+        " sampled in both)"
+    )
     table = _table(title, "", "a", "b", *DIFFERENCE, "pairs", RATIO)
     for name, curve in found.curves.items():
         means = [_mean(values, name) for values in (curve.a, curve.b)]
         if means != ["", ""]:
             interval = _interval(curve.mean, name)
-            table.add_row(UNITS[name], *means, *interval, str(curve.mean["pairs"]), _ratio(curve.mean))
+            table.add_row(
+                UNITS[name], *means, *interval, str(curve.mean["pairs"]), _ratio(curve.mean)
+            )
     return table
 
 
 def _costs(found: Comparison) -> Table:
-    table = _table(f"Cost of steps {found.steps[0]} to {found.steps[-1]}", "", "a", "b", "b / a - 1")
+    table = _table(
+        f"Cost of steps {found.steps[0]} to {found.steps[-1]}", "", "a", "b", "b / a - 1"
+    )
     for name, (a, b) in found.costs.items():
         shown = [f"{value:,.1f}" if name == "seconds" else f"{value:,.0f}" for value in (a, b)]
         table.add_row(name.replace("_", " "), *shown, f"{b / a - 1:+.1%}" if a else "")
@@ -127,19 +151,27 @@ def _overview(compared: Sequence[Comparison]) -> Table:
     label = "accuracy, %" if unit == "accuracy" else "mean score"
     title = f"Last evaluation, compared with a = {printable(a.path)}"
     table = _table(title, "b", "equal up to", label, *DIFFERENCE, RATIO)
-    table.add_row(printable(a.path), "", "" if final is None else _number(final.accuracy_a, unit), "", "", "")
+    table.add_row(
+        printable(a.path), "", "" if final is None else _number(final.accuracy_a, unit), "", "", ""
+    )
     for each in compared:
         held_out: HeldOut | None = each.held_out.get("final")
         cells = [""] * 4
         if held_out is not None:
             difference = held_out.difference
-            cells = [_number(held_out.accuracy_b, unit), *_interval(difference, unit), _ratio(difference)]
+            cells = [
+                _number(held_out.accuracy_b, unit),
+                *_interval(difference, unit),
+                _ratio(difference),
+            ]
         table.add_row(printable(each.b.path), f"step {each.equal_up_to}", *cells)
     return table
 
 
 def _interval(found: Mapping[str, Any], name: str) -> tuple[str, str]:
-    difference, low, high = (_number(found[key], name, sign="+") for key in ("difference", "low", "high"))
+    difference, low, high = (
+        _number(found[key], name, sign="+") for key in ("difference", "low", "high")
+    )
     return difference, f"{low} to {high}" if low else ""
 
 
@@ -158,7 +190,11 @@ def _number(value: float | None, name: str, *, sign: str = "") -> str:
 
 def _ratio(found: Mapping[str, Any]) -> str:
     ratio = found["variance_ratio"]
-    return "" if ratio is None else f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}"
+    if ratio is None:
+        return ""
+    if ratio < 100:
+        return f"{ratio:.1f}"
+    return f"{ratio:,.0f}"
 
 
 def _mean(values: Sequence[float | None], name: str) -> str:

@@ -5,12 +5,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, get_args
 
 Candidate: TypeAlias = tuple[str, str]
-"""A word and its description. After a word that ends in `.`, `/` or `=`, the shell writes no space."""
+"""A word and its description.
+
+After a word that ends in `.`, `/` or `=`, the shell writes no space.
+"""
 SHELLS = ("bash", "fish", "zsh")
 
 
 def candidates(root: Any, line: str) -> list[Candidate]:
-    """The words that complete the last word of a command line. If there are none, the shell proposes files.
+    """The words that complete the last word of a command line.
+
+    If there are none, the shell proposes files.
 
     `root` is the group of all commands.
     """
@@ -18,12 +23,18 @@ def candidates(root: Any, line: str) -> list[Candidate]:
     if not before:
         return []
     del before[0]
-    command, found = root, list[Candidate]()
+    command = root
+    found = list[Candidate]()
     while before and before[0] in getattr(command, "commands", {}):
         command = command.commands[before.pop(0)]
     if current.startswith("-"):
-        options = (each for each in command.params if each.param_type_name == "option" and not each.hidden)
-        found = [*((each.opts[0], each.help) for each in options), ("--help", "Show this message and exit.")]
+        options = (
+            each for each in command.params if each.param_type_name == "option" and not each.hidden
+        )
+        found = [
+            *((each.opts[0], each.help) for each in options),
+            ("--help", "Show this message and exit."),
+        ]
     elif hasattr(command, "commands"):
         found = [(name, each.get_short_help_str(1000)) for name, each in command.commands.items()]
     else:
@@ -44,7 +55,9 @@ def _words(line: str) -> list[str]:
 
 def _expected(command: Any, before: Sequence[str], current: str) -> list[str]:
     """The metavars of the option's value, or of the arguments, that the current word may be."""
-    with_value = {each.opts[0]: each for each in command.params if not getattr(each, "is_flag", False)}
+    with_value = {
+        each.opts[0]: each for each in command.params if not getattr(each, "is_flag", False)
+    }
     if before and before[-1] in with_value:
         return str(with_value[before[-1]].metavar).split("|")
     position = sum(
@@ -57,7 +70,9 @@ def _expected(command: Any, before: Sequence[str], current: str) -> list[str]:
 
 
 def _options(current: str) -> Iterator[Candidate]:
-    """Options of a configuration, one section at a time, and the values of an option that has a few."""
+    """Options of a configuration, one section at a time, and the values of an option that has a
+    few.
+    """
     from dapo.config.option_fields import known_about, options_of, section_in
 
     fields = {name: field for name, field in options_of() if section_in(field.annotation) is None}
@@ -65,12 +80,19 @@ def _options(current: str) -> Iterator[Candidate]:
     if equals:
         if name in fields:
             enumerated = [
-                word for schema in known_about(fields[name]).get("also", ()) for word in schema.get("enum", ())
+                word
+                for schema in known_about(fields[name]).get("also", ())
+                for word in schema.get("enum", ())
             ]
-            yield from ((f"{name}={value}", "") for value in (*_choices(fields[name].annotation), *enumerated))
+            yield from (
+                (f"{name}={value}", "")
+                for value in (*_choices(fields[name].annotation), *enumerated)
+            )
         return
     fitting = [each for each in fields if each.startswith(current)]
-    heads = list(dict.fromkeys(each[: each.find(".", len(current)) + 1] or each for each in fitting))
+    heads = list(
+        dict.fromkeys(each[: each.find(".", len(current)) + 1] or each for each in fitting)
+    )
     if len(heads) == 1 and heads[0].endswith("."):
         yield from _options(heads[0])
         return

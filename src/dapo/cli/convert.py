@@ -1,4 +1,6 @@
-"""`dapo convert`: translates a script or YAML file of verl, AReaL or TRL, which it reads and never runs."""
+"""`dapo convert`: translates a script or YAML file of verl, AReaL or TRL, which it reads and never
+runs.
+"""
 
 import ast
 import json
@@ -24,8 +26,8 @@ from foreign_options import Reading, Translation, Unknown, leaves_of, read_scrip
 NOT_WHOLE = 3  # the exit code if options were not read, or their values are not known
 MAX_BYTES = 2**20
 EXPECTED = (
-    "expected a shell script with verl's options (data.train_batch_size=512), a YAML file of verl, AReaL or TRL, or a "
-    "Python script or notebook that calls TRL's GRPOConfig(...)"
+    "expected a shell script with verl's options (data.train_batch_size=512), a YAML file of verl,"
+    " AReaL or TRL, or a Python script or notebook that calls TRL's GRPOConfig(...)"
 )
 
 
@@ -36,7 +38,8 @@ class Conversion:
     text: str
     """The configuration as YAML, with what it lacks in comments above it."""
     fault: str | None
-    """Why it cannot be trained: it does not load, or an algorithm has no counterpart; None: it can."""
+    """Why it cannot be trained: it does not load, or an algorithm has no counterpart; None: it can.
+    """
     is_whole: bool
     """Whether each option that has a place here was read."""
 
@@ -44,17 +47,20 @@ class Conversion:
 def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     """Translate a file of another system to YAML.
 
-    `num_processes` is the number of trainer processes that a script of TRL is launched on; None: as its launcher says,
-    else 1. Raises ConfigError if the file is of no other system.
+    `num_processes` is the number of trainer processes that a script of TRL is launched on; None: as
+    its launcher says, else 1. Raises ConfigError if the file is of no other system.
     """
-    readings, names = _read(path), [name for name, _ in options_of()]
+    readings = _read(path)
+    names = [name for name, _ in options_of()]
     reading = max(readings, key=_num_known, default=Reading())
     given = reading.options
     peer = peer_that_knows(given)
     known = _num_known(reading)
     if len(given.keys() & set(names)) > known / 2:
         check = f"dapo check {shlex.quote(str(path))}"
-        raise ConfigError(f"{path} has the options of this system, not of another; {check} explains it")
+        raise ConfigError(
+            f"{path} has the options of this system, not of another; {check} explains it"
+        )
     if peer is None or 2 * known < len(given):
         raise ConfigError(f"{path} has {known} options of verl, AReaL or TRL; {EXPECTED}")
     facts = _facts(path, peer, reading, num_processes)
@@ -89,11 +95,18 @@ def _num_known(reading: Reading) -> int:
 
 
 def _facts(path: Path, peer: Peer, reading: Reading, num_processes: int | None) -> dict[str, Any]:
-    """What formulas use besides options: of TRL the number of processes, and whether unsloth changes the batch."""
+    """What formulas use besides options: of TRL the number of processes, and whether unsloth
+    changes the batch.
+    """
     if peer != "trl":
         return {}
-    uses_unsloth = path.suffix in (".py", ".ipynb") and re.search(r"^\s*(?:from|import)\s+unsloth\b", _text(path), re.M)
-    return {"processes": num_processes or reading.num_processes or 1, "unsloth": int(bool(uses_unsloth))}
+    uses_unsloth = path.suffix in (".py", ".ipynb") and re.search(
+        r"^\s*(?:from|import)\s+unsloth\b", _text(path), re.M
+    )
+    return {
+        "processes": num_processes or reading.num_processes or 1,
+        "unsloth": int(bool(uses_unsloth)),
+    }
 
 
 def _other_commands(readings: Sequence[Reading], taken: Reading) -> list[str]:
@@ -104,7 +117,9 @@ def _other_commands(readings: Sequence[Reading], taken: Reading) -> list[str]:
             continue
         differ = [name for name, value in each.options.items() if taken.options.get(name) != value]
         if differ:
-            found.append(f"line {each.line}: {each.command} is another command, with {', '.join(differ)}")
+            found.append(
+                f"line {each.line}: {each.command} is another command, with {', '.join(differ)}"
+            )
     return found
 
 
@@ -112,10 +127,16 @@ def _batch_of_trl(given: Mapping[str, Any], facts: Mapping[str, Any]) -> list[st
     """Sentences on what the batch of TRL rests on."""
     found = []
     if facts["processes"] == 1:
-        found.append("one process trains; `dapo convert --processes N` for a script that is launched on N")
-    size, group = given.get("per_device_train_batch_size"), given.get("num_generations")
+        found.append(
+            "one process trains; `dapo convert --processes N` for a script that is launched on N"
+        )
+    size = given.get("per_device_train_batch_size")
+    group = given.get("num_generations")
     if facts["unsloth"] and isinstance(size, int) and isinstance(group, int) and size % group:
-        found.append("unsloth raises per_device_train_batch_size to num_generations if the batch is no multiple of it")
+        found.append(
+            "unsloth raises per_device_train_batch_size to num_generations if the batch is no"
+            " multiple of it"
+        )
     return found
 
 
@@ -126,8 +147,9 @@ def _fault_of_batch(found: Translation, facts: Mapping[str, Any]) -> str | None:
     if not facts or not isinstance(value, float) or value.is_integer():
         return None
     fault = (
-        f"{origin} make {value:g} groups per batch on {facts['processes']} process(es), which is no whole number: "
-        "`dapo convert --processes N` takes the number of processes that the script is launched on"
+        f"{origin} make {value:g} groups per batch on {facts['processes']} process(es), which is no"
+        " whole number: `dapo convert --processes N` takes the number of processes that the script"
+        " is launched on"
     )
     for each in (name, "train.minibatch_groups"):
         found.ours.pop(each, None)
@@ -136,15 +158,28 @@ def _fault_of_batch(found: Translation, facts: Mapping[str, Any]) -> str | None:
 
 
 def _read(path: Path) -> list[Reading]:
-    """The commands of a file with their options, by their names in the other system. Raises ConfigError."""
+    """The commands of a file with their options, by their names in the other system.
+
+    Raises ConfigError.
+    """
     if path.suffix in (".yaml", ".yml"):
         leaves = leaves_of("", resolve_references(read_options(path)))
-        return [Reading({name: Unknown(value) if "${" in str(value) else value for name, value in leaves if name})]
+        return [
+            Reading(
+                {
+                    name: Unknown(value) if "${" in str(value) else value
+                    for name, value in leaves
+                    if name
+                }
+            )
+        ]
     try:
         text = _text(path)
         if path.suffix in (".py", ".ipynb"):
             return [read_script(text, path.stem)]
-        return read_shell(text, {name: value for name, value in os.environ.items() if may_be_written(name)})
+        return read_shell(
+            text, {name: value for name, value in os.environ.items() if may_be_written(name)}
+        )
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, SyntaxError, ValueError, RecursionError) as error:
@@ -158,7 +193,9 @@ def _text(path: Path) -> str:
         return text
     cells = json.loads(text)
     found = cells.get("cells") if isinstance(cells, dict) else None
-    code = [each for each in found or [] if isinstance(each, dict) and each.get("cell_type") == "code"]
+    code = [
+        each for each in found or [] if isinstance(each, dict) and each.get("cell_type") == "code"
+    ]
     return "\n".join(_cell(each.get("source", "")) for each in code)
 
 

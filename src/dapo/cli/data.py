@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 data_app = Commands()
 
-Spec = Annotated[str, Argument(metavar="SPEC", help="A data source, such as problems.jsonl or builtin:sums.")]
+Spec = Annotated[
+    str, Argument(metavar="SPEC", help="A data source, such as problems.jsonl or builtin:sums.")
+]
 Out = Annotated[Path, Argument(metavar="OUT", help="The file to write: .jsonl or .parquet.")]
 
 
@@ -76,8 +78,12 @@ def stats(
     from dapo.runs.directory import RunDirectory
     from dapo.runs.stored_config import load_run_config
 
-    if sampling_options := [item for item in overrides or [] if model is None and not item.startswith("reward.")]:
-        raise ConfigError(f"{sampling_options[0]}: options configure how a model is sampled; add --model")
+    if sampling_options := [
+        item for item in overrides or [] if model is None and not item.startswith("reward.")
+    ]:
+        raise ConfigError(
+            f"{sampling_options[0]}: options configure how a model is sampled; add --model"
+        )
     if output is not None:
         require_new(output, force=force)
     source: DataSpec = spec
@@ -86,7 +92,9 @@ def stats(
         source = load_run_config(RunDirectory.open(run)).data.train
     group_size = group_size or data_stats.group_size_of(run)
     data = _read(source)
-    rates: dict[str, dict[str, PassRate]] = {} if run is None else {"run": data_stats.run_pass_rates(run)}
+    rates: dict[str, dict[str, PassRate]] = (
+        {} if run is None else {"run": data_stats.run_pass_rates(run)}
+    )
     tokens: dict[str, int] | None = None
     if model is not None:
         tokens, model_rates = data_stats.model_pass_rates(
@@ -94,15 +102,21 @@ def stats(
         )
         rates |= {"model": model_rates} if samples else {}
     result: dict[str, Any] = {"data": spec, **describe_problems(data, tokens=tokens)}
-    result |= {name: describe_difficulty(data, of_data, group_size) for name, of_data in rates.items()}
+    result |= {
+        name: describe_difficulty(data, of_data, group_size) for name, of_data in rates.items()
+    }
     if output is not None:
         atomic_write_json(output, {**result, "table": data_stats.problem_rows(data, rates, tokens)})
     warnings = data_stats.warn_of_unusable_rows(spec, data, overrides or [])
     if as_json:
-        print_json({**result, "warnings": warnings, "written": [str(output)] * (output is not None)})
+        print_json(
+            {**result, "warnings": warnings, "written": [str(output)] * (output is not None)}
+        )
         return
     titles = {"run": f"pass rates in {run}", "model": f"{samples} responses per problem of {model}"}
-    data_stats.print_statistics(result, {name: titles[name] for name in rates}, data, rates.get("run"))
+    data_stats.print_statistics(
+        result, {name: titles[name] for name in rates}, data, rates.get("run")
+    )
     for warning in warnings:
         print_text(f"warning: {warning}")
     if output is not None:
@@ -127,12 +141,23 @@ def dedupe(
     require_new_data(out, report, force=force)
     problems = _read(spec)
     with progress("find near duplicates", unit="texts") as update_progress:
-        result = deduplicate(problems, threshold=None if exact else threshold, on_progress=update_progress)
-    counts = {"rows": len(problems), **{f"removed: {rule}": count for rule, count in result.by_rule.items()}}
+        result = deduplicate(
+            problems, threshold=None if exact else threshold, on_progress=update_progress
+        )
+    counts = {
+        "rows": len(problems),
+        **{f"removed: {rule}": count for rule, count in result.by_rule.items()},
+    }
     counts |= {"kept": len(result.kept), "texts with different answers": result.conflicts}
     if not exact:
         counts["kept: similar, but other numbers or answer"] = result.near_duplicates_kept
-    write_data(out, result.kept, report, map(Removed.as_json, result.removed), if_empty="all answers conflict")
+    write_data(
+        out,
+        result.kept,
+        report,
+        map(Removed.as_json, result.removed),
+        if_empty="all answers conflict",
+    )
     _report(as_json, spec, f"duplicates in {spec}", counts, out, report)
 
 
@@ -154,12 +179,20 @@ def decontaminate(
     report = out.with_name(f"{out.name}.removed.jsonl")
     require_new_data(out, report, force=force)
     problems = _read(spec)
-    held_out = [problem for other in against for problem in _read(other, name="--against", split="eval")]
+    held_out = [
+        problem for other in against for problem in _read(other, name="--against", split="eval")
+    ]
     kept, removed = find_contaminated(problems, held_out, ngram=ngram, min_overlap=min_overlap)
     counts = {"rows": len(problems), "removed": len(removed), "kept": len(kept)}
     counts["distinct evaluation problems"] = len(unique_problems(held_out))
     counts["evaluation problems found"] = len({contaminated.against.id for contaminated in removed})
-    write_data(out, kept, report, map(Contaminated.as_json, removed), if_empty="all rows overlap with evaluation data")
+    write_data(
+        out,
+        kept,
+        report,
+        map(Contaminated.as_json, removed),
+        if_empty="all rows overlap with evaluation data",
+    )
     _report(as_json, spec, f"{spec} against {', '.join(against)}", counts, out, report)
 
 
@@ -183,7 +216,9 @@ def select(
     from dapo.data.prepare.write import require_new_data, write_data
 
     if (rates is None) == (model is None):
-        raise ConfigError("dapo data select needs pass rates: give --rates FILE or RUN_DIR, or --model, not both")
+        raise ConfigError(
+            "dapo data select needs pass rates: give --rates FILE or RUN_DIR, or --model, not both"
+        )
     if low > high:
         raise ConfigError(f"--low {low:g} is above --high {high:g}: no row would be kept")
     if rates is not None and overrides:
@@ -195,7 +230,8 @@ def select(
         found = data_stats.run_pass_rates(rates) if rates.is_dir() else read_pass_rates(rates)
     else:
         assert model is not None
-        options, min_responses = overrides or [], 1
+        options = overrides or []
+        min_responses = 1
         how = {"samples": samples, "count": len(problems)}
         _, found = data_stats.model_pass_rates(spec, problems, model, **how, overrides=options)
     result = select_by_pass_rate(problems, found, low=low, high=high, min_responses=min_responses)
@@ -230,33 +266,50 @@ def integerize(
     from dapo.data.prepare.write import require_new_data, write_data
     from dapo.runs.console import progress
 
-    report, journal_path = (out.with_name(f"{out.name}.{ending}") for ending in ("decisions.jsonl", "partial"))
+    report, journal_path = (
+        out.with_name(f"{out.name}.{ending}") for ending in ("decisions.jsonl", "partial")
+    )
     require_new_data(out, report, force=force)
     if api_key_env is not None and not os.environ.get(api_key_env):
         raise ConfigError(f"--api-key-env {api_key_env}: that environment variable is not set")
     api_key = os.environ[api_key_env] if api_key_env else None
-    client = ChatClient(server, model, api_key=api_key, timeout_s=timeout_s, retries=retries, connections=concurrency)
+    client = ChatClient(
+        server,
+        model,
+        api_key=api_key,
+        timeout_s=timeout_s,
+        retries=retries,
+        connections=concurrency,
+    )
     problems = _read(spec, require_answer=True)
 
     def generate(request: str, seed: int) -> str:
         messages = [{"role": "user", "content": request}]
-        return client.complete(messages, temperature=rewriting.TEMPERATURE, max_tokens=max_tokens, seed=seed).text
+        return client.complete(
+            messages, temperature=rewriting.TEMPERATURE, max_tokens=max_tokens, seed=seed
+        ).text
 
     settings = {"model": model, "num_solutions": num_solutions, "max_tokens": max_tokens}
     settings["prompts"] = keyed_seed(rewriting.REWRITE, rewriting.SOLVE)
     with open_journal(journal_path, settings) as journal:
         if journal.records:
             with stdout_to_stderr(as_json):
-                print_text(f"{len(journal.records):,} problems were decided before the interruption")
+                print_text(
+                    f"{len(journal.records):,} problems were decided before the interruption"
+                )
         with progress("integerize") as update_progress:
             how = {"num_solutions": num_solutions, "concurrency": concurrency}
-            kept, decisions = rewriting.integerize(problems, generate, journal, **how, on_progress=update_progress)
+            kept, decisions = rewriting.integerize(
+                problems, generate, journal, **how, on_progress=update_progress
+            )
         reason = f"see {journal_path}" if journal.records else "they are letters or text"
         if_empty = f"no answer is an integer or can be made one; {reason}"
         write_data(out, kept, report, map(asdict, decisions.values()), if_empty=if_empty)
         journal.records.clear()  # so that the journal is deleted
     actions = [decisions[problem.id].action for problem in problems]
-    counts = {"rows": len(problems)} | {str(action): actions.count(action) for action in rewriting.ACTIONS}
+    counts = {"rows": len(problems)} | {
+        str(action): actions.count(action) for action in rewriting.ACTIONS
+    }
     _report(as_json, spec, f"{spec} with integer answers", counts, out, report)
 
 
@@ -265,7 +318,9 @@ def demonstrations(
     sources: Annotated[list[Path], Argument(metavar="RUN|RESULT")],
     output: Annotated[Path, Option()],
     per_problem: Annotated[int, Option(min=1)] = 1,
-    choose: Annotated[Literal["shortest", "random"], Option(metavar="shortest|random")] = "shortest",
+    choose: Annotated[
+        Literal["shortest", "random"], Option(metavar="shortest|random")
+    ] = "shortest",
     min_score: Annotated[float | None, Option()] = None,
     against: Annotated[list[str] | None, Option(metavar="SPEC")] = None,
     seed: Annotated[int, Option(min=0)] = 0,
@@ -281,20 +336,30 @@ def demonstrations(
     require_new(output, force=force)
     found.require_sources(sources)
     judged = [each for source in sources for each in found.read_judged(source)]
-    chosen, counts = found.choose(judged, per_problem=per_problem, choice=choose, min_score=min_score, seed=seed)
+    chosen, counts = found.choose(
+        judged, per_problem=per_problem, choice=choose, min_score=min_score, seed=seed
+    )
     held_out = found.held_out_of(sources, against or [])
     kept = found.without_held_out(chosen, held_out) if held_out and chosen else chosen
     if not kept:
         reason = "no response is right" if not chosen else "all problems are held out"
-        raise DataError(f"nothing would be written: {reason}; {', '.join(f'{n}: {c:,}' for n, c in counts.items())}")
+        raise DataError(
+            f"nothing would be written: {reason};"
+            f" {', '.join(f'{n}: {c:,}' for n, c in counts.items())}"
+        )
     counts |= {"removed: held out": len(chosen) - len(kept)} if held_out else {}
     found.write_demonstrations(output, kept)
     title = f"demonstrations from {', '.join(map(str, sources))}"
     _report(as_json, str(sources[0]), title, counts | {"written": len(kept)}, output)
 
 
-def _read(spec: "DataSpec", *, name: str = "SPEC", require_answer: bool = False, **how: Any) -> "list[Problem]":
-    """The problems of a command's argument `name`. Raises ConfigError for no data source, and DataError."""
+def _read(
+    spec: "DataSpec", *, name: str = "SPEC", require_answer: bool = False, **how: Any
+) -> "list[Problem]":
+    """The problems of a command's argument `name`.
+
+    Raises ConfigError for no data source, and DataError.
+    """
     from dapo.config import parse_data_argument
     from dapo.data.problems import load_problems
 
@@ -303,13 +368,22 @@ def _read(spec: "DataSpec", *, name: str = "SPEC", require_answer: bool = False,
 
 
 def _report(
-    as_json: bool, spec: str, title: str, counts: Mapping[str, int], *paths: Path, mean_pass_rate: float | None = None
+    as_json: bool,
+    spec: str,
+    title: str,
+    counts: Mapping[str, int],
+    *paths: Path,
+    mean_pass_rate: float | None = None,
 ) -> None:
-    """Print the counts of a command that writes data, as JSON under their names with underscores."""
+    """Print the counts of a command that writes data, as JSON under their names with
+    underscores.
+    """
     if as_json:
         named = {re.sub(r"\W+", "_", name): count for name, count in counts.items()}
         rate = {} if mean_pass_rate is None else {"mean_pass_rate": mean_pass_rate}
-        print_json({"data": spec, "counts": named, "written": [str(path) for path in paths], **rate})
+        print_json(
+            {"data": spec, "counts": named, "written": [str(path) for path in paths], **rate}
+        )
         return
     from dapo.cli.formatting import right, titled_table
     from dapo.runs.console import SafeConsole

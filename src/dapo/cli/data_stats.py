@@ -1,4 +1,6 @@
-"""Measures and prints the contents of a data set, and its difficulty for a run or a model, for `dapo data stats`."""
+"""Measures and prints the contents of a data set, and its difficulty for a run or a model, for
+`dapo data stats`.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -29,15 +31,24 @@ CODE_STARTS = ("assert ", "def check(", "def test_")
 
 
 def group_size_of(run: Path | None) -> int:
-    """The group size of a run; the paper's without a run, or if the run's options cannot be read."""
+    """The group size of a run; the paper's without a run, or if the run's options cannot be
+    read.
+    """
     try:
-        return PAPER_GROUP_SIZE if run is None else load_run_config(RunDirectory.open(run)).rollout.group_size
+        return (
+            PAPER_GROUP_SIZE
+            if run is None
+            else load_run_config(RunDirectory.open(run)).rollout.group_size
+        )
     except ConfigError:
         return PAPER_GROUP_SIZE
 
 
 def run_pass_rates(path: Path) -> dict[str, PassRate]:
-    """The pass rates of a run's problems by id, as of its newest checkpoint. Raises DataError before the first one."""
+    """The pass rates of a run's problems by id, as of its newest checkpoint.
+
+    Raises DataError before the first one.
+    """
     from dapo.training.problem_stats import read_problem_stats
 
     file = RunDirectory.open(path).problem_stats
@@ -48,30 +59,54 @@ def run_pass_rates(path: Path) -> dict[str, PassRate]:
     except DataError as error:
         raise DataError(f"{error}; the newest checkpoint of the run has a copy") from None
     return {
-        problem: PassRate(problem, *(int(entry[name]) for name in ("decided", "correct", "visits", "last_step")))
+        problem: PassRate(
+            problem, *(int(entry[name]) for name in ("decided", "correct", "visits", "last_step"))
+        )
         for problem, entry in stats.by_problem().items()
         if entry["decided"]
     }
 
 
 def model_pass_rates(
-    spec: DataSpec, data: Sequence[Problem], model: str, *, samples: int, count: int, overrides: Sequence[str]
+    spec: DataSpec,
+    data: Sequence[Problem],
+    model: str,
+    *,
+    samples: int,
+    count: int,
+    overrides: Sequence[str],
 ) -> tuple[dict[str, int], dict[str, PassRate]]:
-    """Measure prompt lengths in tokens, and the pass rates of a random subset of the problems, sampled as in training.
+    """Measure prompt lengths in tokens, and the pass rates of a random subset of the problems,
+    sampled as in training.
 
-    Returns the length of every prompt, and the pass rate of each of `count` sampled problems, by problem id; with 0
-    `samples`, lengths only. `overrides` may name the verifier, else it is the run's, or the default of the source.
+    Returns the length of every prompt, and the pass rate of each of `count` sampled problems, by
+    problem id; with 0 `samples`, lengths only. `overrides` may name the verifier, else it is the
+    run's, or the default of the source.
     """
-    from dapo.api.lifecycle.evaluate_models import EvalRequest, evaluation_config, open_engine_sampler, run_options
+    from dapo.api.lifecycle.evaluate_models import (
+        EvalRequest,
+        evaluation_config,
+        open_engine_sampler,
+        run_options,
+    )
     from dapo.data.prompts import PromptEncoder
     from dapo.evaluation.evaluate import evaluate
     from dapo.rewards.workers.pool import VerifierPool
     from dapo.training.assemble.build import evaluation_plan
     from dapo.training.assemble.episodes import open_episodes
-    from dapo.training.assemble.inputs import device_for_inputs, read_model, require_fit, stop_at_turn_end
+    from dapo.training.assemble.inputs import (
+        device_for_inputs,
+        read_model,
+        require_fit,
+        stop_at_turn_end,
+    )
 
     spec = parse_data_argument(spec) if isinstance(spec, str) else spec
-    as_trained = [f"eval.samples_per_problem={max(1, samples)}", "eval.temperature=1.0", "eval.top_p=1.0"]
+    as_trained = [
+        f"eval.samples_per_problem={max(1, samples)}",
+        "eval.temperature=1.0",
+        "eval.top_p=1.0",
+    ]
     request = EvalRequest(str(spec), overrides=(*as_trained, *overrides))
     config, checkpoint = evaluation_config(model, spec, request, run_options(model))
     loaded = read_model(config, device_for_inputs(config, training=False) if samples else "meta")
@@ -84,28 +119,38 @@ def model_pass_rates(
     if not samples:
         return tokens, {}
     fitting, _ = encoder.split_by_length(unique)
-    chosen = [fitting[i] for i in sorted(keyed_permutation(len(fitting), config.train.seed, "stats")[:count])]
+    chosen = [
+        fitting[i]
+        for i in sorted(keyed_permutation(len(fitting), config.train.seed, "stats")[:count])
+    ]
     plan = evaluation_plan(config, loaded.stop_ids)
     require_fit(chosen, encoder, loaded, plan.max_response_tokens)
     with ExitStack() as stack:
         judge = stack.enter_context(VerifierPool(config.reward))
         episodes = open_episodes(config, loaded.tokenizer) if config.plays_episodes else None
         if episodes is not None:
-            chosen, encoder = episodes.with_prompts(chosen), episodes.renderer.prompts
+            chosen = episodes.with_prompts(chosen)
+            encoder = episodes.renderer.prompts
         sampler = open_engine_sampler(config, loaded, encoder, checkpoint, plan, stack, episodes)
         update_progress = stack.enter_context(progress("sample and verify"))
         result = evaluate(sampler, judge, chosen, on_progress=update_progress)
     rates = {}
     for judged in result.problems:
-        if verdicts := [response.correct for response in judged.valid if response.correct is not None]:
+        if verdicts := [
+            response.correct for response in judged.valid if response.correct is not None
+        ]:
             rates[judged.problem.id] = PassRate(judged.problem.id, len(verdicts), sum(verdicts))
     return tokens, rates
 
 
 def problem_rows(
-    data: Sequence[Problem], measured: Mapping[str, Mapping[str, PassRate]], tokens: Mapping[str, int] | None
+    data: Sequence[Problem],
+    measured: Mapping[str, Mapping[str, PassRate]],
+    tokens: Mapping[str, int] | None,
 ) -> list[dict[str, Any]]:
-    """One row of JSON values per distinct problem, with its pass rates by the name of their source."""
+    """One row of JSON values per distinct problem, with its pass rates by the name of their
+    source.
+    """
     return [
         {
             "id": problem.id,
@@ -114,7 +159,10 @@ def problem_rows(
             "question": prompt_text(problem.prompt),
             "answer": problem.answer,
             "prompt_tokens": tokens[problem.id] if tokens is not None else None,
-            **{name: rates[problem.id].as_json() if problem.id in rates else None for name, rates in measured.items()},
+            **{
+                name: rates[problem.id].as_json() if problem.id in rates else None
+                for name, rates in measured.items()
+            },
         }
         for problem, copies in unique_problems(data)
     ]
@@ -126,7 +174,8 @@ def print_statistics(
     data: Sequence[Problem],
     visited: Mapping[str, PassRate] | None,
 ) -> None:
-    """Print the result of `describe_problems` and, by the names in `titles`, of `describe_difficulty`.
+    """Print the result of `describe_problems` and, by the names in `titles`, of
+    `describe_difficulty`.
 
     With `visited`, the pass rates of a run, also print the run's most visited problems.
     """
@@ -142,12 +191,20 @@ def _print_description(result: Mapping[str, Any]) -> None:
     table = titled_table(title, "", "", show_header=False)
     table.add_row("rows", f"{result['rows']:,}")
     table.add_row("distinct problems", f"{result['distinct']:,}")
-    table.add_row("copies", f"{result['copies']:,} (at most {result['max_copies']:,} rows per problem)")
+    table.add_row(
+        "copies", f"{result['copies']:,} (at most {result['max_copies']:,} rows per problem)"
+    )
     if conflicts := result["conflicting_answers"]:
-        table.add_row("different answers", f"{conflicts:,} texts (dapo data dedupe keeps the majority's, or none)")
+        table.add_row(
+            "different answers",
+            f"{conflicts:,} texts (dapo data dedupe keeps the majority's, or none)",
+        )
     for name in ("prompt_characters", "prompt_tokens"):
         if (summary := result[name]) is not None:
-            table.add_row(name.replace("_", ", "), ", ".join(f"{key} {value:,.0f}" for key, value in summary.items()))
+            table.add_row(
+                name.replace("_", ", "),
+                ", ".join(f"{key} {value:,.0f}" for key, value in summary.items()),
+            )
     for name in ("instruction_before", "instruction_after"):
         if result[name]:
             table.add_row(name.replace("_", " "), shorten(result[name], 100, keep="ends"))
@@ -159,11 +216,13 @@ def _print_description(result: Mapping[str, Any]) -> None:
     SafeConsole().print(table)
 
 
-def warn_of_unusable_rows(spec: str, data: Sequence[Problem], overrides: Sequence[str]) -> list[str]:
+def warn_of_unusable_rows(
+    spec: str, data: Sequence[Problem], overrides: Sequence[str]
+) -> list[str]:
     """Warn of rows whose responses the reward cannot judge.
 
-    The reward is a run's own, or the default of a data source, which is `code` where rows hold Python; `overrides` of
-    `reward` change it.
+    The reward is a run's own, or the default of a data source, which is `code` where rows hold
+    Python; `overrides` of `reward` change it.
     """
     raw: dict[str, Any] = {"model": "none"}
     if RunDirectory.is_run(spec):
@@ -171,7 +230,10 @@ def warn_of_unusable_rows(spec: str, data: Sequence[Problem], overrides: Sequenc
         raw |= {"data": {"train": config["data"]["train"]}, "reward": config["reward"]}
     else:
         raw["data"] = {"train": parse_data_argument(spec)}
-        if any(CODE_FIELD in problem.fields or problem.answer.startswith(CODE_STARTS) for problem in data):
+        if any(
+            CODE_FIELD in problem.fields or problem.answer.startswith(CODE_STARTS)
+            for problem in data
+        ):
             raw["reward"] = {"verifier": "code"}
     chosen = [item for item in overrides if item.startswith("reward.")]
     reward = resolve_auto_verifier(build_config(raw, chosen, where="dapo data stats")).reward
@@ -186,26 +248,49 @@ def _print_difficulty(result: Mapping[str, Any], title: str) -> None:
         table.add_row(f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}", f"{count:,}", bar)
     console = SafeConsole()
     console.print(table)
-    lines = [f"{result['problems']:,} problems with {result['responses']:,} verdicts, {result['unseen']:,} without"]
+    lines = [
+        f"{result['problems']:,} problems with {result['responses']:,} verdicts,"
+        f" {result['unseen']:,} without"
+    ]
     if result["not_in_data"]:
         lines.append(f"{result['not_in_data']:,} other problems of the run are not in this data")
     if (keep_rate := result["expected_keep_rate"]) is not None:
-        cost = f"each batch samples {1 / keep_rate:.1f} times its groups" if keep_rate else "no group has a signal"
+        cost = (
+            f"each batch samples {1 / keep_rate:.1f} times its groups"
+            if keep_rate
+            else "no group has a signal"
+        )
         lines += [
-            f"never correct: {result['never_correct']:,}, always correct: {result['always_correct']:,}, "
-            f"mean pass rate: {result['mean_pass_rate']:.1%}",
-            f"expected keep rate of dynamic sampling with groups of {result['group_size']}: {keep_rate:.1%} ({cost})",
+            (
+                f"never correct: {result['never_correct']:,}, always correct:"
+                f" {result['always_correct']:,}, mean pass rate: {result['mean_pass_rate']:.1%}"
+            ),
+            (
+                f"expected keep rate of dynamic sampling with groups of {result['group_size']}:"
+                f" {keep_rate:.1%} ({cost})"
+            ),
         ]
     for line in lines:
         console.print(line, soft_wrap=True)
 
 
 def _print_most_visited(data: Sequence[Problem], rates: Mapping[str, PassRate]) -> None:
-    known = [(rates[problem.id], problem) for problem, _ in unique_problems(data) if problem.id in rates]
+    known = [
+        (rates[problem.id], problem) for problem, _ in unique_problems(data) if problem.id in rates
+    ]
     numbers = right("visits", "responses", "pass rate", "last step")
     table = titled_table("most visited problems, hardest first", "problem", *numbers, "question")
-    for rate, problem in sorted(known, key=lambda pair: (-pair[0].visits, pair[0].rate, pair[1].id))[:SHOWN_ROWS]:
+    for rate, problem in sorted(
+        known, key=lambda pair: (-pair[0].visits, pair[0].rate, pair[1].id)
+    )[:SHOWN_ROWS]:
         question = shorten(prompt_text(problem.prompt), 60, keep="ends")
-        cells = (problem.id, f"{rate.visits}", f"{rate.responses}", f"{rate.rate:.0%}", f"{rate.last_seen}", question)
+        cells = (
+            problem.id,
+            f"{rate.visits}",
+            f"{rate.responses}",
+            f"{rate.rate:.0%}",
+            f"{rate.last_seen}",
+            question,
+        )
         table.add_row(*cells)
     SafeConsole().print(table)

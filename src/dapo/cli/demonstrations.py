@@ -1,4 +1,6 @@
-"""`dapo data demonstrations`: rejection sampling from the judged responses of runs and evaluations."""
+"""`dapo data demonstrations`: rejection sampling from the judged responses of runs and
+evaluations.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +22,17 @@ from dapo.runs.stored_config import load_run_config
 from dapo.types import Message, Problem, Prompt, content_text
 
 Choice: TypeAlias = Literal["shortest", "random"]
-_COLUMNS = ("problem_id", "question", "response", "answer", "correct", "score", "finish", "response_tokens", "step")
+_COLUMNS = (
+    "problem_id",
+    "question",
+    "response",
+    "answer",
+    "correct",
+    "score",
+    "finish",
+    "response_tokens",
+    "step",
+)
 
 
 @dataclass(frozen=True)
@@ -40,16 +52,23 @@ class Judged:
     def has_empty_turn(self) -> bool:
         """Whether the policy said nothing in a turn, which no demonstration may hold."""
         turns = (
-            [content_text(turn) for turn in self.turns if turn["role"] == "assistant"] if self.turns else [self.text]
+            [content_text(turn) for turn in self.turns if turn["role"] == "assistant"]
+            if self.turns
+            else [self.text]
         )
         return not all(map(str.strip, turns))
 
     def row(self) -> dict[str, Any]:
         """The demonstration as a row: `prompt` and `response`, or `messages` of several turns."""
-        prompt, more = self.problem.prompt, {"answer": self.problem.answer} if self.problem.answer else {}
+        prompt = self.problem.prompt
+        more = {"answer": self.problem.answer} if self.problem.answer else {}
         if not self.turns:
             return {"prompt": prompt, "response": self.text, **more}
-        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        asked = (
+            [{"role": "user", "content": prompt}]
+            if isinstance(prompt, str)
+            else [dict(m) for m in prompt]
+        )
         return {"messages": [*asked, *map(dict, self.turns)], **more}
 
 
@@ -62,22 +81,40 @@ def read_judged(source: Path) -> Iterator[Judged]:
         problem = Problem(row["id"], row["question"], row["answer"], row["source"])
         for each in row["responses"]:
             is_cut = each["finish"] != "stop"
-            yield Judged(problem, each["text"], int(each["tokens"]), each["correct"], each["score"], is_cut)
+            yield Judged(
+                problem, each["text"], int(each["tokens"]), each["correct"], each["score"], is_cut
+            )
 
 
 def choose(
-    judged: Sequence[Judged], *, per_problem: int, choice: Choice, min_score: float | None, seed: int
+    judged: Sequence[Judged],
+    *,
+    per_problem: int,
+    choice: Choice,
+    min_score: float | None,
+    seed: int,
 ) -> tuple[list[Judged], dict[str, int]]:
-    """Up to `per_problem` distinct responses of each problem, in the order of the problems, and counts for a report.
+    """Up to `per_problem` distinct responses of each problem, in the order of the problems, and
+    counts for a report.
 
-    Right are those that the verifier calls correct, or with `min_score` those of at least this score. A response that
-    was cut is never chosen. `shortest` prefers fewer tokens; `random` follows from `seed` and the problem alone.
+    Right are those that the verifier calls correct, or with `min_score` those of at least this
+    score. A response that was cut is never chosen. `shortest` prefers fewer tokens; `random`
+    follows from `seed` and the problem alone.
     """
     counts: Counter[str] = Counter(responses=len(judged))
     by_problem: dict[str, dict[str, Judged]] = {}
     for each in judged:
-        is_right = bool(each.correct) if min_score is None else each.score is not None and each.score >= min_score
-        reason = "cut at the length limit" if each.is_cut else None if is_right else "not right"
+        is_right = (
+            bool(each.correct)
+            if min_score is None
+            else each.score is not None and each.score >= min_score
+        )
+        if each.is_cut:
+            reason = "cut at the length limit"
+        elif is_right:
+            reason = None
+        else:
+            reason = "not right"
         reason = "an empty turn" if reason is None and each.has_empty_turn else reason
         known = by_problem.setdefault(each.problem.id, {})
         key = to_json([each.text, [dict(turn) for turn in each.turns]])
@@ -98,21 +135,36 @@ def choose(
 
 
 def without_held_out(chosen: Sequence[Judged], held_out: Sequence[Problem]) -> list[Judged]:
-    """The demonstrations whose prompts contain no held-out problem, as `dapo data decontaminate` decides."""
-    _, removed = find_contaminated([each.problem for each in chosen], held_out, ngram=8, min_overlap=0.5)
+    """The demonstrations whose prompts contain no held-out problem, as `dapo data decontaminate`
+    decides.
+    """
+    _, removed = find_contaminated(
+        [each.problem for each in chosen], held_out, ngram=8, min_overlap=0.5
+    )
     rows = {each.row for each in removed}
     return [each for number, each in enumerate(chosen, start=1) if number not in rows]
 
 
 def held_out_of(sources: Sequence[Path], against: Sequence[str]) -> list[Problem]:
     """The problems of `against`, and the held-out ones of the runs among the sources."""
-    specs = [load_run_config(RunDirectory.open(source)).data.eval_source for source in sources if source.is_dir()]
-    found = [problem for spec in specs if spec is not None for problem in load_problems(spec, split="eval")]
+    specs = [
+        load_run_config(RunDirectory.open(source)).data.eval_source
+        for source in sources
+        if source.is_dir()
+    ]
+    found = [
+        problem
+        for spec in specs
+        if spec is not None
+        for problem in load_problems(spec, split="eval")
+    ]
     return found + [problem for spec in against for problem in _held_out(spec)]
 
 
 def _held_out(spec: str) -> list[Problem]:
-    return load_problems(parse_data_argument(spec, name="--against"), split="eval", require_answer=False)
+    return load_problems(
+        parse_data_argument(spec, name="--against"), split="eval", require_answer=False
+    )
 
 
 def write_demonstrations(path: Path, chosen: Sequence[Judged]) -> None:
@@ -122,27 +174,44 @@ def write_demonstrations(path: Path, chosen: Sequence[Judged]) -> None:
 
 
 def _rank(each: Judged, choice: Choice, seed: int) -> int:
-    return each.tokens if choice == "shortest" else keyed_seed(seed, "demonstrations", each.problem.id, each.text)
+    return (
+        each.tokens
+        if choice == "shortest"
+        else keyed_seed(seed, "demonstrations", each.problem.id, each.text)
+    )
 
 
 def _of_run(run: RunDirectory) -> Iterator[Judged]:
     """The responses in rollouts/, each with its whole prompt."""
     paths = list(run.rollout_tables().values())
     if not paths:
-        raise DataError(f"{run.path} has no judged responses: no step has finished, or log.rollouts=none")
+        raise DataError(
+            f"{run.path} has no judged responses: no step has finished, or log.rollouts=none"
+        )
     prompts = _prompts_of(run)
     for path in paths:
         columns = [*_COLUMNS, *([EPISODE.name] if EPISODE.name in all_columns(path) else [])]
         for row in iterate_rows(path, columns):
             prompt = prompts.get(row["problem_id"], row["question"])
-            problem, episode = Problem(row["problem_id"], prompt, row["answer"]), episode_of(row)
+            problem = Problem(row["problem_id"], prompt, row["answer"])
+            episode = episode_of(row)
             is_cut = row["finish"] != "stop" or (episode is not None and episode.is_cut)
             turns = () if episode is None else tuple(episode.messages)
-            yield Judged(problem, row["response"], row["response_tokens"], row["correct"], row["score"], is_cut, turns)
+            yield Judged(
+                problem,
+                row["response"],
+                row["response_tokens"],
+                row["correct"],
+                row["score"],
+                is_cut,
+                turns,
+            )
 
 
 def _prompts_of(run: RunDirectory) -> Mapping[str, Prompt]:
-    """The prompts of a run's training problems by id; empty where its data is gone, as rollouts/ has the questions."""
+    """The prompts of a run's training problems by id; empty where its data is gone, as rollouts/
+    has the questions.
+    """
     try:
         problems = load_problems(load_run_config(run).data.train_source, require_answer=False)
     except (DapoError, OSError):

@@ -8,11 +8,14 @@ from dapo.analysis.doctor import DiagnosedFinding, Diagnosis
 from dapo.cli.formatting import plural
 from dapo.training.rules.all_rules import RULES
 
-_WIDTH, _LABEL = 110, 10
+_WIDTH = 110
+_LABEL = 10
 
 
 def diagnosis_lines(path: Path, diagnosis: Diagnosis) -> Iterator[str]:
-    """The number of examined steps and tables, then each finding with its evidence and the option to change."""
+    """The number of examined steps and tables, then each finding with its evidence and the option
+    to change.
+    """
     seen = (
         f"{plural(diagnosis.steps, 'step')}, {plural(diagnosis.evaluations, 'evaluation')}, "
         f"{plural(diagnosis.rollout_tables, 'table')} of responses, by {len(RULES)} rules"
@@ -35,7 +38,11 @@ def diagnosis_lines(path: Path, diagnosis: Diagnosis) -> Iterator[str]:
 
 def _case_lines(case: DiagnosedFinding) -> Iterator[str]:
     found = case.finding
-    until = f"since step {case.since}" if case.holds else f"from step {case.since} to {found.steps[1]}, not any more"
+    until = (
+        f"since step {case.since}"
+        if case.holds
+        else f"from step {case.since} to {found.steps[1]}, not any more"
+    )
     yield f"{found.severity}: {found.name}, {until}"
     first, last = found.steps
     at = f"step {last}" if first == last else f"steps {first} to {last}"
@@ -43,7 +50,9 @@ def _case_lines(case: DiagnosedFinding) -> Iterator[str]:
     rows = [("cause", found.cause), ("evidence", f"{evidence} ({at})")]
     if case.problems:
         problems = ", ".join(f"{name} ({count})" for name, count in case.problems)
-        rows.append(("problems", f"{problems}; {plural(case.responses, 'response')} of these steps show it"))
+        rows.append(
+            ("problems", f"{problems}; {plural(case.responses, 'response')} of these steps show it")
+        )
     if case.error:
         rows.append(("error", case.error))
     if case.example:
@@ -53,6 +62,8 @@ def _case_lines(case: DiagnosedFinding) -> Iterator[str]:
     if found.advice:
         rows.append(("" if found.change else "try", found.advice))
     for label, text in rows:
-        lines = wrap(text, _WIDTH - _LABEL - 2, break_long_words=False, break_on_hyphens=False) or [""]
+        lines = wrap(text, _WIDTH - _LABEL - 2, break_long_words=False, break_on_hyphens=False) or [
+            ""
+        ]
         yield f"  {label:{_LABEL}}{lines[0]}"
         yield from (f"  {'':{_LABEL}}{line}" for line in lines[1:])

@@ -1,7 +1,7 @@
 """`dapo environment test`: plays an environment with nonsense, twice, and prints what it pays.
 
-The episodes are those of training: the same code reads their prompts, encodes them, and plays them; only the turns come
-from no model.
+The episodes are those of training: the same code reads their prompts, encodes them, and plays them;
+only the turns come from no model.
 """
 
 import random
@@ -37,14 +37,16 @@ _MAX_TOKENS = 2**30
 _LEAST_OBSERVATION = 64
 _MARKS = ("<|im_start|>", "<|im_end|>")
 _TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content"
+    " }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
 @dataclass(frozen=True)
 class Play:
-    """An episode of nonsense: its seed, what each turn said, how it ended, and whether a second play differed."""
+    """An episode of nonsense: its seed, what each turn said, how it ended, and whether a second
+    play differed.
+    """
 
     seed: int
     kind: str
@@ -76,7 +78,9 @@ class Play:
 class NonsenseEngine:
     """A rollout engine without a model: each turn is nonsense of one kind."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", stop_id: int, kind: str, seed: int) -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", stop_id: int, kind: str, seed: int
+    ) -> None:
         self._tokenizer = tokenizer
         self._stop_id = stop_id
         self._kind = kind
@@ -93,7 +97,8 @@ class NonsenseEngine:
         self._waiting += requests
 
     def poll(self) -> list[Generation]:
-        requests, self._waiting = self._waiting, []
+        requests = self._waiting
+        self._waiting = []
         return [self._turn(request) for request in requests]
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
@@ -109,14 +114,17 @@ class NonsenseEngine:
 
 
 def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> list[Play]:
-    """Play EPISODES episodes with nonsense, and again in reverse order with the same seeds and actions.
+    """Play EPISODES episodes with nonsense, and again in reverse order with the same seeds and
+    actions.
 
-    `name` may be a run, whose environment, tools and problems are taken. The problems are the first of `data`, else
-    sums. `overrides` are options of environment. Raises ConfigError or DataError for an argument that cannot be used.
+    `name` may be a run, whose environment, tools and problems are taken. The problems are the first
+    of `data`, else sums. `overrides` are options of environment. Raises ConfigError or DataError
+    for an argument that cannot be used.
     """
     if not all(item.startswith("environment.") for item in overrides):
         raise ConfigError(
-            "dapo environment test takes options of environment only, for example environment.max_turns=4"
+            "dapo environment test takes options of environment only, for example"
+            " environment.max_turns=4"
         )
     if RunDirectory.is_run(name):
         added = [] if data is None else [override("data.train", parse_data_argument(data))]
@@ -134,21 +142,30 @@ def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> l
         tasks = [(problems[seed % len(problems)], seed) for seed in range(EPISODES)]
         first = [player.play(problem, seed) for problem, seed in tasks]
         second = [player.play(problem, seed) for problem, seed in reversed(tasks)][::-1]
-    return [replace(one, differs=one.episode != other.episode) for one, other in zip(first, second, strict=True)]
+    return [
+        replace(one, differs=one.episode != other.episode)
+        for one, other in zip(first, second, strict=True)
+    ]
 
 
 class _Player:
     """Plays episodes as training does."""
 
-    def __init__(self, config: Config, tokenizer: "PreTrainedTokenizerBase", pool: EnvironmentPool) -> None:
+    def __init__(
+        self, config: Config, tokenizer: "PreTrainedTokenizerBase", pool: EnvironmentPool
+    ) -> None:
         self._tokenizer = tokenizer
         self._pool = pool
         self._renderer = turn_renderer(config, tokenizer, pool)
-        room = max(config.environment.max_observation_tokens, self._renderer.overhead + _LEAST_OBSERVATION)
+        room = max(
+            config.environment.max_observation_tokens, self._renderer.overhead + _LEAST_OBSERVATION
+        )
         self._options = config.environment.model_copy(update={"max_observation_tokens": room})
 
     def play(self, problem: Problem, seed: int) -> Play:
-        """Begin and play one episode; an environment that cannot begin it is an episode with an error."""
+        """Begin and play one episode; an environment that cannot begin it is an episode with an
+        error.
+        """
         kind = _KINDS[seed % len(_KINDS)]
         starts = EpisodeStarts(self._pool, seed=seed)
         prompts = self._renderer.prompts
@@ -158,10 +175,18 @@ class _Player:
         except DataError as error:
             return Play(seed, kind, Episode((), (), error=str(error)))
         end = prompts.turn_end
-        stop_id = self._tokenizer.eos_token_id if end is None or end.token_id is None else end.token_id
+        stop_id = (
+            self._tokenizer.eos_token_id if end is None or end.token_id is None else end.token_id
+        )
         nonsense = NonsenseEngine(self._tokenizer, stop_id, kind, seed)
         engine = EpisodeEngine(nonsense, self._pool, self._renderer, self._options, starts=starts)
-        engine.submit([GenerationRequest("0", prompt_ids, _MAX_TOKENS, 1.0, 1.0, seed, (stop_id,), problem=begun)])
+        engine.submit(
+            [
+                GenerationRequest(
+                    "0", prompt_ids, _MAX_TOKENS, 1.0, 1.0, seed, (stop_id,), problem=begun
+                )
+            ]
+        )
         ended: list[Generation] = []
         while not ended:
             ended = engine.poll()
@@ -211,16 +236,25 @@ def _nonsense(kind: str, chance: random.Random) -> str:
 def print_plays(plays: Sequence[Play]) -> None:
     """Print a row for each episode, and what the environment pays for nonsense at most."""
     console = SafeConsole()
-    table = titled_table("Episodes of nonsense", *right("seed"), "each turn", *right("turns", "paid"), "verdict", "")
+    table = titled_table(
+        "Episodes of nonsense", *right("seed"), "each turn", *right("turns", "paid"), "verdict", ""
+    )
     for play in plays:
         verdict = verdict_word(play.correct, play.error)
         remark = "two plays differ" if play.differs else (play.error or "")[:_SHOWN_CHARS]
         table.add_row(f"{play.seed}", play.kind, f"{play.turns}", f"{play.paid:g}", verdict, remark)
     console.print(table)
-    console.print(f"most that nonsense is paid: {max(play.paid for play in plays):g}", soft_wrap=True)
+    console.print(
+        f"most that nonsense is paid: {max(play.paid for play in plays):g}", soft_wrap=True
+    )
     if any(play.differs for play in plays):
-        advice = "draw from the global `random` or a generator of `seed`, and keep nothing between episodes"
-        console.print(f"the environment is no function of its seed and its actions: {advice}", soft_wrap=True)
+        advice = (
+            "draw from the global `random` or a generator of `seed`, and keep nothing between"
+            " episodes"
+        )
+        console.print(
+            f"the environment is no function of its seed and its actions: {advice}", soft_wrap=True
+        )
 
 
 def is_suspicious(plays: Sequence[Play]) -> bool:

@@ -1,4 +1,6 @@
-"""Prints the results of `dapo eval`: one or two side by side, the paired difference, and one line per problem."""
+"""Prints the results of `dapo eval`: one or two side by side, the paired difference, and one line
+per problem.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,15 +20,24 @@ from dapo.runs.console import SafeConsole
 
 
 def evaluation_json(result: Mapping[str, Any], *, by_problem: bool) -> dict[str, Any]:
-    """A result, or a comparison of two, as `--json` prints it: without the tables, unless `by_problem`."""
+    """A result, or a comparison of two, as `--json` prints it: without the tables, unless
+    `by_problem`.
+    """
     if "comparison" in result:
-        both = {name: evaluation_json(result[name], by_problem=by_problem) for name in ("first", "second")}
+        both = {
+            name: evaluation_json(result[name], by_problem=by_problem)
+            for name in ("first", "second")
+        }
         return {**both, "comparison": result["comparison"]}
     return {name: value for name, value in result.items() if by_problem or name != "table"}
 
 
-def print_evaluation(found: Mapping[str, Any], output: Path | None, *, by_problem: bool = False) -> None:
-    """Print a result, or two side by side with their paired difference; with `by_problem`, also a line per problem."""
+def print_evaluation(
+    found: Mapping[str, Any], output: Path | None, *, by_problem: bool = False
+) -> None:
+    """Print a result, or two side by side with their paired difference; with `by_problem`, also a
+    line per problem.
+    """
     console = SafeConsole()
     is_pair = "comparison" in found
     results = [found["first"], found["second"]] if is_pair else [found]
@@ -45,39 +56,61 @@ def print_evaluation(found: Mapping[str, Any], output: Path | None, *, by_proble
 def _describe_difference(difference: Mapping[str, Any]) -> str:
     if difference["difference"] is None:
         return "second - first: no problem has a verdict in both"
-    low, high = difference["low"], difference["high"]
+    low = difference["low"]
+    high = difference["high"]
     conclusion = "(no interval: fewer than two problems, or the same difference on all)"
     if low is not None:
-        verdict = "no significant difference" if low <= 0 <= high else "higher" if low > 0 else "lower"
+        if low <= 0 <= high:
+            verdict = "no significant difference"
+        elif low > 0:
+            verdict = "higher"
+        else:
+            verdict = "lower"
         conclusion = f"(95 % interval {low:+.4f} to {high:+.4f}): {verdict}"
     return (
-        f"second - first, paired over {difference['problems']} problems: {difference['difference']:+.4f} {conclusion}\n"
-        f"better on {difference['better']} problems, worse on {difference['worse']}, equal on {difference['equal']}"
+        f"second - first, paired over {difference['problems']} problems:"
+        f" {difference['difference']:+.4f} {conclusion}\nbetter on {difference['better']} problems,"
+        f" worse on {difference['worse']}, equal on {difference['equal']}"
     )
 
 
 def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
     first = results[0]
-    title = Text(printable(f"{first['model']} on {first['name']}" if len(results) == 1 else f"on {first['name']}"))
+    title = Text(
+        printable(
+            f"{first['model']} on {first['name']}" if len(results) == 1 else f"on {first['name']}"
+        )
+    )
     for result in results:
         if warning := result.get("warning"):
             of = "" if len(results) == 1 else f"{result['model']}: "
             title.append(printable(f"\nWARNING: {of}{warning}"), style="red")
-    names = ["result"] if len(results) == 1 else short_names([str(result["model"]) for result in results])
+    names = (
+        ["result"]
+        if len(results) == 1
+        else short_names([str(result["model"]) for result in results])
+    )
     columns = [Column(name, justify="right", overflow="fold") for name in names]
     table = titled_table(title, "", *columns)
     k = first["samples_per_problem"]
-    row, accuracy = table.add_row, partial(with_interval, none=" (no interval)")
+    row = table.add_row
+    accuracy = partial(with_interval, none=" (no interval)")
     row(
         f"avg@{k}" if first["binary"] else f"mean score, avg@{k}",
-        *(accuracy(r["accuracy"], (r["low"], r["high"]), ".1%" if r["binary"] else ".4f") for r in results),
+        *(
+            accuracy(r["accuracy"], (r["low"], r["high"]), ".1%" if r["binary"] else ".4f")
+            for r in results
+        ),
     )
     for name in (name for name in first if name.startswith(("pass@", "cons@"))):
         if name == "pass@1" and all(r.get(name) == r["accuracy"] for r in results):
             continue  # it is avg@k, unless some problems lack a verdict
         row(name, *(accuracy(r[name], r["intervals"][name]) if name in r else "" for r in results))
     if any(r.get("complete_problems", r["problems"]) < r["problems"] for r in results):
-        row("  pass@j over problems", *(f"{r.get('complete_problems', r['problems']):,}" for r in results))
+        row(
+            "  pass@j over problems",
+            *(f"{r.get('complete_problems', r['problems']):,}" for r in results),
+        )
     for source in first["by_source"] if len(first["by_source"]) > 1 else ():
         count = first["by_source"][source]["problems"]
         row(
@@ -101,17 +134,23 @@ def short_names(models: Sequence[str]) -> list[str]:
     ['step 0', 'step 18']
     """
     parts = [Path(model).parts for model in models]
-    shared = next((i for i, column in enumerate(zip(*parts, strict=False)) if len(set(column)) > 1), 0)
+    shared = next(
+        (i for i, column in enumerate(zip(*parts, strict=False)) if len(set(column)) > 1), 0
+    )
     return [re.sub(r"\bstep_0*(\d+)\.json$", r"step \1", str(Path(*own[shared:]))) for own in parts]
 
 
 def _print_notes(console: SafeConsole, summary: Mapping[str, Any]) -> None:
     if not summary["binary"]:
-        console.print("the verifier gives scores, not correct or wrong (reward.threshold decides)", soft_wrap=True)
+        console.print(
+            "the verifier gives scores, not correct or wrong (reward.threshold decides)",
+            soft_wrap=True,
+        )
     if note := summary.get("interval_note"):
         console.print(note, soft_wrap=True)
     if summary["verifier_errors"]:
-        errors, total = summary["verifier_errors"], summary["problems"] * summary["samples_per_problem"]
+        errors = summary["verifier_errors"]
+        total = summary["problems"] * summary["samples_per_problem"]
         line = f"{errors} of {total} responses have no verdict: {summary['most_frequent_error']}"
         console.print(line, soft_wrap=True)
 
@@ -123,9 +162,18 @@ def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         judged = [response for response in responses if response["error"] is None]
         binary = all(response["correct"] is not None for response in judged)
         question = Text(printable(one_line(row["question"])), no_wrap=True, overflow="ellipsis")
-        correct = f"{sum(bool(response['correct']) for response in judged)}/{len(judged)}" if binary else "-"
+        correct = (
+            f"{sum(bool(response['correct']) for response in judged)}/{len(judged)}"
+            if binary
+            else "-"
+        )
         tokens = f"{fmean(response['tokens'] for response in responses):.0f}"
-        cells = (number(row["accuracy"], ".3f"), correct, tokens, one_line(_most_frequent_answer(judged)))
+        cells = (
+            number(row["accuracy"], ".3f"),
+            correct,
+            tokens,
+            one_line(_most_frequent_answer(judged)),
+        )
         table.add_row(question, one_line(str(row["answer"])), *cells)
     return table
 
@@ -147,14 +195,22 @@ def _most_frequent_answer(judged: Sequence[Mapping[str, Any]]) -> str:
     return next((r["answer"] for r in judged if r["correct"] and r["answer"]), "")
 
 
-def _paired_problem_table(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> Table:
-    """One line per problem, from the most worsened to the most improved; problems without a pair come last."""
+def _paired_problem_table(
+    first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]
+) -> Table:
+    """One line per problem, from the most worsened to the most improved; problems without a pair
+    come last.
+    """
     table = _table_by_problem("first", "second", "difference")
     others = {row["id"]: row["accuracy"] for row in second}
     pairs = [(row, row["accuracy"], others[row["id"]]) for row in first]
     differences = [(row, a, b, None if a is None or b is None else b - a) for row, a, b in pairs]
     for row, a, b, difference in sorted(differences, key=lambda line: (line[3] is None, line[3])):
-        question = Text(printable(one_line(str(row.get("question", row["id"])))), no_wrap=True, overflow="ellipsis")
+        question = Text(
+            printable(one_line(str(row.get("question", row["id"])))),
+            no_wrap=True,
+            overflow="ellipsis",
+        )
         scores = number(a, ".3f"), number(b, ".3f"), number(difference, "+.3f")
         table.add_row(question, one_line(str(row.get("answer", ""))), *scores)
     return table

@@ -29,12 +29,16 @@ _WEIGHTS = {
 }
 
 
-def explain(run_dir: Path, step: int | None, group: int | None, *, replay: bool, as_json: bool) -> None:
+def explain(
+    run_dir: Path, step: int | None, group: int | None, *, replay: bool, as_json: bool
+) -> None:
     """`dapo explain`: print the result of `explain_group` for a person, or as JSON."""
     from dapo.analysis.explain import explain_group  # torch
 
     step = step or max(RunDirectory.open(run_dir).rollout_tables(), default=1)
-    found = explain_group(run_dir, step, group, recompute=replay, log=partial(print_text, file=sys.stderr))
+    found = explain_group(
+        run_dir, step, group, recompute=replay, log=partial(print_text, file=sys.stderr)
+    )
     if as_json:
         print_json(found)
         return
@@ -72,7 +76,10 @@ def _title(found: Mapping[str, Any]) -> Text:
     update = ""
     if (eq8 := found["eq8"]) is not None:
         update = f", in update {eq8['update']} of {eq8['updates']} of the step"
-    return Text(printable(f"{found['run']}: step {found['step']}, group {found['group']}{update}"), style="bold")
+    return Text(
+        printable(f"{found['run']}: step {found['step']}, group {found['group']}{update}"),
+        style="bold",
+    )
 
 
 def _heading(text: str) -> Text:
@@ -104,7 +111,12 @@ def _episode(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     table = Table("role", *right("tokens", "reward", "advantage"), "text", box=None)
     for turn in chosen["turns"]:
         tokens = turn["tokens"]
-        span = "observed" if tokens is None else f"{tokens[0]} to {tokens[1] - 1}" if tokens[1] > tokens[0] else "none"
+        if tokens is None:
+            span = "observed"
+        elif tokens[1] > tokens[0]:
+            span = f"{tokens[0]} to {tokens[1] - 1}"
+        else:
+            span = "none"
         text = shorten(turn["text"].strip(), SHOWN_CHARS, keep="ends") or "(empty)"
         values = (number(turn[name], "+.6g", "-") for name in ("reward", "advantage"))
         table.add_row(turn["role"], span, *values, text, style="dim" if tokens is None else "")
@@ -117,13 +129,19 @@ def _verdict(response: Mapping[str, Any]) -> Text:
     name = verdict_name(response["correct"], response["error"])
     if name == "score":
         return Text(f"score {response['score']:g}")
-    return Text(VERDICT_WORDS[name], style={"correct": "green", "wrong": "red", "error": "yellow"}[name])
+    return Text(
+        VERDICT_WORDS[name], style={"correct": "green", "wrong": "red", "error": "yellow"}[name]
+    )
 
 
 def _eq11(found: Mapping[str, Any]) -> str:
     eq11 = found["eq11"]
     kept = "yes" if eq11["kept"] else f"no, its outcome is {eq11['outcome']}"
-    errors = f" ({eq11['errors']} of {eq11['group_size']} responses have no verdict)" if eq11["errors"] else ""
+    errors = (
+        f" ({eq11['errors']} of {eq11['group_size']} responses have no verdict)"
+        if eq11["errors"]
+        else ""
+    )
     return f"{kept}: {eq11['why']}{errors}"
 
 
@@ -135,8 +153,9 @@ def _eq13(found: Mapping[str, Any]) -> str:
         return "overlong.mode=off: no penalty for length"
     longest = eq13["max_length"]
     return (
-        f"a response of up to {longest - eq13['buffer']} tokens has no penalty; it grows from there to "
-        f"{eq13['penalty']:g} at {longest} tokens (L_max = {longest}, L_cache = {eq13['buffer']})"
+        f"a response of up to {longest - eq13['buffer']} tokens has no penalty; it grows from there"
+        f" to {eq13['penalty']:g} at {longest} tokens (L_max = {longest}, L_cache ="
+        f" {eq13['buffer']})"
     )
 
 
@@ -150,41 +169,59 @@ def _rewards(found: Mapping[str, Any]) -> Table:
 
 def _eq9(found: Mapping[str, Any]) -> Iterator[str]:
     eq9 = found["eq9"]
-    mean, std = f"{eq9['mean']:.6g}", f"{eq9['std']:.6g}"
+    mean = f"{eq9['mean']:.6g}"
+    std = f"{eq9['std']:.6g}"
     above = f"reward {'-' if eq9['mean'] >= 0 else '+'} {abs(eq9['mean']):.6g}"
-    count, estimator = eq9["rewards"], eq9["estimator"]
+    count = eq9["rewards"]
+    estimator = eq9["estimator"]
     if eq9["scale"] == "std":
         formula = f"({above}) / ({std} + {eq9['eps']:g})"
     elif estimator == "rloo":
-        formula = f"{count} / {count - 1} ({above}), the reward minus the mean of the other rewards (RLOO)"
+        formula = (
+            f"{count} / {count - 1} ({above}), the reward minus the mean of the other rewards"
+            " (RLOO)"
+        )
     else:
         formula = f"{above} (advantage.scale=none)"
-    rewards = f"{count:,} rewards{' of the whole step (REINFORCE++)' if estimator == 'reinforce_pp' else ''} have mean"
+    rewards = (
+        f"{count:,}"
+        f" rewards{' of the whole step (REINFORCE++)' if estimator == 'reinforce_pp' else ''} have"
+        " mean"
+    )
     spread = f"and standard deviation {std}"
     if eq9["differences"] != count:
         spread = (
-            f"and the {eq9['differences']:,} rewards of the whole step, less the means of their groups, have standard "
-            f"deviation {std} (REINFORCE++ w/ baseline)"
+            f"and the {eq9['differences']:,} rewards of the whole step, less the means of their"
+            f" groups, have standard deviation {std} (REINFORCE++ w/ baseline)"
         )
     if eq9["credit"] == "turn":
         yield (
-            "environment.credit=turn: the tokens of a turn have the advantage of the rewards from that turn on, less "
-            "their mean and divided by their standard deviation over the responses that reached the turn; the table "
-            "above has each response's mean over its tokens"
+            "environment.credit=turn: the tokens of a turn have the advantage of the rewards from"
+            " that turn on, less their mean and divided by their standard deviation over the"
+            " responses that reached the turn; the table above has each response's mean over its"
+            " tokens"
         )
     else:
         yield f"the {rewards} {mean} {spread}: advantage = {formula}"
-    yield "a response's tokens become more probable where its advantage is above 0, less probable where it is below"
+    yield (
+        "a response's tokens become more probable where its advantage is above 0, less probable"
+        " where it is below"
+    )
 
 
 def _eq8(found: Mapping[str, Any]) -> Iterator[str]:
     eq8 = found["eq8"]
-    ratios, clip = eq8["ratios"], eq8["clip"]
+    ratios = eq8["ratios"]
+    clip = eq8["clip"]
     yield (
-        f"update {eq8['update']} of {eq8['updates']} has {eq8['trained_tokens']:,} trained tokens in "
-        f"{eq8['responses']} responses of {plural(len(eq8['groups']), 'group')}; "
-        f"each token weighs {_WEIGHTS[eq8['aggregate']]}"
-        + ("" if eq8["group_weight"] is None else f" times {eq8['group_weight']:.4g}, the group's inverse weight")
+        f"update {eq8['update']} of {eq8['updates']} has {eq8['trained_tokens']:,} trained tokens"
+        f" in {eq8['responses']} responses of {plural(len(eq8['groups']), 'group')}; each token"
+        f" weighs {_WEIGHTS[eq8['aggregate']]}"
+        + (
+            ""
+            if eq8["group_weight"] is None
+            else f" times {eq8['group_weight']:.4g}, the group's inverse weight"
+        )
     )
     dual = "" if clip["dual"] is None else f", or A < 0 and r > {clip['dual']:g}"
     bounds = f"A > 0 and r > {clip['high']:g}, or A < 0 and r < {clip['low']:g}{dual}"
@@ -196,11 +233,15 @@ def _eq8(found: Mapping[str, Any]) -> Iterator[str]:
         yield "the values above need no ratios; tokens with the engine's log-probabilities: --json"
         return
     yield (
-        "a token's loss is -weight x min(r A, clip(r) A), where r is its probability now over its probability before "
-        f"the step (Eq. 6) and A its response's advantage; it is clipped, and loses its gradient, where {bounds}"
+        "a token's loss is -weight x min(r A, clip(r) A), where r is its probability now over its"
+        " probability before the step (Eq. 6) and A its response's advantage; it is clipped, and"
+        f" loses its gradient, where {bounds}"
     )
     replay = ratios["replay"]
-    equal = f"{replay['metrics_equal']} of {replay['metrics_compared']} logged metrics are equal to the last bit"
+    equal = (
+        f"{replay['metrics_equal']} of {replay['metrics_compared']} logged metrics are equal to the"
+        " last bit"
+    )
     if replay["metrics_equal"] < replay["metrics_compared"]:
         equal += f", the rest to {replay['largest_relative_difference']:.1g} (relative)"
     yield f"{ratios['why']}: {equal}"
@@ -208,32 +249,49 @@ def _eq8(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _contributions(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     eq8 = found["eq8"]
-    names = ("#", "tokens", "weight per token", "clipped", "ratio", "part of the loss", "part of the gradient")
+    names = (
+        "#",
+        "tokens",
+        "weight per token",
+        "clipped",
+        "ratio",
+        "part of the loss",
+        "part of the gradient",
+    )
     table = Table(*right(*names), box=None)
     for each in found["responses"]:
         if each.get("weight") is None:
             continue
         values = each["token_values"].get("ratios") or []
         ratios = f"{min(values):.3f} to {max(values):.3f}" if values else "-"
-        clipped, share = number(each["clipped"], "", "-"), number(each["gradient_share"], ".2%", "-")
-        row = (f"{each['tokens']}", f"{each['weight']:.4g}", clipped, ratios, _number(each["loss"]), share)
+        clipped = number(each["clipped"], "", "-")
+        share = number(each["gradient_share"], ".2%", "-")
+        row = (
+            f"{each['tokens']}",
+            f"{each['weight']:.4g}",
+            clipped,
+            ratios,
+            _number(each["loss"]),
+            share,
+        )
         table.add_row(f"{each['sample']}", *row)
     yield table
     if eq8["loss"] is None:
         return
     with_kl = f", with {eq8['kl_coef']:g} x KL" if eq8["kl_coef"] > 0 else ""
     yield (
-        f"the group: {eq8['loss_of_group']:+.6f} of the update's loss of {eq8['loss']:+.6f}{with_kl}, and "
-        f"{eq8['gradient_share_of_group']:.1%} of its gradient"
+        f"the group: {eq8['loss_of_group']:+.6f} of the update's loss of"
+        f" {eq8['loss']:+.6f}{with_kl}, and {eq8['gradient_share_of_group']:.1%} of its gradient"
     )
     yield (
-        "part of the gradient: the size of the loss's derivative by each token's log-probability, divided by its sum "
-        "over the update; a clipped token has none"
+        "part of the gradient: the size of the loss's derivative by each token's log-probability,"
+        " divided by its sum over the update; a clipped token has none"
     )
 
 
 def _clipped(found: Mapping[str, Any]) -> Iterator[RenderableType]:
-    eq8, tokens = found["eq8"], found["clipped_tokens"]
+    eq8 = found["eq8"]
+    tokens = found["clipped_tokens"]
     if not eq8["ratios"]["known"] or eq8["ratios"]["source"] == "first_update":
         return
     if not tokens:
@@ -241,15 +299,29 @@ def _clipped(found: Mapping[str, Any]) -> Iterator[RenderableType]:
         return
     numbers = ("A", "ratio", "bound", "gradient without clip")
     table = Table(*right("#", "token"), "text", "in context", *right(*numbers), box=None)
-    yield f"\n{plural(len(tokens), 'clipped token')} of the group ({eq8['clipped_tokens']} in the update)"
+    yield (
+        f"\n{plural(len(tokens), 'clipped token')} of the group ({eq8['clipped_tokens']} in the"
+        " update)"
+    )
     shown = sorted(tokens, key=lambda each: -each["gradient_share_without_clip"])[:SHOWN_TOKENS]
     for each in shown:
         response = found["responses"][each["sample"]]
         sign = "<" if each["side"] == "low" else ">"
-        numbers_of = (f"{response['advantage']:+.3f}", f"{each['ratio']:.4f}", f"{sign} {each['bound']:g}")
+        numbers_of = (
+            f"{response['advantage']:+.3f}",
+            f"{each['ratio']:.4f}",
+            f"{sign} {each['bound']:g}",
+        )
         share = f"{each['gradient_share_without_clip']:.2%}"
         text = f"{each['id']}" if each["text"] is None else repr(each["text"])
-        table.add_row(f"{each['sample']}", f"{each['position']}", text, _context(response, each), *numbers_of, share)
+        table.add_row(
+            f"{each['sample']}",
+            f"{each['position']}",
+            text,
+            _context(response, each),
+            *numbers_of,
+            share,
+        )
     yield table
     if len(tokens) > len(shown):
         yield f"and {len(tokens) - len(shown)} more: --json"
@@ -260,11 +332,18 @@ def _context(response: Mapping[str, Any], token: Mapping[str, Any]) -> Text:
     if texts is None:
         return Text("")
     at = token["position"]
-    before, after = "".join(texts[max(0, at - _CONTEXT_TOKENS) : at]), "".join(texts[at + 1 : at + 1 + _CONTEXT_TOKENS])
+    before = "".join(texts[max(0, at - _CONTEXT_TOKENS) : at])
+    after = "".join(texts[at + 1 : at + 1 + _CONTEXT_TOKENS])
     parts = ((before, ""), (texts[at], "bold reverse"), (after, ""))
-    shown = ((printable(text.replace("\n", "\\n").replace("\t", "\\t")), style) for text, style in parts)
+    shown = (
+        (printable(text.replace("\n", "\\n").replace("\t", "\\t")), style) for text, style in parts
+    )
     return Text.assemble(*shown)
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.6g}" if value else "0"
+    if value is None:
+        return "-"
+    if value:
+        return f"{value:+.6g}"
+    return "0"

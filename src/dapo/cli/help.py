@@ -1,4 +1,6 @@
-"""The layout of help: commands by subject, one line each; metavars without Python types; examples from help.txt."""
+"""The layout of help: commands by subject, one line each; metavars without Python types; examples
+from help.txt.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +10,15 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 F = TypeVar("F", bound=Callable[..., Any])
-TRAIN, INSPECT, COMPARE = "Train", "Look into runs", "Compare"
-DATA, REFERENCE = "Data and rewards", "Options and configurations"
+TRAIN = "Train"
+INSPECT = "Look into runs"
+COMPARE = "Compare"
+DATA = "Data and rewards"
+REFERENCE = "Options and configurations"
 TEXTS = Path(__file__).with_name("help.txt")
-"""Notes, two examples and the meanings of parameters per command, in blocks that begin with the command's name."""
+"""Notes, two examples and the meanings of parameters per command, in blocks that begin with the
+command's name.
+"""
 _WHOLE_SENTENCE = 1000  # characters
 _NAME_WIDTH = 10
 
@@ -20,25 +27,38 @@ class Commands(typer.Typer):
     """A table of commands with this layout of help."""
 
     def __init__(self, **settings: Any) -> None:
-        settings |= {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
+        settings |= {
+            "add_completion": False,
+            "pretty_exceptions_enable": False,
+            "rich_markup_mode": None,
+        }
         super().__init__(cls=CommandGroup, no_args_is_help=True, **settings)
 
-    def command(self, name: str | None = None, *, group: str = "Commands", **settings: Any) -> Callable[[F], F]:
+    def command(
+        self, name: str | None = None, *, group: str = "Commands", **settings: Any
+    ) -> Callable[[F], F]:
         """Register a command in a group of the help."""
         return super().command(name, cls=Command, rich_help_panel=group, **settings)
 
 
 class Command(TyperCommand):
-    """A command whose help names arguments and options by their metavars, and ends with examples."""
+    """A command whose help names arguments and options by their metavars, and ends with
+    examples.
+    """
 
     def __init__(self, name: str | None, **settings: Any) -> None:
         super().__init__(name, **settings)
-        texts = dict(line.strip().split(": ", 1) for line in _more_of(self) if line.startswith("  "))
+        texts = dict(
+            line.strip().split(": ", 1) for line in _more_of(self) if line.startswith("  ")
+        )
         for parameter in self.params:
             parameter.help = parameter.help or texts.get(parameter.name)  # type: ignore[attr-defined]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return ["[OPTIONS]", *(_in_usage(each) for each in self.params if each.param_type_name == "argument")]
+        return [
+            "[OPTIONS]",
+            *(_in_usage(each) for each in self.params if each.param_type_name == "argument"),
+        ]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         for title in ("Argument", "Option"):
@@ -78,7 +98,9 @@ class CommandGroup(TyperGroup):
 
 
 def _more_of(command: Any) -> list[str]:
-    """The notes, examples and parameters of a command; two of one name have functions named after both words."""
+    """The notes, examples and parameters of a command; two of one name have functions named after
+    both words.
+    """
     blocks = [block.splitlines() for block in TEXTS.read_text(encoding="utf-8").split("\n\n")]
     found = {title: lines for title, *lines in blocks if title.split()[-1] == command.name}
     function = getattr(command.callback, "__name__", "")
@@ -95,7 +117,9 @@ def _name(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         return str(parameter.metavar)
     word = "N" if parameter.min is not None else parameter.name.rpartition("_")[2].upper()
-    return ", ".join(parameter.opts) + ("" if parameter.is_flag else f" {parameter.metavar or word}")
+    return ", ".join(parameter.opts) + (
+        "" if parameter.is_flag else f" {parameter.metavar or word}"
+    )
 
 
 def _help(parameter: Any) -> str:

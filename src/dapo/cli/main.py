@@ -24,29 +24,51 @@ from dapo.core.secrets import mask_text
 from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
 from dapo.core.text import one_line
 
-# torch and transformers are imported inside the commands, so that --help and a config error answer at once
+# torch and transformers are imported inside the commands, so that --help and a config error answer
+# at once
 
 app = Commands(name="dapo")
 app.add_typer(run_commands.commands)
 app.add_typer(analysis_commands.commands)
-app.add_typer(data_app, name="data", help="Import, inspect and clean problems.", rich_help_panel=DATA)
+app.add_typer(
+    data_app, name="data", help="Import, inspect and clean problems.", rich_help_panel=DATA
+)
 reward_app = Commands()
-app.add_typer(reward_app, name="reward", help="Test a reward before training on it.", rich_help_panel=DATA)
+app.add_typer(
+    reward_app, name="reward", help="Test a reward before training on it.", rich_help_panel=DATA
+)
 environment_app = Commands()
 app.add_typer(
-    environment_app, name="environment", help="Test an environment before training in it.", rich_help_panel=DATA
+    environment_app,
+    name="environment",
+    help="Test an environment before training in it.",
+    rich_help_panel=DATA,
 )
 lists_app = Commands()
 app.add_typer(lists_app)
 
-CommandLineError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+CommandLineError: Any = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
 """The error that typer raises for an unknown option; typer exports no name for it."""
-OF_FILES = ("EACCES", "EPERM", "EROFS", "ENOSPC", "EDQUOT", "EISDIR", "ENOTDIR", "EEXIST", "ENAMETOOLONG")
+OF_FILES = (
+    "EACCES",
+    "EPERM",
+    "EROFS",
+    "ENOSPC",
+    "EDQUOT",
+    "EISDIR",
+    "ENOTDIR",
+    "EEXIST",
+    "ENAMETOOLONG",
+)
 """The errors that a user's path or disk causes, not dapo."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command with `arguments`, or the process's own; a user's errors are printed without a traceback."""
+    """Run the command with `arguments`, or the process's own; a user's errors are printed without a
+    traceback.
+    """
     warnings.formatwarning = _format_warning
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -55,19 +77,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 raise ConfigError(f"the argument {argument!a} is not UTF-8")
         code = app(given, standalone_mode=False)
     except DapoError as error:
-        text, code = mask_text(str(error)), error.exit_code
-        _print_error(f"error: {text}\n" if code < 128 else f"{text}\n", text, type(error).__name__, code, given)
+        text = mask_text(str(error))
+        code = error.exit_code
+        _print_error(
+            f"error: {text}\n" if code < 128 else f"{text}\n",
+            text,
+            type(error).__name__,
+            code,
+            given,
+        )
     except CommandLineError as error:  # it shows what was typed
         typed = StringIO()
         error.show(typed)
         code = error.exit_code
-        _print_error(mask_text(typed.getvalue()), mask_text(error.format_message()), "UsageError", code, given)
+        _print_error(
+            mask_text(typed.getvalue()),
+            mask_text(error.format_message()),
+            "UsageError",
+            code,
+            given,
+        )
     except Exception as error:
         if not isinstance(error, OSError) or errno.errorcode.get(error.errno or 0) not in OF_FILES:
             sys.excepthook = _print_traceback  # instead of typer's
             raise
-        code, name = ConfigError.exit_code, str(error.filename or "the output")
-        text = f"{name}: {error.strerror}; name another place, or make this one accessible with free space"
+        code = ConfigError.exit_code
+        name = str(error.filename or "the output")
+        text = (
+            f"{name}: {error.strerror}; name another place, or make this one accessible with free"
+            " space"
+        )
         text = text if error.errno != errno.ENAMETOOLONG else f"{name[:60]}...: {error.strerror}"
         _print_error(f"error: {text}\n", text, "ConfigError", code, given)
     sys.exit(code or 0)
@@ -82,17 +121,27 @@ def _print_error(shown: str, message: str, kind: str, code: int, given: Sequence
 
 
 def _format_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
 ) -> str:
     return printable(f"{filename}:{lineno}: {category.__name__}: {message}\n")
 
 
-def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    print_text(mask_text("".join(traceback.format_exception(kind, error, trace))), file=sys.stderr, end="")
+def _print_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    print_text(
+        mask_text("".join(traceback.format_exception(kind, error, trace))), file=sys.stderr, end=""
+    )
 
 
 @lists_app.command("options", group=REFERENCE)
-def show_options(section: Annotated[str | None, Argument(metavar="SECTION")] = None, as_json: AsJson = False) -> None:
+def show_options(
+    section: Annotated[str | None, Argument(metavar="SECTION")] = None, as_json: AsJson = False
+) -> None:
     """List the options: meaning, default, unit, the paper's value."""
     from dapo.config.option_entries import entries_of, section_names, yaml_text
 
@@ -117,23 +166,33 @@ def show_options(section: Annotated[str | None, Argument(metavar="SECTION")] = N
         console.print(Padding(f"{entry.meaning}{condition}", (0, 0, 0, 4)))
     sections = section_names(found)
     if len(sections) > 1:
-        console.print(f"\n{len(found)} options; one section: dapo options {'|'.join(sections)}", soft_wrap=True)
+        console.print(
+            f"\n{len(found)} options; one section: dapo options {'|'.join(sections)}",
+            soft_wrap=True,
+        )
 
 
 @lists_app.command("configs", group=REFERENCE)
-def show_configs(name: Annotated[str | None, Argument(metavar="NAME")] = None, as_json: AsJson = False) -> None:
+def show_configs(
+    name: Annotated[str | None, Argument(metavar="NAME")] = None, as_json: AsJson = False
+) -> None:
     """List the configurations that come with dapo, or print one."""
     if name is not None:
         from dapo.config import find_config
 
         print_text(find_config(name).read_text(encoding="utf-8"), end="")
         return
-    use = "dapo train NAME [KEY=VALUE]... trains with one; dapo configs NAME > my.yaml makes a file to change"
+    use = (
+        "dapo train NAME [KEY=VALUE]... trains with one; dapo configs NAME > my.yaml makes a file"
+        " to change"
+    )
     _list_shipped("configs", use, as_json)
 
 
 @lists_app.command("docs", group=REFERENCE)
-def show_docs(page: Annotated[str | None, Argument(metavar="PAGE")] = None, as_json: AsJson = False) -> None:
+def show_docs(
+    page: Annotated[str | None, Argument(metavar="PAGE")] = None, as_json: AsJson = False
+) -> None:
     """List the pages of the documentation, or print one."""
     if page is None:
         _list_shipped("docs", "dapo docs PAGE prints one", as_json)
@@ -149,7 +208,9 @@ def show_docs(page: Annotated[str | None, Argument(metavar="PAGE")] = None, as_j
 def _list_shipped(folder: Literal["configs", "docs"], use: str, as_json: bool) -> None:
     from dapo.config.load import shipped, title_of
 
-    found = {name: {"about": title_of(path), "path": str(path)} for name, path in shipped(folder).items()}
+    found = {
+        name: {"about": title_of(path), "path": str(path)} for name, path in shipped(folder).items()
+    }
     if as_json:
         print_json(found)
         return
@@ -161,9 +222,13 @@ def _list_shipped(folder: Literal["configs", "docs"], use: str, as_json: bool) -
 
 @lists_app.command(group=TRAIN)
 def convert(
-    file: Annotated[Path, Argument(metavar="FILE", help="A script, notebook or YAML file, which is read, never run.")],
+    file: Annotated[
+        Path,
+        Argument(metavar="FILE", help="A script, notebook or YAML file, which is read, never run."),
+    ],
     processes: Annotated[
-        int | None, Option(metavar="N", min=1, help="Trainer processes of a script of TRL [default: 1].")
+        int | None,
+        Option(metavar="N", min=1, help="Trainer processes of a script of TRL [default: 1]."),
     ] = None,
 ) -> None:
     """Translate a configuration of verl, AReaL or TRL."""
@@ -174,7 +239,10 @@ def convert(
     if found.fault is not None:
         raise ConfigError(found.fault)
     if not found.is_whole:
-        warn("options could not be read, or their values are not known; the comments above the configuration name them")
+        warn(
+            "options could not be read, or their values are not known; the comments above the"
+            " configuration name them"
+        )
         raise typer.Exit(NOT_WHOLE)
 
 
@@ -198,7 +266,9 @@ def completion(
     if shell not in SHELLS:
         raise ConfigError(f"no completion for {shell!r}; expected one of {', '.join(SHELLS)}")
     if line is None:
-        print_text(Path(__file__).with_name(f"complete.{shell}").read_text(encoding="utf-8"), end="")
+        print_text(
+            Path(__file__).with_name(f"complete.{shell}").read_text(encoding="utf-8"), end=""
+        )
         return
     for word, about in candidates(context.find_root().command, line):
         print_text(f"{word}\t{one_line(about)}")
@@ -218,7 +288,9 @@ def reward_test(
     from dapo.cli.reward import examine_reward, print_report
 
     with stdout_to_stderr(as_json):
-        report = examine_reward(verifier, data=data, answer=answer, right=right, overrides=overrides or [])
+        report = examine_reward(
+            verifier, data=data, answer=answer, right=right, overrides=overrides or []
+        )
     if as_json:
         print_json(report.as_json())
     else:
@@ -240,7 +312,13 @@ def environment_test(
     with stdout_to_stderr(as_json):
         plays = play_nonsense(name, data=data, overrides=overrides or [])
     if as_json:
-        print_json({"environment": name, "suspicious": is_suspicious(plays), "episodes": [p.as_json() for p in plays]})
+        print_json(
+            {
+                "environment": name,
+                "suspicious": is_suspicious(plays),
+                "episodes": [p.as_json() for p in plays],
+            }
+        )
     else:
         print_plays(plays)
     if is_suspicious(plays):
@@ -253,10 +331,15 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog=f"Exit codes: {'; '.join(f'{code}: {meaning}' for code, meaning in EXIT_CODES.items())}.")
+@app.callback(
+    epilog=f"Exit codes: {'; '.join(f'{code}: {meaning}' for code, meaning in EXIT_CODES.items())}."
+)
 def options(
     version: Annotated[
-        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Reinforcement learning for language models with DAPO (arXiv 2503.14476)."""

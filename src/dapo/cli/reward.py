@@ -46,37 +46,59 @@ class RewardReport:
         """The audits as JSON values: every response with its verdict and its issues."""
         costs = {name: getattr(self, name) for name in ("group_size", "group_seconds", "workers")}
         problems = [_audit_json(audit) for audit in self.audits]
-        return {"verifier": self.verifier, "suspicious": self.suspicious, "problems": problems, **costs}
+        return {
+            "verifier": self.verifier,
+            "suspicious": self.suspicious,
+            "problems": problems,
+            **costs,
+        }
 
 
 def examine_reward(
-    verifier: str, *, data: str | None, answer: str | None, right: str | None, overrides: Sequence[str]
+    verifier: str,
+    *,
+    data: str | None,
+    answer: str | None,
+    right: str | None,
+    overrides: Sequence[str],
 ) -> RewardReport:
-    """Audit a reward, or that of a run, on the first problems of `data`, or on an example with the reference `answer`.
+    """Audit a reward, or that of a run, on the first problems of `data`, or on an example with the
+    reference `answer`.
 
-    A run has problems of its own. `right` is a correct response to the example; `overrides` are options of reward.
-    Raises ConfigError, DataError or RewardError for an argument that cannot be used.
+    A run has problems of its own. `right` is a correct response to the example; `overrides` are
+    options of reward. Raises ConfigError, DataError or RewardError for an argument that cannot be
+    used.
     """
     if RunDirectory.is_run(verifier):
         run = RunDirectory.open(verifier)
         added = [] if data is None else [override("data.train", parse_data_argument(data))]
-        config, data = resolve_auto_verifier(load_run_config(run, [*added, *overrides])), data or "that of the run"
+        config = resolve_auto_verifier(load_run_config(run, [*added, *overrides]))
+        data = data or "that of the run"
     else:
         source = "builtin:sums" if data is None else parse_data_argument(data)
         raw = {"model": "none", "data": {"train": source}, "reward": {"verifier": verifier}}
         config = resolve_auto_verifier(build_config(raw, overrides, where="dapo reward test"))
     if not all(item.startswith("reward.") for item in overrides):
-        raise ConfigError("dapo reward test takes options of reward only, for example reward.options.extract=final")
+        raise ConfigError(
+            "dapo reward test takes options of reward only, for example"
+            " reward.options.extract=final"
+        )
     if data is not None and (answer is not None or right is not None):
-        raise ConfigError("--answer and --right belong to the example problem; with --data the problems have their own")
+        raise ConfigError(
+            "--answer and --right belong to the example problem; with --data the problems have"
+            " their own"
+        )
     reward = RewardSpec.of(config.reward.verifier, options=config.reward.options)
     if data is not None:
-        problems = load_problems(config.data.train_source, require_answer=reward.reads_answer)[:PROBLEMS]
+        problems = load_problems(config.data.train_source, require_answer=reward.reads_answer)[
+            :PROBLEMS
+        ]
     elif answer is not None:
         problems = [Problem("example", SUM.prompt, answer)]
     else:
         problem, known_right = EXAMPLES.get(verifier, (SUM, None))
-        problems, right = [problem], right or known_right
+        problems = [problem]
+        right = right or known_right
     with VerifierPool(config.reward) as pool:
         _require_columns(pool, problems, data)
         audits = [audit_reward(pool, problem, right or None) for problem in problems]
@@ -86,14 +108,17 @@ def examine_reward(
 
 
 def print_report(report: RewardReport, *, show_all: bool) -> None:
-    """Print the audits; with `show_all`, the verdicts on all responses, otherwise on those with an issue."""
+    """Print the audits; with `show_all`, the verdicts on all responses, otherwise on those with an
+    issue.
+    """
     console = SafeConsole()
     for audit in report.audits:
         console.print(_table_of(audit, show_all=show_all))
         for line in _audit_summary(audit):
             console.print(line, soft_wrap=True)
     console.print(
-        f"a group of {report.group_size} responses: {report.group_seconds:.2g} s with {report.workers} workers"
+        f"a group of {report.group_size} responses: {report.group_seconds:.2g} s with"
+        f" {report.workers} workers"
     )
 
 
@@ -128,18 +153,24 @@ def _group_seconds(pool: VerifierPool, problem: Problem, size: int) -> float:
 
 
 def _require_columns(pool: VerifierPool, problems: Sequence[Problem], data: str | None) -> None:
-    """Raise DataError where the problems lack a column that a function needs; the example has no columns."""
+    """Raise DataError where the problems lack a column that a function needs; the example has no
+    columns.
+    """
     if data is not None:
         require_columns(problems, pool.needed_columns, where="--data")
         return
     for name, columns in pool.needed_columns.items():
         if missing := missing_columns(columns, problems[0]):
             advice = "audit it on problems of your data that have it: --data train.jsonl"
-            raise DataError(f"{name} needs {missing}, which the example problem does not have; {advice}")
+            raise DataError(
+                f"{name} needs {missing}, which the example problem does not have; {advice}"
+            )
 
 
 def _table_of(audit: Audit, *, show_all: bool) -> Table:
-    """A row for the right response and one for each response with an issue; with `show_all`, for every response."""
+    """A row for the right response and one for each response with an issue; with `show_all`, for
+    every response.
+    """
     title = f"Reference {audit.problem.answer[:_SHOWN_CHARS]!r}"
     table = titled_table(title, "response", "verdict", *right("score", "ms"), "")
     if audit.right is not None:
@@ -161,17 +192,26 @@ def _audit_summary(audit: Audit) -> list[str]:
     broken = [check for check in audit.checks if check.reference is not None]
     if broken:
         refused = sum(check.verdict.error is not None for check in broken)
-        lines.append(f"broken references: {refused} of {len(broken)} verdicts are errors (best: all)")
+        lines.append(
+            f"broken references: {refused} of {len(broken)} verdicts are errors (best: all)"
+        )
     if audit.right is None:
-        lines.append("no usual form of the right answer is accepted: give one with --right, or problems with --data")
+        lines.append(
+            "no usual form of the right answer is accepted: give one with --right, or problems with"
+            " --data"
+        )
     counts = Counter(issue for check in audit.checks for issue in check.issues)
     if not counts:
-        lines.append(f"nothing suspicious in {len(audit.checks)} responses (--all shows each of them)")
+        lines.append(
+            f"nothing suspicious in {len(audit.checks)} responses (--all shows each of them)"
+        )
     if count := counts["false positive"]:
         lines.append(f"{count} false positives: wrong responses that the reward accepts")
     if count := counts["verifier error"]:
         example = next(check for check in audit.checks if "verifier error" in check.issues)
-        lines.append(f"{count} verifier errors, for example ({example.name}): {example.verdict.error}")
+        lines.append(
+            f"{count} verifier errors, for example ({example.name}): {example.verdict.error}"
+        )
     if count := counts["non-deterministic"]:
         lines.append(f"{count} non-deterministic verdicts: the second verdict differs")
     return lines

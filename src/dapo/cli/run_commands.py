@@ -1,4 +1,6 @@
-"""The commands that start, continue and evaluate runs: train, resume, fork, submit, check, status, eval, export."""
+"""The commands that start, continue and evaluate runs: train, resume, fork, submit, check, status,
+eval, export.
+"""
 
 import os
 import sys
@@ -9,19 +11,35 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from dapo.cli.arguments import AsJson, Changes, ConfigOrOption, ConfigPath, NewRun, Overrides, Run, Trust, set_once
+from dapo.cli.arguments import (
+    AsJson,
+    Changes,
+    ConfigOrOption,
+    ConfigPath,
+    NewRun,
+    Overrides,
+    Run,
+    Trust,
+    set_once,
+)
 from dapo.cli.help import COMPARE, INSPECT, TRAIN, Commands
 from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.memory import keep_freed_memory
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 
-# as in main.py, each command imports what it needs, so that --help and a config error answer at once
+# as in main.py, each command imports what it needs, so that --help and a config error answer at
+# once
 
 commands = Commands()
 
 
 @commands.command(group=TRAIN)
-def train(config: ConfigOrOption, overrides: Overrides = None, run_dir: NewRun = None, as_json: AsJson = False) -> None:
+def train(
+    config: ConfigOrOption,
+    overrides: Overrides = None,
+    run_dir: NewRun = None,
+    as_json: AsJson = False,
+) -> None:
     """Train a model, from a configuration or from options alone."""
     from dapo.config import build_config, find_config, load_config
 
@@ -39,7 +57,10 @@ def train(config: ConfigOrOption, overrides: Overrides = None, run_dir: NewRun =
     path = run_dir or default_run_path(file, datetime.now())
     with stdout_to_stderr(as_json), open_judge(loaded, run_dir=path) as judge:
         if sys.stdout.isatty():  # imports and loading take a while and print nothing
-            print_text(f"the verifier is ready; loading {loaded.model.name} and {loaded.data.train_source.label} ...")
+            print_text(
+                f"the verifier is ready; loading {loaded.model.name} and"
+                f" {loaded.data.train_source.label} ..."
+            )
         from dapo.cli.train import start_run
 
         keep_freed_memory()
@@ -49,7 +70,9 @@ def train(config: ConfigOrOption, overrides: Overrides = None, run_dir: NewRun =
 
 
 @commands.command(group=TRAIN)
-def resume(run_dir: Run, overrides: Changes = None, trust: Trust = False, as_json: AsJson = False) -> None:
+def resume(
+    run_dir: Run, overrides: Changes = None, trust: Trust = False, as_json: AsJson = False
+) -> None:
     """Continue a run from its last checkpoint."""
     from dapo.cli.train import resume_run
 
@@ -96,7 +119,13 @@ def fork(
     with stdout_to_stderr(as_json):
         trust_runs(trust, run)
     fork_run(
-        run, step=step, overrides=overrides or [], times=times, run_dir=run_dir, trains=not no_train, as_json=as_json
+        run,
+        step=step,
+        overrides=overrides or [],
+        times=times,
+        run_dir=run_dir,
+        trains=not no_train,
+        as_json=as_json,
     )
 
 
@@ -123,8 +152,15 @@ def submit(
     from dapo.distributed.slurm.job import Allocation
 
     options = tuple(sbatch or ())
-    allocation = Allocation(nodes, gpus_per_node, cpus_per_node, time, partition, account, stop_before, options)
-    how: dict[str, Any] = {"run_dir": run_dir, "setup": tuple(setup or ()), "dry_run": dry_run, "trust": trust}
+    allocation = Allocation(
+        nodes, gpus_per_node, cpus_per_node, time, partition, account, stop_before, options
+    )
+    how: dict[str, Any] = {
+        "run_dir": run_dir,
+        "setup": tuple(setup or ()),
+        "dry_run": dry_run,
+        "trust": trust,
+    }
     report = submit_run(config_or_run, overrides or [], allocation, **how)
     (print_json if as_json else print_submission)(report)
 
@@ -152,7 +188,9 @@ def check(
     if probe:
         keep_freed_memory()  # as in the run
     measured: dict[str, Any] = {"problems": problems, "samples": samples, "against": against}
-    if not check_config(loaded, assume or [], path=config, probe=probe, **measured, as_json=as_json, verbose=verbose):
+    if not check_config(
+        loaded, assume or [], path=config, probe=probe, **measured, as_json=as_json, verbose=verbose
+    ):
         raise typer.Exit(ConfigError.exit_code)
 
 
@@ -170,12 +208,16 @@ def clean(
 
 
 @commands.command(group=INSPECT)
-def status(runs: Annotated[list[Path] | None, Argument(metavar="RUN_DIR")] = None, as_json: AsJson = False) -> None:
+def status(
+    runs: Annotated[list[Path] | None, Argument(metavar="RUN_DIR")] = None, as_json: AsJson = False
+) -> None:
     """Show the state of runs: step, time left, accuracy, disk use."""
     from dapo.runs.run_reader import find_runs
     from dapo.runs.status import run_status
 
-    named, found, damaged = runs or [Path("runs")], [], dict[str, DapoError]()
+    named = runs or [Path("runs")]
+    found = []
+    damaged = dict[str, DapoError]()
     for path in (paths := named if len(named) > 1 else find_runs(named) or named):
         try:
             found.append(run_status(path))
@@ -184,7 +226,10 @@ def status(runs: Annotated[list[Path] | None, Argument(metavar="RUN_DIR")] = Non
                 raise
             damaged[str(path)] = error
     if as_json:
-        shown = [{"run": path, "state": "damaged", "error": str(error)} for path, error in damaged.items()]
+        shown = [
+            {"run": path, "state": "damaged", "error": str(error)}
+            for path, error in damaged.items()
+        ]
         print_json({"runs": [*(each.as_json() for each in found), *shown]})
     else:
         from dapo.cli.status import print_status
@@ -216,18 +261,25 @@ def evaluate(
         # with --compare the first argument is an option
         overrides = set_once([model_or_run, *(overrides or [])])
         model_or_run = None
-    request = EvalRequest(data, samples_per_problem, server, output, tuple(overrides or ()), concurrency=concurrency)
+    request = EvalRequest(
+        data, samples_per_problem, server, output, tuple(overrides or ()), concurrency=concurrency
+    )
     if (model_or_run is None) == (compare is None):
         raise ConfigError("dapo eval takes either one model or run, or two with --compare A B")
     with stdout_to_stderr(as_json):
         trust_runs(trust, *(compare or [model_or_run or ""]))
-        found = compare_models(*compare, request) if compare else evaluate_model(model_or_run or "", request)
+        found = (
+            compare_models(*compare, request)
+            if compare
+            else evaluate_model(model_or_run or "", request)
+        )
     if as_json:
         print_json(evaluation_json(found, by_problem=by_problem))
     else:
         print_evaluation(found, output, by_problem=by_problem)
     results = [found["first"], found["second"]] if "comparison" in found else [found]
-    if any(result["accuracy"] is None for result in results):  # nothing was judged: the evaluation has failed
+    # nothing was judged: the evaluation has failed
+    if any(result["accuracy"] is None for result in results):
         raise typer.Exit(1)
 
 

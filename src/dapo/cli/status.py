@@ -16,7 +16,9 @@ from dapo.runs.time_left import training_seconds
 
 
 def print_status(statuses: Sequence[RunStatus], damaged: Mapping[str, DapoError]) -> None:
-    """Print one run in several lines, or several runs as a table; runs that cannot be read come last, with reasons."""
+    """Print one run in several lines, or several runs as a table; runs that cannot be read come
+    last, with reasons.
+    """
     console = SafeConsole()
     for path, error in damaged.items():
         console.print(f"{path}: damaged: {error}", soft_wrap=True)
@@ -41,7 +43,9 @@ def print_status(statuses: Sequence[RunStatus], damaged: Mapping[str, DapoError]
 
 def _result(status: RunStatus) -> str:
     """The accuracy or the mean score of the last evaluation, or else the accuracy in training."""
-    evaluated = [name for name, each in status.evaluations.items() if each.get("accuracy") is not None]
+    evaluated = [
+        name for name, each in status.evaluations.items() if each.get("accuracy") is not None
+    ]
     if not evaluated:
         return number(status.metrics.get("reward/accuracy"), ".1%")
     name = evaluated[-1]
@@ -64,25 +68,50 @@ def _details(status: RunStatus) -> list[tuple[str, str]]:
     if status.metrics:
         values = {name: value for name, value in status.metrics.items() if value is not None}
         values["time/step_s"] = training_seconds(values)
-        rows.append(("metrics", ", ".join(" ".join(column.split()) for column in metric_columns(values))))
+        rows.append(
+            ("metrics", ", ".join(" ".join(column.split()) for column in metric_columns(values)))
+        )
     for name, result in status.evaluations.items():
-        found = {f"eval/{name}/{metric}": value for metric, value in result.items() if value is not None}
-        rows += [("evaluation", f"{line}, at step {result['step']:.0f}") for line in accuracies_in(found)]
+        found = {
+            f"eval/{name}/{metric}": value for metric, value in result.items() if value is not None
+        }
+        rows += [
+            ("evaluation", f"{line}, at step {result['step']:.0f}") for line in accuracies_in(found)
+        ]
     checkpoint = status.checkpoint
     rows.append(("checkpoint", "none yet" if checkpoint is None else f"step {checkpoint['step']}"))
-    parts = [f"{name} {size(count)}" for name, count in status.disk_bytes.items() if name != "total" and count]
-    rows.append(("disk", size(status.disk_bytes["total"]) + (f" ({', '.join(parts)})" if parts else "")))
+    parts = [
+        f"{name} {size(count)}"
+        for name, count in status.disk_bytes.items()
+        if name != "total" and count
+    ]
+    rows.append(
+        ("disk", size(status.disk_bytes["total"]) + (f" ({', '.join(parts)})" if parts else ""))
+    )
     return rows
 
 
 def _state(status: RunStatus) -> str:
     match status.state:
         case "running":
-            return f"running, process {status.process}" if status.process else "running, just starting"
+            return (
+                f"running, process {status.process}" if status.process else "running, just starting"
+            )
         case "stopped":
-            if status.fork is not None and status.exit_reason is None and status.step <= status.fork["step"]:
-                return f"not trained since the fork; train it with: dapo resume {shlex.quote(status.run)}"
-            why = status.exit_reason.removeprefix("interrupted: ") if status.exit_reason else "its process was killed"
+            if (
+                status.fork is not None
+                and status.exit_reason is None
+                and status.step <= status.fork["step"]
+            ):
+                return (
+                    "not trained since the fork; train it with: dapo resume"
+                    f" {shlex.quote(status.run)}"
+                )
+            why = (
+                status.exit_reason.removeprefix("interrupted: ")
+                if status.exit_reason
+                else "its process was killed"
+            )
             return f"stopped ({why}); continue with: dapo resume {shlex.quote(status.run)}"
         case "failed":
             return f"failed: {status.exit_reason}"

@@ -14,7 +14,14 @@ from dapo.config import Config, dump_config, find_config, load_config
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import atomic_write_text, open_no_link
 from dapo.core.terminal import print_text
-from dapo.distributed.slurm.job import Allocation, Job, batch_script, folder_of, require_sbatch, submit
+from dapo.distributed.slurm.job import (
+    Allocation,
+    Job,
+    batch_script,
+    folder_of,
+    require_sbatch,
+    submit,
+)
 from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
 
 JOBS = "jobs"  # the file with the ids of a script's jobs, one per line
@@ -32,12 +39,14 @@ def submit_run(
 ) -> dict[str, Any]:
     """Check the configuration, write the script next to the run, and submit it.
 
-    Returns JSON values: the run, nodes, the script's text and path, and the job's id. With `dry_run` it writes nothing,
-    and path and id are None.
+    Returns JSON values: the run, nodes, the script's text and path, and the job's id. With
+    `dry_run` it writes nothing, and path and id are None.
     """
     is_run = RunDirectory.is_run(config_or_run)
     if is_run and run_dir is not None:
-        raise ConfigError(f"{config_or_run} is a run, which continues in its directory; leave --run-dir out")
+        raise ConfigError(
+            f"{config_or_run} is a run, which continues in its directory; leave --run-dir out"
+        )
     source = RunDirectory.open(config_or_run).config if is_run else find_config(config_or_run)
     config = load_config(source, overrides)
     list(explain(config))  # reads local data, and so finds its errors
@@ -49,11 +58,18 @@ def submit_run(
         work_dir=Path.cwd(),
         python=Path(sys.executable),
         use_ray=needs_ray(config, allocation),
-        overrides=(*(["--trust"] if trust else []), *overrides) if is_run else (),  # a new run's are in its config
+        # a new run's are in its config
+        overrides=(*(["--trust"] if trust else []), *overrides) if is_run else (),
         setup=setup,
     )
     script = batch_script(job, allocation)
-    report = {"run": str(run_dir), "nodes": allocation.nodes, "script": script, "script_path": None, "job": None}
+    report = {
+        "run": str(run_dir),
+        "nodes": allocation.nodes,
+        "script": script,
+        "script_path": None,
+        "job": None,
+    }
     if dry_run:
         return report
     require_sbatch()
@@ -72,7 +88,9 @@ def submit_run(
 
 
 def print_submission(report: Mapping[str, Any]) -> None:
-    """Print the script of a dry run; otherwise the job's id, its files and the commands to stop and continue it."""
+    """Print the script of a dry run; otherwise the job's id, its files and the commands to stop and
+    continue it.
+    """
     if report["job"] is None:
         print_text(report["script"], end="")
         return
@@ -87,7 +105,9 @@ def print_submission(report: Mapping[str, Any]) -> None:
 
 
 def _write(job: Job, script: str, config: Config | None) -> Path:
-    """Write the script, and a copy of a new run's configuration, whose file may change before the job starts."""
+    """Write the script, and a copy of a new run's configuration, whose file may change before the
+    job starts.
+    """
     path = job.folder / "job.sh"
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +120,10 @@ def _write(job: Job, script: str, config: Config | None) -> Path:
 
 
 def needs_ray(config: Config, allocation: Allocation) -> bool:
-    """Whether the job starts Ray, on several nodes or with launcher=ray. Raises ConfigError if Ray is missing."""
+    """Whether the job starts Ray, on several nodes or with launcher=ray.
+
+    Raises ConfigError if Ray is missing.
+    """
     if allocation.nodes == 1 and config.launcher == "local":
         return False
     if importlib.util.find_spec("ray") is None:

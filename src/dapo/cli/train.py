@@ -1,4 +1,6 @@
-"""`dapo train`, `dapo resume`, `dapo fork` and `dapo export`; the work is in `api/lifecycle/execute.py`."""
+"""`dapo train`, `dapo resume`, `dapo fork` and `dapo export`; the work is in
+`api/lifecycle/execute.py`.
+"""
 
 import shlex
 import sys
@@ -34,10 +36,12 @@ def start_run(
     max_restarts: int = execute.MAX_RESTARTS,
     judge: VerifierPool | None = None,
 ) -> None:
-    """`dapo train`: train in `run_dir`, or else in a directory of `runs` named after `config_name` and the time.
+    """`dapo train`: train in `run_dir`, or else in a directory of `runs` named after `config_name`
+    and the time.
 
-    When a trainer rank is lost, the run returns to its last checkpoint, at most `max_restarts` times. `judge` is the
-    result of `open_judge` for this configuration and directory; without one, it is opened here.
+    When a trainer rank is lost, the run returns to its last checkpoint, at most `max_restarts`
+    times. `judge` is the result of `open_judge` for this configuration and directory; without one,
+    it is opened here.
     """
     path = run_dir or default_run_path(config_name, datetime.now())
     with execute.new_run(config, path, command=sys.argv, judge=judge) as ready:
@@ -53,18 +57,25 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
         else:
             execute.run_training(run, execute.RunCallbacks(warn))
     report(run.config, run.directory)
-    if isinstance(run, execute.Finished) and run.directory.checkpoints.with_optimizer_state(but_newest=0):
+    if isinstance(run, execute.Finished) and run.directory.checkpoints.with_optimizer_state(
+        but_newest=0
+    ):
         print_text(f"\n{run.advice}")
 
 
 def report(config: Config, directory: RunDirectory) -> None:
-    """Print the end of a run: accuracy and responses before and after training, and the paths of the files."""
+    """Print the end of a run: accuracy and responses before and after training, and the paths of
+    the files.
+    """
     evaluations = first_and_last_evaluation(directory, warn)
     newest = directory.checkpoints.latest(warn=warn)
     # a run without held-out problems needs --data
-    run, without_state = shlex.quote(str(directory.path)), ""
+    run = shlex.quote(str(directory.path))
+    without_state = ""
     if newest is not None and has_weights_only(newest):
-        without_state = ", weights only: the run cannot be continued (train.keep_checkpoints=1 allows it)"
+        without_state = (
+            ", weights only: the run cannot be continued (train.keep_checkpoints=1 allows it)"
+        )
     arguments = "--samples-per-problem 8" if evaluations else "--data problems.jsonl"
     final_report(
         SafeConsole(),
@@ -74,7 +85,11 @@ def report(config: Config, directory: RunDirectory) -> None:
         files={
             "curves": directory.curves,
             "metrics, one line per step": directory.metrics,
-            **({"judged responses": directory.rollouts_folder} if directory.rollouts_folder.exists() else {}),
+            **(
+                {"judged responses": directory.rollouts_folder}
+                if directory.rollouts_folder.exists()
+                else {}
+            ),
             **({"evaluations": directory.evaluations_folder} if evaluations else {}),
             "checkpoint": newest,
             "disk space": f"{size(run_status(directory.path).disk_bytes['total'])}{without_state}",
@@ -91,13 +106,16 @@ def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> lis
     """Responses to the same problems before and after training, one of each source first."""
     if len(evaluations) < 2:
         return []
-    before, after = evaluations[0]["table"], evaluations[-1]["table"]
+    before = evaluations[0]["table"]
+    after = evaluations[-1]["table"]
     by_source: dict[str, list[int]] = {}
     for i, (row, other) in enumerate(zip(before, after, strict=False)):
         if row["id"] != other["id"]:  # one of the files is of other problems
             continue
         by_source.setdefault(row["source"], []).append(i)
-    picked = [row for rank in zip_longest(*by_source.values()) for row in rank if row is not None][:count]
+    picked = [row for rank in zip_longest(*by_source.values()) for row in rank if row is not None][
+        :count
+    ]
     pairs = [(before[i], before[i]["responses"][0], after[i]["responses"][0]) for i in picked]
     return [
         {"question": problem["question"], "answer": problem["answer"]}
@@ -107,13 +125,22 @@ def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> lis
     ]
 
 
-def export_run(path: Path, out_dir: Path, *, step: int | None, adapter: bool = False) -> dict[str, Any]:
-    """`dapo export`: write a checkpoint as a Hugging Face model directory, or its `adapter` alone in peft's format.
+def export_run(
+    path: Path, out_dir: Path, *, step: int | None, adapter: bool = False
+) -> dict[str, Any]:
+    """`dapo export`: write a checkpoint as a Hugging Face model directory, or its `adapter` alone
+    in peft's format.
 
     Returns JSON values: model, run, step, base, and whether it is an adapter.
     """
     config, step = execute.export_model_of(path, out_dir, step=step, adapter=adapter, warn=warn)
-    return {"model": str(out_dir), "run": str(path), "step": step, "base": config.model.name, "adapter": adapter}
+    return {
+        "model": str(out_dir),
+        "run": str(path),
+        "step": step,
+        "base": config.model.name,
+        "adapter": adapter,
+    }
 
 
 def fork_run(
@@ -126,19 +153,31 @@ def fork_run(
     trains: bool,
     as_json: bool,
 ) -> None:
-    """`dapo fork`: make one fork with the parent's seed, or `times` branches with their own, and train them in turn.
+    """`dapo fork`: make one fork with the parent's seed, or `times` branches with their own, and
+    train them in turn.
 
-    `dapo resume` continues a fork that is stopped. Without `run_dir`, the new run is next to its parent.
+    `dapo resume` continues a fork that is stopped. Without `run_dir`, the new run is next to its
+    parent.
     """
     parent = RunDirectory.open(path)
     base = run_dir or default_fork_path(parent, step, datetime.now())
-    branches = {base: None} if times is None else {base.with_name(f"{base.name}-{i + 1}"): i + 1 for i in range(times)}
-    plans = {target: plan_fork(parent, step, overrides, branch=branch) for target, branch in branches.items()}
+    branches = (
+        {base: None}
+        if times is None
+        else {base.with_name(f"{base.name}-{i + 1}"): i + 1 for i in range(times)}
+    )
+    plans = {
+        target: plan_fork(parent, step, overrides, branch=branch)
+        for target, branch in branches.items()
+    }
     for target in plans:
         require_new_run(target)
     first = next(iter(plans.values()))
     with stdout_to_stderr(as_json):
-        with with_start_folder(parent), open_judge(load_run_config(parent, overrides), elsewhere=not trains):
+        with (
+            with_start_folder(parent),
+            open_judge(load_run_config(parent, overrides), elsewhere=not trains),
+        ):
             forks = [create_fork(plan, target, sys.argv) for target, plan in plans.items()]
         for fork, plan in zip(forks, plans.values(), strict=True):
             print_text(f"{fork.path} begins with {plan.fork.describe()}")
@@ -149,13 +188,27 @@ def fork_run(
                 print_text(f"\nbranch {number} of {len(forks)}: {fork.path}")
             resume_run(fork.path, [])
     if as_json:
-        print_json({"parent": first.fork.parent, "step": step, "forks": [_fork_json(fork) for fork in forks]})
+        print_json(
+            {
+                "parent": first.fork.parent,
+                "step": step,
+                "forks": [_fork_json(fork) for fork in forks],
+            }
+        )
     elif not trains:
-        print_text(f"train it with: {'; '.join(f'dapo resume {shlex.quote(str(fork.path))}' for fork in forks)}")
+        print_text(
+            "train it with:"
+            f" {'; '.join(f'dapo resume {shlex.quote(str(fork.path))}' for fork in forks)}"
+        )
 
 
 def _fork_json(run: RunDirectory) -> dict[str, Any]:
     fork = Fork.of(run)
     assert fork is not None
     changed = {name: {"parent": old, "fork": new} for name, (old, new) in fork.changed.items()}
-    return {"run": str(run.path), "branch": fork.branch, "changed": changed, "exit_reason": run.exit_reason()}
+    return {
+        "run": str(run.path),
+        "branch": fork.branch,
+        "changed": changed,
+        "exit_reason": run.exit_reason(),
+    }

@@ -1,6 +1,13 @@
 """Options of a run: definition, parsing and error messages. Imports no torch."""
 
-from dapo.config.load import build_config, dump_config, find_config, load_config, parse_data_argument, parse_overrides
+from dapo.config.load import (
+    build_config,
+    dump_config,
+    find_config,
+    load_config,
+    parse_data_argument,
+    parse_overrides,
+)
 from dapo.config.messages import SECTIONS
 from dapo.config.model_options import DataConfig, DataSpec, LoraConfig, ModelConfig
 from dapo.config.options import PRESETS, Config, GpuShares

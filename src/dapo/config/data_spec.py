@@ -10,19 +10,37 @@ from dapo.core.errors import DataError
 from dapo.core.text import did_you_mean
 
 BENCHMARKS: Mapping[str, Mapping[str, Any]] = {
-    "aime24": {"hub": "HuggingFaceH4/aime_2024", "split": "train", "prompt": "problem", "answer": "answer"},
+    "aime24": {
+        "hub": "HuggingFaceH4/aime_2024",
+        "split": "train",
+        "prompt": "problem",
+        "answer": "answer",
+    },
     "aime25": {"hub": "math-ai/aime25", "split": "test", "prompt": "problem", "answer": "answer"},
-    "math500": {"hub": "HuggingFaceH4/MATH-500", "split": "test", "prompt": "problem", "answer": "answer"},
-    "gsm8k": {"hub": "openai/gsm8k", "config": "main", "split": "test", "prompt": "question", "answer": "answer"},
+    "math500": {
+        "hub": "HuggingFaceH4/MATH-500",
+        "split": "test",
+        "prompt": "problem",
+        "answer": "answer",
+    },
+    "gsm8k": {
+        "hub": "openai/gsm8k",
+        "config": "main",
+        "split": "test",
+        "prompt": "question",
+        "answer": "answer",
+    },
     "amc23": {"hub": "math-ai/amc23", "split": "test", "prompt": "question", "answer": "answer"},
 }
 """Data specs by their short names."""
 
 INSTRUCTION = (
-    "Solve the problem step by step. The last line of your response must be of the form Answer: $ANSWER, "
-    "where $ANSWER is the answer to the problem."
+    "Solve the problem step by step. The last line of your response must be of the form Answer:"
+    " $ANSWER, where $ANSWER is the answer to the problem."
 )
-"""Instruction that `dapo eval` adds to benchmarks unless data.instruction is set; verifiers parse this format."""
+"""Instruction that `dapo eval` adds to benchmarks unless data.instruction is set; verifiers parse
+this format.
+"""
 
 Kind: TypeAlias = Literal["path", "hub", "builtin", "gym", "environment"]
 TaskKind: TypeAlias = Literal["builtin", "gym", "environment"]
@@ -31,9 +49,9 @@ MIX = "mix"  # the key of a mapping of data specs by name
 TASK_KINDS: tuple[TaskKind, ...] = ("builtin", "gym", "environment")
 FILE_TYPES = (".jsonl", ".parquet", ".csv", ".tsv", ".json")  # the supported file endings
 EXPECTED = (
-    "expected a path (.jsonl, .parquet, .csv, .tsv, .json), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,..., "
-    f"environment, a benchmark ({', '.join(BENCHMARKS)}) or a mapping with one of the keys path, hub, builtin, gym, "
-    "environment, mix"
+    "expected a path (.jsonl, .parquet, .csv, .tsv, .json), hub:NAME[:SPLIT], builtin:TASK,...,"
+    f" gym:TASK,..., environment, a benchmark ({', '.join(BENCHMARKS)}) or a mapping with one of"
+    " the keys path, hub, builtin, gym, environment, mix"
 )
 _OPTIONS: dict[Kind, tuple[str, ...]] = {
     "path": ("path", "prompt", "answer", "size"),
@@ -93,7 +111,9 @@ class HubSource:
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Generated problems: several tasks, in round-robin order, or those of the run's environment."""
+    """Generated problems: several tasks, in round-robin order, or those of the run's
+    environment.
+    """
 
     kind: TaskKind
     tasks: Mapping[str, Mapping[str, Any]]  # task -> its options
@@ -124,11 +144,16 @@ Source: TypeAlias = OneSource | MixSource
 
 def kinds(source: Source) -> frozenset[Kind]:
     """The kind of a source, or the kinds of the parts of a mix."""
-    return frozenset(part.kind for part in (source.parts.values() if isinstance(source, MixSource) else (source,)))
+    return frozenset(
+        part.kind
+        for part in (source.parts.values() if isinstance(source, MixSource) else (source,))
+    )
 
 
 def paths_in(spec: str | Mapping[str, Any], name: str) -> dict[str, str]:
-    """The possible file paths in a spec, which may be invalid: `{"data.train.mix.hard.path": "hard.jsonl"}`."""
+    """The possible file paths in a spec, which may be invalid: `{"data.train.mix.hard.path":
+    "hard.jsonl"}`.
+    """
     if isinstance(spec, str):
         return {name: spec}
     found = {f"{name}.path": spec["path"]} if isinstance(spec.get("path"), str) else {}
@@ -154,7 +179,10 @@ def mix_of(specs: Sequence[Any]) -> dict[str, Any]:
 
 
 def parse_spec(spec: str | Mapping[str, Any] | Source) -> Source:
-    """Parse a spec; a parsed one is returned. Raises DataError with the expected form, the value and similar names."""
+    """Parse a spec; a parsed one is returned.
+
+    Raises DataError with the expected form, the value and similar names.
+    """
     if isinstance(spec, Source):
         return spec
     if isinstance(spec, str):
@@ -183,7 +211,10 @@ def _from_string(spec: str) -> Source:
             return _source(kind, {kind: rest})
     # one letter is a Windows drive
     if colon and len(prefix) > 1 and prefix.isidentifier() and not spec.endswith(FILE_TYPES):
-        raise DataError(f"data source {spec!r}: unknown kind {prefix!r}, {did_you_mean(prefix, KINDS[1:])}; {EXPECTED}")
+        raise DataError(
+            f"data source {spec!r}: unknown kind {prefix!r}, {did_you_mean(prefix, KINDS[1:])};"
+            f" {EXPECTED}"
+        )
     return _source("path", {"path": spec})
 
 
@@ -197,26 +228,41 @@ def _from_mapping(spec: dict[str, Any]) -> Source:
     kind: Kind = found[0]  # type: ignore[assignment]
     for key in spec:
         if key not in _OPTIONS[kind]:
-            raise DataError(f"data source {kind}: unknown option {key!r}; {did_you_mean(key, _OPTIONS[kind])}")
-    return _source(kind, {key: value for key, value in spec.items() if value is not None or key == kind})
+            raise DataError(
+                f"data source {kind}: unknown option {key!r}; {did_you_mean(key, _OPTIONS[kind])}"
+            )
+    return _source(
+        kind, {key: value for key, value in spec.items() if value is not None or key == kind}
+    )
 
 
 def _mix(spec: Mapping[str, Any]) -> MixSource:
     named = spec[MIX]
     if more := [key for key in spec if key != MIX]:
-        raise DataError(f"data source mix: unknown option {more[0]!r}; options belong to the parts of the mix")
+        raise DataError(
+            f"data source mix: unknown option {more[0]!r}; options belong to the parts of the mix"
+        )
     if not isinstance(named, Mapping) or not named:
-        raise DataError(f"data source mix: expected a mapping of names to data sources, got {named!r}")
+        raise DataError(
+            f"data source mix: expected a mapping of names to data sources, got {named!r}"
+        )
     parts: dict[str, OneSource] = {}
     for name, inner in named.items():
         if not _PART_NAME.fullmatch(str(name)):
-            raise DataError(f"data source mix: {name!r} is no valid name of a part; use letters, digits, _ and -")
+            raise DataError(
+                f"data source mix: {name!r} is no valid name of a part; use letters, digits, _"
+                " and -"
+            )
         try:
             part = parse_spec(inner)
         except DataError as error:
-            raise DataError(f"data source mix, part {name}: {str(error).removeprefix('data source ')}") from None
+            raise DataError(
+                f"data source mix, part {name}: {str(error).removeprefix('data source ')}"
+            ) from None
         if isinstance(part, MixSource):
-            raise DataError(f"data source mix, part {name}: a mix within a mix; name its parts in the outer one")
+            raise DataError(
+                f"data source mix, part {name}: a mix within a mix; name its parts in the outer one"
+            )
         parts[str(name)] = part
     return MixSource(parts)
 
@@ -224,14 +270,23 @@ def _mix(spec: Mapping[str, Any]) -> MixSource:
 def _source(kind: Kind, spec: Mapping[str, Any], *, benchmark: str | None = None) -> OneSource:
     texts = {key: _text(value, f"{kind}: {key}") for key, value in spec.items() if key in _TEXTS}
     bounds = _BOUNDS | ({"size": (1, MAX_GENERATED)} if kind in TASK_KINDS else {})
-    integers = {key: _integer(spec[key], f"{kind}: {key}", *limits) for key, limits in bounds.items() if key in spec}
-    columns, size = Columns(texts.get("prompt"), texts.get("answer")), integers.get("size")
+    integers = {
+        key: _integer(spec[key], f"{kind}: {key}", *limits)
+        for key, limits in bounds.items()
+        if key in spec
+    }
+    columns = Columns(texts.get("prompt"), texts.get("answer"))
+    size = integers.get("size")
     if kind == "path":
         return FileSource(Path(texts["path"]).expanduser(), columns, size)
     if kind == "hub":
-        return HubSource(texts["hub"], texts.get("split", "train"), texts.get("config"), columns, size, benchmark)
+        return HubSource(
+            texts["hub"], texts.get("split", "train"), texts.get("config"), columns, size, benchmark
+        )
     if kind == "environment" and spec[kind]:
-        raise DataError(f"data source environment takes no options, got {spec[kind]!r}; write environment: {{}}")
+        raise DataError(
+            f"data source environment takes no options, got {spec[kind]!r}; write environment: {{}}"
+        )
     tasks = {kind: {}} if kind == "environment" else _task_options(kind, spec[kind])
     return TaskSource(kind, tasks, size, integers.get("seed"))
 
@@ -245,16 +300,23 @@ def _task_options(kind: str, value: object) -> dict[str, dict[str, Any]]:
     elif isinstance(value, Sequence) and all(isinstance(name, str) for name in value):
         tasks = [(name.strip(), None) for name in value if name.strip()]
     else:
-        raise DataError(f"data source {kind}: expected names of tasks or a mapping of tasks to options, got {value!r}")
+        raise DataError(
+            f"data source {kind}: expected names of tasks or a mapping of tasks to options, got"
+            f" {value!r}"
+        )
     if not tasks:
-        raise DataError(f"data source {kind}: no task is named; write for example {kind}:{_EXAMPLES[kind]}")
+        raise DataError(
+            f"data source {kind}: no task is named; write for example {kind}:{_EXAMPLES[kind]}"
+        )
     found: dict[str, dict[str, Any]] = {}
     for name, options in tasks:
         if name in found:
             raise DataError(f"data source {kind}: task {name} is listed twice")
         if options is not None and not isinstance(options, Mapping):
             expected = "must be a mapping (option: value)"
-            raise DataError(f"data source {kind}: the options of task {name} {expected}, got {options!r}")
+            raise DataError(
+                f"data source {kind}: the options of task {name} {expected}, got {options!r}"
+            )
         found[name] = {str(key): option for key, option in (options or {}).items()}
     return found
 

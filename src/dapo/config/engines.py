@@ -12,17 +12,28 @@ class EngineKind:
     """A row of the table. Functions are given as `module:function`."""
 
     open: str | None = None
-    """Opens the engine in this process: `(RolloutConfig, PreTrainedModel, gpu_processes=1)`; None: it needs its own."""
+    """Opens the engine in this process: `(RolloutConfig, PreTrainedModel, gpu_processes=1)`; None:
+    it needs its own.
+    """
     worker_spec: str = "dapo.distributed.engine_specs:engine_spec"
-    """Makes the spec of an engine process: `(Config, threads=, shares=)`. The default process calls `open`."""
-    require: str | None = None  # raises ConfigError if the engine cannot start on this machine: `(Config)`
-    resolve: str | None = None  # resolves `auto` in the engine's section: `(section, model, dtype=, device=)`
-    temperatures: tuple[float, float] = (0.0, float("inf"))  # lowest and highest temperature, besides 0 (greedy)
-    rounds_as_trainer: bool = False  # whether log-probabilities equal the trainer's up to rounding in float32
+    """Makes the spec of an engine process: `(Config, threads=, shares=)`.
+
+    The default process calls `open`.
+    """
+    # raises ConfigError if the engine cannot start on this machine: `(Config)`
+    require: str | None = None
+    # resolves `auto` in the engine's section: `(section, model, dtype=, device=)`
+    resolve: str | None = None
+    # lowest and highest temperature, besides 0 (greedy)
+    temperatures: tuple[float, float] = (0.0, float("inf"))
+    # whether log-probabilities equal the trainer's up to rounding in float32
+    rounds_as_trainer: bool = False
     receives_weights: bool = False  # whether weights can be sent to it from GPU to GPU
-    pages_cache: bool = False  # whether keys and values are in pages: a sequence takes memory for its tokens only
+    # whether keys and values are in pages: a sequence takes memory for its tokens only
+    pages_cache: bool = False
     cache_option: str | None = None
-    """The option of the engine's section that bounds its cache: GiB if it is paged, else sequences."""
+    """The option of the engine's section that bounds its cache: GiB if it is paged, else sequences.
+    """
 
     @property
     def needs_process(self) -> bool:
@@ -45,7 +56,9 @@ ENGINES: Mapping[str, EngineKind] = {
         cache_option="cache_gib",
     ),
 }
-"""The engines by the name in `rollout.engine`; the section `rollout.NAME` holds an engine's own options."""
+"""The engines by the name in `rollout.engine`; the section `rollout.NAME` holds an engine's own
+options.
+"""
 
 
 def engines_with(capability: str) -> str:

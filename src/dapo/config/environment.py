@@ -8,43 +8,50 @@ from dapo.config.section import Int, Positive, Processes, Seconds, Section, Toke
 class EnvironmentConfig(Section):
     name: str | None = option(
         None,
-        "The environment that answers the policy's turns: calculator, module:Class, textarena:ID or skyrl:ID. "
-        "none: each response is one turn.",
+        "The environment that answers the policy's turns: calculator, module:Class, textarena:ID or"
+        " skyrl:ID. none: each response is one turn.",
         paper=None,
     )
     options: dict[str, Any] = option(
         {}, "Keyword arguments of the environment's constructor.", only_with="environment.name"
     )
     tools: tuple[str, ...] = option(
-        (), "Functions, as module:function, that the policy may call in every turn, with or without an environment."
+        (),
+        "Functions, as module:function, that the policy may call in every turn, with or without an"
+        " environment.",
     )
     max_turns: Positive = option(
-        8, "Largest number of the policy's turns in an episode.", le=1000, only_with="plays_episodes", unit="turns"
+        8,
+        "Largest number of the policy's turns in an episode.",
+        le=1000,
+        only_with="plays_episodes",
+        unit="turns",
     )
     max_turn_tokens: Tokens | None = option(
         None,
-        "Largest number of tokens sampled in one turn; none: what is left of rollout.max_response_tokens, which bounds "
-        "the tokens sampled in an episode.",
+        "Largest number of tokens sampled in one turn; none: what is left of"
+        " rollout.max_response_tokens, which bounds the tokens sampled in an episode.",
         only_with="plays_episodes",
         unit="tokens",
     )
     max_observation_tokens: Tokens = option(
         512,
-        "Most tokens between two turns: an observation, which is cut in its middle where it is longer, and the chat "
-        "template around it.",
+        "Most tokens between two turns: an observation, which is cut in its middle where it is"
+        " longer, and the chat template around it.",
         only_with="plays_episodes",
         unit="tokens",
     )
     history: Literal["exact", "append"] = option(
         "exact",
-        "Treatment of a chat template that rewrites earlier turns, for example without their thoughts. exact: refuse "
-        "it; append: keep earlier turns as they were sampled.",
+        "Treatment of a chat template that rewrites earlier turns, for example without their"
+        " thoughts. exact: refuse it; append: keep earlier turns as they were sampled.",
         only_with="plays_episodes",
     )
     credit: Literal["episode", "turn"] = option(
         "episode",
-        "Tokens that a reward trains. episode: all tokens of an episode have its advantage; turn: those of a turn have "
-        "the advantage of the rewards from that turn on, among the members of the group that reached it.",
+        "Tokens that a reward trains. episode: all tokens of an episode have its advantage; turn:"
+        " those of a turn have the advantage of the rewards from that turn on, among the members of"
+        " the group that reached it.",
         only_with="plays_episodes",
     )
     timeout_s: Seconds = option(
@@ -53,11 +60,14 @@ class EnvironmentConfig(Section):
         only_with="plays_episodes",
         unit="s",
     )
-    workers: Processes = option(2, "Processes that run environments.", only_with="plays_episodes", unit="processes")
+    workers: Processes = option(
+        2, "Processes that run environments.", only_with="plays_episodes", unit="processes"
+    )
     lag_polls: Int = option(
         2,
-        "Tokens that the engine samples for other episodes before an environment's answer counts, with "
-        "rollout.clock=history. Higher values keep the engine busy while slow environments answer.",
+        "Tokens that the engine samples for other episodes before an environment's answer counts,"
+        " with rollout.clock=history. Higher values keep the engine busy while slow environments"
+        " answer.",
         ge=1,
         le=10**6,
         only_with="plays_episodes",

@@ -25,33 +25,44 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def shipped(folder: Literal["configs", "docs"] = "configs") -> dict[str, Path]:
-    """The shipped configurations or pages by name (`quickstart`, `losses`): installed by setup.py, or in a clone."""
-    paths = sorted((_PACKAGE / folder).glob("*")) or sorted((_PACKAGE.parents[1] / folder).glob("*"))
+    """The shipped configurations or pages by name (`quickstart`, `losses`): installed by setup.py,
+    or in a clone.
+    """
+    paths = sorted((_PACKAGE / folder).glob("*")) or sorted(
+        (_PACKAGE.parents[1] / folder).glob("*")
+    )
     return {path.stem: path for path in paths if path.suffix in (".yaml", ".md")}
 
 
 def find_config(path: str | Path) -> Path:
-    """The YAML file at `path`, or else the shipped configuration of that name: `quickstart`, `configs/quickstart.yaml`.
+    """The YAML file at `path`, or else the shipped configuration of that name: `quickstart`,
+    `configs/quickstart.yaml`.
 
     Raises ConfigError if neither exists.
     """
     path = Path(path)
     if path.is_file():
         return path
-    configs, name = shipped(), path.name.removesuffix(".yaml")
+    configs = shipped()
+    name = path.name.removesuffix(".yaml")
     if name in configs and path.parent in (Path(), Path("configs")):
         return configs[name]
     fault = f"{path} is a folder" if path.is_dir() else f"no config file {path}"
-    raise ConfigError(f"{fault}; expected a YAML file, or the name of a shipped one: {', '.join(configs)}")
+    raise ConfigError(
+        f"{fault}; expected a YAML file, or the name of a shipped one: {', '.join(configs)}"
+    )
 
 
 def title_of(path: Path) -> str:
     """Return the first line `# ...` of a configuration or page."""
-    return next((line[2:] for line in path.read_text(encoding="utf-8").splitlines() if line[:2] == "# "), "")
+    return next(
+        (line[2:] for line in path.read_text(encoding="utf-8").splitlines() if line[:2] == "# "), ""
+    )
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read and validate a YAML file or a shipped configuration (`find_config`), with overrides `loss.clip_high=0.3`.
+    """Read and validate a YAML file or a shipped configuration (`find_config`), with overrides
+    `loss.clip_high=0.3`.
 
     The last override of an option wins. Raises ConfigError with one message for all faults.
     """
@@ -68,7 +79,9 @@ def read_options(path: Path) -> dict[str, Any]:
         raw = OmegaConf.to_container(loaded) if loaded else {}
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
-        raise ConfigError(f"{path} is not UTF-8 (byte {byte:#04x}); save the file as UTF-8") from None
+        raise ConfigError(
+            f"{path} is not UTF-8 (byte {byte:#04x}); save the file as UTF-8"
+        ) from None
     except (yaml.YAMLError, OmegaConfBaseException, OSError, RecursionError, ValueError) as error:
         # ValueError: a number of thousands of digits
         raise ConfigError(f"{path} is not readable as YAML: {_reason(error)}") from None
@@ -78,15 +91,23 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def resolve_references(options: dict[str, Any]) -> dict[str, Any]:
-    """Fill in `${section.option}` and `${oc.env:NAME}`; where one of them fails, all are left as they are."""
+    """Fill in `${section.option}` and `${oc.env:NAME}`; where one of them fails, all are left as
+    they are.
+    """
     with suppress(OmegaConfBaseException, ConfigError), _guarded_environment():
         resolved = OmegaConf.to_container(OmegaConf.create(options), resolve=True)
-        options = {str(key): value for key, value in resolved.items()} if isinstance(resolved, dict) else options
+        options = (
+            {str(key): value for key, value in resolved.items()}
+            if isinstance(resolved, dict)
+            else options
+        )
     return options
 
 
 def _require_bounded(text: str, where: str) -> None:
-    """Raise ConfigError for YAML nested too deep for its loader, or whose aliases stand for too many values."""
+    """Raise ConfigError for YAML nested too deep for its loader, or whose aliases stand for too
+    many values.
+    """
     sizes: dict[str | None, int] = {}
     levels: list[tuple[str | None, int]] = [(None, 0)]
     with suppress(yaml.YAMLError):  # the loader reports it
@@ -98,16 +119,25 @@ def _require_bounded(text: str, where: str) -> None:
             if isinstance(event, yaml.CollectionEndEvent):
                 anchor, size = levels.pop()
             elif isinstance(event, yaml.ScalarEvent | yaml.AliasEvent):
-                anchor, size = event.anchor, sizes.get(event.anchor, 0) if isinstance(event, yaml.AliasEvent) else 1
+                anchor = event.anchor
+                size = sizes.get(event.anchor, 0) if isinstance(event, yaml.AliasEvent) else 1
             else:
                 continue
-            sizes[anchor], levels[-1] = size, (levels[-1][0], levels[-1][1] + size)
+            sizes[anchor] = size
+            levels[-1] = (levels[-1][0], levels[-1][1] + size)
             if levels[-1][1] > _MAX_VALUES:
-                raise ConfigError(f"{where}: with its aliases it holds more than {_MAX_VALUES:,} values")
+                raise ConfigError(
+                    f"{where}: with its aliases it holds more than {_MAX_VALUES:,} values"
+                )
 
 
-def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config") -> Config:
-    """Merge preset, `raw` and `overrides` in this order, and validate. Raises ConfigError with all faults."""
+def build_config(
+    raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config"
+) -> Config:
+    """Merge preset, `raw` and `overrides` in this order, and validate.
+
+    Raises ConfigError with all faults.
+    """
     _require_shallow(raw, where)
     layers = [_with_sections(raw), _with_sections(parse_overrides(overrides))]
     name = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), "dapo")
@@ -120,9 +150,14 @@ def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where
             values = OmegaConf.to_container(OmegaConf.create(_plain(merged)), resolve=True)
         assert isinstance(values, dict)
         # an empty section means its defaults
-        values = {name: value for name, value in values.items() if not (value is None and name in SECTIONS)}
+        values = {
+            name: value
+            for name, value in values.items()
+            if not (value is None and name in SECTIONS)
+        }
         rollout = values.get("rollout")
-        if isinstance(rollout, dict) and rollout.get("top_p") == 1:  # recipes write the only valid value in training
+        # recipes write the only valid value in training
+        if isinstance(rollout, dict) and rollout.get("top_p") == 1:
             values["rollout"] = {name: value for name, value in rollout.items() if name != "top_p"}
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {' '.join(str(error).split())}") from None
@@ -132,7 +167,9 @@ def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where
         messages = "\n".join(f"  {line}" for line in format_validation_errors(error))
         if all(_is_set_in(layers[1], detail["loc"], detail["msg"]) for detail in error.errors()):
             where = "command line"
-        raise ConfigError(f"{where}:\n{messages}" if "\n" in messages else f"{where}: {messages.strip()}") from None
+        raise ConfigError(
+            f"{where}:\n{messages}" if "\n" in messages else f"{where}: {messages.strip()}"
+        ) from None
 
 
 def merge_options(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,10 +178,15 @@ def merge_options(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, 
 
 
 def _is_set_in(options: Mapping[str, Any], path: Sequence[object], message: str) -> bool:
-    """Whether a fault is of these options: of that at `path`, or of one that a check of several options names."""
+    """Whether a fault is of these options: of that at `path`, or of one that a check of several
+    options names.
+    """
     if path:
         return _is_in(path, options)
-    return any(_is_in(name.split("."), options) for name in re.findall(r"\b[a-z_]+(?:\.[a-z_]+)+\b", message))
+    return any(
+        _is_in(name.split("."), options)
+        for name in re.findall(r"\b[a-z_]+(?:\.[a-z_]+)+\b", message)
+    )
 
 
 def _is_in(path: Sequence[object], options: object) -> bool:
@@ -155,14 +197,17 @@ def _is_in(path: Sequence[object], options: object) -> bool:
 
 @contextmanager
 def _guarded_environment() -> Iterator[None]:
-    """Resolve `${oc.env:NAME}` only for variables that hold places, because config.yaml stores the value."""
+    """Resolve `${oc.env:NAME}` only for variables that hold places, because config.yaml stores the
+    value.
+    """
 
     def environment(name: str, *default: str | None) -> str | None:
         if not may_be_written(name):
             raise ConfigError(
-                f"${{oc.env:{name}}}: the value of this environment variable would be written to config.yaml and to "
-                "trackers, and it may be a secret; read the variable in your own code, or rename it: variables that "
-                "end in DIR, PATH, ROOT, HOME, NAME, HOST and the like are filled in"
+                f"${{oc.env:{name}}}: the value of this environment variable would be written to"
+                " config.yaml and to trackers, and it may be a secret; read the variable in your"
+                " own code, or rename it: variables that end in DIR, PATH, ROOT, HOME, NAME, HOST"
+                " and the like are filled in"
             )
         value: str | None = oc.env(name, *default)
         return value
@@ -175,7 +220,8 @@ def _guarded_environment() -> Iterator[None]:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """`["loss.clip_high=0.3"]` -> `{"loss": {"clip_high": 0.3}}`; option_values.py reads the values.
+    """`["loss.clip_high=0.3"]` -> `{"loss": {"clip_high": 0.3}}`; option_values.py reads the
+    values.
 
     The last override of an option wins. Raises ConfigError.
     """
@@ -202,7 +248,10 @@ def _parse_override(item: str) -> dict[str, Any]:
 
 
 def _read_yaml(value: str) -> Any:
-    """Read a value as YAML. Raises ConfigError for one of too many parts, and the errors of the YAML loader."""
+    """Read a value as YAML.
+
+    Raises ConfigError for one of too many parts, and the errors of the YAML loader.
+    """
     _require_bounded(value, "the value")
     parsed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"v={value}"]))
     return parsed["v"]
@@ -220,12 +269,17 @@ def nested_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def override(name: str, value: Any) -> str:
-    """Write `name=value` so that `parse_overrides` reads the value back. Raises ConfigError as `write_value` does."""
+    """Write `name=value` so that `parse_overrides` reads the value back.
+
+    Raises ConfigError as `write_value` does.
+    """
     return f"{name}={write_value(name, value, _read_yaml)}"
 
 
 def require_set_once(items: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Raise ConfigError where two of several settings, each with the options that it sets, contradict each other."""
+    """Raise ConfigError where two of several settings, each with the options that it sets,
+    contradict each other.
+    """
     seen: dict[str, tuple[str, Any]] = {}
     for shown, options in items:
         leaves = dict(_leaves(_with_sections(options)))
@@ -233,12 +287,16 @@ def require_set_once(items: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
             for other, (before, earlier) in seen.items():
                 is_same = name == other and value == earlier
                 if not is_same and _sets_again(name, other, earlier):
-                    raise ConfigError(f"{name} is set twice, by {before} and by {shown}; keep one of them")
+                    raise ConfigError(
+                        f"{name} is set twice, by {before} and by {shown}; keep one of them"
+                    )
         seen |= {name: (shown, value) for name, value in leaves.items()}
 
 
 def without_repeats(overrides: Sequence[str]) -> list[str]:
-    """Overrides of which none contradicts another, with the same effect: the last one of an option counts."""
+    """Overrides of which none contradicts another, with the same effect: the last one of an option
+    counts.
+    """
     try:
         require_set_once([(item, parse_overrides([item])) for item in overrides])
     except ConfigError:
@@ -247,7 +305,9 @@ def without_repeats(overrides: Sequence[str]) -> list[str]:
 
 
 def _sets_again(name: str, other: str, earlier: Any) -> bool:
-    """Whether the option `name` contradicts `other`, which has the value `earlier`: it adds only to a mapping."""
+    """Whether the option `name` contradicts `other`, which has the value `earlier`: it adds only to
+    a mapping.
+    """
     if name.startswith(f"{other}."):
         return not isinstance(earlier, Mapping)
     return name == other or other.startswith(f"{name}.")
@@ -265,7 +325,9 @@ def _leaves(options: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[
 
 
 def parse_data_argument(text: str, *, name: str = "--data") -> DataSpec:
-    """Parse a data source of the command line: a spec, or a YAML mapping (`{builtin: {sums: {}}, size: 50}`)."""
+    """Parse a data source of the command line: a spec, or a YAML mapping (`{builtin: {sums: {}},
+    size: 50}`).
+    """
     parsed = parse_overrides([f"data.train={text}"])["data"]["train"]
     if isinstance(parsed, list):
         return mix_of(parsed)
@@ -292,7 +354,8 @@ _MAX_BYTES = 2**18
 _MAX_VALUES = 10_000  # in a file; an alias counts as all that it stands for
 _MAX_DEPTH = 32
 _TOO_DEEP = f"values are nested more than {_MAX_DEPTH} deep"
-_YAML_FAULTS_FILE = Path(__file__).with_name("yaml_faults.tsv")  # words of PyYAML's messages, and what is wrong there
+# words of PyYAML's messages, and what is wrong there
+_YAML_FAULTS_FILE = Path(__file__).with_name("yaml_faults.tsv")
 _YAML_FAULTS = [line.split("\t") for line in _YAML_FAULTS_FILE.read_text("utf-8").splitlines()]
 
 
@@ -315,7 +378,11 @@ def _require_shallow(value: Any, where: str, *, depth: int = _MAX_DEPTH) -> None
     """Raise ConfigError for lists and mappings that are nested too deeply."""
     level = {id(value): value}
     for _ in range(depth + 1):
-        children = (item for each in level.values() for item in (each.values() if isinstance(each, Mapping) else each))
+        children = (
+            item
+            for each in level.values()
+            for item in (each.values() if isinstance(each, Mapping) else each)
+        )
         level = {id(item): item for item in children if isinstance(item, Mapping | list)}
         if not level:
             return
@@ -333,14 +400,19 @@ class _Dotted(dict[str, Any]):
 
 
 def _plain(value: Any) -> Any:
-    return {key: _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+    return (
+        {key: _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+    )
 
 
-def _merge(base: Mapping[str, Any], top: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
+def _merge(
+    base: Mapping[str, Any], top: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> dict[str, Any]:
     merged = _Dotted(base) if isinstance(base, _Dotted) else dict(base)
     for key, value in top.items():
         here = (*path, str(key))
-        # a written mapping replaces that of a data source or verifier; a dotted key below it adds to it
+        # a written mapping replaces that of a data source or verifier; a dotted key below it adds
+        # to it
         replaces = here in _WHOLE_VALUES and not isinstance(value, _Dotted)
         if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping) and not replaces:
             merged[key] = _merge(merged[key], value, here)

@@ -1,4 +1,6 @@
-"""Messages for an invalid configuration: the option, the expected value, the actual one, the nearest known name."""
+"""Messages for an invalid configuration: the option, the expected value, the actual one, the
+nearest known name.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -13,15 +15,23 @@ from dapo.config.other_names import OTHERS, REMOVED, TITLES, called_elsewhere, p
 from dapo.core.text import quoted
 from foreign_options import leaves_of, shown_value
 
-SECTIONS = frozenset(name for name, info in Config.model_fields.items() if section_in(info.annotation))
+SECTIONS = frozenset(
+    name for name, info in Config.model_fields.items() if section_in(info.annotation)
+)
 """The names of the sections."""
-_BRANCHES = {section.__name__ for _, info in options_of() if (section := section_in(info.annotation))}
-_BRANCHES |= {"str", "dict[str,any]", "dict[str,float]"}  # pydantic's names of branches of unions, as if options
+_BRANCHES = {
+    section.__name__ for _, info in options_of() if (section := section_in(info.annotation))
+}
+# pydantic's names of branches of unions, as if options
+_BRANCHES |= {"str", "dict[str,any]", "dict[str,float]"}
 
 
 def format_validation_errors(error: ValidationError) -> Iterator[str]:
-    """Format each fault of a configuration as a line; options of another system are answered together, at the end."""
-    seen, unknown = set(), dict[str, Any]()
+    """Format each fault of a configuration as a line; options of another system are answered
+    together, at the end.
+    """
+    seen = set()
+    unknown = dict[str, Any]()
     for detail in error.errors():
         branch = detail["loc"][-1] if detail["loc"] else None
         parts = [str(part) for part in detail["loc"] if part not in _BRANCHES]
@@ -30,7 +40,9 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
         got = detail.get("input")
         shown = quoted(got)
         # a union's branch for mappings reports the fault inside
-        is_other_union_branch = detail["type"] == "string_type" and branch == "str" and isinstance(got, Mapping)
+        is_other_union_branch = (
+            detail["type"] == "string_type" and branch == "str" and isinstance(got, Mapping)
+        )
         if option in seen or is_other_union_branch:
             continue
         seen.add(option)
@@ -38,17 +50,27 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
             unknown[option] = got
         elif detail["type"] == "missing":
             info = _innermost_section(parts).model_fields.get(parts[-1])
-            yield f"option {option} is missing. {info.description if info else 'More values are expected.'}"
+            yield (
+                f"option {option} is missing."
+                f" {info.description if info else 'More values are expected.'}"
+            )
         elif detail["type"] == "value_error":
             reason = detail["msg"].removeprefix("Value error, ")
             # a check of several options names them itself
-            yield f"option {option}: {reason}, got {shown}" if not isinstance(got, BaseModel | Mapping) else reason
+            yield (
+                f"option {option}: {reason}, got {shown}"
+                if not isinstance(got, BaseModel | Mapping)
+                else reason
+            )
         else:
             expected = detail["msg"][0].lower() + detail["msg"][1:]
             if option.startswith(tuple(f"data.{name}" for name in DATA_SOURCES)):
                 expected = "input should be a data source as text or a mapping"
             elif detail["type"] == "model_type":
-                inner = next((section_in(info.annotation) for name, info in options_of() if name == option), None)
+                inner = next(
+                    (section_in(info.annotation) for name, info in options_of() if name == option),
+                    None,
+                )
                 example = f", such as {option}.{next(iter(inner.model_fields))}" if inner else ""
                 expected = f"input should be a section of options{example}"
             yield f"option {option}: {expected}, got {shown}"
@@ -57,18 +79,26 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
 
 def _unknown_options(unknown: Mapping[str, Any]) -> Iterator[str]:
     """Answer unknown options; a section of another system is answered by each option in it."""
-    leaves = {name: value for option, got in unknown.items() for name, value in leaves_of(option, got)}
+    leaves = {
+        name: value for option, got in unknown.items() for name, value in leaves_of(option, got)
+    }
     peer = peer_that_knows(leaves.keys() - REMOVED.keys() - names_by_keyword().keys())
     reasons: dict[str, list[str]] = {}
     num_theirs = 0
     for option, got in unknown.items():
         inner = dict(leaves_of(option, got))
-        if option in REMOVED or peer is None or not any(OTHERS[peer].rows_of(name) for name in inner):
+        if (
+            option in REMOVED
+            or peer is None
+            or not any(OTHERS[peer].rows_of(name) for name in inner)
+        ):
             yield f"unknown option {option}; {nearest_option(option.split('.'), got)}"
             continue
         num_theirs += len(inner)
         for name, value in inner.items():
-            found = called_elsewhere(name, value, peer=peer, others=leaves) or nearest_option(name.split("."), value)
+            found = called_elsewhere(name, value, peer=peer, others=leaves) or nearest_option(
+                name.split("."), value
+            )
             answer, _, why = found.partition(" has no option here: ")
             if why and len(leaves) > 1:
                 reasons.setdefault(why, []).append(f"{name}={shown_value(value)}")
@@ -77,37 +107,62 @@ def _unknown_options(unknown: Mapping[str, Any]) -> Iterator[str]:
     for why, names in reasons.items():
         yield f"no option here for {', '.join(names)}: {why}"
     if peer is not None and num_theirs > 1:
-        yield f"dapo docs from_{peer} lists the options of {TITLES[peer]}; dapo convert FILE translates a file of them"
+        yield (
+            f"dapo docs from_{peer} lists the options of {TITLES[peer]}; dapo convert FILE"
+            " translates a file of them"
+        )
 
 
 def nearest_option(parts: Sequence[str], value: object) -> str:
-    """A hint for an unknown option or section: its name here, if another library has it, or the nearest known name."""
+    """A hint for an unknown option or section: its name here, if another library has it, or the
+    nearest known name.
+    """
     if advice := REMOVED.get(".".join(parts)):
         return advice
     leaf, leaf_value = next(leaves_of(".".join(parts), value))
     by_keyword = names_by_keyword()
-    if leaf.rpartition(".")[2] not in by_keyword and (elsewhere := called_elsewhere(leaf, leaf_value)):
+    if leaf.rpartition(".")[2] not in by_keyword and (
+        elsewhere := called_elsewhere(leaf, leaf_value)
+    ):
         return elsewhere
-    is_section, section = isinstance(value, Mapping), _innermost_section(parts)
-    names = [name for name, info in options_of() if (section_in(info.annotation) is not None) == is_section]
-    prefix, is_top = "".join(f"{part}." for part in parts[:-1]), section is Config
+    is_section = isinstance(value, Mapping)
+    section = _innermost_section(parts)
+    names = [
+        name
+        for name, info in options_of()
+        if (section_in(info.annotation) is not None) == is_section
+    ]
+    prefix = "".join(f"{part}." for part in parts[:-1])
+    is_top = section is Config
     siblings = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-    if close := get_close_matches(parts[-1].lower(), [name for name in siblings if "." not in name], n=1):
+    if close := get_close_matches(
+        parts[-1].lower(), [name for name in siblings if "." not in name], n=1
+    ):
         return f"did you mean {prefix}{close[0]}?"
     by_keyword = {
-        word: same for word, found in by_keyword.items() if (same := [each for each in found if each in names])
+        word: same
+        for word, found in by_keyword.items()
+        if (same := [each for each in found if each in names])
     }
     # a similar name of another section would be a guess
     if close := get_close_matches(parts[-1].lower(), by_keyword, n=1, cutoff=0.75 if is_top else 1):
         return f"did you mean {' or '.join(by_keyword[close[0]])}?"
-    return "`dapo options` lists all options" if is_top else f"known here: {', '.join(section.model_fields)}"
+    return (
+        "`dapo options` lists all options"
+        if is_top
+        else f"known here: {', '.join(section.model_fields)}"
+    )
 
 
 def _innermost_section(parts: Sequence[str]) -> type[BaseModel]:
     """The innermost section that a dotted name leads to."""
     section: type[BaseModel] = Config
     for part in parts[:-1]:
-        inner = section_in(section.model_fields[part].annotation) if part in section.model_fields else None
+        inner = (
+            section_in(section.model_fields[part].annotation)
+            if part in section.model_fields
+            else None
+        )
         if inner is None:
             break
         section = inner

@@ -25,21 +25,29 @@ class LoraConfig(Section):
     """Options of low-rank adapters of every linear layer except the head."""
 
     rank: Positive = option(16, "Rank of the adapters' two factors.", le=16384)
-    alpha: Float = option(32.0, "Scale of an adapter: its product is multiplied by alpha / rank.", gt=0)
+    alpha: Float = option(
+        32.0, "Scale of an adapter: its product is multiplied by alpha / rank.", gt=0
+    )
 
 
 class ModelConfig(Section):
     name: str = option(
-        description="The model: an alias (smollm2-135m-instruct, tiny-random), a Hugging Face id or a directory."
+        description=(
+            "The model: an alias (smollm2-135m-instruct, tiny-random), a Hugging Face id or a"
+            " directory."
+        )
     )
     dtype: Literal["auto", "bfloat16", "float32", "float64"] = option(
         "auto",
-        "Number format of the forward and backward passes; master weights are float32 (float64 with float64). auto: "
-        "bfloat16 if the processor, or a GPU from compute capability 8.0, multiplies it in hardware, else float32.",
+        "Number format of the forward and backward passes; master weights are float32 (float64 with"
+        " float64). auto: bfloat16 if the processor, or a GPU from compute capability 8.0,"
+        " multiplies it in hardware, else float32.",
     )
     trust_remote_code: bool = option(False, "Run Python code from the model's repository.")
     lora: LoraConfig | None = option(
-        None, "Train only low-rank adapters, for example {rank: 16, alpha: 32}; none: train all weights.", paper=None
+        None,
+        "Train only low-rank adapters, for example {rank: 16, alpha: 32}; none: train all weights.",
+        paper=None,
     )
 
 
@@ -68,11 +76,15 @@ _TAKEN_VARIABLES = {
 def _require_free_variables(variables: Mapping[str, Any]) -> Mapping[str, Any]:
     taken = sorted(variables.keys() & _TAKEN_VARIABLES)
     if taken:
-        raise ValueError(f"{', '.join(taken)} cannot be set: prompts are rendered with a value of their own")
+        raise ValueError(
+            f"{', '.join(taken)} cannot be set: prompts are rendered with a value of their own"
+        )
     try:
         json.dumps(variables, allow_nan=False)
     except (TypeError, ValueError):
-        raise ValueError("the values are to be JSON: texts, numbers, booleans, null, lists and mappings") from None
+        raise ValueError(
+            "the values are to be JSON: texts, numbers, booleans, null, lists and mappings"
+        ) from None
     return variables
 
 
@@ -82,32 +94,43 @@ DATA_SOURCES = ("train", "eval", "demonstrations")
 
 class DataConfig(Section):
     train: DataSpec = option(
-        description="Training problems: a path, hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,... or a mapping; "
-        "{mix: {NAME: SOURCE, ...}} combines several sources under names, as does a list of them.",
+        description=(
+            "Training problems: a path, hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,... or a"
+            " mapping; {mix: {NAME: SOURCE, ...}} combines several sources under names, as does a"
+            " list of them."
+        ),
         also=_ALSO_LISTS,
     )
     eval: DataSpec | None = option(
         None,
-        "Held-out problems, in the forms of data.train; problems with the same text are removed from training.",
+        "Held-out problems, in the forms of data.train; problems with the same text are removed"
+        " from training.",
         also=_ALSO_LISTS,
     )
     demonstrations: DataSpec | None = option(
         None,
-        "Prompts with responses to imitate, in the forms of data.train: rows with the columns prompt and response (or "
-        "completion), or with messages.",
+        "Prompts with responses to imitate, in the forms of data.train: rows with the columns"
+        " prompt and response (or completion), or with messages.",
         only_with="schedule=supervised",
         also=_ALSO_LISTS,
     )
     max_prompt_tokens: Tokens = option(
-        2048, "Largest length of a prompt; longer ones are dropped and counted, never cut.", unit="tokens"
+        2048,
+        "Largest length of a prompt; longer ones are dropped and counted, never cut.",
+        unit="tokens",
     )
-    instruction: str = option("", "Text that is appended to each problem, before the chat template.")
+    instruction: str = option(
+        "", "Text that is appended to each problem, before the chat template."
+    )
     system: str | None = option(None, "System message for chat models.")
     chat_template: Annotated[Literal["auto", "on", "off"], Switch] = option(
         "auto", "Whether prompts use the model's chat template. auto: if the tokenizer has one."
     )
-    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_require_free_variables)] = option(
-        {}, "Variables for the chat template, such as {enable_thinking: false}: any JSON values."
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_require_free_variables)] = (
+        option(
+            {},
+            "Variables for the chat template, such as {enable_thinking: false}: any JSON values.",
+        )
     )
 
     @cached_property
@@ -122,7 +145,9 @@ class DataConfig(Section):
 
     @cached_property
     def template_time(self) -> datetime:
-        """The local time that chat templates read as now: that of the first call, unless `at_time` sets it."""
+        """The local time that chat templates read as now: that of the first call, unless `at_time`
+        sets it.
+        """
         return datetime.now().replace(microsecond=0)
 
     def at_time(self, time: datetime) -> "DataConfig":
@@ -140,4 +165,8 @@ class DataConfig(Section):
     @property
     def paths(self) -> dict[str, str]:
         """Possible file paths in the data sources, by option."""
-        return {option: path for name, spec in self.sources.items() for option, path in paths_in(spec, name).items()}
+        return {
+            option: path
+            for name, spec in self.sources.items()
+            for option, path in paths_in(spec, name).items()
+        }

@@ -1,4 +1,6 @@
-"""All options as one flat table: metadata, values in a configuration, and differences between configurations."""
+"""All options as one flat table: metadata, values in a configuration, and differences between
+configurations.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +23,8 @@ class OptionEntry:
     is_required: bool
     meaning: str
     unit: str  # the unit of a number; empty for a pure number
-    condition: str  # the condition for an effect: `option=value`, an option or a name in CONDITIONS; empty: always
+    # the condition for an effect: `option=value`, an option or a name in CONDITIONS; empty: always
+    condition: str
     has_paper_value: bool
     paper: Any
 
@@ -57,7 +60,8 @@ def option_entries() -> list[OptionEntry]:
     found = []
     conditions: dict[str, str] = {}
     for name, info in options_of():
-        known, parent = known_about(info), name.rpartition(".")[0]
+        known = known_about(info)
+        parent = name.rpartition(".")[0]
         condition = known.get("only_with") or conditions.get(parent, "")
         if section_in(info.annotation) and info.default is not None:
             conditions[name] = condition
@@ -78,16 +82,23 @@ def option_entries() -> list[OptionEntry]:
 
 
 def entries_of(section: str | None) -> list[OptionEntry]:
-    """The options of a section (`rollout`, `rollout.vllm`), or one by its name; None: all. Raises ConfigError."""
+    """The options of a section (`rollout`, `rollout.vllm`), or one by its name; None: all.
+
+    Raises ConfigError.
+    """
     entries = option_entries()
     if section is None:
         return entries
-    found = [each for each in entries if each.name == section or each.name.startswith(f"{section}.")]
+    found = [
+        each for each in entries if each.name == section or each.name.startswith(f"{section}.")
+    ]
     if not found:
         sections = section_names(entries)
         is_section = bool(get_close_matches(section, sections, n=1, cutoff=0.75))
         near = nearest_option(section.split("."), value={} if is_section else None)
-        raise ConfigError(f"no option or section {section} (sections: {', '.join(sections)}); {near}")
+        raise ConfigError(
+            f"no option or section {section} (sections: {', '.join(sections)}); {near}"
+        )
     return found
 
 
@@ -102,11 +113,16 @@ def yaml_text(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(yaml_text, value))}]"
-    return f"{value:g}" if isinstance(value, float) else str(value) if value != "" else '""'
+    if isinstance(value, float):
+        return f"{value:g}"
+    if value != "":
+        return str(value)
+    return '""'
 
 
 def flat_options(config: Config) -> dict[str, Any]:
-    """Every option, also of data sources and verifiers, by its dotted name as a JSON value; secrets are masked.
+    """Every option, also of data sources and verifiers, by its dotted name as a JSON value; secrets
+    are masked.
 
     >>> flat_options(config)["loss.clip_high"]
     0.28
@@ -131,8 +147,16 @@ def differing(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     names = dict.fromkeys(name for table in tables for name in table)
     sections = {name[:i] for name in names for i, sign in enumerate(name) if sign == "."}
     values = {name: [table.get(name) for table in tables] for name in names}
-    empty = {name for name in sections & names.keys() if all(value in (None, {}) for value in values[name])}
-    return {name: found for name, found in values.items() if name not in empty and any(v != found[0] for v in found)}
+    empty = {
+        name
+        for name in sections & names.keys()
+        if all(value in (None, {}) for value in values[name])
+    }
+    return {
+        name: found
+        for name, found in values.items()
+        if name not in empty and any(v != found[0] for v in found)
+    }
 
 
 def flatten(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

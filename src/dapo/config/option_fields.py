@@ -1,4 +1,6 @@
-"""The fields of all options, with their metadata and the conditions under which they have an effect."""
+"""The fields of all options, with their metadata and the conditions under which they have an
+effect.
+"""
 
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -13,18 +15,28 @@ from dapo.config.options import Config
 _SEVERAL_UPDATES = "several updates per step (in the first the ratio is 1, and nothing is clipped)"
 CONDITIONS = {
     **{
-        condition: f"{_SEVERAL_UPDATES}, and loss.surrogate={surrogates_with(bound)} (no loss.function)"
-        for condition, bound in (("clips_low", "clip_low"), ("clips_high", "clip_high"), ("clips_dual", "dual_clip"))
+        condition: (
+            f"{_SEVERAL_UPDATES}, and loss.surrogate={surrogates_with(bound)} (no loss.function)"
+        )
+        for condition, bound in (
+            ("clips_low", "clip_low"),
+            ("clips_high", "clip_high"),
+            ("clips_dual", "dual_clip"),
+        )
     },
     "corrects_engine": "loss.engine_correction",
-    "engine_processes": f"engine processes (rollout.engines, or rollout.engine={engines_with('needs_process')})",
+    "engine_processes": (
+        f"engine processes (rollout.engines, or rollout.engine={engines_with('needs_process')})"
+    ),
     "has_kl": "loss.kl_coef above 0",
     "plays_episodes": "environment.name or environment.tools",
     "predicts_signal": "dynamic_sampling.predict=proportional or thompson",
     "has_ratios": f"{_SEVERAL_UPDATES}, and no loss.function",
     "reuses_samples": _SEVERAL_UPDATES,
     "uses_ray": "launcher=ray",
-    "uses_trainer_group": "a trainer in processes of its own (distributed.trainer_ranks, or launcher=ray)",
+    "uses_trainer_group": (
+        "a trainer in processes of its own (distributed.trainer_ranks, or launcher=ray)"
+    ),
 }
 """Descriptions of the conditions that are properties of Config."""
 
@@ -41,16 +53,22 @@ ALIASES = {
     "timeout_s": "reward.timeout_s",
     "workers": "reward.workers",
 }
-"""Arguments and keywords of Python calls whose option has another name, or is one of several with that last part."""
+"""Arguments and keywords of Python calls whose option has another name, or is one of several with
+that last part.
+"""
 
 
 def section_in(annotation: Any) -> type[BaseModel] | None:
     """The section that an option is or may hold; None for a plain value."""
     kinds = (annotation, *get_args(annotation))
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+    return next(
+        (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None
+    )
 
 
-def options_of(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def options_of(
+    section: type[BaseModel] = Config, prefix: str = ""
+) -> Iterator[tuple[str, FieldInfo]]:
     """Yield every option and section by its dotted name, with its field."""
     for name, info in section.model_fields.items():
         yield f"{prefix}{name}", info

@@ -1,11 +1,13 @@
-r"""How `option=value` on a command line is read and written: the option's type decides, never the value alone.
+r"""How `option=value` on a command line is read and written: the option's type decides, never the
+value alone.
 
 - Text: everything behind the first `=`, letter by letter.
-- Text or something else (`str | None`, a data source): `null` is none, a number a number, `{...}` a mapping and `[...]`
-  a list, where the type has them; everything else is the text. A backslash in front makes it the text: `\null`.
+- Text or something else (`str | None`, a data source): `null` is none, a number a number, `{...}` a
+  mapping and `[...]` a list, where the type has them; everything else is the text. A backslash in
+  front makes it the text: `\null`.
 - A list of texts: a YAML list whose items are texts, `[a, 5, no]`.
-- Unknown, as the options of a verifier or an environment: a number, `true`, `null`, a text in quotes, `{...}` and
-  `[...]` as in YAML; everything else is the text.
+- Unknown, as the options of a verifier or an environment: a number, `true`, `null`, a text in
+  quotes, `{...}` and `[...]` as in YAML; everything else is the text.
 - Anything else: YAML.
 """
 
@@ -24,7 +26,13 @@ from dapo.config.section import Section
 from dapo.core.errors import ConfigError
 
 # sections that may be written as the value of one option
-SHORT_FORMS = {"model": "name", "data": "train", "reward": "verifier", "loss": "function", "environment": "name"}
+SHORT_FORMS = {
+    "model": "name",
+    "data": "train",
+    "reward": "verifier",
+    "loss": "function",
+    "environment": "name",
+}
 ReadYaml: TypeAlias = Callable[[str], Any]
 _INTEGER = re.compile(r"\s*[-+]?\d+\s*")
 _NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
@@ -32,7 +40,9 @@ _TYPES_OF_SCHEMAS: Mapping[str, Any] = {"string": str, "array": list, "null": ty
 
 
 def read_value(name: str, value: str, read_yaml: ReadYaml) -> Any:
-    """The value of the option `name`, written as `value`; `read_yaml` reads YAML, and raises for what is none."""
+    """The value of the option `name`, written as `value`; `read_yaml` reads YAML, and raises for
+    what is none.
+    """
     kinds = _kinds_of(name)
     if Any in kinds:
         return _read_free(value, read_yaml)
@@ -45,7 +55,10 @@ def read_value(name: str, value: str, read_yaml: ReadYaml) -> Any:
 
 
 def _read_text(value: str, kinds: frozenset[Any], read_yaml: ReadYaml) -> Any:
-    """Read the value of an option that may be a text. Only a data source, or a section, may refer to `${NAME}`."""
+    """Read the value of an option that may be a text.
+
+    Only a data source, or a section, may refer to `${NAME}`.
+    """
     body = value.lstrip("\\")
     if _is_no_text(body, kinds):
         if value == body:
@@ -55,7 +68,10 @@ def _read_text(value: str, kinds: frozenset[Any], read_yaml: ReadYaml) -> Any:
 
 
 def write_value(name: str, value: Any, read_yaml: ReadYaml) -> str:
-    """Write a value so that `read_value` reads it back. Raises ConfigError for a value that is no text and must be."""
+    """Write a value so that `read_value` reads it back.
+
+    Raises ConfigError for a value that is no text and must be.
+    """
     if isinstance(value, str):
         for candidate in (value, plain_references(value), f"\\{value}"):
             try:
@@ -80,7 +96,11 @@ def plain_references(text: str) -> str:
 
 
 def _function_path(value: Any) -> str:
-    return f"{value.__module__}:{value.__name__}" if isinstance(value, types.FunctionType) else str(value)
+    return (
+        f"{value.__module__}:{value.__name__}"
+        if isinstance(value, types.FunctionType)
+        else str(value)
+    )
 
 
 class _TextList:
@@ -89,7 +109,9 @@ class _TextList:
 
 @cache
 def _kinds_of(name: str) -> frozenset[Any]:
-    """The types among which a value of an option is: `str`, `dict`, `int`, sections; `Any` if it is unknown."""
+    """The types among which a value of an option is: `str`, `dict`, `int`, sections; `Any` if it is
+    unknown.
+    """
     annotations: list[Any] = [Config]
     also: list[Mapping[str, Any]] = []
     for part in name.split("."):
@@ -109,7 +131,11 @@ def _kinds_of(name: str) -> frozenset[Any]:
             return frozenset({Any})
         annotations = inner
     kinds = {_simple_kind(kind) for kind in _branches(annotations)}
-    kinds |= {_TYPES_OF_SCHEMAS[schema["type"]] for schema in also if schema.get("type") in _TYPES_OF_SCHEMAS}
+    kinds |= {
+        _TYPES_OF_SCHEMAS[schema["type"]]
+        for schema in also
+        if schema.get("type") in _TYPES_OF_SCHEMAS
+    }
     if name in SHORT_FORMS:
         kinds |= {str, dict, type(None)}
     return frozenset(kinds)
@@ -182,7 +208,9 @@ def _quoted_text(value: str) -> str | None:
         _require_no_comment(value)
     except (yaml.YAMLError, ConfigError):
         return None
-    return str(node.value) if isinstance(node, yaml.ScalarNode) and node.style in ('"', "'") else None
+    return (
+        str(node.value) if isinstance(node, yaml.ScalarNode) and node.style in ('"', "'") else None
+    )
 
 
 def _read_texts(value: str, read_yaml: ReadYaml) -> Any:

@@ -19,11 +19,19 @@ from dapo.config.reward_options import AuditConfig, OverlongConfig, RewardConfig
 from dapo.config.rollout_options import DynamicSamplingConfig, RolloutConfig
 from dapo.config.run_options import DistributedConfig, EvalConfig, LogConfig, ProfileConfig
 from dapo.config.section import Int, Section, option
-from dapo.config.training_options import AdvantageConfig, CriticConfig, LossConfig, OptimConfig, TrainConfig
+from dapo.config.training_options import (
+    AdvantageConfig,
+    CriticConfig,
+    LossConfig,
+    OptimConfig,
+    TrainConfig,
+)
 from dapo.core.errors import DataError
 from dapo.core.secrets import find_secrets
 
-PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_bytes())
+PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("presets.yaml").read_bytes()
+)
 """The options that each method sets by default."""
 
 if TYPE_CHECKING:
@@ -68,7 +76,9 @@ class Config(Section):
     model: ModelConfig = option(
         description="The model, for example model=smollm2-135m-instruct.", also=[{"type": "string"}]
     )
-    data: DataConfig = option(description="The data, for example data.train=builtin:sums.", also=[{"type": "string"}])
+    data: DataConfig = option(
+        description="The data, for example data.train=builtin:sums.", also=[{"type": "string"}]
+    )
     rollout: RolloutConfig = RolloutConfig()
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     reward: RewardConfig = RewardConfig()
@@ -83,20 +93,21 @@ class Config(Section):
     eval: EvalConfig = option(EvalConfig(), only_with="data.eval")
     launcher: Annotated[str, AfterValidator(_launcher)] = option(
         "local",
-        "Launcher of processes. local: this machine; ray: this machine, through Ray; ray:auto or ray:HOST:PORT: a "
-        "running Ray cluster (for Slurm: `dapo submit`).",
+        "Launcher of processes. local: this machine; ray: this machine, through Ray; ray:auto or"
+        " ray:HOST:PORT: a running Ray cluster (for Slurm: `dapo submit`).",
     )
     schedule: Literal["sync", "async", "supervised"] = option(
         "sync",
-        "sync: Algorithm 1; async: sample while the policy updates (one_step_off: the same with max_staleness=1); "
-        "supervised: imitate data.demonstrations, without sampling or rewards.",
+        "sync: Algorithm 1; async: sample while the policy updates (one_step_off: the same with"
+        " max_staleness=1); supervised: imitate data.demonstrations, without sampling or rewards.",
         paper="sync",
         also=[{"const": "one_step_off"}],
     )
     max_staleness: Int = option(
         2,
-        "Largest age of the policy that sampled a trained token, in steps before the one that trains on it. 0: as "
-        "schedule=sync; 1: sample the next batch during the update; more: responses go on under newer policies.",
+        "Largest age of the policy that sampled a trained token, in steps before the one that"
+        " trains on it. 0: as schedule=sync; 1: sample the next batch during the update; more:"
+        " responses go on under newer policies.",
         only_with="schedule=async",
         ge=0,
         le=64,
@@ -112,10 +123,12 @@ class Config(Section):
         for name, why in find_secrets(values):
             reason = f"{name} {why}, and options are written to config.yaml and to trackers; "
             if not name.startswith("reward.options."):
-                raise ValueError(f"{reason}leave it out, and read an environment variable where it is needed")
+                raise ValueError(
+                    f"{reason}leave it out, and read an environment variable where it is needed"
+                )
             raise ValueError(
-                f"{reason}have the verifier read an environment variable, and give at most the variable's name: "
-                f"{name}_env=NAME"
+                f"{reason}have the verifier read an environment variable, and give at most the"
+                f" variable's name: {name}_env=NAME"
             )
         return values
 
@@ -132,18 +145,24 @@ class Config(Section):
 
     @property
     def samples_ahead(self) -> bool:
-        """Whether responses are sampled while the policy updates: `schedule: async`, with a staleness from 1 on."""
+        """Whether responses are sampled while the policy updates: `schedule: async`, with a
+        staleness from 1 on.
+        """
         return self.schedule == "async" and self.max_staleness > 0
 
     @property
     def suspends_responses(self) -> bool:
         """Whether responses go on under newer weights."""
-        return self.samples_ahead and (self.max_staleness > 1 or self.rollout.clock in ("arrival", "load"))
+        return self.samples_ahead and (
+            self.max_staleness > 1 or self.rollout.clock in ("arrival", "load")
+        )
 
     def lookahead(self, step: int) -> int:
-        """The number of batches after a step's own whose groups are begun while its batch is sampled.
+        """The number of batches after a step's own whose groups are begun while its batch is
+        sampled.
 
-        It is half of the bound: with more, so many responses share the engine that long ones become too old.
+        It is half of the bound: with more, so many responses share the engine that long ones become
+        too old.
         """
         ahead = min(self.max_staleness // 2, self.train.num_steps - step)
         return max(0, ahead) if self.samples_ahead else 0
@@ -156,7 +175,11 @@ class Config(Section):
     def updates_per_step(self) -> int:
         if self.is_supervised:
             return 1
-        return self.rollout.prompts_per_step // self.train.minibatch_groups * self.train.passes_per_step
+        return (
+            self.rollout.prompts_per_step
+            // self.train.minibatch_groups
+            * self.train.passes_per_step
+        )
 
     @property
     def data_option(self) -> str:
@@ -170,10 +193,14 @@ class Config(Section):
 
     @property
     def microbatch_tokens(self) -> int:
-        """The value of `train.microbatch_tokens`, once `auto` is resolved (training/assemble/resolve.py)."""
+        """The value of `train.microbatch_tokens`, once `auto` is resolved
+        (training/assemble/resolve.py).
+        """
         tokens = self.train.microbatch_tokens
         if tokens is None:
-            raise ValueError("train.microbatch_tokens=auto is not resolved: see training/assemble/resolve.py")
+            raise ValueError(
+                "train.microbatch_tokens=auto is not resolved: see training/assemble/resolve.py"
+            )
         return tokens
 
     @property
@@ -188,7 +215,9 @@ class Config(Section):
 
     @property
     def max_observed_tokens(self) -> int:
-        """The most tokens of an episode that are observed instead of sampled; 0 without an environment."""
+        """The most tokens of an episode that are observed instead of sampled; 0 without an
+        environment.
+        """
         if not self.plays_episodes:
             return 0
         return (self.environment.max_turns - 1) * self.environment.max_observation_tokens
@@ -240,8 +269,13 @@ class Config(Section):
 
     @property
     def compares_responses_of_a_group(self) -> bool:
-        """Whether a group of one response trains nothing: its baseline is the group's, or its rewards decide on it."""
-        has_other_baseline = self.advantage.estimator in ("gae", "reinforce_pp") and self.rollout.prompts_per_step > 1
+        """Whether a group of one response trains nothing: its baseline is the group's, or its
+        rewards decide on it.
+        """
+        has_other_baseline = (
+            self.advantage.estimator in ("gae", "reinforce_pp")
+            and self.rollout.prompts_per_step > 1
+        )
         is_alone = has_other_baseline and not self.dynamic_sampling.enabled
         return self.learns_from_rewards and not is_alone
 
@@ -260,26 +294,41 @@ class Config(Section):
 
     @property
     def gpus_wanted(self) -> int:
-        """The number of GPUs with which no two trainer ranks or engines share one; 1 for a run of one process."""
-        engines = max(self.engine_processes, int(self.uses_trainer_group))  # without processes the controller samples
-        return self.distributed.trainer_ranks + engines * self.gpus_per_engine if self.is_multiprocess else 1
+        """The number of GPUs with which no two trainer ranks or engines share one; 1 for a run of
+        one process.
+        """
+        # without processes the controller samples
+        engines = max(self.engine_processes, int(self.uses_trainer_group))
+        return (
+            self.distributed.trainer_ranks + engines * self.gpus_per_engine
+            if self.is_multiprocess
+            else 1
+        )
 
     def gpu_shares(self, gpus: int) -> GpuShares:
-        """The rule of who shares a GPU, with `gpus` on this machine: processes share all of them or none."""
-        ranks, engines = self.distributed.trainer_ranks, self.gpus_wanted - self.distributed.trainer_ranks
+        """The rule of who shares a GPU, with `gpus` on this machine: processes share all of them or
+        none.
+        """
+        ranks = self.distributed.trainer_ranks
+        engines = self.gpus_wanted - self.distributed.trainer_ranks
         if self.train.device == "cpu" or not self.is_multiprocess:
             return GpuShares()
         if self.uses_ray:
             part = min(1.0, self.distributed.gpus_per_process or 1.0)
-            is_shared, is_paired = part < 1, part == 0.5 and ranks == engines and self.engine_processes > 0
+            is_shared = part < 1
+            is_paired = part == 0.5 and ranks == engines and self.engine_processes > 0
             per_gpu: Sequence[float] = (0.5 / part, 0.5 / part)
         else:
-            is_shared, is_paired = self.gpus_wanted > gpus, ranks >= gpus
-            per_gpu = [ceil(count / max(1, gpus)) for count in (ranks, engines)] if is_shared else (1, 1)
+            is_shared = self.gpus_wanted > gpus
+            is_paired = ranks >= gpus
+            per_gpu = (
+                [ceil(count / max(1, gpus)) for count in (ranks, engines)] if is_shared else (1, 1)
+            )
         # else the policy changes while a lost engine would need the weights of the step before
         alternates = not self.samples_ahead and is_shared and (is_paired or not self.uses_ray)
         transfer: Literal["nccl", "ipc"] | None = None
-        # torch counts one reader of a buffer that processes share: a second one would keep the buffer from being freed
+        # torch counts one reader of a buffer that processes share: a second one would keep the
+        # buffer from being freed
         can_send = not is_shared or (is_paired and per_gpu[1] <= 1)
         if not self.samples_ahead and self.rollout.engine_kind.receives_weights and can_send:
             transfer = "ipc" if is_shared else "nccl"
@@ -291,7 +340,9 @@ class Config(Section):
 
     @property
     def uses_trainer_group(self) -> bool:
-        """Whether the policy has its own processes; on a cluster, the controller's machine may have no GPU."""
+        """Whether the policy has its own processes; on a cluster, the controller's machine may have
+        no GPU.
+        """
         return self.distributed.trainer_ranks > 1 or self.uses_ray
 
     @property
@@ -313,27 +364,41 @@ class Config(Section):
         self._critic_and_prediction_fit()
         self._teacher_fits()
         self._schedule_fits()
-        if self.loss.old_logprobs == "engine" and (obstacle := self._why_engine_is_not_pi_old()) is not None:
-            raise ValueError(f"loss.old_logprobs=engine {obstacle}; set that, or loss.old_logprobs=policy")
+        if (
+            self.loss.old_logprobs == "engine"
+            and (obstacle := self._why_engine_is_not_pi_old()) is not None
+        ):
+            raise ValueError(
+                f"loss.old_logprobs=engine {obstacle}; set that, or loss.old_logprobs=policy"
+            )
         return self
 
     def _sizes_fit(self) -> None:
-        rollout, train, overlong = self.rollout, self.train, self.overlong
-        length, bound = rollout.max_response_tokens, self.dynamic_sampling.max_groups_per_step
+        rollout = self.rollout
+        train = self.train
+        overlong = self.overlong
+        length = rollout.max_response_tokens
+        bound = self.dynamic_sampling.max_groups_per_step
         if rollout.group_size < (smallest := 2 if self.compares_responses_of_a_group else 1):
             purpose = " to compare responses with each other" if smallest == 2 else ""
-            raise ValueError(f"rollout.group_size must be at least {smallest}{purpose}, got {rollout.group_size}")
+            raise ValueError(
+                f"rollout.group_size must be at least {smallest}{purpose}, got {rollout.group_size}"
+            )
         if rollout.prompts_per_step % train.minibatch_groups and not self.is_supervised:
             raise ValueError(
-                f"rollout.prompts_per_step={rollout.prompts_per_step} (prompts per step) must be a multiple of "
-                f"train.minibatch_groups={train.minibatch_groups} (prompts per optimiser update)"
+                f"rollout.prompts_per_step={rollout.prompts_per_step} (prompts per step) must be a"
+                f" multiple of train.minibatch_groups={train.minibatch_groups} (prompts per"
+                " optimiser update)"
             )
-        for name, temperature in (("rollout", rollout.temperature), ("eval", self.eval.temperature)):
+        for name, temperature in (
+            ("rollout", rollout.temperature),
+            ("eval", self.eval.temperature),
+        ):
             low, high = rollout.engine_kind.temperatures
             if temperature and not low <= temperature <= high:
                 raise ValueError(
-                    f"{name}.temperature must be from {low:g} to {high:g} with rollout.engine={rollout.engine}, "
-                    f"got {temperature:g}"
+                    f"{name}.temperature must be from {low:g} to {high:g} with"
+                    f" rollout.engine={rollout.engine}, got {temperature:g}"
                 )
         if overlong.mode == "soft" and overlong.buffer_tokens > length:
             raise ValueError(
@@ -349,85 +414,101 @@ class Config(Section):
     def _loss_and_rate_fit(self) -> None:
         if self.loss.function is not None and self.loss.dual_clip is not None:
             raise ValueError(
-                f"loss.dual_clip={self.loss.dual_clip:g} bounds the ratio of the paper's loss, which "
-                f"loss.function={self.loss.function} replaces; set one of the two"
+                f"loss.dual_clip={self.loss.dual_clip:g} bounds the ratio of the paper's loss,"
+                f" which loss.function={self.loss.function} replaces; set one of the two"
             )
-        surrogate, other = self.loss.surrogate, f"loss.surrogate={self.loss.surrogate} replaces the loss that loss."
+        surrogate = self.loss.surrogate
+        other = f"loss.surrogate={self.loss.surrogate} replaces the loss that loss."
         if surrogate != "clip" and self.loss.function is not None:
-            raise ValueError(f"{other}function={self.loss.function} replaces too; set one of the two")
+            raise ValueError(
+                f"{other}function={self.loss.function} replaces too; set one of the two"
+            )
         if "dual_clip" not in SURROGATES[surrogate].bounds and self.loss.dual_clip is not None:
             raise ValueError(f"{other}dual_clip={self.loss.dual_clip} bounds; set one of the two")
         if self.loss.entropy_target is not None and self.loss.entropy_coef:
             raise ValueError(
-                f"loss.entropy_target={self.loss.entropy_target:g} sets the entropy's weight in each update, which "
-                f"loss.entropy_coef={self.loss.entropy_coef:g} would fix; set one of the two"
+                f"loss.entropy_target={self.loss.entropy_target:g} sets the entropy's weight in"
+                f" each update, which loss.entropy_coef={self.loss.entropy_coef:g} would fix; set"
+                " one of the two"
             )
-        if self.loss.engine_over_cap == "mask" and (cap := self.loss.engine_correction) is not None and cap < 1:
+        if (
+            self.loss.engine_over_cap == "mask"
+            and (cap := self.loss.engine_correction) is not None
+            and cap < 1
+        ):
             raise ValueError(
-                f"loss.engine_over_cap=mask keeps ratios from 1 / loss.engine_correction to it, so "
+                "loss.engine_over_cap=mask keeps ratios from 1 / loss.engine_correction to it, so "
                 f"loss.engine_correction must be at least 1, got {cap:g}"
             )
         if self.decays_lr and self.optim.warmup_steps >= self.train.num_steps:
             raise ValueError(
-                f"optim.schedule={self.optim.schedule} lowers the learning rate after optim.warmup_steps="
-                f"{self.optim.warmup_steps}, and train.num_steps={self.train.num_steps} leaves no step for that; "
-                "lower optim.warmup_steps, or set optim.schedule=constant"
+                f"optim.schedule={self.optim.schedule} lowers the learning rate after"
+                f" optim.warmup_steps={self.optim.warmup_steps}, and"
+                f" train.num_steps={self.train.num_steps} leaves no step for that; lower"
+                " optim.warmup_steps, or set optim.schedule=constant"
             )
         if self.decays_lr and self.train.token_budget is not None:
             raise ValueError(
-                f"optim.schedule={self.optim.schedule} reaches its lowest rate in the step train.num_steps, and "
-                f"train.token_budget={self.train.token_budget} may end the run earlier; set optim.schedule=constant, "
-                "or leave the budget out"
+                f"optim.schedule={self.optim.schedule} reaches its lowest rate in the step"
+                f" train.num_steps, and train.token_budget={self.train.token_budget} may end the"
+                " run earlier; set optim.schedule=constant, or leave the budget out"
             )
         if self.loss.has_kl_reward and self.loss.kl_estimator == "full":
             raise ValueError(
-                "loss.kl_estimator=full is a term of the loss, and loss.kl_in=reward subtracts an estimate from the "
-                "reward; set loss.kl_in=loss, or loss.kl_estimator=k1"
+                "loss.kl_estimator=full is a term of the loss, and loss.kl_in=reward subtracts an"
+                " estimate from the reward; set loss.kl_in=loss, or loss.kl_estimator=k1"
             )
         if self.has_kl and self.loss.reference_steps is not None and self.model.lora is not None:
             raise ValueError(
-                f"loss.reference={self.loss.reference} needs a copy of the policy, and with model.lora the reference "
-                "is the model without its adapters; leave loss.reference out, or train all weights"
+                f"loss.reference={self.loss.reference} needs a copy of the policy, and with"
+                " model.lora the reference is the model without its adapters; leave loss.reference"
+                " out, or train all weights"
             )
 
     def _critic_and_prediction_fit(self) -> None:
         sampling = self.dynamic_sampling
         if self.has_critic and self.uses_trainer_group:
             raise ValueError(
-                "advantage.estimator=gae trains its critic in the process that trains the policy; set "
-                "distributed.trainer_ranks=1 and launcher=local, or another estimator"
+                "advantage.estimator=gae trains its critic in the process that trains the policy;"
+                " set distributed.trainer_ranks=1 and launcher=local, or another estimator"
             )
         if self.has_critic and self.model.lora is not None:
             raise ValueError(
-                "advantage.estimator=gae trains all weights of a second network, which model.lora avoids; leave "
-                "model.lora out, or set another estimator"
+                "advantage.estimator=gae trains all weights of a second network, which model.lora"
+                " avoids; leave model.lora out, or set another estimator"
             )
         if self.has_critic and self.critic.pretrain_steps >= self.train.num_steps:
             raise ValueError(
-                f"critic.pretrain_steps={self.critic.pretrain_steps} leaves none of train.num_steps="
-                f"{self.train.num_steps} steps to train the policy; lower the former or raise the latter"
+                f"critic.pretrain_steps={self.critic.pretrain_steps} leaves none of"
+                f" train.num_steps={self.train.num_steps} steps to train the policy; lower the"
+                " former or raise the latter"
             )
         if self.credits_turns and self.advantage.estimator != "group":
             raise ValueError(
-                "environment.credit=turn compares the members of a group at each turn, and "
-                f"advantage.estimator={self.advantage.estimator} does not; set advantage.estimator=group, or "
-                "environment.credit=episode"
+                "environment.credit=turn compares the members of a group at each turn, and"
+                f" advantage.estimator={self.advantage.estimator} does not; set"
+                " advantage.estimator=group, or environment.credit=episode"
             )
         if self.credits_turns and (self.uses_trainer_group or self.loss.has_kl_reward):
-            obstacle = "loss.kl_in=reward" if self.loss.has_kl_reward else "a trainer in processes of its own"
+            obstacle = (
+                "loss.kl_in=reward"
+                if self.loss.has_kl_reward
+                else "a trainer in processes of its own"
+            )
             raise ValueError(
-                f"environment.credit=turn gives tokens of a response different advantages, which {obstacle} does not "
-                "carry; set environment.credit=episode"
+                "environment.credit=turn gives tokens of a response different advantages, which"
+                f" {obstacle} does not carry; set environment.credit=episode"
             )
         if self.predicts_signal and not sampling.enabled:
             raise ValueError(
-                f"dynamic_sampling.predict={sampling.predict} skips problems whose groups Eq. 11 would drop, and "
-                "dynamic_sampling.enabled=false drops none; set dynamic_sampling.predict=off"
+                f"dynamic_sampling.predict={sampling.predict} skips problems whose groups Eq. 11"
+                " would drop, and dynamic_sampling.enabled=false drops none; set"
+                " dynamic_sampling.predict=off"
             )
         if self.predicts_signal and sampling.filter is not None:
             raise ValueError(
-                f"dynamic_sampling.predict={sampling.predict} predicts the groups that Eq. 11 keeps, not those of "
-                "dynamic_sampling.filter; set one of the two"
+                f"dynamic_sampling.predict={sampling.predict} predicts the groups that Eq. 11"
+                " keeps, not those of dynamic_sampling.filter; set one of the two"
             )
 
     def _teacher_fits(self) -> None:
@@ -437,21 +518,27 @@ class Config(Section):
         if self.trains_on_rewards:
             return
         if loss.has_kl_reward or self.has_critic:
-            which = "loss.kl_in=reward subtracts from" if loss.has_kl_reward else "advantage.estimator=gae estimates"
+            which = (
+                "loss.kl_in=reward subtracts from"
+                if loss.has_kl_reward
+                else "advantage.estimator=gae estimates"
+            )
             raise ValueError(
-                f"{which} rewards, and with reward.coef=0 they do not train; set loss.kl_in=loss and another "
-                "advantage.estimator, or leave reward.coef out"
+                f"{which} rewards, and with reward.coef=0 they do not train; set loss.kl_in=loss"
+                " and another advantage.estimator, or leave reward.coef out"
             )
         learns_from_a_teacher = loss.has_kl_term and loss.teacher is not None
         has_bonus = loss.entropy_coef > 0 or loss.entropy_target is not None
         if not (learns_from_a_teacher or has_bonus or loss.function is not None):
             raise ValueError(
-                "reward.coef=0 leaves nothing to train on; set a teacher (loss.reference=MODEL loss.kl_coef=1 "
-                "loss.kl_estimator=full), or leave reward.coef out"
+                "reward.coef=0 leaves nothing to train on; set a teacher (loss.reference=MODEL"
+                " loss.kl_coef=1 loss.kl_estimator=full), or leave reward.coef out"
             )
 
     def _server_fits(self) -> None:
-        """Raise ValueError for options that need more of a teacher than log-probabilities of sampled tokens."""
+        """Raise ValueError for options that need more of a teacher than log-probabilities of
+        sampled tokens.
+        """
         loss = self.loss
         url, _, model = str(loss.teacher).removeprefix("server:").partition("#")
         if not url or not model:
@@ -459,8 +546,8 @@ class Config(Section):
         if loss.kl_estimator == "full" or loss.has_kl_reward:
             wrong = "loss.kl_in=reward" if loss.has_kl_reward else "loss.kl_estimator=full"
             raise ValueError(
-                f"loss.reference={loss.teacher} gives log-probabilities of sampled tokens alone, which {wrong} cannot "
-                "use; set loss.kl_in=loss loss.kl_estimator=k2"
+                f"loss.reference={loss.teacher} gives log-probabilities of sampled tokens alone,"
+                f" which {wrong} cannot use; set loss.kl_in=loss loss.kl_estimator=k2"
             )
         if self.rollout.temperature != 1:
             raise ValueError(
@@ -468,48 +555,66 @@ class Config(Section):
                 f"rollout.temperature={self.rollout.temperature:g}; set rollout.temperature=1"
             )
         if self.uses_trainer_group or self.has_critic or self.is_supervised:
-            which = "a trainer in processes of its own" if self.uses_trainer_group else "this kind of update"
+            which = (
+                "a trainer in processes of its own"
+                if self.uses_trainer_group
+                else "this kind of update"
+            )
             raise ValueError(
-                f"loss.reference={loss.teacher} scores samples in the process that trains, which {which} does not use; "
-                "name a model instead"
+                f"loss.reference={loss.teacher} scores samples in the process that trains, which"
+                f" {which} does not use; name a model instead"
             )
 
     @model_validator(mode="before")
     @classmethod
     def _every_group_teaches(cls, values: Any) -> Any:
-        """Turn dynamic sampling off where rewards do not train, unless it is set: no group lacks a signal then."""
-        if not isinstance(values, Mapping) or not isinstance(reward := values.get("reward", {}), Mapping):
+        """Turn dynamic sampling off where rewards do not train, unless it is set: no group lacks a
+        signal then.
+        """
+        if not isinstance(values, Mapping) or not isinstance(
+            reward := values.get("reward", {}), Mapping
+        ):
             return values
         sampling = values.get("dynamic_sampling", {})
-        if reward.get("coef") not in (0, "0") or not isinstance(sampling, Mapping) or "enabled" in sampling:
+        if (
+            reward.get("coef") not in (0, "0")
+            or not isinstance(sampling, Mapping)
+            or "enabled" in sampling
+        ):
             return values
         return {**values, "dynamic_sampling": {**sampling, "enabled": False}}
 
     @model_validator(mode="before")
     @classmethod
     def _demonstrations_are_training_data(cls, values: Any) -> Any:
-        """Make the demonstrations of `schedule: supervised` the training data, in place of `data.train`."""
+        """Make the demonstrations of `schedule: supervised` the training data, in place of
+        `data.train`.
+        """
         if not isinstance(values, Mapping) or values.get("schedule") != "supervised":
             return values
         data = values.get("data", {})
         if not isinstance(data, Mapping) or (demonstrations := data.get("demonstrations")) is None:
             raise ValueError(
-                "schedule=supervised imitates demonstrations; set data.demonstrations, for example sft.jsonl with the "
-                "columns prompt and response (`dapo data demonstrations` writes one from judged responses)"
+                "schedule=supervised imitates demonstrations; set data.demonstrations, for example"
+                " sft.jsonl with the columns prompt and response (`dapo data demonstrations` writes"
+                " one from judged responses)"
             )
         return {**values, "data": {**data, "train": demonstrations}}
 
     @model_validator(mode="before")
     @classmethod
     def _async_is_corrected(cls, values: Any) -> Any:
-        """Set the correction of `schedule: async`, whose responses older policies have sampled; name `one_step_off`."""
+        """Set the correction of `schedule: async`, whose responses older policies have sampled;
+        name `one_step_off`.
+        """
         if not isinstance(values, Mapping):
             return values
         if values.get("schedule") == "one_step_off":
-            if (given := values.get("max_staleness", 1)) not in (1, 2, "1", "2"):  # 2 is the default of other schedules
+            # 2 is the default of other schedules
+            if (given := values.get("max_staleness", 1)) not in (1, 2, "1", "2"):
                 raise ValueError(
-                    f"schedule=one_step_off is schedule=async with max_staleness=1, got max_staleness={given}; set "
-                    "schedule=async"
+                    "schedule=one_step_off is schedule=async with max_staleness=1, got"
+                    f" max_staleness={given}; set schedule=async"
                 )
             values = {**values, "schedule": "async", "max_staleness": 1}
         if values.get("schedule") == "async" and values.get("max_staleness") not in (0, "0"):
@@ -522,29 +627,39 @@ class Config(Section):
         if self.is_supervised:
             self._supervised_fits()
         part = self.distributed.gpus_per_process
-        if self.uses_ray and part is not None and part < 1 < self.gpus_per_engine and not self.gpu_shares(0).is_paired:
+        if (
+            self.uses_ray
+            and part is not None
+            and part < 1 < self.gpus_per_engine
+            and not self.gpu_shares(0).is_paired
+        ):
             raise ValueError(
-                f"distributed.gpus_per_process={part:g} gives an engine a part of one GPU, and it computes on "
-                f"rollout.vllm.tensor_parallel={self.gpus_per_engine}; leave distributed.gpus_per_process out, or set "
-                f"0.5 and a rank per GPU, distributed.trainer_ranks={self.gpus_per_engine * self.engine_processes}"
+                f"distributed.gpus_per_process={part:g} gives an engine a part of one GPU, and it"
+                f" computes on rollout.vllm.tensor_parallel={self.gpus_per_engine}; leave"
+                " distributed.gpus_per_process out, or set 0.5 and a rank per GPU,"
+                f" distributed.trainer_ranks={self.gpus_per_engine * self.engine_processes}"
             )
         if not self.samples_ahead:
             return
         if self.loss.engine_correction is None:
             raise ValueError(
-                f"schedule=async trains on responses of policies up to max_staleness={self.max_staleness} steps old, "
-                "which loss.engine_correction=none leaves uncorrected; set loss.engine_correction=tis (the default of "
-                "this schedule), or schedule=sync"
+                "schedule=async trains on responses of policies up to"
+                f" max_staleness={self.max_staleness} steps old, which loss.engine_correction=none"
+                " leaves uncorrected; set loss.engine_correction=tis (the default of this"
+                " schedule), or schedule=sync"
             )
         if not self.engine_processes:
             raise ValueError(
-                "schedule=async samples while the policy updates, so the engine needs its own process; set "
-                "rollout.engines=1 (or more), or schedule=sync"
+                "schedule=async samples while the policy updates, so the engine needs its own"
+                " process; set rollout.engines=1 (or more), or schedule=sync"
             )
 
     def _supervised_fits(self) -> None:
-        """Raise ValueError for an option that changes how responses with rewards train: demonstrations have none."""
-        loss, train = self.loss, self.train
+        """Raise ValueError for an option that changes how responses with rewards train:
+        demonstrations have none.
+        """
+        loss = self.loss
+        train = self.train
         obstacles = {
             f"advantage.estimator={self.advantage.estimator}": self.has_critic,
             f"loss.function={loss.function}": loss.function is not None,
@@ -560,12 +675,14 @@ class Config(Section):
         for name, is_set in obstacles.items():
             if is_set:
                 raise ValueError(
-                    f"{name} is for sampled responses, and schedule=supervised imitates given ones; leave it out"
+                    f"{name} is for sampled responses, and schedule=supervised imitates given ones;"
+                    " leave it out"
                 )
         if self.rollout.temperature != 1:
             raise ValueError(
-                f"rollout.temperature={self.rollout.temperature:g} divides the logits whose likelihood is trained, and "
-                "schedule=supervised trains that of the model itself; leave it out"
+                f"rollout.temperature={self.rollout.temperature:g} divides the logits whose"
+                " likelihood is trained, and schedule=supervised trains that of the model itself;"
+                " leave it out"
             )
 
     @model_validator(mode="after")
@@ -574,21 +691,24 @@ class Config(Section):
             return self
         name, options = self.audit.name_and_options
         assert self.audit_reward is not None  # its options are valid
-        trains, own = self.reward.verifier, self.reward.options
+        trains = self.reward.verifier
+        own = self.reward.options
         if trains == "auto":
             trains, own = self.auto_verifier
         weights = {trains: 1.0} if isinstance(trains, str) else trains
         own_options = own if isinstance(trains, str) else own.get(name, {})
         if name in weights and options == (own_options or {}):
             raise ValueError(
-                f"audit.verifier={name} equals reward.verifier, so the two could never disagree; set another verifier, "
-                "or leave audit.verifier out"
+                f"audit.verifier={name} equals reward.verifier, so the two could never disagree;"
+                " set another verifier, or leave audit.verifier out"
             )
         return self
 
     @property
     def audit_reward(self) -> RewardConfig | None:
-        """The section `reward` of the audit's verifier, with one worker and the run's limits; None: no audit."""
+        """The section `reward` of the audit's verifier, with one worker and the run's limits; None:
+        no audit.
+        """
         if self.audit.name_and_options is None:
             return None
         name, options = self.audit.name_and_options
@@ -597,36 +717,52 @@ class Config(Section):
 
     @property
     def auto_verifier(self) -> tuple[str, dict[str, Any]]:
-        """Resolve `reward.verifier: auto`: the verifier that suits the training data, with the user's options."""
+        """Resolve `reward.verifier: auto`: the verifier that suits the training data, with the
+        user's options.
+        """
         if self.plays_episodes:
             return "environment", dict(self.reward.options)
-        option, source = "data.train", self.data.train_source
+        option = "data.train"
+        source = self.data.train_source
         if self.is_supervised and self.data.eval_source is not None:
-            option, source = "data.eval", self.data.eval_source
+            option = "data.eval"
+            source = self.data.eval_source
         names = {{"builtin": "exact", "gym": "gym"}.get(kind, "math") for kind in kinds(source)}
         if len(names) > 1:
             raise DataError(
-                f"{option} mixes sources of different verifiers ({', '.join(sorted(names))}); set reward.verifier to "
-                "one that judges all of them"
+                f"{option} mixes sources of different verifiers ({', '.join(sorted(names))}); set"
+                " reward.verifier to one that judges all of them"
             )
         name = names.pop()
         return name, ({"extract": "final"} if name == "exact" else {}) | self.reward.options
 
     def _why_engine_is_not_pi_old(self) -> str | None:
-        """Explain why the engine's log-probabilities may differ from those of the policy at the start of a step."""
+        """Explain why the engine's log-probabilities may differ from those of the policy at the
+        start of a step.
+        """
         if self.samples_ahead:
-            return "takes the sampling policy for the policy at the start of the step: it needs schedule=sync"
+            return (
+                "takes the sampling policy for the policy at the start of the step: it needs"
+                " schedule=sync"
+            )
         if not self.rollout.engine_kind.rounds_as_trainer:
             engines = engines_with("rounds_as_trainer")
             return f"needs an engine that rounds like the trainer: rollout.engine={engines}"
         if self.uses_trainer_group:
-            return "keeps the samples in one process: it needs distributed.trainer_ranks=1 and launcher=local"
+            return (
+                "keeps the samples in one process: it needs distributed.trainer_ranks=1 and"
+                " launcher=local"
+            )
         if self.engine_processes:
             return "needs the engine in the process that trains: rollout.engines=0"
         if self.loss.engine_correction is not None:
-            return "leaves no difference between engine and pi_old to correct: it needs loss.engine_correction=none"
+            return (
+                "leaves no difference between engine and pi_old to correct: it needs"
+                " loss.engine_correction=none"
+            )
         if self.model.dtype not in ("float32", "float64"):
             return (
-                f"needs model.dtype=float32 or float64, not {self.model.dtype}, in which ratios round to whole percents"
+                f"needs model.dtype=float32 or float64, not {self.model.dtype}, in which ratios"
+                " round to whole percents"
             )
         return None

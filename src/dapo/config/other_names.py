@@ -1,7 +1,8 @@
-"""Finds the option here that does what an option of TRL, verl or AReaL does: for error messages and docs/from_*.md.
+"""Finds the option here that does what an option of TRL, verl or AReaL does: for error messages and
+docs/from_*.md.
 
-The table is other_names.tsv, a row for each of their options or values; its rows of the system `dapo` are options that
-dapo had once, with the advice for who still sets them.
+The table is other_names.tsv, a row for each of their options or values; its rows of the system
+`dapo` are options that dapo had once, with the advice for who still sets them.
 """
 
 import csv
@@ -23,7 +24,9 @@ def _read_table() -> dict[str, tuple[Counterpart, ...]]:
     for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
         ours = tuple(row["here"].split(", ")) if row["here"] else ()
         formula = row["value"] if row["value"] != "converted" else ""
-        found = Counterpart(row["theirs"], ours, row["remark"], converted=bool(row["value"]), formula=formula)
+        found = Counterpart(
+            row["theirs"], ours, row["remark"], converted=bool(row["value"]), formula=formula
+        )
         tables[row["system"]] = (*tables.get(row["system"], ()), found)
     return tables
 
@@ -58,18 +61,29 @@ def peer_that_knows(names: Iterable[str]) -> Peer | None:
 
 
 def called_elsewhere(
-    name: str, value: object = None, *, peer: Peer | None = None, others: Mapping[str, Any] = NO_OPTIONS
+    name: str,
+    value: object = None,
+    *,
+    peer: Peer | None = None,
+    others: Mapping[str, Any] = NO_OPTIONS,
 ) -> str | None:
-    """A sentence on an unknown option that another system has: `TRL's beta=0.1 is loss.kl_coef=0.1 here`.
+    """A sentence on an unknown option that another system has: `TRL's beta=0.1 is loss.kl_coef=0.1
+    here`.
 
-    `name` is as it was typed, with dots or its last part alone; without a `value` the sentence names options alone.
-    The system `peer` is asked first; formulas use `others`, the other options of that system that are set.
+    `name` is as it was typed, with dots or its last part alone; without a `value` the sentence
+    names options alone. The system `peer` is asked first; formulas use `others`, the other options
+    of that system that are set.
     """
     peers = sorted(TITLES, key=lambda each: each != peer)
-    found: list[tuple[Peer, list[Counterpart]]] = [(each, OTHERS[each].rows_of(name)) for each in peers]
+    found: list[tuple[Peer, list[Counterpart]]] = [
+        (each, OTHERS[each].rows_of(name)) for each in peers
+    ]
     # the name itself, else names that end in it, else those that share its last part
     for end in (f".{name}", f".{name.rpartition('.')[2]}"):
-        found += [(each, [row for row in COUNTERPARTS[each] if f".{row.name}".endswith(end)]) for each in peers]
+        found += [
+            (each, [row for row in COUNTERPARTS[each] if f".{row.name}".endswith(end)])
+            for each in peers
+        ]
     each, rows = next(((each, rows) for each, rows in found if rows), (None, []))
     if each is None:
         return None
@@ -87,4 +101,7 @@ def called_elsewhere(
     if not named:
         return f"{theirs} has no option here: {remark}"
     has_remark = not ours and rows[0].converted
-    return f"{theirs} is {' and '.join(values)} here (dapo docs from_{each}{f': {remark}' if has_remark else ''})"
+    return (
+        f"{theirs} is {' and '.join(values)} here (dapo docs"
+        f" from_{each}{f': {remark}' if has_remark else ''})"
+    )

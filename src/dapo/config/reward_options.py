@@ -5,7 +5,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import model_validator
 
-from dapo.config.section import Float, Gibibytes, Processes, Seconds, Section, Switch, Tokens, option
+from dapo.config.section import (
+    Float,
+    Gibibytes,
+    Processes,
+    Seconds,
+    Section,
+    Switch,
+    Tokens,
+    option,
+)
 from dapo.core.verifier_limits import CODE_TIME_S, PATTERN_CPU_S, SERVER_TOTAL_S
 
 _TIME_LIMITS = {
@@ -20,38 +29,47 @@ _TIME_LIMITS = {
 class RewardConfig(Section):
     verifier: str | dict[str, float] = option(
         "auto",
-        "The verifier: a name (math, exact, ...), module:function, or a mapping of several to their weights. "
-        "auto: exact for builtin:, gym for gym:, math otherwise.",
+        "The verifier: a name (math, exact, ...), module:function, or a mapping of several to their"
+        " weights. auto: exact for builtin:, gym for gym:, math otherwise.",
     )
     options: dict[str, Any] = option(
-        {}, "Options of the verifier, such as letters: ABCD for choice; of several, by name (`dapo docs verifiers`)."
+        {},
+        "Options of the verifier, such as letters: ABCD for choice; of several, by name (`dapo docs"
+        " verifiers`).",
     )
     coef: Float = option(
         1.0,
-        "Weight of the advantages in the loss. 0: rewards are measured and stored and do not train; a teacher "
-        "(loss.reference with loss.kl_coef) then trains alone, and dynamic_sampling.enabled is false unless it is set.",
+        "Weight of the advantages in the loss. 0: rewards are measured and stored and do not train;"
+        " a teacher (loss.reference with loss.kl_coef) then trains alone, and"
+        " dynamic_sampling.enabled is false unless it is set.",
         paper=1.0,
         ge=0,
     )
     threshold: Float | None = option(
         None,
-        "Smallest score of a correct response, for verifiers that return scores. none: a score is neither correct nor "
-        "wrong.",
+        "Smallest score of a correct response, for verifiers that return scores. none: a score is"
+        " neither correct nor wrong.",
         paper=None,
     )
     timeout_s: Seconds = option(
         10.0,
-        "Time limit of a verdict, after which it is an error. A function that receives a whole group has this time for "
-        "each response.",
+        "Time limit of a verdict, after which it is an error. A function that receives a whole"
+        " group has this time for each response.",
         unit="s",
     )
     workers: Processes = option(2, "Processes that run verifiers.", unit="processes")
-    memory_gib: Gibibytes = option(4.0, "Memory limit of each verifier process and its children.", unit="GiB")
+    memory_gib: Gibibytes = option(
+        4.0, "Memory limit of each verifier process and its children.", unit="GiB"
+    )
 
     @property
     def judging(self) -> dict[str, Any]:
         """The options that decide the verdicts, as they are stored with each evaluation."""
-        return {"verifier": self.verifier, "verifier_options": self.options, "threshold": self.threshold}
+        return {
+            "verifier": self.verifier,
+            "verifier_options": self.options,
+            "threshold": self.threshold,
+        }
 
     @model_validator(mode="after")
     def _verifiers_end_in_time(self) -> "RewardConfig":
@@ -66,21 +84,29 @@ class RewardConfig(Section):
                 path = f"reward.options.{limit}" if is_only else f"reward.options.{name}.{limit}"
                 path = path if limit else f"{name}'s limit for a pattern"
                 raise ValueError(
-                    f"{path}={seconds:g} (s) must be less than reward.timeout_s={self.timeout_s:g}, a verdict's limit"
+                    f"{path}={seconds:g} (s) must be less than reward.timeout_s={self.timeout_s:g},"
+                    " a verdict's limit"
                 )
         return self
 
 
 class AuditConfig(Section):
-    """A second verifier that judges some of the trained responses without training on its scores."""
+    """A second verifier that judges some of the trained responses without training on its
+    scores.
+    """
 
     verifier: str | dict[str, dict[str, Any]] | None = option(
         None,
-        "Second verifier: a name, module:function, or one with options, {choice: {letters: ABCD}}; none: no audit.",
+        "Second verifier: a name, module:function, or one with options, {choice: {letters: ABCD}};"
+        " none: no audit.",
         paper=None,
     )
     share: Float = option(
-        0.05, "Fraction of the trained responses that are audited.", only_with="audit.verifier", gt=0, le=1
+        0.05,
+        "Fraction of the trained responses that are audited.",
+        only_with="audit.verifier",
+        gt=0,
+        le=1,
     )
 
     @property
@@ -88,7 +114,11 @@ class AuditConfig(Section):
         """The audit's verifier with its options; None without an audit."""
         if self.verifier is None:
             return None
-        return (self.verifier, {}) if isinstance(self.verifier, str) else next(iter(self.verifier.items()))
+        return (
+            (self.verifier, {})
+            if isinstance(self.verifier, str)
+            else next(iter(self.verifier.items()))
+        )
 
     @model_validator(mode="after")
     def _is_one_verifier(self) -> "AuditConfig":
@@ -103,13 +133,14 @@ class AuditConfig(Section):
 class OverlongConfig(Section):
     mode: Annotated[Literal["soft", "filter", "off"], Switch] = option(
         "soft",
-        "Treatment of responses near the length limit. soft: a length penalty (Eq. 13); filter: exclude truncated "
-        "responses from training; off: none.",
+        "Treatment of responses near the length limit. soft: a length penalty (Eq. 13); filter:"
+        " exclude truncated responses from training; off: none.",
         paper="soft",
     )
     buffer_tokens: Tokens = option(
         4096,
-        "L_cache: length of the interval before rollout.max_response_tokens over which the penalty grows.",
+        "L_cache: length of the interval before rollout.max_response_tokens over which the penalty"
+        " grows.",
         paper=4096,
         only_with="overlong.mode=soft",
         unit="tokens",

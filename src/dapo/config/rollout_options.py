@@ -31,14 +31,16 @@ class NativeConfig(Section):
 
     slots: Positive = option(
         64,
-        "Sequences that each engine decodes at a time; responses of a group with equal tokens so far count once.",
+        "Sequences that each engine decodes at a time; responses of a group with equal tokens so"
+        " far count once.",
         le=16384,
         unit="sequences",
     )
     kernels: Annotated[dict[str, str] | None, Auto] = option(
         None,
-        "CPU kernel (mkl, onednn, compiled or plain) for weights of a shape, {576x1536: onednn}; layers: compiled: "
-        "fused work between products. none or auto: the fastest of each shape, timed at the start, and these.",
+        "CPU kernel (mkl, onednn, compiled or plain) for weights of a shape, {576x1536: onednn};"
+        " layers: compiled: fused work between products. none or auto: the fastest of each shape,"
+        " timed at the start, and these.",
     )
 
 
@@ -47,8 +49,8 @@ class VllmConfig(Section):
 
     cache_gib: Annotated[Gibibytes | None, Auto] = option(
         None,
-        "Memory for keys and values on each GPU of an engine. none or auto: the engine's share of the GPU (90 %, "
-        "divided by the processes on it) minus the weights; 2 on a CPU.",
+        "Memory for keys and values on each GPU of an engine. none or auto: the engine's share of"
+        " the GPU (90 %, divided by the processes on it) minus the weights; 2 on a CPU.",
         unit="GiB",
     )
     tensor_parallel: Processes = option(1, "GPUs per engine.", unit="GPUs")
@@ -68,28 +70,39 @@ class RolloutConfig(Section):
     )
     clock: Annotated[ClockKind | None, Auto] = option(
         None,
-        "When verdicts, answers of environments and new weights (schedule=async) take effect. history: a fixed number "
-        "of tokens after their cause, and weights when a batch closes; two runs on CPUs are equal. arrival: as soon as "
-        "they are there; RUN/clock.jsonl records it, so that a resumed run is equal. load: as arrival, without a "
-        "record; engines get requests by load, and vllm samples without a seed per request and schedules steps ahead. "
-        "none or auto: load for vllm on a GPU, where runs are not equal, else history.",
+        "When verdicts, answers of environments and new weights (schedule=async) take effect."
+        " history: a fixed number of tokens after their cause, and weights when a batch closes; two"
+        " runs on CPUs are equal. arrival: as soon as they are there; RUN/clock.jsonl records it,"
+        " so that a resumed run is equal. load: as arrival, without a record; engines get requests"
+        " by load, and vllm samples without a seed per request and schedules steps ahead. none or"
+        " auto: load for vllm on a GPU, where runs are not equal, else history.",
     )
     native: NativeConfig = option(NativeConfig(), only_with="rollout.engine=native")
     vllm: VllmConfig = option(VllmConfig(), only_with="rollout.engine=vllm")
     prompts_per_step: Positive = option(
-        512, "Informative groups per batch, one for each prompt.", paper=512, le=10**6, unit="prompts"
+        512,
+        "Informative groups per batch, one for each prompt.",
+        paper=512,
+        le=10**6,
+        unit="prompts",
     )
     group_size: Int = option(
         16,
-        "G: responses sampled per prompt; at least 2 where dynamic sampling or the baseline compares them.",
+        "G: responses sampled per prompt; at least 2 where dynamic sampling or the baseline"
+        " compares them.",
         paper=16,
         le=10**4,
         unit="responses",
     )
     max_response_tokens: Tokens = option(
-        20480, "L_max: largest length of a response, including the sampled end token.", paper=20480, unit="tokens"
+        20480,
+        "L_max: largest length of a response, including the sampled end token.",
+        paper=20480,
+        unit="tokens",
     )
-    temperature: Float = option(1.0, "Temperature of sampling and of log-probabilities.", paper=1.0, gt=0)
+    temperature: Float = option(
+        1.0, "Temperature of sampling and of log-probabilities.", paper=1.0, gt=0
+    )
 
     @property
     def engine_kind(self) -> EngineKind:
@@ -97,7 +110,9 @@ class RolloutConfig(Section):
 
     @property
     def is_reproducible(self) -> bool:
-        """Whether an engine gets the same requests, and samples the same from them, in a resumed run."""
+        """Whether an engine gets the same requests, and samples the same from them, in a resumed
+        run.
+        """
         return self.clock != "load"
 
     @property
@@ -109,14 +124,18 @@ class RolloutConfig(Section):
 class ScoreThresholdsConfig(Section):
     """Thresholds on scores (`dynamic_sampling.filter`)."""
 
-    min_spread: Float = option(0.0, "Smallest difference between a group's largest and smallest score.", ge=0)
+    min_spread: Float = option(
+        0.0, "Smallest difference between a group's largest and smallest score.", ge=0
+    )
     mean_between: tuple[Float | None, Float | None] = option(
         (None, None), "Exclusive lower and upper bound of a group's mean score; null: no bound."
     )
 
     @field_validator("mean_between")
     @classmethod
-    def _bounds_are_ordered(cls, value: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
+    def _bounds_are_ordered(
+        cls, value: tuple[float | None, float | None]
+    ) -> tuple[float | None, float | None]:
         low, high = value
         if low is not None and high is not None and low >= high:
             raise ValueError("the first number must be less than the second")
@@ -124,31 +143,37 @@ class ScoreThresholdsConfig(Section):
 
 
 class DynamicSamplingConfig(Section):
-    enabled: bool = option(True, "Train only on groups whose responses differ in reward (Eq. 11).", paper=True)
+    enabled: bool = option(
+        True, "Train only on groups whose responses differ in reward (Eq. 11).", paper=True
+    )
     max_groups_per_step: Positive | None = option(
         None,
-        "Largest number of groups judged per step, at which a batch trains that is not full; none: ten times "
-        "rollout.prompts_per_step.",
+        "Largest number of groups judged per step, at which a batch trains that is not full; none:"
+        " ten times rollout.prompts_per_step.",
         unit="groups",
     )
     filter: str | ScoreThresholdsConfig | None = option(
         None,
-        "Filter of groups: module:function from a Group to a bool, in place of Eq. 11; or thresholds on scores, in "
-        "addition to it: {min_spread: 0.5, mean_between: [0, 9]}.",
+        "Filter of groups: module:function from a Group to a bool, in place of Eq. 11; or"
+        " thresholds on scores, in addition to it: {min_spread: 0.5, mean_between: [0, 9]}.",
         paper=None,
         only_with="dynamic_sampling.enabled",
     )
     predict: Annotated[Literal["off", "proportional", "thompson"], Switch] = option(
         "off",
-        "Selection of problems by the predicted chance that their groups carry a signal (Eq. 11). off: sample every "
-        "problem; proportional: sample with a probability proportional to that chance; thompson: sample if the chance, "
-        "at a success rate drawn from its posterior, is at least half of the largest one.",
+        "Selection of problems by the predicted chance that their groups carry a signal (Eq. 11)."
+        " off: sample every problem; proportional: sample with a probability proportional to that"
+        " chance; thompson: sample if the chance, at a success rate drawn from its posterior, is at"
+        " least half of the largest one.",
         paper="off",
     )
-    weights: Annotated[Literal["none", "inverse"], BeforeValidator(lambda v: "none" if v is None else v)] = option(
+    weights: Annotated[
+        Literal["none", "inverse"], BeforeValidator(lambda v: "none" if v is None else v)
+    ] = option(
         "none",
-        "Loss weight of groups selected by prediction. inverse: 1 / the probability of selection, so that the expected "
-        "gradient equals that of sampling every problem, at a higher variance.",
+        "Loss weight of groups selected by prediction. inverse: 1 / the probability of selection,"
+        " so that the expected gradient equals that of sampling every problem, at a higher"
+        " variance.",
         paper="none",
         only_with="predicts_signal",
         also=[{"type": "null"}],

@@ -12,9 +12,15 @@ class EvalConfig(Section):
     samples_per_problem: Positive = option(
         1, "Responses per problem: the k of avg@k.", paper=32, le=10**5, unit="responses"
     )
-    temperature: Float = option(1.0, "Sampling temperature; 0: the most likely token.", paper=1.0, ge=0)
+    temperature: Float = option(
+        1.0, "Sampling temperature; 0: the most likely token.", paper=1.0, ge=0
+    )
     top_p: Float = option(
-        0.7, "Probability mass of the most likely tokens, to which sampling is limited.", paper=0.7, gt=0, le=1
+        0.7,
+        "Probability mass of the most likely tokens, to which sampling is limited.",
+        paper=0.7,
+        gt=0,
+        le=1,
     )
     max_response_tokens: Tokens | None = option(
         None, "Largest length of a response; none: rollout.max_response_tokens.", unit="tokens"
@@ -25,11 +31,13 @@ START_TIMEOUT_S = 900.0  # time limit for the start of all processes of a run, i
 
 
 class DistributedConfig(Section):
-    trainer_ranks: Processes = option(1, "Processes that train shards of the model (FSDP2).", unit="processes")
+    trainer_ranks: Processes = option(
+        1, "Processes that train shards of the model (FSDP2).", unit="processes"
+    )
     gpus_per_process: Float | None = option(
         None,
-        "GPUs per trainer rank and per engine on Ray; 0.5: two processes share a GPU; none: one GPU if the cluster has "
-        "GPUs, or rollout.vllm.tensor_parallel for an engine.",
+        "GPUs per trainer rank and per engine on Ray; 0.5: two processes share a GPU; none: one GPU"
+        " if the cluster has GPUs, or rollout.vllm.tensor_parallel for an engine.",
         only_with="uses_ray",
         ge=0,
         le=MAX_PROCESSES,
@@ -38,7 +46,9 @@ class DistributedConfig(Section):
 
 
 def _rollouts(value: str) -> str:
-    if value not in ("all", "no-logprobs", "none") and not re.fullmatch(r"last:[1-9]\d{0,8}", value):
+    if value not in ("all", "no-logprobs", "none") and not re.fullmatch(
+        r"last:[1-9]\d{0,8}", value
+    ):
         raise ValueError("expected all, no-logprobs, none or last:N with N of at least 1")
     return value
 
@@ -51,21 +61,26 @@ def _one_or_several(value: object) -> object:
 
 
 class LogConfig(Section):
-    sinks: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(_one_or_several)] = option(
+    sinks: Annotated[
+        list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(_one_or_several)
+    ] = option(
         [],
-        "Trackers, one or a list, that receive metrics, in addition to metrics.jsonl and the console.",
+        "Trackers, one or a list, that receive metrics, in addition to metrics.jsonl and the"
+        " console.",
         also=[{"enum": ["tensorboard", "wandb", "trackio"]}, {"type": "null"}],
     )
     rollouts: Annotated[str, AfterValidator(_rollouts)] = option(
         "all",
-        "Judged responses that are kept in rollouts/*.parquet. all: every step; no-logprobs: every step, without the "
-        "large column engine_logprobs; last:N: the last N steps; none.",
+        "Judged responses that are kept in rollouts/*.parquet. all: every step; no-logprobs: every"
+        " step, without the large column engine_logprobs; last:N: the last N steps; none.",
     )
 
     @property
     def rollout_steps(self) -> int | None:
         """The number of steps whose responses are kept; None: all."""
-        return int(self.rollouts.removeprefix("last:")) if self.rollouts.startswith("last:") else None
+        return (
+            int(self.rollouts.removeprefix("last:")) if self.rollouts.startswith("last:") else None
+        )
 
 
 class ProfileConfig(Section):

@@ -12,14 +12,18 @@ _SWITCH = {"enum": [True, False]}  # YAML reads a bare `on` or `off` as a boolea
 
 
 def config_schema() -> dict[str, Any]:
-    """A JSON schema (draft 2020-12) of every option: type, bounds, default, meaning, unit, paper's value.
+    """A JSON schema (draft 2020-12) of every option: type, bounds, default, meaning, unit, paper's
+    value.
 
-    A schema cannot check combinations of options or names of files, models and verifiers: `dapo check` does.
+    A schema cannot check combinations of options or names of files, models and verifiers: `dapo
+    check` does.
     """
     schema = Config.model_json_schema()
     definitions = schema["$defs"]
     sections = {"": schema} | {
-        name: definitions[section.__name__] for name, info in options_of() if (section := section_in(info.annotation))
+        name: definitions[section.__name__]
+        for name, info in options_of()
+        if (section := section_in(info.annotation))
     }
     for name, info in options_of():
         parent, _, leaf = name.rpartition(".")
@@ -28,7 +32,9 @@ def config_schema() -> dict[str, Any]:
         for key in ("paper", "only_with", "unit", "also"):
             entry.pop(key, None)
         also = [*known.get("also", ())]
-        also += [{"const": "auto"}] * (Auto in info.metadata) + [_SWITCH] * (Switch in info.metadata)
+        also += [{"const": "auto"}] * (Auto in info.metadata) + [_SWITCH] * (
+            Switch in info.metadata
+        )
         if section_in(info.annotation) and info.default is not None:
             entry.pop("default", None)
             also += [] if info.is_required() else [{"type": "null"}]  # an empty section
@@ -59,8 +65,12 @@ def _use_names_of_the_standard(value: Any) -> None:
 
 
 def _widen(entry: dict[str, Any], also: list[dict[str, Any]]) -> None:
-    """Add alternatives to the type of an option; default, description and title stay outside of them."""
-    kept: dict[str, Any] = {key: entry.pop(key) for key in ("default", "description", "title") if key in entry}
+    """Add alternatives to the type of an option; default, description and title stay outside of
+    them.
+    """
+    kept: dict[str, Any] = {
+        key: entry.pop(key) for key in ("default", "description", "title") if key in entry
+    }
     branches = entry.pop("anyOf") if set(entry) == {"anyOf"} else [dict(entry)]
     entry.clear()
     entry |= {"anyOf": [*branches, *also], **kept}

@@ -9,7 +9,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 class Section(BaseModel):
     """A group of options, which rejects unknown names."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 _UNSET: Any = object()
@@ -27,12 +29,17 @@ def option(
 ) -> Any:
     """An option of a section; without a `default` it is required.
 
-    `description` is text for users, `paper` the paper's value, `unit` that of a number, and `bounds` are `gt`, `ge`,
-    `lt` and `le`, as for pydantic's Field. `only_with` is the condition of an effect: `option=value`, or the name of an
-    option or property of Config. `also` are JSON schemas of further values that a validator converts.
+    `description` is text for users, `paper` the paper's value, `unit` that of a number, and
+    `bounds` are `gt`, `ge`, `lt` and `le`, as for pydantic's Field. `only_with` is the condition of
+    an effect: `option=value`, or the name of an option or property of Config. `also` are JSON
+    schemas of further values that a validator converts.
     """
     known: dict[str, Any] = {} if paper is _UNSET else {"paper": paper}
-    known |= {name: value for name, value in (("only_with", only_with), ("unit", unit), ("also", also)) if value}
+    known |= {
+        name: value
+        for name, value in (("only_with", only_with), ("unit", unit), ("also", also))
+        if value
+    }
     return Field(default, description=description, json_schema_extra=known, **bounds)
 
 
@@ -55,7 +62,9 @@ Tokens: TypeAlias = Annotated[Positive, Field(le=10**8)]
 Seconds: TypeAlias = Annotated[Float, Field(gt=0, le=MAX_SECONDS)]
 Gibibytes: TypeAlias = Annotated[Float, Field(gt=0, le=1e6)]
 Seed: TypeAlias = Annotated[int, BeforeValidator(reject_bool), Field(ge=0, lt=2**63)]
-Switch = BeforeValidator(lambda value: "on" if value is True else "off" if value is False else value)
+Switch = BeforeValidator(
+    lambda value: "on" if value is True else "off" if value is False else value
+)
 """Accepts the booleans as which YAML reads `on` and `off`."""
 Auto = BeforeValidator(lambda value: None if value == "auto" else value)
 """Accepts `auto` for none, if none means a choice at the start."""

@@ -8,13 +8,28 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from dapo.algo.entropy import DELTA, MAX_COEFFICIENT
 from dapo.algo.estimator_table import ESTIMATORS
 from dapo.algo.surrogate_table import SURROGATES
-from dapo.config.section import Auto, Float, Int, Positive, Processes, Section, Seed, Tokens, option, reject_bool
+from dapo.config.section import (
+    Auto,
+    Float,
+    Int,
+    Positive,
+    Processes,
+    Section,
+    Seed,
+    Tokens,
+    option,
+    reject_bool,
+)
 
 TIS_CAP = 2.0  # the usual cap of truncated importance sampling: `loss.engine_correction: tis`
 
 
 def _weight_cap(value: object) -> object:
-    return {"none": None, "tis": TIS_CAP}.get(value, value) if isinstance(value, str) else reject_bool(value)
+    return (
+        {"none": None, "tis": TIS_CAP}.get(value, value)
+        if isinstance(value, str)
+        else reject_bool(value)
+    )
 
 
 if TYPE_CHECKING:
@@ -30,11 +45,14 @@ Beta: TypeAlias = Annotated[Float, Field(ge=0, lt=1)]
 class AdvantageConfig(Section):
     estimator: EstimatorName = option(
         "group",
-        f"Baseline of a response. {'; '.join(f'{name}: {row.baseline}' for name, row in ESTIMATORS.items())}. "
-        "`dapo docs losses` has the equations.",
+        "Baseline of a response."
+        f" {'; '.join(f'{name}: {row.baseline}' for name, row in ESTIMATORS.items())}. `dapo docs"
+        " losses` has the equations.",
         paper="group",
     )
-    scale: Annotated[Literal["std", "none"], BeforeValidator(lambda v: "none" if v is None else v)] = option(
+    scale: Annotated[
+        Literal["std", "none"], BeforeValidator(lambda v: "none" if v is None else v)
+    ] = option(
         "std",
         "Divisor of advantages. std: the group's standard deviation of rewards (Eq. 9).",
         paper="std",
@@ -52,64 +70,79 @@ def _function_path(value: str) -> str:
 class LossConfig(Section):
     function: Annotated[str, AfterValidator(_function_path)] | None = option(
         None,
-        "module:function of a custom loss that replaces Eq. 8: (logprobs, old_logprobs, advantages, mask, weights) "
-        "-> (loss, metrics), see `dapo docs losses`. none: the loss of the paper.",
+        "module:function of a custom loss that replaces Eq. 8: (logprobs, old_logprobs, advantages,"
+        " mask, weights) -> (loss, metrics), see `dapo docs losses`. none: the loss of the paper.",
         paper=None,
     )
     surrogate: SurrogateName = option(
         "clip",
-        "Contribution of a token with the ratio r to the loss. "
-        f"{'; '.join(f'{name}: {row.term}' for name, row in SURROGATES.items())}. Equations: `dapo docs losses`.",
+        "Contribution of a token with the ratio r to the loss."
+        f" {'; '.join(f'{name}: {row.term}' for name, row in SURROGATES.items())}. Equations: `dapo"
+        " docs losses`.",
         paper="clip",
         only_with="has_ratios",
     )
     clip_low: Float = option(
-        0.2, "Distance below 1 at which a token's ratio is clipped.", paper=0.2, only_with="clips_low", gt=0, lt=1
+        0.2,
+        "Distance below 1 at which a token's ratio is clipped.",
+        paper=0.2,
+        only_with="clips_low",
+        gt=0,
+        lt=1,
     )
     clip_high: Float = option(
-        0.28, "Distance above 1 at which a token's ratio is clipped.", paper=0.28, only_with="clips_high", gt=0
+        0.28,
+        "Distance above 1 at which a token's ratio is clipped.",
+        paper=0.28,
+        only_with="clips_high",
+        gt=0,
     )
     dual_clip: Float | None = option(
         None,
-        "Largest ratio of tokens with a negative advantage (the released scripts: 10); none: no limit.",
+        "Largest ratio of tokens with a negative advantage (the released scripts: 10); none: no"
+        " limit.",
         paper=None,
         only_with="clips_dual",
         gt=1,
     )
     aggregate: Literal["token", "group", "sequence", "constant"] = option(
         "token",
-        "Average of token losses. token: over all tokens, as in DAPO's released code; group: per group (Eq. 8); "
-        "sequence: per response (GRPO); constant: divided by the maximum length (Dr. GRPO).",
+        "Average of token losses. token: over all tokens, as in DAPO's released code; group: per"
+        " group (Eq. 8); sequence: per response (GRPO); constant: divided by the maximum length"
+        " (Dr. GRPO).",
         paper="token",
     )
     kl_coef: Float = option(
         0.0,
-        "Weight of the KL divergence to the initial policy, or to loss.reference, in the loss or in the reward.",
+        "Weight of the KL divergence to the initial policy, or to loss.reference, in the loss or in"
+        " the reward.",
         paper=0.0,
         ge=0,
     )
     reference: Annotated[Positive | str | None, Field(union_mode="left_to_right")] = option(
         None,
-        "Model to which the divergence is measured. none: the initial policy; a number N: the policy of the last step "
-        "that N divides; a teacher: an alias, a directory, a Hugging Face id, or a run for its newest checkpoint, of "
-        "any architecture with the policy's vocabulary, or server:URL#MODEL for a model behind a server.",
+        "Model to which the divergence is measured. none: the initial policy; a number N: the"
+        " policy of the last step that N divides; a teacher: an alias, a directory, a Hugging Face"
+        " id, or a run for its newest checkpoint, of any architecture with the policy's vocabulary,"
+        " or server:URL#MODEL for a model behind a server.",
         paper=None,
         only_with="has_kl",
         unit="steps",
     )
     kl_estimator: Literal["k1", "k2", "k3", "full"] = option(
         "k3",
-        "Estimator of the divergence from sampled tokens, with d = log pi - log pi_ref. k1: d; k2: d^2 / 2; "
-        "k3: exp(-d) - 1 + d; full: no estimate, but the divergence over the whole vocabulary at each token, in the "
-        "loss. In the loss, the expected gradient of k1 is zero; in the reward, only k1 has the gradient of the "
-        "divergence (`dapo docs losses`).",
+        "Estimator of the divergence from sampled tokens, with d = log pi - log pi_ref. k1: d; k2:"
+        " d^2 / 2; k3: exp(-d) - 1 + d; full: no estimate, but the divergence over the whole"
+        " vocabulary at each token, in the loss. In the loss, the expected gradient of k1 is zero;"
+        " in the reward, only k1 has the gradient of the divergence (`dapo docs losses`).",
         paper="k3",
         only_with="has_kl",
     )
     kl_in: Literal["loss", "reward"] = option(
         "loss",
-        "Place of the divergence. loss: a separate term (Eq. 5); reward: subtract kl_coef times its sum over the "
-        "response from the reward, after groups are filtered (Eq. 11) and before advantages are computed.",
+        "Place of the divergence. loss: a separate term (Eq. 5); reward: subtract kl_coef times its"
+        " sum over the response from the reward, after groups are filtered (Eq. 11) and before"
+        " advantages are computed.",
         paper="loss",
         only_with="has_kl",
     )
@@ -118,45 +151,49 @@ class LossConfig(Section):
     )
     entropy_target: Float | None = option(
         None,
-        f"Entropy per token below which the loss rewards entropy, with a weight that each step raises by {DELTA:g}, up "
-        f"to {MAX_COEFFICIENT:g}, if the entropy is below, and lowers if it is above; none: the weight is "
-        "loss.entropy_coef.",
+        "Entropy per token below which the loss rewards entropy, with a weight that each step"
+        f" raises by {DELTA:g}, up to {MAX_COEFFICIENT:g}, if the entropy is below, and lowers if"
+        " it is above; none: the weight is loss.entropy_coef.",
         paper=None,
         gt=0,
         unit="nats",
     )
     engine_correction: Annotated[Float | None, BeforeValidator(_weight_cap)] = option(
         None,
-        "Cap of truncated importance sampling, which corrects the difference between engine and trainer: each token's "
-        "loss is multiplied by min(exp(old_logprob - engine_logprob), cap). tis: 2; none: no correction.",
+        "Cap of truncated importance sampling, which corrects the difference between engine and"
+        " trainer: each token's loss is multiplied by min(exp(old_logprob - engine_logprob), cap)."
+        " tis: 2; none: no correction.",
         paper=None,
         also=[{"enum": ["tis", "none"]}],
         gt=0,
     )
     engine_ratio: Literal["token", "sequence"] = option(
         "token",
-        "Ratio of the engine correction. token: of each token; sequence: the product over the response.",
+        "Ratio of the engine correction. token: of each token; sequence: the product over the"
+        " response.",
         only_with="corrects_engine",
     )
     engine_over_cap: Literal["truncate", "mask"] = option(
         "truncate",
-        "Treatment of ratios above loss.engine_correction, the cap. truncate: use the cap (truncated importance "
-        "sampling); mask: exclude tokens whose ratio is above the cap or below 1 / cap (masked importance sampling).",
+        "Treatment of ratios above loss.engine_correction, the cap. truncate: use the cap"
+        " (truncated importance sampling); mask: exclude tokens whose ratio is above the cap or"
+        " below 1 / cap (masked importance sampling).",
         only_with="corrects_engine",
     )
     old_logprobs: Literal["policy", "engine"] = option(
         "policy",
-        "Source of pi_old in the second and later updates of a step. policy: log-probabilities that the trainer "
-        "computes before the first update; engine: those of sampling, which saves that pass. engine needs the native "
-        "engine in the training process, in float32 or float64; the run ends if the two differ by more than 0.001 nats "
-        "at any token of a step's first update.",
+        "Source of pi_old in the second and later updates of a step. policy: log-probabilities that"
+        " the trainer computes before the first update; engine: those of sampling, which saves that"
+        " pass. engine needs the native engine in the training process, in float32 or float64; the"
+        " run ends if the two differ by more than 0.001 nats at any token of a step's first"
+        " update.",
         paper="policy",
         only_with="reuses_samples",
     )
     max_approx_kl: Float | None = option(
         10.0,
-        "Limit of the mean KL divergence to the old policy (ratio - 1 - log ratio) over an update's tokens; an update "
-        "above it is skipped and counted. none: no limit.",
+        "Limit of the mean KL divergence to the old policy (ratio - 1 - log ratio) over an update's"
+        " tokens; an update above it is skipped and counted. none: no limit.",
         paper=None,
         gt=0,
         unit="nats",
@@ -170,7 +207,9 @@ class LossConfig(Section):
     @property
     def needs_whole_responses(self) -> bool:
         """Whether a token's loss depends on the other tokens of its response."""
-        correction_needs_them = self.engine_correction is not None and self.engine_ratio == "sequence"
+        correction_needs_them = (
+            self.engine_correction is not None and self.engine_ratio == "sequence"
+        )
         return SURROGATES[self.surrogate].needs_whole_responses or correction_needs_them
 
     @property
@@ -191,7 +230,9 @@ class LossConfig(Section):
 
     @property
     def reference_steps(self) -> int | None:
-        """The number of steps between copies of the policy into the reference; None: it does not move."""
+        """The number of steps between copies of the policy into the reference; None: it does not
+        move.
+        """
         return self.reference if isinstance(self.reference, int) else None
 
     @property
@@ -224,25 +265,37 @@ def _lr_schedule(value: str) -> str:
     except ValueError:
         valid = False
     if not valid:
-        raise ValueError("expected constant, linear or cosine, or with a fraction of optim.lr from 0 to 1: cosine:0.05")
+        raise ValueError(
+            "expected constant, linear or cosine, or with a fraction of optim.lr from 0 to 1:"
+            " cosine:0.05"
+        )
     return value
 
 
 class OptimConfig(Section):
     lr: Float = option(1.0e-6, "AdamW's learning rate after the warm-up.", paper=1e-6, gt=0)
     warmup_steps: Int = option(
-        20, "Training steps over which the learning rate grows linearly.", paper=20, ge=0, unit="steps"
+        20,
+        "Training steps over which the learning rate grows linearly.",
+        paper=20,
+        ge=0,
+        unit="steps",
     )
     schedule: Annotated[str, AfterValidator(_lr_schedule)] = option(
         "constant",
-        "Learning rate after the warm-up. constant: optim.lr; linear, cosine: it falls to 0.1 of optim.lr at the last "
-        "step; linear:FRACTION, cosine:FRACTION: to that fraction, where 0 makes the last step change nothing.",
+        "Learning rate after the warm-up. constant: optim.lr; linear, cosine: it falls to 0.1 of"
+        " optim.lr at the last step; linear:FRACTION, cosine:FRACTION: to that fraction, where 0"
+        " makes the last step change nothing.",
         paper="constant",
         also=[{"enum": ["constant", "linear", "cosine"]}],
     )
     weight_decay: Float = option(0.1, "AdamW's weight decay.", paper=0.1, ge=0)
-    betas: tuple[Beta, Beta] = option((0.9, 0.999), "AdamW's decay rates of the two moments.", paper=(0.9, 0.999))
-    max_grad_norm: Float = option(1.0, "Norm to which an update's gradient is clipped.", paper=1.0, gt=0)
+    betas: tuple[Beta, Beta] = option(
+        (0.9, 0.999), "AdamW's decay rates of the two moments.", paper=(0.9, 0.999)
+    )
+    max_grad_norm: Float = option(
+        1.0, "Norm to which an update's gradient is clipped.", paper=1.0, gt=0
+    )
 
     @property
     def decay(self) -> tuple[str, float]:
@@ -256,53 +309,62 @@ class CriticConfig(Section):
 
     lr: Float = option(
         1.0e-5,
-        "Learning rate of the critic's AdamW after the warm-up; the other options of `optim` apply to the critic too.",
+        "Learning rate of the critic's AdamW after the warm-up; the other options of `optim` apply"
+        " to the critic too.",
         gt=0,
     )
     gae_lambda: Float = option(
         1.0,
-        "Lambda of generalized advantage estimation. 1: the sum of future rewards minus the critic's value; 0: one "
-        "step's reward plus the difference of two values; values in between trade variance for bias.",
+        "Lambda of generalized advantage estimation. 1: the sum of future rewards minus the"
+        " critic's value; 0: one step's reward plus the difference of two values; values in between"
+        " trade variance for bias.",
         ge=0,
         le=1,
     )
-    pretrain_steps: Int = option(0, "Training steps at the start that update only the critic.", ge=0, unit="steps")
+    pretrain_steps: Int = option(
+        0, "Training steps at the start that update only the critic.", ge=0, unit="steps"
+    )
 
 
 class TrainConfig(Section):
     num_steps: Positive = option(300, "Training steps of the run.", unit="steps")
     token_budget: Annotated[Int, Field(gt=0, le=10**15)] | None = option(
         None,
-        "Generated tokens after which the run ends, even before train.num_steps; the step that reaches the number is "
-        "the last. Groups that do not train count; evaluations do not. none: no limit.",
+        "Generated tokens after which the run ends, even before train.num_steps; the step that"
+        " reaches the number is the last. Groups that do not train count; evaluations do not. none:"
+        " no limit.",
         unit="tokens",
     )
     minibatch_groups: Positive = option(32, "Groups per optimiser update.", paper=32, unit="groups")
     passes_per_step: Positive = option(
         1,
-        "Passes over the batch of a step, each in another order of groups. pi_old stays the policy before the first "
-        "update (PPO's epochs; verl: ppo_epochs, TRL: num_iterations).",
+        "Passes over the batch of a step, each in another order of groups. pi_old stays the policy"
+        " before the first update (PPO's epochs; verl: ppo_epochs, TRL: num_iterations).",
         paper=1,
         le=1000,
         unit="passes",
     )
     microbatch_tokens: Annotated[Tokens | None, Auto] = option(
         None,
-        "Prompt and response tokens per backward pass; a larger number takes more memory and does not change results. "
-        "none or auto: the number that fits on the GPU by the estimate of `dapo check`; 16384 on a CPU.",
+        "Prompt and response tokens per backward pass; a larger number takes more memory and does"
+        " not change results. none or auto: the number that fits on the GPU by the estimate of"
+        " `dapo check`; 16384 on a CPU.",
         unit="tokens",
     )
     recompute: Annotated[bool | None, Auto] = option(
         None,
-        "Recompute activations in the backward pass: a third more arithmetic for a fraction of the memory. none or "
-        "auto: on a GPU if 8192 tokens per backward pass, or the longest prompt and response, do not fit otherwise.",
+        "Recompute activations in the backward pass: a third more arithmetic for a fraction of the"
+        " memory. none or auto: on a GPU if 8192 tokens per backward pass, or the longest prompt"
+        " and response, do not fit otherwise.",
     )
-    save_every: Int = option(20, "Steps between checkpoints; 0: a single one at the end.", ge=0, unit="steps")
+    save_every: Int = option(
+        20, "Steps between checkpoints; 0: a single one at the end.", ge=0, unit="steps"
+    )
     keep_checkpoints: Annotated[int | None, Auto] = option(
         None,
-        "Newest checkpoints from which the run can be resumed or forked, also after its end. The best by evaluation is "
-        "kept besides. none: 2, and once the run has finished 1; the rest keeps its weights. 0: a finished run keeps "
-        "weights only.",
+        "Newest checkpoints from which the run can be resumed or forked, also after its end. The"
+        " best by evaluation is kept besides. none: 2, and once the run has finished 1; the rest"
+        " keeps its weights. 0: a finished run keeps weights only.",
         ge=0,
         le=1_000_000,
         unit="checkpoints",
@@ -317,11 +379,13 @@ class TrainConfig(Section):
     seed: Seed = option(0, "Seed of all random numbers of the run.")
     threads: Processes | None = option(
         None,
-        "CPU threads per training or sampling process. none: torch's default, divided by the number of processes of a "
-        "machine that compute at the same time.",
+        "CPU threads per training or sampling process. none: torch's default, divided by the number"
+        " of processes of a machine that compute at the same time.",
         unit="threads",
     )
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "Device of the model. auto: a GPU if the machine has one.")
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "auto", "Device of the model. auto: a GPU if the machine has one."
+    )
 
     @property
     def kept_in_training(self) -> int:

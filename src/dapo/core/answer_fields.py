@@ -1,4 +1,6 @@
-"""The fields of other people's answers: each has a type and a range, and what is outside of them is an error."""
+"""The fields of other people's answers: each has a type and a range, and what is outside of them is
+an error.
+"""
 
 import json
 import math
@@ -30,14 +32,19 @@ def field(value: Any, *path: str | int) -> Any:
     """The value at a path of keys and positions. Raises WrongField if there is none."""
     for index, key in enumerate(path):
         fits = isinstance(value, list) if isinstance(key, int) else isinstance(value, dict)
-        if not fits or (key not in value if isinstance(key, str) else not -len(value) <= key < len(value)):
+        if not fits or (
+            key not in value if isinstance(key, str) else not -len(value) <= key < len(value)
+        ):
             raise WrongField(f"it has no {_dotted(path[: index + 1])}")
         value = value[key]
     return value
 
 
 def text_field(value: Any, name: str, *, default: str) -> str:
-    """A text that any file can hold; `default` stands for null. Raises WrongField for any other type."""
+    """A text that any file can hold; `default` stands for null.
+
+    Raises WrongField for any other type.
+    """
     if value is None:
         return default
     if not isinstance(value, str):
@@ -46,20 +53,30 @@ def text_field(value: Any, name: str, *, default: str) -> str:
 
 
 def count_field(value: Any, name: str) -> int:
-    """A whole number from 0 to MAX_COUNT; null stands for 0. Raises WrongField for anything else."""
+    """A whole number from 0 to MAX_COUNT; null stands for 0.
+
+    Raises WrongField for anything else.
+    """
     if value is None:
         return 0
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= MAX_COUNT or value != int(value):
-        raise WrongField(f"its {name} is {_shown(value)}, expected a whole number from 0 to {MAX_COUNT:,}")
+        raise WrongField(
+            f"its {name} is {_shown(value)}, expected a whole number from 0 to {MAX_COUNT:,}"
+        )
     return int(value)
 
 
 def logprob_field(value: Any, name: str) -> float:
-    """A log-probability, at most 0. Raises WrongField if it is no number or outside of MIN_LOGPROB to MAX_LOGPROB."""
+    """A log-probability, at most 0.
+
+    Raises WrongField if it is no number or outside of MIN_LOGPROB to MAX_LOGPROB.
+    """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not MIN_LOGPROB <= value <= MAX_LOGPROB:
-        raise WrongField(f"its {name} is {_shown(value)}, expected a log-probability from {MIN_LOGPROB:g} to 0")
+        raise WrongField(
+            f"its {name} is {_shown(value)}, expected a log-probability from {MIN_LOGPROB:g} to 0"
+        )
     return min(float(value), 0.0)
 
 
@@ -73,7 +90,9 @@ def optional_mapping(value: Any, name: str) -> Mapping[str, Any]:
 
 
 def _dotted(path: tuple[str | int, ...]) -> str:
-    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(
+        "."
+    )
 
 
 def _shown(value: Any) -> str:

@@ -1,7 +1,7 @@
 """The environment variables that a process of a run gets: no secrets but those that options name.
 
-Engines and trainers, which run dapo's code, get all others; verifiers and generators of problems, which run code of
-users and of data, only those that are known to configure programs.
+Engines and trainers, which run dapo's code, get all others; verifiers and generators of problems,
+which run code of users and of data, only those that are known to configure programs.
 """
 
 import os
@@ -11,15 +11,55 @@ from dapo.core.secrets import PROXIES, is_secret_name, may_be_written, secret_va
 
 _NAMES = frozenset(
     (
-        *("LANG", "LANGUAGE", "PATH", "SHELL", "TEMP", "TERM", "TMP", "TZ", "VIRTUAL_ENV"),
-        *("ALL_PROXY", "FTP_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
-        *("CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"),
+        "LANG",
+        "LANGUAGE",
+        "PATH",
+        "SHELL",
+        "TEMP",
+        "TERM",
+        "TMP",
+        "TZ",
+        "VIRTUAL_ENV",
+        "ALL_PROXY",
+        "FTP_PROXY",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "CURL_CA_BUNDLE",
+        "REQUESTS_CA_BUNDLE",
+        "SSL_CERT_FILE",
     )
 )
 _PREFIXES = (
-    *("LC_", "LD_", "DYLD_", "PYTHON", "CONDA_", "XDG_", "DAPO_", "COV", "MPL", "MALLOC_", "GLIBC_"),
-    *("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "NUMEXPR_", "VECLIB_", "ATEN_", "TORCH", "PYTORCH_"),
-    *("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TOKENIZERS_"),
+    "LC_",
+    "LD_",
+    "DYLD_",
+    "PYTHON",
+    "CONDA_",
+    "XDG_",
+    "DAPO_",
+    "COV",
+    "MPL",
+    "MALLOC_",
+    "GLIBC_",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "GOMP_",
+    "OPENBLAS_",
+    "NUMEXPR_",
+    "VECLIB_",
+    "ATEN_",
+    "TORCH",
+    "PYTORCH_",
+    "CUDA_",
+    "NVIDIA_",
+    "HIP_",
+    "ROCR_",
+    "HF_",
+    "HUGGINGFACE_",
+    "TRANSFORMERS_",
+    "TOKENIZERS_",
 )
 
 
@@ -30,7 +70,15 @@ def public_environment(named: Collection[str] = ()) -> dict[str, str]:
 
 
 def worker_environment(named: Collection[str] = ()) -> dict[str, str]:
-    """The variables of `public_environment` that configure programs, such as PATH, and those that are `named`."""
+    """The variables of `public_environment` that configure programs, such as PATH, and those that
+    are `named`.
+    """
     public = public_environment({*named, *PROXIES})
-    known = {n for n in public if n.upper() in _NAMES or n.startswith(_PREFIXES) or may_be_written(n)}
-    return {name: public[name] for name in public if name in named or (name in known and not is_secret_name(name))}
+    known = {
+        n for n in public if n.upper() in _NAMES or n.startswith(_PREFIXES) or may_be_written(n)
+    }
+    return {
+        name: public[name]
+        for name in public
+        if name in named or (name in known and not is_secret_name(name))
+    }

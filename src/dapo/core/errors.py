@@ -16,13 +16,16 @@ EXIT_CODES: Mapping[str, str] = {
 class DapoError(Exception):
     """The base of all errors for users; the command line prints them without a traceback.
 
-    Unsafe characters are escaped and long values cut: the text may quote models, data, user code or a stranger's files.
+    Unsafe characters are escaped and long values cut: the text may quote models, data, user code or
+    a stranger's files.
     """
 
     exit_code = 1
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(printable(bounded(each)) if isinstance(each, str) else each for each in args))
+        super().__init__(
+            *(printable(bounded(each)) if isinstance(each, str) else each for each in args)
+        )
 
     def _render_traceback_(self) -> list[str]:
         """The lines that IPython shows, as the command line does: no frames."""
@@ -48,13 +51,18 @@ class RewardError(DapoError):
 
 
 class VerifierFailed(RewardError):
-    """Too many responses have no verdict: the verifier or the references are broken. The run's state is saved."""
+    """Too many responses have no verdict: the verifier or the references are broken.
+
+    The run's state is saved.
+    """
 
     exit_code = 1
 
 
 class ShortfallError(DapoError):
-    """Dynamic sampling reached its bound without enough informative groups; the message counts the causes."""
+    """Dynamic sampling reached its bound without enough informative groups; the message counts the
+    causes.
+    """
 
 
 class CheckpointError(DapoError):
@@ -72,15 +80,21 @@ class OutOfMemory(DapoError):
 
 
 class LossFailed(DapoError):
-    """A custom loss raised an exception or returned an invalid value; the state of the last step is saved."""
+    """A custom loss raised an exception or returned an invalid value; the state of the last step is
+    saved.
+    """
 
 
 class NumericsError(DapoError):
-    """Training failed numerically: updates skipped in a row, a collapsed policy or weights that are not finite."""
+    """Training failed numerically: updates skipped in a row, a collapsed policy or weights that are
+    not finite.
+    """
 
 
 class LaunchError(DapoError):
-    """Processes of a run could not start; the message gives the requested and the available resources."""
+    """Processes of a run could not start; the message gives the requested and the available
+    resources.
+    """
 
 
 class WorkerDied(DapoError):
@@ -88,8 +102,12 @@ class WorkerDied(DapoError):
 
 
 class TrainerLost(WorkerDied):
-    """A trainer rank ended or hangs, so the other ranks cannot continue; the run can resume from its checkpoint."""
+    """A trainer rank ended or hangs, so the other ranks cannot continue; the run can resume from
+    its checkpoint.
+    """
 
 
 class WorkerFault(DapoError):
-    """Code in another process of the run raised an unexpected exception; its log has the traceback."""
+    """Code in another process of the run raised an unexpected exception; its log has the
+    traceback.
+    """

@@ -17,20 +17,35 @@ from dapo.core.terminal import to_json
 from dapo.core.text import one_line, shorten
 
 CHUNK_BYTES = 2**25
-"""Bytes of one read; large, because a background thread holds the interpreter between two chunks."""
-FAULTS = (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError)
+"""Bytes of one read; large, because a background thread holds the interpreter between two chunks.
+"""
+FAULTS = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+    MemoryError,
+)
 """The errors that a damaged file may cause while its values are read and used."""
 MAX_BYTES = 2**28
 """The largest file that `read_regular` takes into memory by default."""
 
 
 class DiskRefused(OSError):
-    """A disk refused a file, in the words of another process or library, which have no error number."""
+    """A disk refused a file, in the words of another process or library, which have no error
+    number.
+    """
 
 
 def crc32_of(path: Path) -> str:
-    """The CRC-32 of a file in eight hexadecimal digits: it finds accidents at 2.8 GiB/s (SHA-256: 0.3)."""
-    crc, chunk = 0, memoryview(bytearray(min(CHUNK_BYTES, path.stat().st_size + 1)))
+    """The CRC-32 of a file in eight hexadecimal digits: it finds accidents at 2.8 GiB/s (SHA-256:
+    0.3).
+    """
+    crc = 0
+    chunk = memoryview(bytearray(min(CHUNK_BYTES, path.stat().st_size + 1)))
     with open(path, "rb", buffering=0, opener=_open_regular) as file:
         while size := file.readinto(chunk):
             crc = zlib.crc32(chunk[:size], crc)
@@ -45,7 +60,8 @@ def reserve(descriptor: int, size: int) -> None:
         os.ftruncate(descriptor, size)
 
 
-PRIVATE, SHARED = 0o600, 0o666
+PRIVATE = 0o600
+SHARED = 0o666
 """Modes of new files: for the user alone, or as the umask says."""
 
 
@@ -59,7 +75,8 @@ def make_private_folder(folder: Path) -> None:
 def atomic_file(path: Path, mode: int = SHARED) -> Iterator[Path]:
     """Yield a temporary path, which is flushed to disk and renamed to `path` when the block ends.
 
-    Creates missing directories. If the block raises, `path` is unchanged. If `path` is a link, the link is replaced.
+    Creates missing directories. If the block raises, `path` is unchanged. If `path` is a link, the
+    link is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -72,15 +89,24 @@ def atomic_file(path: Path, mode: int = SHARED) -> Iterator[Path]:
     except OSError as error:
         if error.errno is None or error.filename is not None:
             raise
-        raise OSError(error.errno, error.strerror, str(path)) from error  # a failed write has no file name
+        # a failed write has no file name
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def open_no_link(
-    path: str | Path, mode: str, *, buffering: int = -1, encoding: str | None = None, permissions: int = SHARED
+    path: str | Path,
+    mode: str,
+    *,
+    buffering: int = -1,
+    encoding: str | None = None,
+    permissions: int = SHARED,
 ) -> IO[Any]:
-    """Open a regular file like `open`; a new file gets these `permissions`. Raises OSError for a link or a pipe."""
+    """Open a regular file like `open`; a new file gets these `permissions`.
+
+    Raises OSError for a link or a pipe.
+    """
 
     def opener(path: str, flags: int) -> int:
         return _open_regular(path, flags | os.O_NOFOLLOW, permissions)
@@ -89,13 +115,18 @@ def open_no_link(
         return open(path, mode, buffering=buffering, encoding=encoding, opener=opener)
     except OSError as error:
         if error.errno == errno.ELOOP and Path(path).is_symlink():
-            raise OSError(errno.ELOOP, "it is a link, and dapo does not follow links here", str(path)) from None
+            raise OSError(
+                errno.ELOOP, "it is a link, and dapo does not follow links here", str(path)
+            ) from None
         raise
 
 
 def append_line(file: IO[bytes], line: str) -> None:
-    """Append a line to a file without a buffer, or nothing and raise OSError, for example if the disk is full."""
-    before, left = os.fstat(file.fileno()).st_size, (line + "\n").encode()
+    """Append a line to a file without a buffer, or nothing and raise OSError, for example if the
+    disk is full.
+    """
+    before = os.fstat(file.fileno()).st_size
+    left = (line + "\n").encode()
     try:
         while left:
             left = left[file.write(left) :]
@@ -105,21 +136,32 @@ def append_line(file: IO[bytes], line: str) -> None:
 
 
 def open_regular(path: str | Path) -> IO[bytes]:
-    """Open a file, or the one that a link leads to, for reading. Raises OSError if that is not a regular file."""
+    """Open a file, or the one that a link leads to, for reading.
+
+    Raises OSError if that is not a regular file.
+    """
     return open(path, "rb", opener=_open_regular)
 
 
 def read_regular(path: Path, *, max_bytes: int = MAX_BYTES, follow: bool = True) -> bytes:
-    """Read a regular file. Raises OSError for anything else, for a larger file, and with `follow=False` for a link."""
+    """Read a regular file.
+
+    Raises OSError for anything else, for a larger file, and with `follow=False` for a link.
+    """
     with open_regular(path) if follow else open_no_link(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size <= max_bytes and len(content := file.read(max_bytes + 1)) <= max_bytes:
+        if (
+            os.fstat(file.fileno()).st_size <= max_bytes
+            and len(content := file.read(max_bytes + 1)) <= max_bytes
+        ):
             return bytes(content)
     raise OSError(errno.EFBIG, f"it has more than {max_bytes:,} bytes", str(path))
 
 
 @contextmanager
 def damage_of(path: str | Path, *more: type[Exception]) -> Iterator[None]:
-    """Turn FAULTS, and `more` errors, in the block into a DataError that calls a file or a run damaged."""
+    """Turn FAULTS, and `more` errors, in the block into a DataError that calls a file or a run
+    damaged.
+    """
     try:
         yield
     except BrokenPipeError:  # of the output
@@ -140,7 +182,9 @@ def _open_regular(path: str, flags: int, permissions: int = SHARED) -> int:
 
 
 def cache_folder() -> Path:
-    """The folder of files that dapo can rebuild, `$DAPO_CACHE` or `~/.cache/dapo`; it may not exist."""
+    """The folder of files that dapo can rebuild, `$DAPO_CACHE` or `~/.cache/dapo`; it may not
+    exist.
+    """
     return Path(os.environ.get("DAPO_CACHE") or Path.home() / ".cache" / "dapo")
 
 
@@ -162,7 +206,10 @@ def fsync(path: Path) -> None:
 
 
 def read_json(path: Path, *, follow: bool = True) -> Any:
-    """Read the value in a JSON file with `read_regular`. Raises OSError, or ValueError for invalid JSON."""
+    """Read the value in a JSON file with `read_regular`.
+
+    Raises OSError, or ValueError for invalid JSON.
+    """
     try:
         return json.loads(read_regular(path, follow=follow))
     except RecursionError:

@@ -22,7 +22,8 @@ from dapo.core.waiting import (
 )
 
 RETRYABLE_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
-_CONNECT_S, _MAX_BACKOFF_S = 10.0, 30.0
+_CONNECT_S = 10.0
+_MAX_BACKOFF_S = 30.0
 _MAX_ANSWER_BYTES = 1 << 24
 _SHOWN_CHARS = 200
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -47,7 +48,9 @@ class Answer:
 
 
 class HttpClient:
-    """Sends JSON to one server, through the proxies of the environment; several threads may share a client."""
+    """Sends JSON to one server, through the proxies of the environment; several threads may share a
+    client.
+    """
 
     def __init__(
         self,
@@ -61,20 +64,26 @@ class HttpClient:
         total_s: float = float("inf"),
         clock: SystemClock | None = None,
     ) -> None:
-        """Open no connection yet. `url` is a valid address, which selects the proxy and stands in error messages.
+        """Open no connection yet.
 
-        The `token` is sent as a bearer token. A try may take `timeout_s` from connecting to the last byte; `retries`
-        follow a failed connection, a timeout or a status of RETRYABLE_STATUSES, after 1, 2, 4, 8 ... times `backoff_s`,
-        at most 30 s, or what the server asks for (`Retry-After`) if that is longer; a wish above MAX_FOREIGN_WAIT_S
-        ends the request. Waits are shown, and a signal ends them. A request with all its tries may take `total_s`.
-        `connections` is the number of threads that share the client.
+        `url` is a valid address, which selects the proxy and stands in error messages.
+
+        The `token` is sent as a bearer token. A try may take `timeout_s` from connecting to the
+        last byte; `retries` follow a failed connection, a timeout or a status of
+        RETRYABLE_STATUSES, after 1, 2, 4, 8 ... times `backoff_s`, at most 30 s, or what the server
+        asks for (`Retry-After`) if that is longer; a wish above MAX_FOREIGN_WAIT_S ends the
+        request. Waits are shown, and a signal ends them. A request with all its tries may take
+        `total_s`. `connections` is the number of threads that share the client.
         """
         self._clock = clock or SystemClock()
         self._total_s = total_s
         self._shown_until = 0.0
         self._shown_lock = threading.Lock()
-        self._shown_url, self._token = mask_text(url), token
-        self._timeout_s, self._retries, self._backoff_s = timeout_s, retries, backoff_s
+        self._shown_url = mask_text(url)
+        self._token = token
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._backoff_s = backoff_s
         self._headers = {"Content-Type": "application/json", "User-Agent": "dapo"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -82,7 +91,9 @@ class HttpClient:
         is_direct = parts.hostname in _LOOPBACK or urllib.request.proxy_bypass(parts.hostname or "")
         proxy = None if is_direct else urllib.request.getproxies().get(parts.scheme)
         self._pool = (
-            urllib3.ProxyManager(proxy, maxsize=connections) if proxy else urllib3.PoolManager(maxsize=connections)
+            urllib3.ProxyManager(proxy, maxsize=connections)
+            if proxy
+            else urllib3.PoolManager(maxsize=connections)
         )
 
     def request(
@@ -95,12 +106,12 @@ class HttpClient:
         limit_s: float = float("inf"),
         retries: int | None = None,
     ) -> Answer:
-        """Send `value` as JSON, if it is not None, and return the answer of any status, without following redirects.
+        """Send `value` as JSON, if it is not None, and return the answer of any status, without
+        following redirects.
 
-        `deadline` is the time of the last try, by `time.monotonic()`, and `limit_s` the seconds until then.
-        Raises ServerFailed if no try got an answer, the
-        answer is too long, or the server asks for a
-        longer wait than MAX_FOREIGN_WAIT_S; Interrupted after a signal.
+        `deadline` is the time of the last try, by `time.monotonic()`, and `limit_s` the seconds
+        until then. Raises ServerFailed if no try got an answer, the answer is too long, or the
+        server asks for a longer wait than MAX_FOREIGN_WAIT_S; Interrupted after a signal.
         """
         body = None if value is None else json.dumps(value).encode()
         clock = self._clock
@@ -117,8 +128,9 @@ class HttpClient:
             allowed_s = clamped_wait_s(wished_s)
             if allowed_s is None and isinstance(found, Answer):
                 raise ServerFailed(
-                    f"{self._shown_url}: status {found.status}, and the server asks to wait {describe_wait(wished_s)}; "
-                    f"the longest wait is {describe_wait(MAX_FOREIGN_WAIT_S)}: try again then"
+                    f"{self._shown_url}: status {found.status}, and the server asks to wait"
+                    f" {describe_wait(wished_s)}; the longest wait is"
+                    f" {describe_wait(MAX_FOREIGN_WAIT_S)}: try again then"
                 )
             delay_s = max(delay_s, allowed_s or 0.0)
             if tries == last_try or clock.monotonic() + delay_s >= deadline:
@@ -130,12 +142,19 @@ class HttpClient:
             return replace(found, tries=tries)
         raise ServerFailed(f"{self._shown_url}: {found} ({tries} tries)")
 
-    def _try(self, method: str, url: str, body: bytes | None, limit: float) -> tuple[Answer | str, Mapping[str, str]]:
+    def _try(
+        self, method: str, url: str, body: bytes | None, limit: float
+    ) -> tuple[Answer | str, Mapping[str, str]]:
         """The answer of one try, or why there is none; and the answer's headers."""
         left_s = max(limit - self._clock.monotonic(), 0.01)
         try:
             timeout = urllib3.Timeout(connect=min(_CONNECT_S, left_s), read=left_s)
-            options: Any = {"retries": False, "redirect": False, "preload_content": False, "timeout": timeout}
+            options: Any = {
+                "retries": False,
+                "redirect": False,
+                "preload_content": False,
+                "timeout": timeout,
+            }
             response = self._pool.request(method, url, body=body, headers=self._headers, **options)
             with response:
                 content = _read(response, limit, self._clock)
@@ -167,7 +186,10 @@ class HttpClient:
 
 
 def _read(response: urllib3.BaseHTTPResponse, deadline: float, clock: SystemClock) -> bytes:
-    """The whole body. Raises TimeoutError at the deadline, even if the server sends byte by byte."""
+    """The whole body.
+
+    Raises TimeoutError at the deadline, even if the server sends byte by byte.
+    """
     content = bytearray()
     while part := response.read1(1 << 16):
         content += part
@@ -179,5 +201,9 @@ def _read(response: urllib3.BaseHTTPResponse, deadline: float, clock: SystemCloc
 
 
 def _cause(error: Exception) -> str:
-    text = str(error).rpartition(": ")[2] if isinstance(error, urllib3.exceptions.HTTPError) else str(error)
+    text = (
+        str(error).rpartition(": ")[2]
+        if isinstance(error, urllib3.exceptions.HTTPError)
+        else str(error)
+    )
     return f"{type(error).__name__}: {text}"

@@ -15,7 +15,8 @@ class Journal:
     """Records by `id`, kept in memory and in the file."""
 
     def __init__(self, file: IO[bytes], records: dict[str, dict[str, Any]]) -> None:
-        self._file, self.records = file, records
+        self._file = file
+        self.records = records
 
     def add(self, record: Mapping[str, Any]) -> None:
         self._file.write(_line(record))
@@ -26,8 +27,8 @@ class Journal:
 def open_journal(path: Path, settings: Mapping[str, Any]) -> Iterator[Journal]:
     """Open and lock the journal at `path`; a new one starts with a line of the `settings`.
 
-    Removes an incomplete last line; deletes a journal without records at the end. Raises DataError if another process
-    uses the journal, the file is no journal, or it has different settings.
+    Removes an incomplete last line; deletes a journal without records at the end. Raises DataError
+    if another process uses the journal, the file is no journal, or it has different settings.
     """
     settings = json.loads(json.dumps(settings))  # tuples become lists, as in the file
     # unbuffered, so that add() passes a record to the kernel
@@ -35,7 +36,9 @@ def open_journal(path: Path, settings: Mapping[str, Any]) -> Iterator[Journal]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DataError(f"{path} is in use by another process; wait until that ends, or stop it") from None
+            raise DataError(
+                f"{path} is in use by another process; wait until that ends, or stop it"
+            ) from None
         file.seek(0)
         whole, _, torn = file.read().rpartition(b"\n")
         if torn:
@@ -46,11 +49,17 @@ def open_journal(path: Path, settings: Mapping[str, Any]) -> Iterator[Journal]:
             file.write(_line({"settings": settings}))
         else:
             before = lines[0]["settings"]
-            changed = sorted(key for key in {*before, *settings} if before.get(key) != settings.get(key))
+            changed = sorted(
+                key for key in {*before, *settings} if before.get(key) != settings.get(key)
+            )
             if changed:
-                shown = "; ".join(f"{key} was {before.get(key)!r} and is now {settings.get(key)!r}" for key in changed)
+                shown = "; ".join(
+                    f"{key} was {before.get(key)!r} and is now {settings.get(key)!r}"
+                    for key in changed
+                )
                 raise DataError(
-                    f"{path} holds results of other settings: {shown}; use those settings, or delete the file"
+                    f"{path} holds results of other settings: {shown}; use those settings, or"
+                    " delete the file"
                 )
         journal = Journal(file, {line["id"]: line for line in lines[1:]})
         try:
@@ -71,4 +80,6 @@ def _read(content: bytes, path: Path) -> list[dict[str, Any]]:
             return lines
     except (ValueError, TypeError):
         pass
-    raise DataError(f"{path} is not the journal of an interrupted command; move it away or delete it")
+    raise DataError(
+        f"{path} is not the journal of an interrupted command; move it away or delete it"
+    )

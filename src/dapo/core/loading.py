@@ -26,21 +26,33 @@ from dapo.core.text import did_you_mean
 T = TypeVar("T")
 OUT_OF_MEMORY = "MemoryError (a worker may use reward.memory_gib)"
 _MESSAGE_CHARS = 300
-CODE_FOLDERS: list[Path] = [Path(folder) for folder in os.environ.get("DAPO_CODE", "").split(os.pathsep) if folder]
-"""Folders of modules that runs have written (`RUN/code`). They are never on `sys.path`: `load_callable` reads the one
-module that an option names, `reward_0123abcd`, if its text has the checksum at the end of its name."""
+CODE_FOLDERS: list[Path] = [
+    Path(folder) for folder in os.environ.get("DAPO_CODE", "").split(os.pathsep) if folder
+]
+"""Folders of modules that runs have written (`RUN/code`).
+
+They are never on `sys.path`: `load_callable` reads the one
+module that an option names, `reward_0123abcd`, if its text has the checksum at the end of its name.
+"""
 _WRITTEN_NAME = re.compile(r"\w+_([0-9a-f]{8})")
 
 
 def add_code_folder(folder: Path) -> None:
-    """Let `load_callable` read modules of a run from this folder; and look for none in the run's other folders."""
+    """Let `load_callable` read modules of a run from this folder; and look for none in the run's
+    other folders.
+    """
     if (folder := folder.absolute()) not in CODE_FOLDERS:
         CODE_FOLDERS.append(folder)
 
 
 def import_locations() -> dict[str, list[str]]:
-    """The folders in which this process finds modules, for `use_import_locations` in another process."""
-    return {"path": [entry for entry in sys.path if entry], "code_folders": [str(folder) for folder in CODE_FOLDERS]}
+    """The folders in which this process finds modules, for `use_import_locations` in another
+    process.
+    """
+    return {
+        "path": [entry for entry in sys.path if entry],
+        "code_folders": [str(folder) for folder in CODE_FOLDERS],
+    }
 
 
 def use_import_locations(path: Sequence[str], code_folders: Sequence[str]) -> None:
@@ -56,28 +68,37 @@ def text_checksum(text: bytes) -> str:
 
 
 def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Callable[..., Any]:
-    """Import `module:function` (dots allowed on both sides) from a run's code or the current directory, if it is there.
+    """Import `module:function` (dots allowed on both sides) from a run's code or the current
+    directory, if it is there.
 
-    The current directory stays at the end of the import path, for imports of the module: there it hides no installed
-    module. A directory inside of a run is not searched. Raises an `error` with the cause on one line; `option` is
-    `name=` of the option that holds the path.
+    The current directory stays at the end of the import path, for imports of the module: there it
+    hides no installed module. A directory inside of a run is not searched. Raises an `error` with
+    the cause on one line; `option` is `name=` of the option that holds the path.
     """
     name, _, attribute = path.partition(":")
     if not name or not attribute:
         raise error(f"{option}{path!r}: expected module:function, for example my_rewards:brevity")
     directory = os.getcwd()
-    is_of_a_run = any(Path(directory).is_relative_to(folder.resolve().parent) for folder in CODE_FOLDERS)
+    is_of_a_run = any(
+        Path(directory).is_relative_to(folder.resolve().parent) for folder in CODE_FOLDERS
+    )
     if not is_of_a_run and directory not in sys.path:
         sys.path.append(directory)
     importlib.invalidate_caches()
     written = None if name in sys.modules else _written_module(name)
     if written is not None and text_checksum(written.read_bytes()) != name[-8:]:
-        raise error(f"{option}{path!r}: {written} was changed after the run wrote it: its name ends with its checksum")
+        raise error(
+            f"{option}{path!r}: {written} was changed after the run wrote it: its name ends with"
+            " its checksum"
+        )
     module = try_call(lambda: _import_module(name, written, None if is_of_a_run else directory))
     if isinstance(module, Failure):
         found: object = written or try_call(partial(importlib.util.find_spec, name))
         if found is None or isinstance(found, Failure):
-            raise error(f"{option}{path!r}: there is no module {name!r} in {directory} or among the installed packages")
+            raise error(
+                f"{option}{path!r}: there is no module {name!r} in {directory} or among the"
+                " installed packages"
+            )
         raise error(f"{option}{path!r}: importing {name} {module.reason}")
     try:
         function: Callable[..., Any] = attrgetter(attribute)(module)
@@ -85,7 +106,12 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
         origin = getattr(module, "__file__", None)
         public = [name for name in dir(module) if not name.startswith("_")]
         suggestion = did_you_mean(attribute, public, otherwise="")
-        hint = f"; {suggestion}" if suggestion else f" ({origin})" if origin else ""
+        if suggestion:
+            hint = f"; {suggestion}"
+        elif origin:
+            hint = f" ({origin})"
+        else:
+            hint = ""
         raise error(f"{option}{path!r}: module {name} has no {attribute!r}{hint}") from None
     if not callable(function):
         raise error(f"{option}{path!r} is not callable: it is a {type(function).__name__}")
@@ -96,15 +122,20 @@ def _written_module(name: str) -> Path | None:
     """The file of a module in CODE_FOLDERS."""
     if not _WRITTEN_NAME.fullmatch(name):
         return None
-    return next((file for folder in CODE_FOLDERS if (file := folder / f"{name}.py").is_file()), None)
+    return next(
+        (file for folder in CODE_FOLDERS if (file := folder / f"{name}.py").is_file()), None
+    )
 
 
 def module_file(name: str) -> Path | None:
-    """The file of a module that `load_callable` would import, found without importing it; None if there is none."""
+    """The file of a module that `load_callable` would import, found without importing it; None if
+    there is none.
+    """
     if (written := _written_module(name)) is not None:
         return written
     folders: Sequence[str] | None = [os.getcwd(), *sys.path]
-    parts, spec = name.split("."), None
+    parts = name.split(".")
+    spec = None
     for count in range(1, len(parts) + 1):
         spec = None if folders is None else PathFinder.find_spec(".".join(parts[:count]), folders)
         folders = None if spec is None else spec.submodule_search_locations
@@ -119,10 +150,15 @@ class _TextLoader(SourceFileLoader):
 
 
 def _import_module(name: str, written: Path | None, directory: str | None) -> ModuleType:
-    """Import a module from the file `written`, or with its top-level package from `directory` if that is there."""
-    first, spec = name.partition(".")[0], None
+    """Import a module from the file `written`, or with its top-level package from `directory` if
+    that is there.
+    """
+    first = name.partition(".")[0]
+    spec = None
     if written is not None:
-        spec = importlib.util.spec_from_file_location(name, written, loader=_TextLoader(name, str(written)))
+        spec = importlib.util.spec_from_file_location(
+            name, written, loader=_TextLoader(name, str(written))
+        )
     elif directory is not None and first not in sys.modules:
         spec = PathFinder.find_spec(first, [directory])
     if spec is not None and spec.loader is not None:
@@ -137,7 +173,9 @@ def _import_module(name: str, written: Path | None, directory: str | None) -> Mo
 
 @contextlib.contextmanager
 def quiet_hub() -> Iterator[None]:
-    """Silence the hub's client within the block, which prints each of its attempts; errors still raise."""
+    """Silence the hub's client within the block, which prints each of its attempts; errors still
+    raise.
+    """
     logger = logging.getLogger("huggingface_hub")
     with contextlib.ExitStack() as stack:
         stack.callback(logger.setLevel, logger.level)
@@ -183,7 +221,8 @@ def _cpu_limit(seconds: float) -> Iterator[None]:
     def stop(*_: object) -> None:
         raise TimeoutError(f"it took over {seconds:g} s of processor time")
 
-    previous = signal.signal(signal.SIGVTALRM, stop)  # which Python's regular expressions notice, too
+    # which Python's regular expressions notice, too
+    previous = signal.signal(signal.SIGVTALRM, stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
@@ -193,7 +232,9 @@ def _cpu_limit(seconds: float) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """An exception on one line: its type, the first line of its text, the innermost file and line."""
+    """An exception on one line: its type, the first line of its text, the innermost file and
+    line.
+    """
     try:
         lines = str(error).strip().splitlines()
     except Exception:  # __str__ is user code too
@@ -201,4 +242,6 @@ def describe(error: BaseException) -> str:
     name = OUT_OF_MEMORY if isinstance(error, MemoryError) else type(error).__name__
     text = name + (f": {lines[0][:_MESSAGE_CHARS]}" if lines else "")
     frames = traceback.extract_tb(error.__traceback__)
-    return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
+    return (
+        f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
+    )

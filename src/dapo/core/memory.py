@@ -1,4 +1,6 @@
-"""Memory of a process: garbage collection, the C library's allocator, and out-of-memory errors of devices."""
+"""Memory of a process: garbage collection, the C library's allocator, and out-of-memory errors of
+devices.
+"""
 
 import ctypes
 import gc
@@ -26,8 +28,8 @@ _CAPACITY = re.compile(r"total capacity of ([\d.]+ \w+)")
 def collections_paused() -> Iterator[None]:
     """Pause the garbage collection of cycles in the block; also a decorator.
 
-    A full collection visits every response of a batch, which takes 0.3 s at the paper's size. Use this for blocks that
-    make many objects in well below a second.
+    A full collection visits every response of a batch, which takes 0.3 s at the paper's size. Use
+    this for blocks that make many objects in well below a second.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -39,12 +41,13 @@ def collections_paused() -> Iterator[None]:
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep freed memory, if its C library is glibc and the user has not set the allocator.
+    """Let this process keep freed memory, if its C library is glibc and the user has not set the
+    allocator.
 
-    An update frees its gradients and activations, and the next one allocates as much: glibc returns blocks of that size
-    to the system, which clears every page again. On SmolLM2-135M three steps of the quickstart then spent 5.3 s instead
-    of 7.3 in the kernel, of 76 s of processor time, with 4 % more memory at the peak (4,256 MiB). Returns whether it
-    was set.
+    An update frees its gradients and activations, and the next one allocates as much: glibc returns
+    blocks of that size to the system, which clears every page again. On SmolLM2-135M three steps of
+    the quickstart then spent 5.3 s instead of 7.3 in the kernel, of 76 s of processor time, with 4
+    % more memory at the peak (4,256 MiB). Returns whether it was set.
     """
     if platform.libc_ver()[0] != "glibc" or any(name.startswith(VARIABLES) for name in os.environ):
         return False
@@ -58,17 +61,20 @@ def explain_out_of_memory(
 ) -> Iterator[None]:
     """Raise OutOfMemory if the block, or the decorated function, raises an error of this kind.
 
-    Drops the variables of the failed frames, because they hold the tensors that filled the memory, and saving the state
-    needs memory.
+    Drops the variables of the failed frames, because they hold the tensors that filled the memory,
+    and saving the state needs memory.
 
-    The message begins with `doing`, the computation, and ends with `advice`, the options to change, and `then`.
+    The message begins with `doing`, the computation, and ends with `advice`, the options to change,
+    and `then`.
     """
     try:
         yield
     except kind as error:
         text = str(error)
         traceback.clear_frames(error.__traceback__)
-        raise OutOfMemory(f"{doing} ran out of memory{_amounts(text)}: {advice}, and {then}") from None
+        raise OutOfMemory(
+            f"{doing} ran out of memory{_amounts(text)}: {advice}, and {then}"
+        ) from None
 
 
 def _amounts(text: str) -> str:
@@ -76,5 +82,7 @@ def _amounts(text: str) -> str:
     asked, free, capacity = (pattern.search(text) for pattern in (_ASKED, _FREE, _CAPACITY))
     parts = [f"{asked[1]} were requested"] if asked else []
     if free:
-        parts.append(f"{free[1]} of {capacity[1]} were free" if capacity else f"{free[1]} were free")
+        parts.append(
+            f"{free[1]} of {capacity[1]} were free" if capacity else f"{free[1]} were free"
+        )
     return f" ({', '.join(parts) or ' '.join(text.split())[:200]})" if text else ""

@@ -8,14 +8,20 @@ PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def unusable_weights(name: str) -> str | None:
-    """Why the weights at a path are not read, as the end of a sentence about the model; None if nothing is wrong.
+    """Why the weights at a path are not read, as the end of a sentence about the model; None if
+    nothing is wrong.
 
     A path that does not exist, such as a Hugging Face id, has nothing wrong.
     """
     path = Path(name).expanduser()
     if path.is_file() and any(path.match(pattern) for pattern in (*PICKLE_FILES, *WEIGHT_FILES)):
-        return "is a file of weights; expected a directory with config.json, tokenizer and *.safetensors"
-    pickled = sorted(file.name for pattern in PICKLE_FILES for file in path.glob(pattern) if file.stat().st_size)
+        return (
+            "is a file of weights; expected a directory with config.json, tokenizer and"
+            " *.safetensors"
+        )
+    pickled = sorted(
+        file.name for pattern in PICKLE_FILES for file in path.glob(pattern) if file.stat().st_size
+    )
     if pickled and not any(file for pattern in WEIGHT_FILES for file in path.glob(pattern)):
         return pickled_only(name, pickled[0])
     return None
@@ -26,6 +32,8 @@ def pickled_only(name: str, found: str) -> str:
     load = f"from transformers import AutoModelForCausalLM as M; M.from_pretrained({name!r})"
     code = f"{load}.save_pretrained('converted')"
     return (
-        f"has no safetensors but pickled weights ({found}), and unpickling can run code. If you trust them, convert "
-        f'them once where nothing is secret: python -c "{code}", and copy the other files to converted/'
+        f"has no safetensors but pickled weights ({found}), and unpickling can run code. If you"
+        " trust them, convert "
+        f'them once where nothing is secret: python -c "{code}", and copy the other files to'
+        " converted/"
     )

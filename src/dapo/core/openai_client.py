@@ -15,7 +15,13 @@ from dapo.core.answer_fields import (
     text_field,
 )
 from dapo.core.errors import DataError
-from dapo.core.http_client import RETRYABLE_STATUSES, Answer, HttpClient, ServerFailed, ServerRefused
+from dapo.core.http_client import (
+    RETRYABLE_STATUSES,
+    Answer,
+    HttpClient,
+    ServerFailed,
+    ServerRefused,
+)
 from dapo.core.waiting import SystemClock
 
 TOTAL_S = 1800.0
@@ -49,7 +55,8 @@ class ChatClient:
     ) -> None:
         """Open no connection yet; the numbers and the clock are those of HttpClient.
 
-        `url` is the address without `/chat/completions`: `http://localhost:8000/v1`. Raises DataError if it is none.
+        `url` is the address without `/chat/completions`: `http://localhost:8000/v1`. Raises
+        DataError if it is none.
         """
         try:
             parts = urlsplit(url)
@@ -57,12 +64,13 @@ class ChatClient:
             parts = urlsplit("")
         if "@" in url or parts.query or parts.fragment:  # not quoted, because it may hold a secret
             raise DataError(
-                "the server's address contains a user, a password, a query or a fragment; expected one such as "
-                "http://localhost:8000/v1, and the key in an environment variable"
+                "the server's address contains a user, a password, a query or a fragment; expected"
+                " one such as http://localhost:8000/v1, and the key in an environment variable"
             )
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise DataError(f"server {url!r}: expected an address such as http://localhost:8000/v1")
-        self.url, self._model = url.rstrip("/"), model
+        self.url = url.rstrip("/")
+        self._model = model
         self._http = HttpClient(
             url,
             token=api_key,
@@ -75,25 +83,42 @@ class ChatClient:
         )
 
     def complete(self, messages: Sequence[Mapping[str, Any]], **parameters: Any) -> Completion:
-        """Request with `parameters` such as temperature, max_tokens, seed. Raises ServerFailed or ServerRefused."""
-        body = {"model": self._model, "messages": [dict(message) for message in messages], **parameters}
+        """Request with `parameters` such as temperature, max_tokens, seed.
+
+        Raises ServerFailed or ServerRefused.
+        """
+        body = {
+            "model": self._model,
+            "messages": [dict(message) for message in messages],
+            **parameters,
+        }
         answer = self._answer("chat/completions", body)
         try:
             return _completion(parse_json(answer.body))
         except WrongField as error:
             raise ServerFailed(
-                f"{self.url}: the answer is no chat completion: {error}: {self._error_message(answer)}"
+                f"{self.url}: the answer is no chat completion: {error}:"
+                f" {self._error_message(answer)}"
             ) from None
 
     def prompt_logprobs(self, token_ids: Sequence[int]) -> tuple[list[float], list[str]]:
-        """The log-probability of each token but the first, given those before it, at temperature 1; the tokens' texts.
+        """The log-probability of each token but the first, given those before it, at temperature 1;
+        the tokens' texts.
 
-        The texts are those of all tokens in the server's vocabulary; there are none if it does not say them.
+        The texts are those of all tokens in the server's vocabulary; there are none if it does not
+        say them.
 
-        The server computes one forward pass over the tokens (`/completions` with `echo`, as of vLLM and SGLang). Raises
-        ServerFailed or ServerRefused, also if it returns no log-probabilities of its prompt.
+        The server computes one forward pass over the tokens (`/completions` with `echo`, as of vLLM
+        and SGLang). Raises ServerFailed or ServerRefused, also if it returns no log-probabilities
+        of its prompt.
         """
-        body = {"model": self._model, "prompt": list(token_ids), "max_tokens": 1, "echo": True, "logprobs": 1}
+        body = {
+            "model": self._model,
+            "prompt": list(token_ids),
+            "max_tokens": 1,
+            "echo": True,
+            "logprobs": 1,
+        }
         answer = self._answer("completions", body)
         try:
             scores = field(parse_json(answer.body), "choices", 0, "logprobs")
@@ -101,18 +126,25 @@ class ChatClient:
         except WrongField:
             found = None
         count = len(found) if isinstance(found, list) else 0
-        if count not in (len(token_ids), len(token_ids) + 1):  # with the token that it has generated, or without
+        # with the token that it has generated, or without
+        if count not in (len(token_ids), len(token_ids) + 1):
             raise ServerRefused(
-                f"{self.url}: the answer has {max(count - 1, 0):,} log-probabilities for {len(token_ids):,} tokens of "
-                "the prompt; expected a server that returns them (/completions with echo and logprobs, as vLLM does)"
+                f"{self.url}: the answer has {max(count - 1, 0):,} log-probabilities for"
+                f" {len(token_ids):,} tokens of the prompt; expected a server that returns them"
+                " (/completions with echo and logprobs, as vLLM does)"
             )
         try:
             return _logprobs(found, len(token_ids)), _texts(scores.get("tokens"), len(token_ids))
         except WrongField as error:
-            raise ServerFailed(f"{self.url}: the answer has no usable log-probabilities: {error}") from None
+            raise ServerFailed(
+                f"{self.url}: the answer has no usable log-probabilities: {error}"
+            ) from None
 
     def models(self) -> list[str] | None:
-        """The names of the served models; None if the server lists none. Raises ServerFailed or ServerRefused."""
+        """The names of the served models; None if the server lists none.
+
+        Raises ServerFailed or ServerRefused.
+        """
         try:
             answer = self._http.request("GET", f"{self.url}/models", retries=0, limit_s=_LIST_S)
         except ServerFailed as error:
@@ -143,7 +175,11 @@ class ChatClient:
         text = answer.body.decode(errors="replace")
         try:
             error = field(parse_json(answer.body), "error")
-            text = text_field(error if isinstance(error, str) else field(error, "message"), "message", default=text)
+            text = text_field(
+                error if isinstance(error, str) else field(error, "message"),
+                "message",
+                default=text,
+            )
         except WrongField:
             pass  # then all of it is shown
         return self._http.quote(" ".join(text.split())) or "(nothing)"
@@ -162,7 +198,11 @@ def _completion(values: Any) -> Completion:
 
 def _logprobs(values: Sequence[Any], count: int) -> list[float]:
     """The log-probabilities of the tokens after the first. Raises WrongField."""
-    return [logprob_field(value, f"log-probability {i}") for i, value in enumerate(values[:count]) if i > 0]
+    return [
+        logprob_field(value, f"log-probability {i}")
+        for i, value in enumerate(values[:count])
+        if i > 0
+    ]
 
 
 def _texts(values: Any, count: int) -> list[str]:
@@ -171,4 +211,7 @@ def _texts(values: Any, count: int) -> list[str]:
         return []
     if not isinstance(values, list) or len(values) < count:
         raise WrongField(f"it has not {count:,} texts of tokens")
-    return [text_field(value, f"text of token {i}", default="\ufffd") for i, value in enumerate(values[:count])]
+    return [
+        text_field(value, f"text of token {i}", default="\ufffd")
+        for i, value in enumerate(values[:count])
+    ]

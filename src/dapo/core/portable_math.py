@@ -1,7 +1,9 @@
-"""exp, log and log-gamma with the same last bit on every machine: from + - * / alone, in a fixed order.
+"""exp, log and log-gamma with the same last bit on every machine: from + - * / alone, in a fixed
+order.
 
-The functions of `math` come from the C library, which has variants for processors and differs between systems. What a
-run decides by, or records, may not depend on that. These are accurate to a few units in the last place.
+The functions of `math` come from the C library, which has variants for processors and differs
+between systems. What a run decides by, or records, may not depend on that. These are accurate to a
+few units in the last place.
 """
 
 from collections.abc import Sequence
@@ -13,7 +15,8 @@ _LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
 _LN2 = _LN2_HIGH + _LN2_LOW
 _SMALLEST_EXPONENT = -746.0  # exp is 0 below it
 _ROOT_HALF = 0.7071067811865476
-_EXP_TERMS, _LOG_TERMS = 16, 12  # they leave less than 1e-17 in the reduced ranges
+_EXP_TERMS = 16
+_LOG_TERMS = 12  # they leave less than 1e-17 in the reduced ranges
 _LOG_ROOT_TWO_PI = 0.9189385332046727
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 _STIRLING_FROM = 10.0  # from there on the terms above leave less than 1e-16
@@ -48,20 +51,29 @@ def log(x: float) -> float:
 
 
 def log_gamma(x: float) -> float:
-    """The logarithm of the gamma function of a positive finite number: Stirling's series after a shift."""
+    """The logarithm of the gamma function of a positive finite number: Stirling's series after a
+    shift.
+    """
     factor = 1.0
     while x < _STIRLING_FROM:
         factor *= x
         x += 1
     inverse = 1 / (x * x)
-    return (x - 0.5) * log(x) - x + _LOG_ROOT_TWO_PI + _polynomial(_STIRLING, inverse) / x - log(factor)
+    return (
+        (x - 0.5) * log(x)
+        - x
+        + _LOG_ROOT_TWO_PI
+        + _polynomial(_STIRLING, inverse) / x
+        - log(factor)
+    )
 
 
 def cos(x: float) -> float:
     """The cosine of an angle from 0 to pi."""
     if x > pi / 2:
         return -cos(pi - x)
-    value, square = 1.0, x * x
+    value = 1.0
+    square = x * x
     for n in range(24, 0, -2):
         value = 1.0 - square * value / (n * (n - 1))
     return value

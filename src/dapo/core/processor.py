@@ -5,7 +5,9 @@ from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 BFLOAT16_CAPABILITY = (8, 0)
-"""The lowest compute capability of a GPU with bfloat16 units, and with attention kernels for variable lengths."""
+"""The lowest compute capability of a GPU with bfloat16 units, and with attention kernels for
+variable lengths.
+"""
 
 VECTOR_EXTENSIONS = ("avx", "amx", "fma", "asimd", "sve", "bf16", "i8mm")
 """Prefixes of the flags by which libraries choose their matrix kernels."""
@@ -17,7 +19,9 @@ def cpu_model() -> str:
 
 
 def vector_extensions() -> list[str]:
-    """The processor's sorted flags for vectors and matrices; empty if the system does not report them."""
+    """The processor's sorted flags for vectors and matrices; empty if the system does not report
+    them.
+    """
     found = _cpuinfo()
     flags = f"{found.get('flags', '')} {found.get('Features', '')}".split()
     return sorted({flag for flag in flags if flag.startswith(VECTOR_EXTENSIONS)})
@@ -29,4 +33,7 @@ def _cpuinfo() -> dict[str, str]:
         first = CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
     except OSError:
         return {}
-    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+    return {
+        name.strip(): value.strip()
+        for name, _, value in (line.partition(":") for line in first.splitlines())
+    }

@@ -1,4 +1,6 @@
-"""Counter-based randomness, like JAX's `fold_in`: each random choice is a function of its key, without state."""
+"""Counter-based randomness, like JAX's `fold_in`: each random choice is a function of its key,
+without state.
+"""
 
 import hashlib
 import json
@@ -9,7 +11,9 @@ from numpy.typing import NDArray
 
 
 def keyed_seed(*key: int | str) -> int:
-    """A 63-bit seed for a key, for example (run seed, "token", step, position in the stream, sample)."""
+    """A 63-bit seed for a key, for example (run seed, "token", step, position in the stream,
+    sample).
+    """
     # numpy integers count as ints: a position gives the same seed after a round trip through JSON
     parts = [part if isinstance(part, str) else operator.index(part) for part in key]
     digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8)

@@ -1,7 +1,7 @@
 """Recognizes secrets: in options, which are refused, and in text, where they are masked.
 
-A run writes its options to config.yaml and to trackers, so it refuses secrets among them. It masks secrets in other
-text that it writes, such as the command line and error messages.
+A run writes its options to config.yaml and to trackers, so it refuses secrets among them. It masks
+secrets in other text that it writes, such as the command line and error messages.
 """
 
 import os
@@ -13,43 +13,136 @@ MASK = "***"
 
 _ALWAYS = frozenset(
     (
-        *("apikey", "auth", "authorization", "authtoken", "bearer", "cookie", "cookies", "cred", "credential"),
-        *("credentials", "creds", "jwt", "keytab", "pass", "passcode", "passphrase", "passwd", "password"),
-        *("passwords", "pat", "pw", "pwd", "secret", "secrets"),
+        "apikey",
+        "auth",
+        "authorization",
+        "authtoken",
+        "bearer",
+        "cookie",
+        "cookies",
+        "cred",
+        "credential",
+        "credentials",
+        "creds",
+        "jwt",
+        "keytab",
+        "pass",
+        "passcode",
+        "passphrase",
+        "passwd",
+        "password",
+        "passwords",
+        "pat",
+        "pw",
+        "pwd",
+        "secret",
+        "secrets",
     )
 )
 """Last words of names of secrets, whatever precedes them."""
 _HARMLESS_BEFORE = {
     "token": (
-        *("answer", "begin", "bos", "buffer", "cache", "cls", "code", "context", "delimiter", "draft", "end"),
-        *("eos", "first", "image", "last", "mask", "max", "microbatch", "min", "model", "new", "next", "num"),
-        *(
-            "number",
-            "observation",
-            "observed",
-            "of",
-            "pad",
-            "padding",
-            "per",
-            "prefix",
-            "prompt",
-            "reasoning",
-            "response",
-            "sep",
-        ),
-        *("separator", "special", "start", "stop", "suffix", "system", "text", "think", "tool", "total", "turn"),
-        *("unk", "vocabulary"),
+        "answer",
+        "begin",
+        "bos",
+        "buffer",
+        "cache",
+        "cls",
+        "code",
+        "context",
+        "delimiter",
+        "draft",
+        "end",
+        "eos",
+        "first",
+        "image",
+        "last",
+        "mask",
+        "max",
+        "microbatch",
+        "min",
+        "model",
+        "new",
+        "next",
+        "num",
+        "number",
+        "observation",
+        "observed",
+        "of",
+        "pad",
+        "padding",
+        "per",
+        "prefix",
+        "prompt",
+        "reasoning",
+        "response",
+        "sep",
+        "separator",
+        "special",
+        "start",
+        "stop",
+        "suffix",
+        "system",
+        "text",
+        "think",
+        "tool",
+        "total",
+        "turn",
+        "unk",
+        "vocabulary",
     ),
     "key": (
-        *("answer", "cache", "column", "config", "data", "dict", "dictionary", "feature", "field", "foreign"),
-        *("group", "id", "index", "input", "item", "json", "label", "lookup", "map", "mapping", "merge"),
-        *("metric", "name", "order", "output", "partition", "primary", "problem", "prompt", "public"),
-        *("question", "reference", "response", "result", "reward", "row", "score", "shard", "shortcut", "sort"),
-        *("source", "task", "text", "unique", "value"),
+        "answer",
+        "cache",
+        "column",
+        "config",
+        "data",
+        "dict",
+        "dictionary",
+        "feature",
+        "field",
+        "foreign",
+        "group",
+        "id",
+        "index",
+        "input",
+        "item",
+        "json",
+        "label",
+        "lookup",
+        "map",
+        "mapping",
+        "merge",
+        "metric",
+        "name",
+        "order",
+        "output",
+        "partition",
+        "primary",
+        "problem",
+        "prompt",
+        "public",
+        "question",
+        "reference",
+        "response",
+        "result",
+        "reward",
+        "row",
+        "score",
+        "shard",
+        "shortcut",
+        "sort",
+        "source",
+        "task",
+        "text",
+        "unique",
+        "value",
     ),
 }
 """Words before `token` or `key` that make a name harmless: `stop_token`, `answer_key`."""
-_PASSWORDS = frozenset(("apikey", "authorization", "passcode", "passphrase", "passwd", "password", "passwords"))
+_PASSWORDS = frozenset(
+    ("apikey", "authorization", "passcode", "passphrase", "passwd", "password", "passwords")
+)
 _IN_URLS = frozenset(("sig", "signature", "sign", "code", "assertion"))
 
 _NAME_WITH_VALUE = re.compile(r"""([A-Za-z][\w.-]*)['"]?\s*[:=]\s*['"]?(?=[^\s'",}\]])""")
@@ -70,20 +163,38 @@ _SHAPE = re.compile(
     r")(?![\w-])"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
-"""Tokens of Hugging Face, OpenAI, GitHub, GitLab, Slack, NVIDIA, Replicate, Google and AWS; JSON web tokens; keys."""
+"""Tokens of Hugging Face, OpenAI, GitHub, GitLab, Slack, NVIDIA, Replicate, Google and AWS; JSON
+web tokens; keys.
+"""
 _LOCATION_WORDS = (
-    *("cache", "data", "dir", "directory", "folder", "home", "host", "hostname", "id", "name", "path", "port"),
-    *("project", "root", "scratch"),
+    "cache",
+    "data",
+    "dir",
+    "directory",
+    "folder",
+    "home",
+    "host",
+    "hostname",
+    "id",
+    "name",
+    "path",
+    "port",
+    "project",
+    "root",
+    "scratch",
 )
 _NO_PASSWORDS = ("PWD", "OLDPWD")
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 HUB_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", *PROXIES)
-"""Variables that may be secret and that a process needs to load a model from the Hugging Face hub."""
+"""Variables that may be secret and that a process needs to load a model from the Hugging Face hub.
+"""
 _MIN_VALUE_CHARS = 6  # shorter values of variables occur in ordinary words
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a name is a secret's: `api_key`, `openaiApiKey`, `HF_TOKEN`, but not `max_tokens` or `answer_key`."""
+    """Whether a name is a secret's: `api_key`, `openaiApiKey`, `HF_TOKEN`, but not `max_tokens` or
+    `answer_key`.
+    """
     *before, last = words_of(name) or [""]
     for ending, harmless in _HARMLESS_BEFORE.items():
         if last in (ending, f"{ending}s"):
@@ -92,13 +203,17 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_password_name(name: str) -> bool:
-    """Whether a name is that of a password or of an API key: `DB_PASSWORD`, `apiKey`, but not `key` or `secret`."""
+    """Whether a name is that of a password or of an API key: `DB_PASSWORD`, `apiKey`, but not `key`
+    or `secret`.
+    """
     words = words_of(name)
     return bool(_PASSWORDS.intersection(words[-1:])) or words[-2:] == ["api", "key"]
 
 
 def has_secret_form(text: str) -> bool:
-    """Whether a text holds a token of a known form, a URL with a password or a key, or a header with its value."""
+    """Whether a text holds a token of a known form, a URL with a password or a key, or a header
+    with its value.
+    """
     headers = (word for match in _HEADER.finditer(text) for word in match[0].split()[1:])
     return (
         (_SHAPE.search(text) or _USER_IN_URL.search(text)) is not None
@@ -108,7 +223,9 @@ def has_secret_form(text: str) -> bool:
 
 
 def mask_secrets(command: Sequence[str]) -> list[str]:
-    """Mask the secrets of a command line: `reward.options.api_key=abc` -> `reward.options.api_key=***`."""
+    """Mask the secrets of a command line: `reward.options.api_key=abc` ->
+    `reward.options.api_key=***`.
+    """
     masked: list[str] = []
     hides_next = False
     for argument in command:
@@ -123,18 +240,32 @@ def mask_secrets(command: Sequence[str]) -> list[str]:
 
 
 def mask_text(text: str) -> str:
-    """Mask secrets in text: users and keys in URLs, headers, tokens of known shapes, values of the environment."""
+    """Mask secrets in text: users and keys in URLs, headers, tokens of known shapes, values of the
+    environment.
+    """
     for name, value in os.environ.items():
-        if len(value) >= _MIN_VALUE_CHARS and value in text and name not in _NO_PASSWORDS and is_secret_name(name):
+        if (
+            len(value) >= _MIN_VALUE_CHARS
+            and value in text
+            and name not in _NO_PASSWORDS
+            and is_secret_name(name)
+        ):
             text = text.replace(value, MASK)
     text = _USER_IN_URL.sub(rf"\1{MASK}@", text)
-    text = _PARAMETER.sub(lambda match: f"{match[1]}{match[2]}={MASK}" if _is_url_secret(match[2]) else match[0], text)
+    text = _PARAMETER.sub(
+        lambda match: f"{match[1]}{match[2]}={MASK}" if _is_url_secret(match[2]) else match[0], text
+    )
     return _SHAPE.sub(MASK, _HEADER.sub(rf"\1\2{MASK}", text))
 
 
 def may_be_written(variable: str) -> bool:
-    """Whether a configuration may use `${oc.env:VARIABLE}`: the variable holds a place or a user's name."""
-    return variable in ("USER", "PWD", "LOGNAME", "TMPDIR") or (words_of(variable) or [""])[-1] in _LOCATION_WORDS
+    """Whether a configuration may use `${oc.env:VARIABLE}`: the variable holds a place or a user's
+    name.
+    """
+    return (
+        variable in ("USER", "PWD", "LOGNAME", "TMPDIR")
+        or (words_of(variable) or [""])[-1] in _LOCATION_WORDS
+    )
 
 
 def secret_variables() -> dict[str, str]:
@@ -150,12 +281,14 @@ _Names = tuple[str, ...]
 def find_secrets(value: Any, name: str = "", secrets: _Names = ()) -> Iterator[tuple[str, str]]:
     """The dotted names of the secrets in an option's value, each with the reason.
 
-    A text is a secret by its own name or that of a surrounding mapping, by a user, password or key in its URL, or by
-    its form.
+    A text is a secret by its own name or that of a surrounding mapping, by a user, password or key
+    in its URL, or by its form.
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from find_secrets(item, f"{name}.{key}" if name else str(key), _with(secrets, key))
+            yield from find_secrets(
+                item, f"{name}.{key}" if name else str(key), _with(secrets, key)
+            )
     elif isinstance(value, list | tuple):
         for item, names in _items(value, secrets):
             yield from find_secrets(item, name, names)
@@ -179,7 +312,9 @@ def mask_options(value: Any, secrets: _Names = ()) -> Any:
 
 
 def _items(values: Sequence[Any], secrets: _Names) -> Iterator[tuple[Any, _Names]]:
-    """The items of a list; in a pair such as `[Authorization, Bearer abc]` the first names the second."""
+    """The items of a list; in a pair such as `[Authorization, Bearer abc]` the first names the
+    second.
+    """
     is_pair = len(values) == 2 and all(isinstance(value, str) for value in values)
     for position, value in enumerate(values):
         yield value, _with(secrets, values[0]) if is_pair and position == 1 else secrets
@@ -191,9 +326,13 @@ def _with(secrets: _Names, name: object) -> _Names:
 
 
 def _is_secret(value: Any, secrets: _Names) -> bool:
-    """Whether a text, or a number other than a count of tokens or keys, has the name of a secret."""
+    """Whether a text, or a number other than a count of tokens or keys, has the name of a
+    secret.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
-        return any(words_of(name)[-1] in _ALWAYS or words_of(name)[-2:-1] == ["api"] for name in secrets)
+        return any(
+            words_of(name)[-1] in _ALWAYS or words_of(name)[-2:-1] == ["api"] for name in secrets
+        )
     return isinstance(value, str) and bool(value) and bool(secrets)
 
 
@@ -201,13 +340,17 @@ def _announces_secret(argument: str) -> bool:
     """Whether the next argument is a secret: after `--api-key`, `Authorization:` or `Bearer`."""
     if argument.startswith("-"):
         return "=" not in argument and is_secret_name(argument)
-    return argument.lower() in ("bearer", "basic") or (argument.endswith(":") and is_secret_name(argument[:-1]))
+    return argument.lower() in ("bearer", "basic") or (
+        argument.endswith(":") and is_secret_name(argument[:-1])
+    )
 
 
 def _mask_argument(argument: str) -> str:
     for match in (*_NAME_WITH_VALUE.finditer(argument), *_PAIR.finditer(argument)):
         # `my_rewards:token` is no pair, nor is the scheme of a URL
-        is_pair = re.search(r"[=,\s'\"]", match[0]) is not None or not argument[: match.start()].strip("{ ")
+        is_pair = re.search(r"[=,\s'\"]", match[0]) is not None or not argument[
+            : match.start()
+        ].strip("{ ")
         rest = argument[match.end() :]
         if is_pair and is_secret_name(match[1]) and not rest.startswith("//"):
             first, equals, _ = argument[: match.end()].partition("=")

@@ -1,4 +1,6 @@
-"""Recognizes secrets in Python source that is to be written into a file: by name, by form, and by the environment."""
+"""Recognizes secrets in Python source that is to be written into a file: by name, by form, and by
+the environment.
+"""
 
 import ast
 import os
@@ -9,8 +11,12 @@ from typing import Any
 from dapo.core.environment import worker_environment
 from dapo.core.secrets import has_secret_form, is_password_name, is_secret_name, words_of
 
-_MIN_SECRET_CHARS, _MIN_CHARS, _MIN_CHARS_WITHIN = 6, 8, 16
-"""Shortest values of variables that are compared: of one with a secret's name; of others, as a whole and as a part."""
+_MIN_SECRET_CHARS = 6
+_MIN_CHARS = 8
+_MIN_CHARS_WITHIN = 16
+"""Shortest values of variables that are compared: of one with a secret's name; of others, as a
+whole and as a part.
+"""
 _TOKEN = re.compile(r"(?=.*[A-Z\d])[\w.+/=~-]{8,}")
 _TOKEN_WITH_DIGIT = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.+/=~-]{8,}")
 
@@ -21,26 +27,44 @@ def find_in_source(text: str) -> Iterator[tuple[str, str]]:
     >>> list(find_in_source("HEADERS = {'X-Api-Key': '4f9a02c77d'}"))
     [('X-Api-Key', 'looks like a secret')]
     """
-    variables = {name: held for name, held in os.environ.items() if held and name not in worker_environment()}
+    variables = {
+        name: held for name, held in os.environ.items() if held and name not in worker_environment()
+    }
     nodes = list(ast.walk(ast.parse(text)))
-    named = [found for node in nodes for target, value in _assignments(node) for found in _constants(target, value)]
-    for names, value in [*named, *(((), node.value) for node in nodes if isinstance(node, ast.Constant))]:
+    named = [
+        found
+        for node in nodes
+        for target, value in _assignments(node)
+        for found in _constants(target, value)
+    ]
+    for names, value in [
+        *named,
+        *(((), node.value) for node in nodes if isinstance(node, ast.Constant)),
+    ]:
         if isinstance(value, str | bytes | int | float) and not isinstance(value, bool):
             plain = value.decode("latin-1") if isinstance(value, bytes) else str(value)
             name = names[-1] if names else "a constant"
-            if variable := next((each for each, held in variables.items() if _holds(plain, each, held)), ""):
+            if variable := next(
+                (each for each, held in variables.items() if _holds(plain, each, held)), ""
+            ):
                 yield name, f"holds the value of the environment variable {variable}"
-            elif has_secret_form(plain) or (isinstance(value, str | bytes) and _is_named_secret(names, plain)):
+            elif has_secret_form(plain) or (
+                isinstance(value, str | bytes) and _is_named_secret(names, plain)
+            ):
                 yield name, "looks like a secret"
     if any(map(has_secret_form, re.findall(r"#\s*([^\n]*)", text))):
         yield "a comment", "holds what looks like a secret"
 
 
 def _holds(value: str, variable: str, held: str) -> bool:
-    """Whether a constant is or holds the value of a variable, which may be a secret whatever its name is."""
+    """Whether a constant is or holds the value of a variable, which may be a secret whatever its
+    name is.
+    """
     if held not in value or (is_secret_name(variable) and len(held) >= _MIN_SECRET_CHARS):
         return held in value
-    return len(held) >= (_MIN_CHARS if held == value else _MIN_CHARS_WITHIN) and not os.path.exists(held)
+    return len(held) >= (_MIN_CHARS if held == value else _MIN_CHARS_WITHIN) and not os.path.exists(
+        held
+    )
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[Any, Any]]:
@@ -56,12 +80,18 @@ def _assignments(node: ast.AST) -> Iterator[tuple[Any, Any]]:
             yield from zip(node.keys, node.values, strict=True)
         case ast.arguments():
             plain = [*node.posonlyargs, *node.args]
-            defaults = [*[None] * (len(plain) - len(node.defaults)), *node.defaults, *node.kw_defaults]
+            defaults = [
+                *[None] * (len(plain) - len(node.defaults)),
+                *node.defaults,
+                *node.kw_defaults,
+            ]
             names = [ast.Name(argument.arg) for argument in (*plain, *node.kwonlyargs)]
             yield from zip(names, defaults, strict=True)
 
 
-def _constants(target: Any, value: Any, around: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _constants(
+    target: Any, value: Any, around: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The constants that a target gets, with its name and those of the mappings around them."""
     if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
         for each, item in zip(target.elts, value.elts, strict=False):
@@ -87,7 +117,9 @@ def _name_of(target: Any) -> tuple[str, ...]:
 
 
 def _is_named_secret(names: tuple[str, ...], value: str) -> bool:
-    """Whether a text is a secret by a name; the shorter the name, the more it must look like one: `key = "final"`."""
+    """Whether a text is a secret by a name; the shorter the name, the more it must look like one:
+    `key = "final"`.
+    """
     if is_secret_name(value) and value.isupper():  # the name of a variable
         return False
     for name in filter(is_secret_name, names):

@@ -1,8 +1,8 @@
 """Prints text of models, data, verifiers and errors so that it cannot control the terminal.
 
-All output goes through `print_text` or a `SafeConsole` (runs/console.py). Control characters (escape sequences,
-carriage returns, the C1 set), invisible characters and those that change the direction of text, line separators and
-halves of surrogate pairs appear as escapes.
+All output goes through `print_text` or a `SafeConsole` (runs/console.py). Control characters
+(escape sequences, carriage returns, the C1 set), invisible characters and those that change the
+direction of text, line separators and halves of surrogate pairs appear as escapes.
 """
 
 import json
@@ -36,11 +36,14 @@ def printable_json(text: str) -> str:
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """Standard JSON that is safe to print; non-finite numbers become null."""
-    return printable_json(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent))
+    return printable_json(
+        json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    )
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """Print one JSON object to the standard output, indented on a terminal and on one line elsewhere.
+    """Print one JSON object to the standard output, indented on a terminal and on one line
+    elsewhere.
 
     Non-finite numbers become null; characters that the stream's encoding lacks become escapes.
     """
@@ -53,7 +56,9 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 @contextmanager
 def stdout_to_stderr(wanted: bool = True) -> Iterator[None]:
-    """Redirect the standard output to the standard error in the block, so that JSON can follow alone."""
+    """Redirect the standard output to the standard error in the block, so that JSON can follow
+    alone.
+    """
     with redirect_stdout(sys.stderr) if wanted else nullcontext():
         yield
 
@@ -71,7 +76,11 @@ def warn(text: str) -> None:
 
 def _escape(match: re.Match[str]) -> str:
     character = match[0]
-    return character.encode("ascii", "backslashreplace").decode() if ord(character) > 127 else repr(character)[1:-1]
+    return (
+        character.encode("ascii", "backslashreplace").decode()
+        if ord(character) > 127
+        else repr(character)[1:-1]
+    )
 
 
 def _finite(value: Any) -> Any:

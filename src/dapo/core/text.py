@@ -5,9 +5,12 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Literal
 
-QUOTED_CHARS, MAX_LINE_CHARS, MAX_LINES = 160, 1500, 120
+QUOTED_CHARS = 160
+MAX_LINE_CHARS = 1500
+MAX_LINES = 120
 _LONG_WORD = re.compile(r"\S{400,}")
-EXCERPT_CHARS, EXCERPT_LINES = 800, 16
+EXCERPT_CHARS = 800
+EXCERPT_LINES = 16
 
 
 def one_line(text: str) -> str:
@@ -16,7 +19,9 @@ def one_line(text: str) -> str:
 
 
 def shorten(text: str, chars: int, *, keep: Literal["start", "ends", "end"] = "start") -> str:
-    """Cut a text to `chars` characters; it keeps its start, both ends or its end, and shows the cut."""
+    """Cut a text to `chars` characters; it keeps its start, both ends or its end, and shows the
+    cut.
+    """
     if len(text) <= chars:
         return text
     if keep == "start":
@@ -28,12 +33,17 @@ def shorten(text: str, chars: int, *, keep: Literal["start", "ends", "end"] = "s
 
 
 def bounded(text: str) -> str:
-    """A message in which long words, long lines and long lists of lines keep both ends, whatever value it quotes."""
+    """A message in which long words, long lines and long lists of lines keep both ends, whatever
+    value it quotes.
+    """
     lines = [
-        _LONG_WORD.sub(lambda word: shorten(word[0], QUOTED_CHARS, keep="ends"), line) for line in text.split("\n")
+        _LONG_WORD.sub(lambda word: shorten(word[0], QUOTED_CHARS, keep="ends"), line)
+        for line in text.split("\n")
     ]
     if len(lines) > MAX_LINES:
-        lines[MAX_LINES // 2 : -MAX_LINES // 2] = [f"[... {len(lines) - MAX_LINES:,} lines left out ...]"]
+        lines[MAX_LINES // 2 : -MAX_LINES // 2] = [
+            f"[... {len(lines) - MAX_LINES:,} lines left out ...]"
+        ]
     return "\n".join(shorten(line, MAX_LINE_CHARS, keep="ends") for line in lines)
 
 
@@ -46,16 +56,22 @@ def excerpt(text: str) -> str:
     """Both ends of a long text, with a count of the lines or characters left out."""
     lines = text.strip("\n").split("\n")
     if len(lines) > EXCERPT_LINES:
-        head, tail = lines[: EXCERPT_LINES // 2], lines[-EXCERPT_LINES // 2 :]
+        head = lines[: EXCERPT_LINES // 2]
+        tail = lines[-EXCERPT_LINES // 2 :]
         lines = [*head, f"[... {len(lines) - EXCERPT_LINES:,} lines left out ...]", *tail]
     text = "\n".join(lines)
     if len(text) > EXCERPT_CHARS:
         half = EXCERPT_CHARS // 2
-        text = f"{text[:half]} [... {len(text) - EXCERPT_CHARS:,} characters left out ...] {text[-half:]}"
+        text = (
+            f"{text[:half]} [... {len(text) - EXCERPT_CHARS:,} characters left out ...]"
+            f" {text[-half:]}"
+        )
     return text
 
 
-def did_you_mean(word: str, known: Iterable[str], *, otherwise: str | None = None, count: int = 1) -> str:
+def did_you_mean(
+    word: str, known: Iterable[str], *, otherwise: str | None = None, count: int = 1
+) -> str:
     """`did you mean sums?`, or without a similar name `otherwise`, or a list of all known names."""
     known = list(known)
     if close := get_close_matches(word, known, n=count, cutoff=0.5):
@@ -66,7 +82,9 @@ def did_you_mean(word: str, known: Iterable[str], *, otherwise: str | None = Non
 def with_interval(
     value: float | None, interval: Sequence[float | None] | None, style: str = ".1%", none: str = ""
 ) -> str:
-    """An accuracy and its interval, `62.5% (45.3% to 77.1%)`; the accuracy and `none` where there is no interval."""
+    """An accuracy and its interval, `62.5% (45.3% to 77.1%)`; the accuracy and `none` where there
+    is no interval.
+    """
     if value is None:
         return "nothing judged"
     low, high = interval or (None, None)

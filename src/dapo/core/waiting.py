@@ -1,4 +1,6 @@
-"""Waits that others ask for, such as `Retry-After`: bounded, shown on the terminal, and ended by a signal."""
+"""Waits that others ask for, such as `Retry-After`: bounded, shown on the terminal, and ended by a
+signal.
+"""
 
 import math
 import signal
@@ -80,10 +82,12 @@ class SystemClock:
 
 
 def wished_wait_s(headers: Mapping[str, str], now: float) -> float:
-    """The seconds that a server asks its client to wait: from 0, which also stands for no or a senseless wish, to inf.
+    """The seconds that a server asks its client to wait: from 0, which also stands for no or a
+    senseless wish, to inf.
 
-    It is the longest of `retry-after-ms` (milliseconds) and `Retry-After` (seconds, or a date, which is compared with
-    `now`, the seconds since 1970). The caller must not wait that long without `clamped_wait_s`.
+    It is the longest of `retry-after-ms` (milliseconds) and `Retry-After` (seconds, or a date,
+    which is compared with `now`, the seconds since 1970). The caller must not wait that long
+    without `clamped_wait_s`.
     """
     milliseconds = _number(headers.get("retry-after-ms"))
     text = headers.get("Retry-After")
@@ -96,7 +100,9 @@ def wished_wait_s(headers: Mapping[str, str], now: float) -> float:
 
 
 def clamped_wait_s(wished_s: float) -> float | None:
-    """A duration that somebody else named, as this process may wait for it; None if it is too long for that."""
+    """A duration that somebody else named, as this process may wait for it; None if it is too long
+    for that.
+    """
     if math.isnan(wished_s) or wished_s < 0:
         return 0.0
     return wished_s if wished_s <= MAX_FOREIGN_WAIT_S else None
@@ -108,7 +114,11 @@ def describe_wait(seconds: float) -> str:
         return "endless time"
     for unit, length in (("days", 86_400.0), ("h", 3600.0)):
         if seconds >= length:
-            return f"{seconds / length:,.1f} {unit}" if seconds < 1e12 else f"{seconds / length:.3g} {unit}"
+            return (
+                f"{seconds / length:,.1f} {unit}"
+                if seconds < 1e12
+                else f"{seconds / length:.3g} {unit}"
+            )
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 

@@ -1,7 +1,9 @@
-"""Fast paths for byte-level tokenizers: decode token ids with a table of bytes, and bound the length of a text.
+"""Fast paths for byte-level tokenizers: decode token ids with a table of bytes, and bound the
+length of a text.
 
-Decoding gives the tokenizer's result many times faster: a step at the paper's scale has 150 million response tokens,
-which a tokenizer takes as Python integers one by one. The bound costs a thousandth of tokenizing.
+Decoding gives the tokenizer's result many times faster: a step at the paper's scale has 150 million
+response tokens, which a tokenizer takes as Python integers one by one. The bound costs a thousandth
+of tokenizing.
 """
 
 import json
@@ -15,8 +17,17 @@ from dapo.core.rng import keyed_seed, keyed_uniforms
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_NUM_CHECKS, _CHECK_TOKENS = 32, 64
-_ONLY_SPLIT = {"ByteLevel", "Digits", "Sequence", "Split", "Whitespace", "WhitespaceSplit", "Punctuation"}
+_NUM_CHECKS = 32
+_CHECK_TOKENS = 64
+_ONLY_SPLIT = {
+    "ByteLevel",
+    "Digits",
+    "Sequence",
+    "Split",
+    "Whitespace",
+    "WhitespaceSplit",
+    "Punctuation",
+}
 _NFC_GROWTH = 3  # the most by which NFC lengthens a text in UTF-8 (Unicode Technical Report 15)
 
 
@@ -28,10 +39,13 @@ class ByteDecoder:
         import pyarrow as pa
 
         self._size = len(pieces)
-        self._pieces = pa.array([*pieces, b""], pa.binary())  # the last one decodes ids beyond the vocabulary
+        # the last one decodes ids beyond the vocabulary
+        self._pieces = pa.array([*pieces, b""], pa.binary())
 
     @classmethod
-    def of(cls, tokenizer: "PreTrainedTokenizerBase", *, skip_special_tokens: bool) -> "ByteDecoder | None":
+    def of(
+        cls, tokenizer: "PreTrainedTokenizerBase", *, skip_special_tokens: bool
+    ) -> "ByteDecoder | None":
         """The decoder of a byte-level tokenizer; None for any other tokenizer.
 
         It is compared with the tokenizer on random ids; if they differ, the result is None.
@@ -48,10 +62,17 @@ class ByteDecoder:
             if token_id not in special:
                 # a token with characters outside of the alphabet is plain text
                 known = all(character in alphabet for character in token)
-                pieces[token_id] = bytes(alphabet[character] for character in token) if known else token.encode()
+                pieces[token_id] = (
+                    bytes(alphabet[character] for character in token) if known else token.encode()
+                )
         table = cls(pieces)
-        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
-        samples = (keyed_uniforms(keyed_seed("detokenize"), _NUM_CHECKS * _CHECK_TOKENS) * len(pieces)).astype(np.int32)
+        options = {
+            "skip_special_tokens": skip_special_tokens,
+            "clean_up_tokenization_spaces": False,
+        }
+        samples = (
+            keyed_uniforms(keyed_seed("detokenize"), _NUM_CHECKS * _CHECK_TOKENS) * len(pieces)
+        ).astype(np.int32)
         for ids in np.split(samples, _NUM_CHECKS):
             if table.decode(ids.tolist()) != tokenizer.decode(ids.tolist(), **options):
                 return None
@@ -71,30 +92,44 @@ class ByteDecoder:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The byte of each character of byte-level vocabularies: printable bytes are themselves, others start at 256."""
+    """The byte of each character of byte-level vocabularies: printable bytes are themselves, others
+    start at 256.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + i): byte for i, byte in enumerate(others)
+    }
 
 
 class TokenBound:
-    """The bound of a byte-level BPE tokenizer: each of its tokens stands for at least one byte of the text.
+    """The bound of a byte-level BPE tokenizer: each of its tokens stands for at least one byte of
+    the text.
 
-    Example: 12 bytes are at most 12 tokens; at most 24 where a space may be put before each part of the text, and
-    three times as many where the text is normalized to NFC and is not ASCII.
+    Example: 12 bytes are at most 12 tokens; at most 24 where a space may be put before each part of
+    the text, and three times as many where the text is normalized to NFC and is not ASCII.
     """
 
     def __init__(self, *, per_byte: int, normalizes: bool, added: int) -> None:
-        """`per_byte` tokens for each byte of the normalized text, and `added` special tokens around it."""
-        self._per_byte, self._normalizes, self._added = per_byte, normalizes, added
+        """`per_byte` tokens for each byte of the normalized text, and `added` special tokens around
+        it.
+        """
+        self._per_byte = per_byte
+        self._normalizes = normalizes
+        self._added = added
 
     @classmethod
-    def of(cls, tokenizer: "PreTrainedTokenizerBase", *, add_special_tokens: bool) -> "TokenBound | None":
-        """The bound of a tokenizer; None where it is not byte-level BPE, or has a part that could add to a text."""
+    def of(
+        cls, tokenizer: "PreTrainedTokenizerBase", *, add_special_tokens: bool
+    ) -> "TokenBound | None":
+        """The bound of a tokenizer; None where it is not byte-level BPE, or has a part that could
+        add to a text.
+        """
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None or type(backend.model).__name__ != "BPE":
             return None
-        normalizers, splitters = list(_parts(backend.normalizer)), list(_parts(backend.pre_tokenizer))
+        normalizers = list(_parts(backend.normalizer))
+        splitters = list(_parts(backend.pre_tokenizer))
         kinds, forms = ({part["type"] for part in parts} for parts in (splitters, normalizers))
         if "ByteLevel" not in kinds or not kinds <= _ONLY_SPLIT or not forms <= {"NFC", "Sequence"}:
             return None

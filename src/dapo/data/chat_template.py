@@ -1,7 +1,8 @@
-"""A model's chat template: the text of messages, the forms that it takes, its marks, and what it reads besides.
+"""A model's chat template: the text of messages, the forms that it takes, its marks, and what it
+reads besides.
 
-Rendering is a function of the messages: the clock that a template may read stands still, and what it draws at random
-is drawn with a fixed seed.
+Rendering is a function of the messages: the clock that a template may read stands still, and what
+it draws at random is drawn with a fixed seed.
 """
 
 import json
@@ -25,14 +26,21 @@ THOUGHTS = re.compile(r"think|reason", re.IGNORECASE)
 """Marks around private reasoning, which an instruction to the model may name."""
 _MARK = re.compile(r"<+[^<>\s]{1,60}>+|\[[^\[\]\s]{1,60}\]")
 """A text in brackets, such as `<|user|>`, `<start_of_turn>`, `[/INST]`."""
-_FIRST, _ANSWER, _LAST = "zq1question", "zq2answer", "zq3question"
-_NAME, _KEY, _VALUE = "zq4tool", "zq5key", "zq6value"
-_GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # tags of transformers around the assistant's tokens
+_FIRST = "zq1question"
+_ANSWER = "zq2answer"
+_LAST = "zq3question"
+_NAME = "zq4tool"
+_KEY = "zq5key"
+_VALUE = "zq6value"
+# tags of transformers around the assistant's tokens
+_GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 _SEEDING = threading.Lock()
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer, with the variables and the time that it gets in every rendering."""
+    """The chat template of a tokenizer, with the variables and the time that it gets in every
+    rendering.
+    """
 
     def __init__(
         self,
@@ -75,7 +83,11 @@ class ChatTemplate:
         """The names of the variables that the template does not set itself."""
         from jinja2 import meta
 
-        return frozenset() if self._tree is None else frozenset(meta.find_undeclared_variables(self._tree))
+        return (
+            frozenset()
+            if self._tree is None
+            else frozenset(meta.find_undeclared_variables(self._tree))
+        )
 
     @property
     def reads_clock(self) -> bool:
@@ -92,21 +104,30 @@ class ChatTemplate:
 
     @cached_property
     def _words(self) -> frozenset[str]:
-        """All attributes and texts of the template's code, among them the keys of messages that it reads."""
+        """All attributes and texts of the template's code, among them the keys of messages that it
+        reads.
+        """
         from jinja2 import nodes
 
         if self._tree is None:
             return frozenset()
         attributes = {node.attr for node in self._tree.find_all(nodes.Getattr)}
-        constants = {node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str)}
+        constants = {
+            node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str)
+        }
         return frozenset(attributes | constants)
 
     def unread_keys(self, messages: Sequence[Message]) -> list[str]:
-        """The keys of messages that do not change the text, because the template never names them."""
+        """The keys of messages that do not change the text, because the template never names
+        them.
+        """
         keys = {key for message in messages for key in message} - self._words - {"role", "content"}
         unread = []
         for key in sorted(keys):
-            without = [{name: value for name, value in message.items() if name != key} for message in messages]
+            without = [
+                {name: value for name, value in message.items() if name != key}
+                for message in messages
+            ]
             try:
                 is_read = self.render(messages) != self.render(without)
             except ValueError:
@@ -118,12 +139,17 @@ class ChatTemplate:
     # --- rendering
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, header: bool = True, tools: Any = None, **variables: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        header: bool = True,
+        tools: Any = None,
+        **variables: Any,
     ) -> str:
         """The text of messages, and the `header` of the assistant's next turn.
 
-        `tools` are schemas beside those of the constructor. Raises ValueError with the template's reason if it
-        rejects the messages.
+        `tools` are schemas beside those of the constructor. Raises ValueError with the template's
+        reason if it rejects the messages.
         """
         from jinja2 import TemplateError
 
@@ -153,9 +179,11 @@ class ChatTemplate:
     # --- the forms of messages
 
     def in_its_forms(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """The messages with the contents and the arguments of calls in the form that the template takes.
+        """The messages with the contents and the arguments of calls in the form that the template
+        takes.
 
-        A form that it takes is left as it is. Raises ValueError for arguments that are no JSON object.
+        A form that it takes is left as it is. Raises ValueError for arguments that are no JSON
+        object.
         """
         return [self._in_its_form(message) for message in messages]
 
@@ -208,7 +236,9 @@ class ChatTemplate:
         return self._writes_call(json.dumps({_KEY: _VALUE}))
 
     def _writes_call(self, arguments: object) -> bool:
-        """Whether the template writes a call with these arguments, neither as Python prints them nor quoted twice."""
+        """Whether the template writes a call with these arguments, neither as Python prints them
+        nor quoted twice.
+        """
         function = {"name": _NAME, "arguments": arguments}
         call = {"type": "function", "id": "call00000", "function": function}
         result = {"role": "tool", "name": _NAME, "tool_call_id": "call00000", "content": _ANSWER}
@@ -223,33 +253,48 @@ class ChatTemplate:
     # --- texts that are rendered already
 
     def rendered_prompt(self, text: str) -> str | None:
-        """A text that is a whole prompt in this template, with its begin token; None for another text.
+        """A text that is a whole prompt in this template, with its begin token; None for another
+        text.
 
-        It begins with a mark of the template, and ends with what the template puts behind the last question.
+        It begins with a mark of the template, and ends with what the template puts behind the last
+        question.
         """
         header = self._borders[-1].rstrip()
-        if not self._marks.search(header) or not text.rstrip().endswith(header) or not self._marks.match(text):
+        if (
+            not self._marks.search(header)
+            or not text.rstrip().endswith(header)
+            or not self._marks.match(text)
+        ):
             return None
         begin = str(self._tokenizer.bos_token or "")
         needs_begin = begin and self._borders[0].startswith(begin) and not text.startswith(begin)
         return begin + text if needs_begin else text
 
     def require_unrendered(self, messages: Sequence[Message]) -> None:
-        """Raise DataError if the text of a message holds the template's own marks, or is a whole conversation."""
+        """Raise DataError if the text of a message holds the template's own marks, or is a whole
+        conversation.
+        """
         for message in messages:
             text = content_text(message)
-            mark = self._marks.search(text)
-            found = mark[0] if mark else self._labels_in(text) if message["role"] == "user" else None
-            if found:
+            match = self._marks.search(text)
+            mark = None
+            if match:
+                mark = match[0]
+            elif message["role"] == "user":
+                mark = self._labels_in(text)
+            if mark:
                 raise DataError(
-                    f"the text {quoted(text)} holds {found}, with which the model's chat template writes turns, so it "
-                    "would be rendered twice: give messages with role and content, or use whole prompts as they are "
-                    "with data.chat_template=off; a mark that is part of the question is to be taken out"
+                    f"the text {quoted(text)} holds {mark}, with which the model's chat template"
+                    " writes turns, so it would be rendered twice: give messages with role and"
+                    " content, or use whole prompts as they are with data.chat_template=off; a"
+                    " mark that is part of the question is to be taken out"
                 )
 
     @cached_property
     def _borders(self) -> tuple[str, str, str, str]:
-        """The template's texts before a question, behind it, between an answer and a question, and behind that."""
+        """The template's texts before a question, behind it, between an answer and a question, and
+        behind that.
+        """
         answer = {"role": "assistant", "content": _ANSWER}
         text = self._try([_user(_FIRST), answer, _user(_LAST)]) or ""
         if _FIRST in text and _ANSWER in text and _LAST in text:
@@ -262,20 +307,32 @@ class ChatTemplate:
 
     @cached_property
     def _marks(self) -> re.Pattern[str]:
-        """Special tokens that the template writes, and texts in brackets around its turns; none of a thought."""
+        """Special tokens that the template writes, and texts in brackets around its turns; none of
+        a thought.
+        """
         before, behind, between, header = self._borders
         turns = f"{behind} {between} {header}"
         marks = set(_MARK.findall(turns))
         tokenizer = self._tokenizer
-        special = {str(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special}
+        special = {
+            str(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special
+        }
         special |= {str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
-        marks |= {token for token in special if token in f"{before} {turns}" or token == tokenizer.bos_token}
-        marks = {mark for mark in marks if re.search(r"[^\w\s]", mark) and not THOUGHTS.search(mark)}
+        marks |= {
+            token
+            for token in special
+            if token in f"{before} {turns}" or token == tokenizer.bos_token
+        }
+        marks = {
+            mark for mark in marks if re.search(r"[^\w\s]", mark) and not THOUGHTS.search(mark)
+        }
         longest_first = sorted(marks, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def _labels_in(self, text: str) -> str | None:
-        """The labels of both roles, as `User:` and `Assistant:`, if the text is a conversation written with them."""
+        """The labels of both roles, as `User:` and `Assistant:`, if the text is a conversation
+        written with them.
+        """
         before, _, _, header = self._borders
         question, answer = (self._label(border) for border in (before, header))
         if not question or not answer or not text.rstrip().endswith(answer):
@@ -300,7 +357,9 @@ def _parsed_arguments(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise ValueError(f"the arguments of a tool call are to be a JSON object, got {quoted(text)}")
+        raise ValueError(
+            f"the arguments of a tool call are to be a JSON object, got {quoted(text)}"
+        )
     return arguments
 
 

@@ -1,4 +1,6 @@
-"""Reads demonstrations: prompts with the responses that supervised steps imitate (`schedule: supervised`)."""
+"""Reads demonstrations: prompts with the responses that supervised steps imitate (`schedule:
+supervised`).
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -38,48 +40,75 @@ def load_demonstrations(source: Source) -> list[Problem]:
 
 
 def demonstration_from_row(
-    row: Mapping[str, Any] | DataError, *, where: str, source: str, columns: Columns, require_answer: bool = True
+    row: Mapping[str, Any] | DataError,
+    *,
+    where: str,
+    source: str,
+    columns: Columns,
+    require_answer: bool = True,
 ) -> Problem:
     """Convert one row to a problem whose `answer` is the response to imitate. Raises DataError.
 
-    A row has a prompt (a text or messages) and a response (a text or messages), in the columns `prompt` and `response`
-    or `completion`, or those that `columns` names; or a whole conversation in the column `messages`. The messages up to
-    the first of the assistant are the prompt. A demonstration of several turns has them all in the field `turns`, and
-    the last one as its answer; so does one whose turn has further keys, such as `tool_calls`. Other columns but `tools`
+    A row has a prompt (a text or messages) and a response (a text or messages), in the columns
+    `prompt` and `response` or `completion`, or those that `columns` names; or a whole conversation
+    in the column `messages`. The messages up to the first of the assistant are the prompt. A
+    demonstration of several turns has them all in the field `turns`, and the last one as its
+    answer; so does one whose turn has further keys, such as `tool_calls`. Other columns but `tools`
     are left out.
     """
     if isinstance(row, DataError):
         raise row
     response = next(
-        (name for name in (columns.answer, *RESPONSE_COLUMNS) if name and column_value(row, name) is not None), None
+        (
+            name
+            for name in (columns.answer, *RESPONSE_COLUMNS)
+            if name and column_value(row, name) is not None
+        ),
+        None,
     )
     conversation = next((name for name in CONVERSATION_COLUMNS if row.get(name) is not None), None)
     if response is not None:
         names = (columns.prompt,) if columns.prompt else PROMPT_COLUMNS
         prompt_column = next((name for name in names if column_value(row, name) is not None), None)
         if prompt_column is None:
-            raise DataError(f"{where}: no prompt beside {response}; expected a column {' or '.join(names)}")
+            raise DataError(
+                f"{where}: no prompt beside {response}; expected a column {' or '.join(names)}"
+            )
         prompt = as_prompt(column_value(row, prompt_column), f"{where}: {prompt_column}")
         turns = _turns(column_value(row, response), f"{where}: {response}")
     elif conversation is not None:
         messages = _messages(row[conversation], f"{where}: {conversation}")
-        first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+        first = next(
+            (i for i, message in enumerate(messages) if message["role"] == "assistant"),
+            len(messages),
+        )
         if not first or first == len(messages):
-            what = "begins with the assistant's message" if not first else "has no message of the assistant"
-            raise DataError(f"{where}: {conversation} {what}; a demonstration has a prompt and a response")
-        prompt, turns = messages[:first], messages[first:]
+            what = (
+                "begins with the assistant's message"
+                if not first
+                else "has no message of the assistant"
+            )
+            raise DataError(
+                f"{where}: {conversation} {what}; a demonstration has a prompt and a response"
+            )
+        prompt = messages[:first]
+        turns = messages[first:]
         _require_turns(turns, f"{where}: {conversation}")
     else:
         present = ", ".join(map(str, row)) or "(none)"
         raise DataError(
-            f"{where}: no demonstration; expected the columns prompt and {' or '.join(RESPONSE_COLUMNS)}, or "
-            f"{' or '.join(CONVERSATION_COLUMNS)}, columns here: {present}"
+            f"{where}: no demonstration; expected the columns prompt and"
+            f" {' or '.join(RESPONSE_COLUMNS)}, or {' or '.join(CONVERSATION_COLUMNS)}, columns"
+            f" here: {present}"
         )
     while turns[-1]["role"] != "assistant":  # nothing answers the last messages
         turns = turns[:-1]
-    answer, fields = content_text(turns[-1]), tool_schemas(row, where)
+    answer = content_text(turns[-1])
+    fields = tool_schemas(row, where)
     if len(turns) == 1 and turns[0].keys() == {"role", "content"}:
-        return Problem(problem_id(prompt, answer, fields.get("tools")), prompt, answer, source, fields)
+        return Problem(
+            problem_id(prompt, answer, fields.get("tools")), prompt, answer, source, fields
+        )
     key = problem_id(prompt, repr(turns), fields.get("tools"))
     return Problem(key, prompt, answer, source, {**fields, TURNS: turns})
 
@@ -90,7 +119,9 @@ def _turns(value: object, where: str) -> list[Message]:
     if not isinstance(value, str):
         turns = _messages(value, where)
         if all(message["role"] != "assistant" for message in turns):
-            raise DataError(f"{where} has no message of the assistant; it is the response to imitate")
+            raise DataError(
+                f"{where} has no message of the assistant; it is the response to imitate"
+            )
         _require_turns(turns, where)
         return turns
     require_filled(value, where, "a demonstration needs a response: fill it in or drop the row")
@@ -98,12 +129,14 @@ def _turns(value: object, where: str) -> list[Message]:
 
 
 def _require_turns(messages: Sequence[Message], where: str) -> None:
-    """Raise DataError where messages behind a prompt do not begin with the assistant's, or two of its are in a row."""
+    """Raise DataError where messages behind a prompt do not begin with the assistant's, or two of
+    its are in a row.
+    """
     roles = [message["role"] for message in messages]
     if roles[0] != "assistant":
         raise DataError(
-            f"{where}: the first message has the role {roles[0]}; a response begins with the assistant's, and what "
-            "comes before belongs to the prompt"
+            f"{where}: the first message has the role {roles[0]}; a response begins with the"
+            " assistant's, and what comes before belongs to the prompt"
         )
     if ("assistant", "assistant") in pairwise(roles):
         raise DataError(f"{where}: two messages of the assistant follow each other; join them")
@@ -114,12 +147,14 @@ def _messages(value: object, where: str) -> list[Message]:
     value = parsed_messages(value, where)
     if not isinstance(value, list | tuple) or not value:
         raise DataError(f"{where} must be a list of messages, got {shown(value)}")
-    messages = [as_message(each, f"{where}, message {number}") for number, each in enumerate(value, start=1)]
+    messages = [
+        as_message(each, f"{where}, message {number}") for number, each in enumerate(value, start=1)
+    ]
     for number, message in enumerate(messages, start=1):
         says_nothing = not content_text(message).strip() and not message.get("tool_calls")
         if message["role"] == "assistant" and says_nothing:
             raise DataError(
-                f"{where}, message {number}: the assistant's content is empty; a call belongs into the content, in the "
-                "form in which the model writes it"
+                f"{where}, message {number}: the assistant's content is empty; a call belongs into"
+                " the content, in the form in which the model writes it"
             )
     return messages

@@ -17,7 +17,8 @@ from dapo.types import Problem
 
 SHOWN_ERRORS = 10
 DEFAULT_SIZE: dict[Split, int] = {"train": 1000, "eval": 200}
-# reasoning-gym's item (seed, index) is also item (seed + 1, index - 1): seeds far apart share no items
+# reasoning-gym's item (seed, index) is also item (seed + 1, index - 1): seeds far apart share no
+# items
 DEFAULT_GYM_SEED: dict[Split, int] = {"train": 0, "eval": 1_000_000}
 
 _BEGUN = re.compile(r"episode \d+ of \w+, seed -?\d+")
@@ -34,25 +35,33 @@ def load_problems(
 ) -> list[Problem]:
     """All problems that `spec` names, in order; at least one.
 
-    A spec is a path (`problems.csv`), `hub:NAME[:SPLIT]`, `builtin:TASK,...`, `gym:TASK,...` or a mapping:
-    `{path: FILE, prompt: COLUMN, answer: COLUMN, size: N}`, `{hub: NAME, config:, split:, prompt:, answer:, size:}`,
-    `{builtin: {sums: {terms: 3}}, size: N, seed: S}`, `{gym: {chain_sum: {max_terms: 2}}, size: N, seed: S}`,
-    `{environment: {}, size: N, seed: S}`, `{mix: {easy: SPEC, hard: SPEC}}`.
-    `size` takes the first rows of a file; for generated problems it is the total over all tasks, in round-robin order.
+    A spec is a path (`problems.csv`), `hub:NAME[:SPLIT]`, `builtin:TASK,...`, `gym:TASK,...` or a
+    mapping: `{path: FILE, prompt: COLUMN, answer: COLUMN, size: N}`, `{hub: NAME, config:, split:,
+    prompt:, answer:, size:}`, `{builtin: {sums: {terms: 3}}, size: N, seed: S}`, `{gym: {chain_sum:
+    {max_terms: 2}}, size: N, seed: S}`, `{environment: {}, size: N, seed: S}`, `{mix: {easy: SPEC,
+    hard: SPEC}}`. `size` takes the first rows of a file; for generated problems it is the total
+    over all tasks, in round-robin order.
 
-    Files and hub data sets give the same rows for both values of `split`, copies included. Built-in tasks have disjoint
-    questions for training and evaluation. Generated evaluation sets contain no copies, so they may be smaller than
-    `size`. Without `require_answer`, rows without a reference answer are read too; theirs is "".
+    Files and hub data sets give the same rows for both values of `split`, copies included. Built-in
+    tasks have disjoint questions for training and evaluation. Generated evaluation sets contain no
+    copies, so they may be smaller than `size`. Without `require_answer`, rows without a reference
+    answer are read too; theirs is "".
 
-    Rows that cannot be used are left out and their errors appended to `invalid`. Without this list, DataError names
-    the first ten of them. `convert` makes a problem of a row (`problem_from_row`, `demonstration_from_row`). `texts`
-    gets the columns whose values became texts, each with the type that they had.
+    Rows that cannot be used are left out and their errors appended to `invalid`. Without this list,
+    DataError names the first ten of them. `convert` makes a problem of a row (`problem_from_row`,
+    `demonstration_from_row`). `texts` gets the columns whose values became texts, each with the
+    type that they had.
     """
     if split not in ("train", "eval"):
         raise ValueError(f"split must be train or eval, got {split!r}")
     source = parse_spec(spec)
     if isinstance(source, MixSource):
-        how: dict[str, Any] = {"require_answer": require_answer, "invalid": invalid, "convert": convert, "texts": texts}
+        how: dict[str, Any] = {
+            "require_answer": require_answer,
+            "invalid": invalid,
+            "convert": convert,
+            "texts": texts,
+        }
         return _mixed(source, split, **how)
     if isinstance(source, TaskSource):
         return _generated(source, split)
@@ -60,7 +69,9 @@ def load_problems(
     rows = _read(source, errors, convert, require_answer=require_answer, texts=texts)
     problems = list(islice(rows, source.size))
     if not problems:
-        name = source.path if isinstance(source, FileSource) else f"hub:{source.name}:{source.split}"
+        name = (
+            source.path if isinstance(source, FileSource) else f"hub:{source.name}:{source.split}"
+        )
         empty = DataError(f"{name} is empty; expected at least one problem with prompt and answer")
         raise errors[0] if errors else empty
     if invalid is not None:
@@ -71,7 +82,9 @@ def load_problems(
 
 
 def unique_problems(problems: Sequence[Problem]) -> list[tuple[Problem, int]]:
-    """The distinct problems (by id) with the number of copies of each, in the order of first appearance."""
+    """The distinct problems (by id) with the number of copies of each, in the order of first
+    appearance.
+    """
     counts = Counter(problem.id for problem in problems)
     first = {problem.id: problem for problem in reversed(problems)}
     return [(first[key], count) for key, count in counts.items()]
@@ -80,15 +93,19 @@ def unique_problems(problems: Sequence[Problem]) -> list[tuple[Problem, int]]:
 def remove_overlap(
     train: Sequence[Problem], held_out: Sequence[Problem], *, option: str = "data.train"
 ) -> tuple[list[Problem], int]:
-    """The training problems whose text is not among the held-out ones, and the number that were removed.
+    """The training problems whose text is not among the held-out ones, and the number that were
+    removed.
 
-    Texts are compared with whitespace collapsed and without system messages; answers are not compared. Raises
-    DataError, which names the `option` of the training problems, if nothing is left.
+    Texts are compared with whitespace collapsed and without system messages; answers are not
+    compared. Raises DataError, which names the `option` of the training problems, if nothing is
+    left.
     """
     texts = {prompt_text(problem.prompt) for problem in held_out}
     kept = [problem for problem in train if prompt_text(problem.prompt) not in texts]
     if train and not kept:
-        raise DataError(f"{option}: every problem is also in data.eval; nothing is left to train on")
+        raise DataError(
+            f"{option}: every problem is also in data.eval; nothing is left to train on"
+        )
     return kept, len(train) - len(kept)
 
 
@@ -98,11 +115,15 @@ def _listed(errors: Sequence[DataError]) -> DataError:
         *([f"and {len(errors) - SHOWN_ERRORS:,} more"] * (len(errors) > SHOWN_ERRORS)),
     ]
     listed = "\n  ".join([f"{len(errors):,} rows cannot be used:", *lines])
-    return DataError(f"{listed}\nMend them, or leave them out: dapo data import SOURCE OUT.jsonl --drop-invalid")
+    return DataError(
+        f"{listed}\nMend them, or leave them out: dapo data import SOURCE OUT.jsonl --drop-invalid"
+    )
 
 
 def _mixed(source: MixSource, split: Split, **options: Any) -> list[Problem]:
-    """The problems of all parts in round-robin order; one that several parts have belongs to the first of them."""
+    """The problems of all parts in round-robin order; one that several parts have belongs to the
+    first of them.
+    """
     part_of: dict[str, str] = {}
     parts = []
     for name, part in source.parts.items():
@@ -120,9 +141,11 @@ def _read(
     texts: dict[str, str] | None,
 ) -> Iterator[Problem]:
     if isinstance(source, FileSource):
-        rows, name = read_rows(source.path), source.path.stem
+        rows = read_rows(source.path)
+        name = source.path.stem
     else:
-        rows, name = read_hub_rows(source), source.name
+        rows = read_hub_rows(source)
+        name = source.name
     # the released DAPO file repeats each problem a hundred times: equal copies share one object
     known: dict[str, Problem] = {}
     options: dict[str, Any] = {"columns": source.columns, "require_answer": require_answer}
@@ -137,14 +160,18 @@ def _read(
             errors.append(error)
             continue
         first = known.setdefault(problem.id, problem)
-        is_copy = first == problem and repr(first.fields) == repr(problem.fields)  # 1 == 1.0 == True
+        # 1 == 1.0 == True
+        is_copy = first == problem and repr(first.fields) == repr(problem.fields)
         yield first if is_copy else problem
 
 
 def _generated(source: TaskSource, split: Split) -> list[Problem]:
     size = source.size if source.size is not None else DEFAULT_SIZE[split]
     if size < len(source.tasks):
-        raise DataError(f"data source {source.kind}: size={size} is less than the {len(source.tasks)} tasks it names")
+        raise DataError(
+            f"data source {source.kind}: size={size} is less than the {len(source.tasks)} tasks it"
+            " names"
+        )
     # round-robin: problem i is of task i mod n
     sizes = [len(range(index, size, len(source.tasks))) for index in range(len(source.tasks))]
     if source.kind == "environment":
@@ -152,7 +179,10 @@ def _generated(source: TaskSource, split: Split) -> list[Problem]:
     elif source.kind == "builtin":
         each = zip(source.tasks.items(), sizes, strict=True)
         seed = source.seed or 0
-        by_task = [builtin_problems(name, options, size=n, seed=seed, split=split) for (name, options), n in each]
+        by_task = [
+            builtin_problems(name, options, size=n, seed=seed, split=split)
+            for (name, options), n in each
+        ]
     else:
         seed = source.seed if source.seed is not None else DEFAULT_GYM_SEED[split]
         by_task = gym_problems(source.tasks, sizes, seed=seed, distinct=split == "eval")
@@ -160,11 +190,15 @@ def _generated(source: TaskSource, split: Split) -> list[Problem]:
 
 
 def _begun_by_environment(size: int, seed: int, split: Split) -> list[Problem]:
-    """Problems that differ by their ids, from which their episodes' seeds follow; `reset` gives the prompts."""
+    """Problems that differ by their ids, from which their episodes' seeds follow; `reset` gives the
+    prompts.
+    """
     prompts = [f"episode {index} of {split}, seed {seed}" for index in range(size)]
     return [Problem(problem_id(prompt, ""), prompt, "", source="environment") for prompt in prompts]
 
 
 def is_begun_by_environment(problem: Problem) -> bool:
-    """Whether a problem of `data.train=environment` has no prompt, but a text that tells it from others."""
+    """Whether a problem of `data.train=environment` has no prompt, but a text that tells it from
+    others.
+    """
     return problem.source == "environment" and _BEGUN.fullmatch(str(problem.prompt)) is not None

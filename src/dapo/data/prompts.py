@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
     from dapo.config import DataConfig
 
-_QUESTION, _ANSWER = "question", "answer of the assistant"
+_QUESTION = "question"
+_ANSWER = "answer of the assistant"
 _ENDS_NOTHING = re.compile(r"(?<![a-z])unk|think|reason", re.IGNORECASE)
-"""Special tokens that do not end a text: the token for unknown text, and the marks around private reasoning."""
+"""Special tokens that do not end a text: the token for unknown text, and the marks around private
+reasoning.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,10 @@ def find_turn_end(tokenizer: "PreTrainedTokenizerBase") -> TurnEnd:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     for i, token_id in enumerate(ids):
         # some tokenizers have blank tokens among the added ones
-        if token_id in added and str(tokenizer.decode([token_id], skip_special_tokens=False)).strip():
+        if (
+            token_id in added
+            and str(tokenizer.decode([token_id], skip_special_tokens=False)).strip()
+        ):
             return TurnEnd(text, token_id, str(tokenizer.decode(ids[:i])).strip())
     return TurnEnd(text, None)
 
@@ -58,17 +64,30 @@ class TextEnd:
     """Cuts token ids off at the end of their text: the first special token."""
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", turn_end: int | None, *, part_of_text: Collection[str] = ()
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        turn_end: int | None,
+        *,
+        part_of_text: Collection[str] = (),
     ) -> None:
         """A special token ends the text; so does `turn_end`, special or not.
 
-        Special tokens for unknown text, around a model's private reasoning, or in `part_of_text` end nothing.
+        Special tokens for unknown text, around a model's private reasoning, or in `part_of_text`
+        end nothing.
         """
         special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        names = {i: str(tokenizer.convert_ids_to_tokens(i)) for i in special | set(tokenizer.all_special_ids)}
-        ends = {i for i, name in names.items() if not (_ENDS_NOTHING.search(name) or name in part_of_text)}
+        names = {
+            i: str(tokenizer.convert_ids_to_tokens(i))
+            for i in special | set(tokenizer.all_special_ids)
+        }
+        ends = {
+            i
+            for i, name in names.items()
+            if not (_ENDS_NOTHING.search(name) or name in part_of_text)
+        }
         ends |= set() if turn_end is None else {turn_end}
-        self._is_end = np.zeros(max(ends, default=0) + 2, np.bool_)  # the last entry is for all larger ids
+        # the last entry is for all larger ids
+        self._is_end = np.zeros(max(ends, default=0) + 2, np.bool_)
         self._is_end[list(ends)] = True
 
     def cut(self, ids: Sequence[int]) -> Sequence[int]:
@@ -78,42 +97,65 @@ class TextEnd:
 
 
 _BATCH = 1024
-MAX_CACHED_PROMPTS = 2**17  # the number of prompts whose token ids are cached, about one kilobyte each
+# the number of prompts whose token ids are cached, about one kilobyte each
+MAX_CACHED_PROMPTS = 2**17
 
 
 class PromptEncoder:
     """Encodes problems as token ids.
 
-    With a chat template, a text becomes a user message, `data.instruction` is appended to the last user message on a
-    new line, and `data.system` becomes the first message unless the problem has a system message. Without a template,
-    the prompt is the text and the instruction; messages are joined by blank lines, without their roles.
+    With a chat template, a text becomes a user message, `data.instruction` is appended to the last
+    user message on a new line, and `data.system` becomes the first message unless the problem has a
+    system message. Without a template, the prompt is the text and the instruction; messages are
+    joined by blank lines, without their roles.
     """
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", config: "DataConfig", *, tools: Sequence[dict[str, Any]] = ()
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        config: "DataConfig",
+        *,
+        tools: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """`config` is the section `data`; the chat template gets the schemas `tools`, and must take them.
+        """`config` is the section `data`; the chat template gets the schemas `tools`, and must take
+        them.
 
         Raises DataError if an option needs a chat template and there is none.
         """
         has_template = bool(getattr(tokenizer, "chat_template", None))
         if config.chat_template == "on" and not has_template:
-            raise DataError("data.chat_template=on, but the model's tokenizer has no chat template; use auto or off")
+            raise DataError(
+                "data.chat_template=on, but the model's tokenizer has no chat template; use auto"
+                " or off"
+            )
         self.uses_template = has_template and config.chat_template != "off"
         if config.system is not None and not self.uses_template:
-            why = "data.chat_template=off" if has_template else "the model's tokenizer has no chat template"
-            raise DataError(f"data.system is set, but {why}; leave it out, or put it into data.instruction")
+            why = (
+                "data.chat_template=off"
+                if has_template
+                else "the model's tokenizer has no chat template"
+            )
+            raise DataError(
+                f"data.system is set, but {why}; leave it out, or put it into data.instruction"
+            )
         if config.chat_template_kwargs and not self.uses_template:
-            why = "data.chat_template=off" if has_template else "the model's tokenizer has no chat template"
+            why = (
+                "data.chat_template=off"
+                if has_template
+                else "the model's tokenizer has no chat template"
+            )
             raise DataError(f"data.chat_template_kwargs is set, but {why}; leave it out")
-        time, variables = config.template_time, config.chat_template_kwargs
+        time = config.template_time
+        variables = config.chat_template_kwargs
         self.template: ChatTemplate | None = None
         """The chat template; None without one."""
         if self.uses_template:
             self.template = ChatTemplate(tokenizer, time=time, variables=variables, tools=tools)
         self.turn_end: TurnEnd | None = find_turn_end(tokenizer) if self.uses_template else None
         """The end of an assistant's turn in the template; None without a template."""
-        self._text_end = TextEnd(tokenizer, None if self.turn_end is None else self.turn_end.token_id)
+        self._text_end = TextEnd(
+            tokenizer, None if self.turn_end is None else self.turn_end.token_id
+        )
         self._tokenizer = tokenizer
         self.config = config
         """The section `data`, with the instruction that tools add."""
@@ -127,9 +169,11 @@ class PromptEncoder:
         self._lock = threading.Lock()  # fast tokenizers raise an error when two threads call them
 
     def encode(self, problem: Problem) -> tuple[int, ...]:
-        """The token ids of the prompt, not truncated; without a template, with the tokenizer's own special tokens.
+        """The token ids of the prompt, not truncated; without a template, with the tokenizer's own
+        special tokens.
 
-        Ids are cached: rendering and encoding take about a millisecond, and a run encodes each problem repeatedly.
+        Ids are cached: rendering and encoding take about a millisecond, and a run encodes each
+        problem repeatedly.
         """
         key = _key(problem)
         if key in self._cached_ids:
@@ -145,7 +189,9 @@ class PromptEncoder:
     def encode_rendered(self, text: str) -> tuple[int, ...]:
         """The token ids of a prompt's text as `decode_prompt` gives it, with its special tokens."""
         with self._lock:
-            return tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+            return tuple(
+                self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            )
 
     def length(self, problem: Problem) -> int:
         """The number of tokens of the prompt, cached."""
@@ -153,14 +199,24 @@ class PromptEncoder:
         return self._lengths[key] if key in self._lengths else len(self.encode(problem))
 
     def measure(
-        self, problems: Sequence[Problem], *, above: int = -1, on_progress: Callable[[int, int], None] | None = None
+        self,
+        problems: Sequence[Problem],
+        *,
+        above: int = -1,
+        on_progress: Callable[[int, int], None] | None = None,
     ) -> int:
-        """The number of tokens of the longest prompt if it has more than `above`, else 0; encodes in batches.
+        """The number of tokens of the longest prompt if it has more than `above`, else 0; encodes
+        in batches.
 
-        Every prompt is rendered, but one whose bytes show that it is not longer than `above` is not encoded.
+        Every prompt is rendered, but one whose bytes show that it is not longer than `above` is not
+        encoded.
         """
         waiting = {_key(problem): problem for problem in problems}
-        waiting = {key: p for key, p in waiting.items() if key not in self._lengths and self._may_exceed(key, above)}
+        waiting = {
+            key: p
+            for key, p in waiting.items()
+            if key not in self._lengths and self._may_exceed(key, above)
+        }
         keys = list(waiting)
         for start in range(0, len(keys), _BATCH):
             texts = {key: self.render(waiting[key]) for key in keys[start : start + _BATCH]}
@@ -177,7 +233,10 @@ class PromptEncoder:
         return longest if longest > above else 0
 
     def render(self, problem: Problem) -> str:
-        """The prompt as text, with the template's special tokens. Raises DataError if it cannot be rendered."""
+        """The prompt as text, with the template's special tokens.
+
+        Raises DataError if it cannot be rendered.
+        """
         if self.template is not None:
             return self._templated(problem, self.template)
         prompt = with_instruction(problem, self.config.instruction)
@@ -185,12 +244,14 @@ class PromptEncoder:
             return prompt
         if any(message["role"] == "assistant" for message in prompt):
             raise DataError(
-                f"problem {problem.id}: a conversation with assistant messages cannot be rendered without a chat "
-                "template; use data.chat_template=on with a model that has one"
+                f"problem {problem.id}: a conversation with assistant messages cannot be rendered"
+                " without a chat template; use data.chat_template=on with a model that has one"
             )
         return "\n\n".join(content_text(message) for message in prompt)
 
-    def render_messages(self, messages: Sequence[Mapping[str, Any]], *, header: bool = True, **variables: Any) -> str:
+    def render_messages(
+        self, messages: Sequence[Mapping[str, Any]], *, header: bool = True, **variables: Any
+    ) -> str:
         """The text of chat messages, and the `header` of the assistant's next turn.
 
         Raises ValueError with the template's reason if it rejects them.
@@ -205,56 +266,91 @@ class PromptEncoder:
         return self.config.template_time if reads_clock else None
 
     def notes(self, problems: Sequence[Problem]) -> list[str]:
-        """What the chat template does that a user may not expect: it reads the date, or not what the problems have."""
+        """What the chat template does that a user may not expect: it reads the date, or not what
+        the problems have.
+        """
         if self.template is None:
-            return [f"{name} is not shown to the model: no chat template is used" for name in _columns_of(problems)]
-        notes, read = [], self.template.variables_read
+            return [
+                f"{name} is not shown to the model: no chat template is used"
+                for name in _columns_of(problems)
+            ]
+        notes = []
+        read = self.template.variables_read
         if (time := self.time_read) is not None:
             notes.append(
-                f"the chat template reads the clock, which stands at {time.isoformat(' ')} in all prompts (of a run: "
-                "its first start)"
+                f"the chat template reads the clock, which stands at {time.isoformat(' ')} in all"
+                " prompts (of a run: its first start)"
             )
         if unread := sorted(self.config.chat_template_kwargs.keys() - read):
-            notes.append(f"the chat template does not read {', '.join(unread)} (data.chat_template_kwargs)")
+            notes.append(
+                f"the chat template does not read {', '.join(unread)} (data.chat_template_kwargs)"
+            )
         columns = _columns_of(problems)
         if TOOLS in columns and "tools" not in read:
-            notes.append("the chat template does not read tools: the column tools is not shown to the model")
+            notes.append(
+                "the chat template does not read tools: the column tools is not shown to the model"
+            )
         elif TOOLS in columns and self._has_tools:
             notes.append("the column tools is not shown to the model: the environment has tools")
         texts = {problem.prompt for problem in problems if isinstance(problem.prompt, str)}
         if rendered := sum(self.template.rendered_prompt(text) is not None for text in texts):
-            notes.append(f"{rendered} prompts are rendered with the chat template already, and are used as they are")
+            notes.append(
+                f"{rendered} prompts are rendered with the chat template already, and are used as"
+                " they are"
+            )
         if unread := self._unread_keys(problems, self.template):
-            notes.append(f"the chat template does not read {', '.join(unread)} of messages: the model does not see it")
+            notes.append(
+                f"the chat template does not read {', '.join(unread)} of messages: the model does"
+                " not see it"
+            )
         return notes
 
     def _unread_keys(self, problems: Sequence[Problem], template: ChatTemplate) -> list[str]:
-        """The keys of messages that the template does not read, tried on one problem for each set of keys."""
+        """The keys of messages that the template does not read, tried on one problem for each set
+        of keys.
+        """
         examples: dict[frozenset[str], Problem] = {}
         for problem in problems:
             if not isinstance(problem.prompt, str):
-                examples.setdefault(frozenset(key for message in problem.prompt for key in message), problem)
+                examples.setdefault(
+                    frozenset(key for message in problem.prompt for key in message), problem
+                )
         prompts = [each.prompt for each in examples.values() if not isinstance(each.prompt, str)]
         return sorted({key for prompt in prompts for key in template.unread_keys(prompt)})
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a response up to the first special token: what follows it is not part of the answer."""
+        """The text of a response up to the first special token: what follows it is not part of the
+        answer.
+        """
         ids = self._text_end.cut(ids)
-        return self._text(ids, skip_special_tokens=True) if self._responses is None else self._responses.decode(ids)
+        return (
+            self._text(ids, skip_special_tokens=True)
+            if self._responses is None
+            else self._responses.decode(ids)
+        )
 
     def decode_prompt(self, ids: Sequence[int]) -> str:
-        return self._text(ids, skip_special_tokens=False) if self._prompts is None else self._prompts.decode(ids)
+        return (
+            self._text(ids, skip_special_tokens=False)
+            if self._prompts is None
+            else self._prompts.decode(ids)
+        )
 
     def split_by_length(
         self, problems: Sequence[Problem], *, on_progress: Callable[[int, int], None] | None = None
     ) -> tuple[list[Problem], int]:
-        """The problems of at most `data.max_prompt_tokens` tokens, in order, and the number of longer ones.
+        """The problems of at most `data.max_prompt_tokens` tokens, in order, and the number of
+        longer ones.
 
         Raises DataError if all are longer.
         """
         limit = self.config.max_prompt_tokens
         longest = self.measure(problems, above=limit, on_progress=on_progress)
-        kept = [p for p in problems if self._lengths.get(_key(p), 0) <= limit] if longest else list(problems)
+        kept = (
+            [p for p in problems if self._lengths.get(_key(p), 0) <= limit]
+            if longest
+            else list(problems)
+        )
         if problems and not kept:
             raise DataError(
                 f"all {len(problems)} prompts are longer than data.max_prompt_tokens={limit}; "
@@ -271,13 +367,18 @@ class PromptEncoder:
         rows = self._tokenizer(list(texts), **options)["input_ids"]
         begin = self._tokenizer.bos_token_id
         # the tokenizer adds the begin token also to a text that begins with it
-        return [row[1:] if begin is not None and list(row[:2]) == [begin, begin] else row for row in rows]
+        return [
+            row[1:] if begin is not None and list(row[:2]) == [begin, begin] else row
+            for row in rows
+        ]
 
     def _templated(self, problem: Problem, template: ChatTemplate) -> str:
         rendered = self._rendered_already(problem, template)
         if rendered is not None:
             return rendered
-        messages = chat_messages(problem, instruction=self.config.instruction, system=self.config.system)
+        messages = chat_messages(
+            problem, instruction=self.config.instruction, system=self.config.system
+        )
         roles = ", ".join(message["role"] for message in messages)
         try:
             template.require_unrendered(messages)
@@ -292,8 +393,12 @@ class PromptEncoder:
         return text
 
     def _rendered_already(self, problem: Problem, template: ChatTemplate) -> str | None:
-        """The prompt of a problem whose text is a whole prompt in the template; None for another problem."""
-        rendered = template.rendered_prompt(problem.prompt) if isinstance(problem.prompt, str) else None
+        """The prompt of a problem whose text is a whole prompt in the template; None for another
+        problem.
+        """
+        rendered = (
+            template.rendered_prompt(problem.prompt) if isinstance(problem.prompt, str) else None
+        )
         added = {
             "data.instruction": self.config.instruction,
             "data.system": self.config.system,
@@ -303,16 +408,22 @@ class PromptEncoder:
         names = [name for name, value in added.items() if value]
         if rendered is not None and names:
             raise DataError(
-                f"problem {problem.id}: its text is a prompt in the chat template already, so {' and '.join(names)} "
-                "would have no effect: leave it out, or give messages with role and content"
+                f"problem {problem.id}: its text is a prompt in the chat template already, so"
+                f" {' and '.join(names)} would have no effect: leave it out, or give messages with"
+                " role and content"
             )
         return rendered
 
-    def _require_no_none(self, messages: Sequence[Message], text: str, template: ChatTemplate) -> None:
+    def _require_no_none(
+        self, messages: Sequence[Message], text: str, template: ChatTemplate
+    ) -> None:
         """Raise DataError if the template writes the word None where a message has no content."""
         if all(message.get("content") is not None for message in messages):
             return
-        filled = [message if message.get("content") is not None else {**message, "content": ""} for message in messages]
+        filled = [
+            message if message.get("content") is not None else {**message, "content": ""}
+            for message in messages
+        ]
         if text.count("None") > template.render(filled).count("None"):
             raise DataError(
                 "the model's chat template writes None for a message without content; "
@@ -321,7 +432,10 @@ class PromptEncoder:
 
     def _text(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         with self._lock:
-            options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+            options = {
+                "skip_special_tokens": skip_special_tokens,
+                "clean_up_tokenization_spaces": False,
+            }
             return str(self._tokenizer.decode(list(ids), **options))
 
 
@@ -333,7 +447,8 @@ TEMPLATE_KWARGS = "chat_template_kwargs"
 
 def template_columns(problem: Problem) -> dict[str, Any]:
     """What the columns of a problem give to the chat template: `tools`, and variables."""
-    tools, variables = problem.fields.get(TOOLS), problem.fields.get(TEMPLATE_KWARGS)
+    tools = problem.fields.get(TOOLS)
+    variables = problem.fields.get(TEMPLATE_KWARGS)
     columns = dict(variables) if isinstance(variables, Mapping) else {}
     if _are_schemas(tools):
         columns[TOOLS] = tools
@@ -348,7 +463,9 @@ def chat_request(problem: Problem, *, config: "DataConfig") -> dict[str, Any]:
     columns = template_columns(problem)
     tools = columns.pop(TOOLS, None)
     variables = {**config.chat_template_kwargs, **columns}
-    request: dict[str, Any] = {"messages": chat_messages(problem, instruction=config.instruction, system=config.system)}
+    request: dict[str, Any] = {
+        "messages": chat_messages(problem, instruction=config.instruction, system=config.system)
+    }
     if tools:
         request[TOOLS] = tools
     if variables:
@@ -357,7 +474,9 @@ def chat_request(problem: Problem, *, config: "DataConfig") -> dict[str, Any]:
 
 
 def _are_schemas(tools: Any) -> bool:
-    return isinstance(tools, list) and bool(tools) and all(isinstance(tool, Mapping) for tool in tools)
+    return (
+        isinstance(tools, list) and bool(tools) and all(isinstance(tool, Mapping) for tool in tools)
+    )
 
 
 def _columns_of(problems: Sequence[Problem]) -> list[str]:
@@ -370,21 +489,35 @@ def _key(problem: Problem) -> Hashable:
     columns = template_columns(problem)
     if isinstance(problem.prompt, str) and not columns:
         return problem.prompt
-    prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
+    prompt = (
+        problem.prompt
+        if isinstance(problem.prompt, str)
+        else [dict(message) for message in problem.prompt]
+    )
     return json.dumps([prompt, columns], sort_keys=True), "messages"
 
 
-def chat_messages(problem: Problem, *, instruction: str = "", system: str | None = None) -> list[dict[str, Any]]:
-    """The problem as chat messages, with `system` as the first unless the problem has a system message."""
+def chat_messages(
+    problem: Problem, *, instruction: str = "", system: str | None = None
+) -> list[dict[str, Any]]:
+    """The problem as chat messages, with `system` as the first unless the problem has a system
+    message.
+    """
     prompt = with_instruction(problem, instruction)
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+    messages = (
+        [{"role": "user", "content": prompt}]
+        if isinstance(prompt, str)
+        else [dict(m) for m in prompt]
+    )
     if system is not None and all(message["role"] != "system" for message in messages):
         messages.insert(0, {"role": "system", "content": system})
     return messages
 
 
 def with_instruction(problem: Problem, instruction: str) -> Prompt:
-    """The prompt with `instruction` appended on a new line to the text or to the last user message."""
+    """The prompt with `instruction` appended on a new line to the text or to the last user
+    message.
+    """
     if not instruction:
         return problem.prompt
     if isinstance(problem.prompt, str):
@@ -396,7 +529,10 @@ def with_instruction(problem: Problem, instruction: str) -> Prompt:
         raise DataError(f"problem {problem.id}: {reason}")
     content = messages[last].get("content")
     if isinstance(content, list | tuple):
-        messages[last] = {**messages[last], "content": [*content, {"type": "text", "text": f"\n{instruction}"}]}
+        messages[last] = {
+            **messages[last],
+            "content": [*content, {"type": "text", "text": f"\n{instruction}"}],
+        }
     else:
         messages[last] = {**messages[last], "content": f"{content or ''}\n{instruction}"}
     return messages

@@ -1,4 +1,6 @@
-"""The infinite stream of training problems, reshuffled in each epoch; its only state is a position."""
+"""The infinite stream of training problems, reshuffled in each epoch; its only state is a
+position.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,13 +15,17 @@ from dapo.types import Problem
 class ProblemStream:
     """Training problems in an order that is a function of (seed, epoch, number of problems).
 
-    A position counts from 0 over all epochs. `rewind` returns to an earlier position, so that problems that were taken
-    but not used are taken again: no problem is lost or repeated, also across the end of an epoch.
+    A position counts from 0 over all epochs. `rewind` returns to an earlier position, so that
+    problems that were taken but not used are taken again: no problem is lost or repeated, also
+    across the end of an epoch.
     """
 
     def __init__(self, problems: Sequence[Problem], *, seed: int) -> None:
         if not problems:
-            raise DataError("there is no problem to train on: the data source is empty or all problems were removed")
+            raise DataError(
+                "there is no problem to train on: the data source is empty or all problems were"
+                " removed"
+            )
         self._problems = tuple(problems)
         self._seed = seed
         self._position = 0
@@ -63,7 +69,9 @@ class ProblemStream:
         self._position = position
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch, the offset in it, and the number of problems, by which changed data is detected."""
+        """Return the epoch, the offset in it, and the number of problems, by which changed data is
+        detected.
+        """
         epoch, offset = divmod(self._position, len(self))
         return {"epoch": epoch, "offset": offset, "size": len(self)}
 
@@ -72,12 +80,12 @@ class ProblemStream:
         size = state.get("size", len(self))
         if size != len(self):
             raise CheckpointError(
-                f"the checkpoint was made with {size} training problems, the data source now gives {len(self)}; "
-                "resume with the data the run began with"
+                f"the checkpoint was made with {size} training problems, the data source now gives"
+                f" {len(self)}; resume with the data the run began with"
             )
         if state.get("epoch", -1) < 0 or not 0 <= state.get("offset", -1) < len(self):
             raise CheckpointError(
-                f"stream state {dict(state)}: expected epoch >= 0 and 0 <= offset < {len(self)} problems; "
-                "the checkpoint is damaged or belongs to other data"
+                f"stream state {dict(state)}: expected epoch >= 0 and 0 <= offset < {len(self)}"
+                " problems; the checkpoint is damaged or belongs to other data"
             )
         self._position = state["epoch"] * len(self) + state["offset"]

@@ -1,8 +1,10 @@
-"""Messages between the controller and a local worker over a socket; large buffers are copied once, to shared memory.
+"""Messages between the controller and a local worker over a socket; large buffers are copied once,
+to shared memory.
 
-The shared memory is a file without a path (memfd), whose descriptor goes through the socket. No other process can open
-it, the size of `/dev/shm` does not matter, and it disappears with the processes. Where the system provides no such
-file, the bytes go through the socket, which copies them twice.
+The shared memory is a file without a path (memfd), whose descriptor goes through the socket. No
+other process can open it, the size of `/dev/shm` does not matter, and it disappears with the
+processes. Where the system provides no such file, the bytes go through the socket, which copies
+them twice.
 """
 
 import mmap
@@ -19,19 +21,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 BUFFERS_PER_WRITE = 1024  # the number of buffers that Linux takes in one call (IOV_MAX)
-MIN_SHARED_BYTES = 2**16  # fewer bytes go through the socket, which buffers them without waiting for the other end
+# fewer bytes go through the socket, which buffers them without waiting for the other end
+MIN_SHARED_BYTES = 2**16
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """A large positional argument of a call, sent without pickling its bytes, in shared memory by Ray, too."""
+    """A large positional argument of a call, sent without pickling its bytes, in shared memory by
+    Ray, too.
+    """
 
     parts: tuple[NDArray[np.uint8], ...]
 
     @classmethod
     def of(cls, rows: Sequence[Any]) -> "Buffers":
-        """Views of objects with a buffer, such as `array.array` and bytes: these must not change."""
-        return cls(tuple(np.frombuffer(row, np.uint8) if len(row) else np.empty(0, np.uint8) for row in rows))
+        """Views of objects with a buffer, such as `array.array` and bytes: these must not
+        change.
+        """
+        return cls(
+            tuple(
+                np.frombuffer(row, np.uint8) if len(row) else np.empty(0, np.uint8) for row in rows
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -52,8 +63,8 @@ class Channel:
     def send(self, message: tuple[Any, ...]) -> None:
         """Send a message; a tuple in it may hold `Buffers`.
 
-        Raises the pickling error of an unsuitable message before it sends anything, and OSError if the other end is
-        gone.
+        Raises the pickling error of an unsuitable message before it sends anything, and OSError if
+        the other end is gone.
         """
         with ExitStack() as files:
             following: list[Callable[[], None]] = []
@@ -79,7 +90,9 @@ class Channel:
         self._connection.send_bytes(b"")
 
     def receive(self) -> tuple[Any, ...]:
-        """The next message; raises EOFError after the last one, OSError, and any unpickling error."""
+        """The next message; raises EOFError after the last one, OSError, and any unpickling
+        error.
+        """
         return _map_members(self._filled, self._connection.recv())
 
     def _filled(self, value: Any) -> Any:
@@ -116,7 +129,9 @@ class Channel:
 
 
 def _shared_file(buffers: Buffers) -> int | None:
-    """The descriptor of a file in memory with the bytes of the buffers; None where the system refuses one."""
+    """The descriptor of a file in memory with the bytes of the buffers; None where the system
+    refuses one.
+    """
     if not hasattr(os, "memfd_create"):
         return None
     file = None
@@ -133,7 +148,8 @@ def _shared_file(buffers: Buffers) -> int | None:
 def _write(descriptor: int, buffers: Buffers) -> None:
     filled = [part.data for part in buffers.parts if part.size]
     for start in range(0, len(filled), BUFFERS_PER_WRITE):
-        views, first = filled[start : start + BUFFERS_PER_WRITE], 0
+        views = filled[start : start + BUFFERS_PER_WRITE]
+        first = 0
         while first < len(views):
             written = os.writev(descriptor, views[first:])
             while first < len(views) and written >= views[first].nbytes:
@@ -145,4 +161,6 @@ def _write(descriptor: int, buffers: Buffers) -> None:
 
 def _map_members(function: Callable[[Any], Any], message: tuple[Any, ...]) -> tuple[Any, ...]:
     """The message with `function` applied to the members of the tuples in it."""
-    return tuple(tuple(map(function, member)) if type(member) is tuple else member for member in message)
+    return tuple(
+        tuple(map(function, member)) if type(member) is tuple else member for member in message
+    )

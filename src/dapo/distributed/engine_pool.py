@@ -1,15 +1,17 @@
-"""Engine processes as one rollout engine; a process that is lost is replaced, and the loss is logged and counted.
+"""Engine processes as one rollout engine; a process that is lost is replaced, and the loss is
+logged and counted.
 
-A group goes as a whole to the engine with the fewest requests in flight; a request with `previous` goes to the engine
-that answered that one, if the weights are still the same. With `reproducible` all engines with work
-advance in lockstep, one token per poll, so which engine samples what, and in which batch, depends on the calls alone.
-Without it an engine decodes for POLL_S or until a request is finished before it answers, so that the controller's time
-does not grow with the steps; a poll returns as soon as any engine has answered, and a slow engine delays no other.
+A group goes as a whole to the engine with the fewest requests in flight; a request with `previous`
+goes to the engine that answered that one, if the weights are still the same. With `reproducible`
+all engines with work advance in lockstep, one token per poll, so which engine samples what, and in
+which batch, depends on the calls alone. Without it an engine decodes for POLL_S or until a request
+is finished before it answers, so that the controller's time does not grow with the steps; a poll
+returns as soon as any engine has answered, and a slow engine delays no other.
 
-A process that dies or does not answer in time is replaced. The new one gets the weights and then every call that the
-lost one had answered (replay); what was delivered before is dropped. An engine is a function of its weights and of the
-calls on it, so the new one reaches the state of the lost one. Without `reproducible` only unanswered requests are
-sampled again.
+A process that dies or does not answer in time is replaced. The new one gets the weights and then
+every call that the lost one had answered (replay); what was delivered before is dropped. An engine
+is a function of its weights and of the calls on it, so the new one reaches the state of the lost
+one. Without `reproducible` only unanswered requests are sampled again.
 """
 
 import pkgutil
@@ -23,9 +25,23 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dapo.core.errors import DapoError, EngineError, NumericsError, TrainerLost, WorkerDied, WorkerFault
+from dapo.core.errors import (
+    DapoError,
+    EngineError,
+    NumericsError,
+    TrainerLost,
+    WorkerDied,
+    WorkerFault,
+)
 from dapo.core.terminal import print_text
-from dapo.distributed.protocol import CALL_TIMEOUT_S, ENGINE_NAME, Launcher, WeightsHandle, Worker, WorkerSpec
+from dapo.distributed.protocol import (
+    CALL_TIMEOUT_S,
+    ENGINE_NAME,
+    Launcher,
+    WeightsHandle,
+    Worker,
+    WorkerSpec,
+)
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.engines.request_checks import EngineState
 from dapo.types import Generation, GenerationRequest
@@ -45,29 +61,39 @@ class EngineWorker:
     def __init__(self, factory: str, options: Mapping[str, Any]) -> None:
         engine: RolloutEngine = pkgutil.resolve_name(factory)(**options)
         self._engine = engine
-        self.submit, self.abort, self.close = engine.submit, engine.abort, engine.close
+        self.submit = engine.submit
+        self.abort = engine.abort
+        self.close = engine.close
         self.drop_weights = engine.drop_weights
         for method in ("connect_weights", "receive_weights"):  # of vLLM: see weight_transfer.py
             setattr(self, method, getattr(engine, method, None))
         self._has_loaded = False
 
     def poll(self, seconds: float = 0.0) -> list[Generation]:
-        """Advance until a request is finished, by one step at least, and not beyond these seconds."""
+        """Advance until a request is finished, by one step at least, and not beyond these
+        seconds.
+        """
         deadline = time.monotonic() + seconds
         while not (found := self._engine.poll()) and time.monotonic() < deadline:
             pass
         return found
 
     def load_weights(self, handle: WeightsHandle) -> int:
-        """Load a version. A failure after an earlier success is WorkerDied: a new process then tries once more."""
+        """Load a version.
+
+        A failure after an earlier success is WorkerDied: a new process then tries once more.
+        """
         try:
             with handle.open() as weights:
                 self._engine.load_weights(weights, handle.version)
-        except Exception as error:  # engines and devices fail in many ways, and may hold half of the weights
+        # engines and devices fail in many ways, and may hold half of the weights
+        except Exception as error:
             if not self._has_loaded:
                 raise
             print_text(traceback.format_exc(), file=sys.stderr)
-            raise WorkerDied(f"an engine did not load the weights of version {handle.version}: {error}") from error
+            raise WorkerDied(
+                f"an engine did not load the weights of version {handle.version}: {error}"
+            ) from error
         self._has_loaded = True
         return handle.version
 
@@ -92,9 +118,12 @@ class EngineHandle:
     timeout_s: float  # for the answer to a call; after it the process counts as lost
     in_flight: dict[str, GenerationRequest] = field(default_factory=dict)
     """The requests that the pool has not delivered, by id."""
-    undelivered: list[Generation] = field(default_factory=list)  # finished generations that the pool has not delivered
+    # finished generations that the pool has not delivered
+    undelivered: list[Generation] = field(default_factory=list)
     call_log: list[Call] = field(default_factory=list)
-    """Every call since the last load_weights, which is included; calls that raised changed nothing and are omitted."""
+    """Every call since the last load_weights, which is included; calls that raised changed nothing
+    and are omitted.
+    """
     pending_call: "Future[Any] | None" = None  # the last call, until its answer is received
     allowed_s: float = 0.0
     deadline: float = 0.0  # the `time.monotonic` at which its answer is overdue
@@ -105,7 +134,8 @@ class EngineHandle:
     def request(self, method: str, *arguments: Any, timeout_s: float) -> None:
         """Call the process; not for replay."""
         self.pending_call = self.worker.call(method, *arguments)
-        self.allowed_s, self.deadline = timeout_s, time.monotonic() + timeout_s
+        self.allowed_s = timeout_s
+        self.deadline = time.monotonic() + timeout_s
 
     def log_and_send(self, call: Call) -> None:
         """Call the process, and keep the call for replay."""
@@ -113,7 +143,10 @@ class EngineHandle:
         self.send(call)
 
     def receive(self) -> Any:
-        """The pending call's result, or what the engine raised. Raises WorkerDied if there is none by the deadline."""
+        """The pending call's result, or what the engine raised.
+
+        Raises WorkerDied if there is none by the deadline.
+        """
         assert self.pending_call is not None
         try:
             return self.pending_call.result(max(0.0, self.deadline - time.monotonic()))
@@ -123,14 +156,18 @@ class EngineHandle:
             raise WorkerDied(f"{self.name} gave no answer within {self.allowed_s:g} s") from None
         except WorkerFault as error:
             raise EngineError(
-                f"{self.name} failed with {len(self.in_flight)} requests in flight: {error} (its log has the traceback)"
+                f"{self.name} failed with {len(self.in_flight)} requests in flight: {error} (its"
+                " log has the traceback)"
             ) from error
         finally:
             if self.pending_call.done():  # not if the wait was interrupted
                 self.pending_call = None
 
     def answer(self) -> Exception | None:
-        """Wait for the pending answer, if any; returns its error. A process that does not answer in time is ended."""
+        """Wait for the pending answer, if any; returns its error.
+
+        A process that does not answer in time is ended.
+        """
         try:
             if self.pending_call is not None:
                 self.receive()
@@ -142,7 +179,9 @@ class EngineHandle:
         return None
 
     def compact_call_log(self) -> None:
-        """Shorten the log to the unanswered requests, which are then sampled again, equal up to rounding."""
+        """Shorten the log to the unanswered requests, which are then sampled again, equal up to
+        rounding.
+        """
         *earlier, last = self.call_log
         done = {request.id for request in last.arguments[0]} if last.method == "submit" else set()
         done |= {generation.request_id for generation in self.undelivered}
@@ -152,10 +191,12 @@ class EngineHandle:
         self.call_log.append(last)
 
     def replay(self) -> Generator[Call, Any, Call]:
-        """Yield the calls that bring a new process to the state of the lost one, and receive their results.
+        """Yield the calls that bring a new process to the state of the lost one, and receive their
+        results.
 
-        On a device whose rounding varies a response may end earlier or later than the first time. Early responses are
-        kept, and delivered ones are aborted: every request is still answered exactly once. Returns the pending call.
+        On a device whose rounding varies a response may end earlier or later than the first time.
+        Early responses are kept, and delivered ones are aborted: every request is still answered
+        exactly once. Returns the pending call.
         """
         active_ids: dict[str, None] = {}
         known = {generation.request_id for generation in self.undelivered}
@@ -166,7 +207,10 @@ class EngineHandle:
             elif call.method != "load_weights":
                 for generation in found:
                     active_ids.pop(generation.request_id, None)
-                    if generation.request_id in self.in_flight and generation.request_id not in known:
+                    if (
+                        generation.request_id in self.in_flight
+                        and generation.request_id not in known
+                    ):
                         self.undelivered.append(generation)
         if delivered := [name for name in active_ids if name not in self.in_flight]:
             yield Call("abort", (delivered,))
@@ -196,37 +240,56 @@ class EnginePool(EngineState):
         call_timeout_s: float = CALL_TIMEOUT_S,
         max_restarts: int = MAX_RESTARTS,
     ) -> None:
-        """Start an engine per spec; the caller closes the launcher after the pool. `log` gets a line per replacement.
+        """Start an engine per spec; the caller closes the launcher after the pool.
 
-        `reproducible` means lockstep and full replay. Engines that share GPUs with trainers drop their weights during
-        updates. With `transfer` all weights but the first are sent from GPU to GPU, until that fails once. A process
-        counts as lost `call_timeout_s` after an unanswered call; the loss after `max_restarts` replacements is an
-        EngineError.
+        `log` gets a line per replacement.
+
+        `reproducible` means lockstep and full replay. Engines that share GPUs with trainers drop
+        their weights during updates. With `transfer` all weights but the first are sent from GPU to
+        GPU, until that fails once. A process counts as lost `call_timeout_s` after an unanswered
+        call; the loss after `max_restarts` replacements is an EngineError.
         """
         super().__init__(version=0)
-        self._launcher, self._log = launcher, log
-        self._reproducible, self._max_restarts = reproducible, max_restarts
+        self._launcher = launcher
+        self._log = log
+        self._reproducible = reproducible
+        self._max_restarts = max_restarts
         self.restarts = 0  # the number of processes replaced so far
-        self._shares_gpus, self._transfer, self._call_timeout_s = shares_gpus, transfer, call_timeout_s
-        self._weights: tuple[WeightSource, int] | None = None  # the last loaded ones, with their version
+        self._shares_gpus = shares_gpus
+        self._transfer = transfer
+        self._call_timeout_s = call_timeout_s
+        # the last loaded ones, with their version
+        self._weights: tuple[WeightSource, int] | None = None
         self._owner: dict[str, EngineHandle] = {}
         self._answered: OrderedDict[str, EngineHandle] = OrderedDict()
-        """The engines of the newest answers since `load_weights`, a function of the calls also if one was replaced."""
+        """The engines of the newest answers since `load_weights`, a function of the calls also if
+        one was replaced.
+        """
         names = [ENGINE_NAME.format(i) for i in range(len(specs))]
         factory = f"{EngineWorker.__module__}:{EngineWorker.__qualname__}"
         options = [{"factory": spec.factory, "options": dict(spec.options)} for spec in specs]
-        wrapped = [replace(spec, factory=factory, options=own) for spec, own in zip(specs, options, strict=True)]
+        wrapped = [
+            replace(spec, factory=factory, options=own)
+            for spec, own in zip(specs, options, strict=True)
+        ]
         workers = launcher.start(names, wrapped)
-        self._engines = [EngineHandle(*parts, call_timeout_s) for parts in zip(names, wrapped, workers, strict=True)]
+        self._engines = [
+            EngineHandle(*parts, call_timeout_s)
+            for parts in zip(names, wrapped, workers, strict=True)
+        ]
 
     @property
     def in_flight(self) -> Collection[str]:
         return self._owner.keys()
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
-        """Send the weights to all engines, or publish them once for all to read at the same time."""
+        """Send the weights to all engines, or publish them once for all to read at the same
+        time.
+        """
         self._require_idle("load_weights")
-        is_first, self._version, self._weights = self._weights is None, None, (weights, version)
+        is_first = self._weights is None
+        self._version = None
+        self._weights = (weights, version)
         self._answered.clear()
         for engine in self._engines:
             engine.call_log.clear()
@@ -234,13 +297,19 @@ class EnginePool(EngineState):
             for engine in self._engines:
                 engine.call_log.append(SENT)
         else:
-            for engine, loaded in self._call(dict.fromkeys(self._engines, self._load_call())).items():
+            for engine, loaded in self._call(
+                dict.fromkeys(self._engines, self._load_call())
+            ).items():
                 if loaded != version:
-                    raise EngineError(f"{engine.name} has loaded weights of version {loaded}, expected {version}")
+                    raise EngineError(
+                        f"{engine.name} has loaded weights of version {loaded}, expected {version}"
+                    )
         self._version = version
 
     def _has_sent(self, weights: WeightSource, version: int, *, is_first: bool) -> bool:
-        """Send the weights from GPU to GPU. After one failure, whoever survives it, the run goes on with files.
+        """Send the weights from GPU to GPU.
+
+        After one failure, whoever survives it, the run goes on with files.
 
         The first weights go as a file: an engine then checks that they are all of its own.
         """
@@ -253,20 +322,28 @@ class EnginePool(EngineState):
         except (TrainerLost, NumericsError):
             raise
         except Exception as error:  # devices fail in many ways, and files do not depend on them
-            self._log(f"weights could not be sent from GPU to GPU; they go through files from now on: {error}")
-            self._max_restarts += len(self._engines)  # what the transfer has cost is replaced, and does not count
+            self._log(
+                "weights could not be sent from GPU to GPU; they go through files from now on:"
+                f" {error}"
+            )
+            # what the transfer has cost is replaced, and does not count
+            self._max_restarts += len(self._engines)
             self._transfer = None
             return False
 
     def _load_call(self) -> Call:
-        """The call that loads the newest weights from a file, which is written now unless it was."""
+        """The call that loads the newest weights from a file, which is written now unless it
+        was.
+        """
         assert self._weights is not None
         weights, version = self._weights
         export = getattr(weights, "export", lambda: weights)  # of a trainer group
         return Call("load_weights", (self._launcher.publish_weights(export(), version),))
 
     def drop_weights(self) -> None:
-        """Free memory of engines that share a GPU with a trainer; other engines keep their weights."""
+        """Free memory of engines that share a GPU with a trainer; other engines keep their
+        weights.
+        """
         self._require_idle("drop_weights")
         if self._shares_gpus:
             self._version = None
@@ -275,7 +352,9 @@ class EnginePool(EngineState):
             self._call(dict.fromkeys(self._engines, Call("drop_weights")))
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue requests, adjacent ones with the same prompt on one engine; on an EngineError none is queued."""
+        """Queue requests, adjacent ones with the same prompt on one engine; on an EngineError none
+        is queued.
+        """
         self._require_weights()
         self._require_new(requests)
         assignments = self._distribute(requests)
@@ -283,16 +362,24 @@ class EnginePool(EngineState):
             engine.in_flight.update((request.id, request) for request in assigned)
             self._owner.update((request.id, engine) for request in assigned)
         try:
-            self._call({engine: Call("submit", (assigned,)) for engine, assigned in assignments.items()})
+            self._call(
+                {engine: Call("submit", (assigned,)) for engine, assigned in assignments.items()}
+            )
         except DapoError:
             self._roll_back(assignments)
             raise
 
     def poll(self) -> list[Generation]:
-        """Advance every engine (without `reproducible`: wait for the first) and return what has finished."""
+        """Advance every engine (without `reproducible`: wait for the first) and return what has
+        finished.
+        """
         self._require_open()
         if not any(engine.undelivered for engine in self._engines):
-            busy = [engine for engine in self._engines if len(engine.in_flight) > len(engine.undelivered)]
+            busy = [
+                engine
+                for engine in self._engines
+                if len(engine.in_flight) > len(engine.undelivered)
+            ]
             for engine in busy:
                 if engine.pending_call is None:
                     engine.log_and_send(Call("poll", (0.0 if self._reproducible else POLL_S,)))
@@ -309,11 +396,17 @@ class EnginePool(EngineState):
         for engine, wanted in names.items():
             finished = {generation.request_id for generation in engine.undelivered}
             calls[engine] = Call("abort", ([name for name in wanted if name not in finished],))
-        stopped = {generation.request_id: generation for found in self._call(calls).values() for generation in found}
+        stopped = {
+            generation.request_id: generation
+            for found in self._call(calls).values()
+            for generation in found
+        }
         for engine, wanted in names.items():
             # finished but undelivered generations, also of a replaced process
             stopped |= {found.request_id: found for found in engine.undelivered}
-            engine.undelivered = [found for found in engine.undelivered if found.request_id not in wanted]
+            engine.undelivered = [
+                found for found in engine.undelivered if found.request_id not in wanted
+            ]
             self._forget(engine, wanted)
         return [stopped[name] for name in wanted_ids if name in stopped]
 
@@ -326,13 +419,19 @@ class EnginePool(EngineState):
         for engine in self._engines:
             engine.worker.close()
 
-    def _distribute(self, requests: Sequence[GenerationRequest]) -> dict[EngineHandle, list[GenerationRequest]]:
-        """Assign each group to the engine of its previous answers, else to that with the fewest requests in flight."""
+    def _distribute(
+        self, requests: Sequence[GenerationRequest]
+    ) -> dict[EngineHandle, list[GenerationRequest]]:
+        """Assign each group to the engine of its previous answers, else to that with the fewest
+        requests in flight.
+        """
         assignments: dict[EngineHandle, list[GenerationRequest]] = {}
         for (_, answered), group in groupby(
             requests, key=lambda r: (r.prompt_ids, self._answered.get(r.previous or ""))
         ):
-            engine = answered or min(self._engines, key=lambda e: len(e.in_flight) + len(assignments.get(e, ())))
+            engine = answered or min(
+                self._engines, key=lambda e: len(e.in_flight) + len(assignments.get(e, ()))
+            )
             assignments.setdefault(engine, []).extend(group)
         return assignments
 
@@ -343,7 +442,8 @@ class EnginePool(EngineState):
             names = [request.id for request in assigned]
             for name in names:
                 del engine.in_flight[name], self._owner[name]
-            if engine.call_log and engine.call_log[-1].arguments == (assigned,):  # a refused call is not logged
+            # a refused call is not logged
+            if engine.call_log and engine.call_log[-1].arguments == (assigned,):
                 undo[engine] = Call("abort", (names,))
         self._call(undo)
 
@@ -355,12 +455,15 @@ class EnginePool(EngineState):
         _raise_first(answers)
 
     def _deliver(self, engine: EngineHandle) -> list[Generation]:
-        found, engine.undelivered = engine.undelivered, []
+        found = engine.undelivered
+        engine.undelivered = []
         self._forget(engine, [generation.request_id for generation in found])
         return found
 
     def _forget(self, engine: EngineHandle, answered: Sequence[str]) -> None:
-        """Remove requests that an engine has answered, and remember it for requests that continue them."""
+        """Remove requests that an engine has answered, and remember it for requests that continue
+        them.
+        """
         for name in answered:
             self._owner.pop(name, None)
             engine.in_flight.pop(name, None)
@@ -378,7 +481,9 @@ class EnginePool(EngineState):
         return answers
 
     def _receive(self, engines: Sequence[EngineHandle]) -> dict[EngineHandle, Any]:
-        """The results or errors of the pending calls; lost processes are replaced until there are some."""
+        """The results or errors of the pending calls; lost processes are replaced until there are
+        some.
+        """
         answers: dict[EngineHandle, Any] = dict.fromkeys(engines)
         waiting = list(engines)
         while waiting:
@@ -405,7 +510,9 @@ class EnginePool(EngineState):
                 if not self._reproducible:
                     engine.compact_call_log()
             try:
-                workers = self._launcher.start([engine.name for engine in lost], [engine.spec for engine in lost])
+                workers = self._launcher.start(
+                    [engine.name for engine in lost], [engine.spec for engine in lost]
+                )
             except WorkerDied as error:
                 lost = dict.fromkeys(lost, error)
                 continue
@@ -423,7 +530,9 @@ class EnginePool(EngineState):
         self._log(f"{error}; {engine.name} is replaced ({self.restarts} of at most {most} times)")
 
     def _replay(self, engines: Sequence[EngineHandle]) -> dict[EngineHandle, WorkerDied]:
-        """Replay the calls on several engines concurrently, up to the pending one; returns those lost meanwhile."""
+        """Replay the calls on several engines concurrently, up to the pending one; returns those
+        lost meanwhile.
+        """
         replaying = {engine: engine.replay() for engine in engines}
         answers: dict[EngineHandle, Any] = dict.fromkeys(engines)
         lost: dict[EngineHandle, WorkerDied] = {}
@@ -445,11 +554,17 @@ class EnginePool(EngineState):
 
 def ready(busy: Sequence[EngineHandle]) -> list[EngineHandle]:
     """Wait for the first of these engines to answer; overdue ones are returned too."""
-    pending_call = {engine.pending_call: engine for engine in busy if engine.pending_call is not None}
+    pending_call = {
+        engine.pending_call: engine for engine in busy if engine.pending_call is not None
+    }
     left = min((engine.deadline for engine in busy), default=0.0) - time.monotonic()
     done, _ = wait(pending_call, timeout=max(0.0, left), return_when=FIRST_COMPLETED)
     now = time.monotonic()
-    return [engine for future, engine in pending_call.items() if future in done or now >= engine.deadline]
+    return [
+        engine
+        for future, engine in pending_call.items()
+        if future in done or now >= engine.deadline
+    ]
 
 
 def _raise_first(answers: Mapping[EngineHandle, Any]) -> None:

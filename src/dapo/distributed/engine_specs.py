@@ -1,4 +1,6 @@
-"""Worker specs of a run's engine processes: which engine each of them creates, and its CPU threads and GPUs."""
+"""Worker specs of a run's engine processes: which engine each of them creates, and its CPU threads
+and GPUs.
+"""
 
 import os
 import pkgutil
@@ -19,27 +21,43 @@ from dapo.policy.model import device_of, load_model
 
 
 def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]:
-    """One spec per engine process; without nodes of the launcher, this machine's GPUs are divided here."""
-    count, gpus_per_engine = config.engine_processes, config.gpus_per_engine
+    """One spec per engine process; without nodes of the launcher, this machine's GPUs are divided
+    here.
+    """
+    count = config.engine_processes
+    gpus_per_engine = config.gpus_per_engine
     if config.uses_ray:
         is_paired = config.gpu_shares(0).is_paired
-        gpus = gpus_per_worker(config, nodes, default=float(gpus_per_engine)) * (gpus_per_engine if is_paired else 1)
+        gpus = gpus_per_worker(config, nodes, default=float(gpus_per_engine)) * (
+            gpus_per_engine if is_paired else 1
+        )
         given = config.train.threads or threads_on_cluster(config, nodes, gpus=gpus)
-        spec = _engine_spec(config, threads=given or engine_threads(config, torch.get_num_threads()), gpus=0)
+        spec = _engine_spec(
+            config, threads=given or engine_threads(config, torch.get_num_threads()), gpus=0
+        )
         reserves = 2 if is_paired else 1  # an engine reserves what its ranks take as well
         return [replace(spec, cpus=reserves * spec.cpus, gpus=reserves * gpus)] * count
-    trainers, visible = config.distributed.trainer_ranks, visible_gpus()
+    trainers = config.distributed.trainer_ranks
+    visible = visible_gpus()
     threads = engine_threads(config, torch.get_num_threads())
     spec = _engine_spec(config, threads=threads, gpus=len(visible))
-    assignments = gpu_assignments(visible, trainers=trainers, engines=count, gpus_per_engine=gpus_per_engine)
+    assignments = gpu_assignments(
+        visible, trainers=trainers, engines=count, gpus_per_engine=gpus_per_engine
+    )
     return [
-        replace(spec, environment={**spec.environment, "CUDA_VISIBLE_DEVICES": gpu_ids}) if gpu_ids else spec
+        (
+            replace(spec, environment={**spec.environment, "CUDA_VISIBLE_DEVICES": gpu_ids})
+            if gpu_ids
+            else spec
+        )
         for gpu_ids in assignments
     ]
 
 
 def _engine_spec(config: Config, *, threads: int, gpus: int) -> WorkerSpec:
-    """The spec of every engine of a run whose processes share `gpus` GPUs, none of them assigned yet."""
+    """The spec of every engine of a run whose processes share `gpus` GPUs, none of them assigned
+    yet.
+    """
     make = pkgutil.resolve_name(config.rollout.engine_kind.worker_spec)
     return make(config, threads=threads, shares=config.gpu_shares(gpus))
 
@@ -51,36 +69,57 @@ def engine_spec(config: Config, *, threads: int, shares: GpuShares) -> WorkerSpe
     """
     environment = {"OMP_NUM_THREADS": str(threads)} | allocator_environment(config)
     options = {"config": config, "threads": threads, "gpu_processes": shares.sampling}
-    return WorkerSpec("dapo.distributed.engine_specs:open_engine", options, environment, HUB_VARIABLES, cpus=threads)
+    return WorkerSpec(
+        "dapo.distributed.engine_specs:open_engine",
+        options,
+        environment,
+        HUB_VARIABLES,
+        cpus=threads,
+    )
 
 
 def open_engine(*, config: Config, threads: int, gpu_processes: float = 1) -> RolloutEngine:
-    """Open the engine in its process. Raises ConfigError and EngineError for a model that it cannot load or serve."""
+    """Open the engine in its process.
+
+    Raises ConfigError and EngineError for a model that it cannot load or serve.
+    """
     torch.set_num_threads(threads)
-    model, dtype = config.model, getattr(torch, config.model.dtype)
+    model = config.model
+    dtype = getattr(torch, config.model.dtype)
     device = device_of(config.train.device, f"an engine on {socket.gethostname()}")
-    loaded = load_model(model.name, dtype=dtype, device=device, trust_remote_code=model.trust_remote_code)
+    loaded = load_model(
+        model.name, dtype=dtype, device=device, trust_remote_code=model.trust_remote_code
+    )
     return open_in_process(config.rollout, loaded.model, gpu_processes)
 
 
-def open_in_process(rollout: RolloutConfig, model: PreTrainedModel, gpu_processes: float = 1) -> RolloutEngine:
+def open_in_process(
+    rollout: RolloutConfig, model: PreTrainedModel, gpu_processes: float = 1
+) -> RolloutEngine:
     """Open the engine around a model, which it owns from then on."""
-    assert rollout.engine_kind.open is not None, f"rollout.engine={rollout.engine} needs a process of its own"
+    assert rollout.engine_kind.open is not None, (
+        f"rollout.engine={rollout.engine} needs a process of its own"
+    )
     return pkgutil.resolve_name(rollout.engine_kind.open)(rollout, model, gpu_processes)
 
 
 def engine_threads(config: Config, available: int) -> int:
-    """CPU threads per engine: `train.threads`, or a share equal to that of trainers which update at the same time."""
+    """CPU threads per engine: `train.threads`, or a share equal to that of trainers which update at
+    the same time.
+    """
     if config.train.threads is not None:
         return config.train.threads
     trainers = config.distributed.trainer_ranks if config.samples_ahead else 0
     return max(1, available // (config.engine_processes + trainers))
 
 
-def gpu_assignments(visible: Sequence[str], *, trainers: int, engines: int, gpus_per_engine: int) -> list[str | None]:
+def gpu_assignments(
+    visible: Sequence[str], *, trainers: int, engines: int, gpus_per_engine: int
+) -> list[str | None]:
     """CUDA_VISIBLE_DEVICES of each engine; None with at most one GPU.
 
-    Engines get the GPUs after the trainers' if there are enough for all; otherwise they share all of them in turn.
+    Engines get the GPUs after the trainers' if there are enough for all; otherwise they share all
+    of them in turn.
     """
     if len(visible) < 2:
         return [None] * engines

@@ -1,4 +1,6 @@
-"""Helpers that both launchers share: resources, waiting for a start, import path, the end of a log."""
+"""Helpers that both launchers share: resources, waiting for a start, import path, the end of a
+log.
+"""
 
 import os
 import time
@@ -13,21 +15,29 @@ from dapo.config import Config
 from dapo.core.errors import LaunchError
 from dapo.distributed.protocol import Node, WorkerSpec
 
-LOG_TAIL_LINES, LOG_TAIL_BYTES = 5, 16384
+LOG_TAIL_LINES = 5
+LOG_TAIL_BYTES = 16384
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def gpus_per_worker(config: Config, nodes: Sequence[Node], *, default: float) -> float:
-    """GPUs that a worker reserves on a cluster: the option's number, else the default if one of the nodes has GPUs."""
+    """GPUs that a worker reserves on a cluster: the option's number, else the default if one of the
+    nodes has GPUs.
+    """
     given = config.distributed.gpus_per_process
-    return given if given is not None else default if any(node.gpus for node in nodes) else 0.0
+    if given is not None:
+        return given
+    if any(node.gpus for node in nodes):
+        return default
+    return 0.0
 
 
 def threads_on_cluster(config: Config, nodes: Sequence[Node], *, gpus: float) -> int | None:
-    """CPU threads of a worker with `gpus` GPUs; None where all workers share the CPUs of one machine.
+    """CPU threads of a worker with `gpus` GPUs; None where all workers share the CPUs of one
+    machine.
 
-    Workers with GPUs get the same fraction of their node's CPUs as of its GPUs, so that any placement fits. Workers
-    without GPUs spread evenly over the nodes.
+    Workers with GPUs get the same fraction of their node's CPUs as of its GPUs, so that any
+    placement fits. Workers without GPUs spread evenly over the nodes.
     """
     if gpus and (with_gpus := [node for node in nodes if node.gpus]):
         return max(1, int(min(node.cpus * min(1.0, gpus / node.gpus) for node in with_gpus)))
@@ -38,18 +48,23 @@ def threads_on_cluster(config: Config, nodes: Sequence[Node], *, gpus: float) ->
 
 
 def allocator_environment(config: Config) -> dict[str, str]:
-    """Variables for torch's allocator in a worker that may compute on a GPU, unless the user has set them.
+    """Variables for torch's allocator in a worker that may compute on a GPU, unless the user has
+    set them.
 
-    Expandable segments prevent fragmentation. vLLM plans its own memory and, with several GPUs, does not start with
-    them (vLLM issue 42609).
+    Expandable segments prevent fragmentation. vLLM plans its own memory and, with several GPUs,
+    does not start with them (vLLM issue 42609).
     """
     if config.train.device == "cpu" or any(name in os.environ for name in ALLOCATOR_VARIABLES):
         return {}
     return {ALLOCATOR_VARIABLES[0]: "expandable_segments:True"}
 
 
-def wait_until_ready(future: "Future[Any]", *, since: float, timeout_s: float, what: str, see: str) -> Any:
-    """The result of one stage of a start; the message of the LaunchError at the deadline names `what` and `see`."""
+def wait_until_ready(
+    future: "Future[Any]", *, since: float, timeout_s: float, what: str, see: str
+) -> Any:
+    """The result of one stage of a start; the message of the LaunchError at the deadline names
+    `what` and `see`.
+    """
     try:
         return future.result(max(since + timeout_s - time.monotonic(), 0.0))
     except TimeoutError as error:
@@ -57,12 +72,16 @@ def wait_until_ready(future: "Future[Any]", *, since: float, timeout_s: float, w
 
 
 def import_path(spec: WorkerSpec) -> str:
-    """PYTHONPATH of a worker: this package first, wherever it is installed, then the worker's own and the user's.
+    """PYTHONPATH of a worker: this package first, wherever it is installed, then the worker's own
+    and the user's.
 
-    Another interpreter gets this package by its own path alone: next to this one may lie another version of torch.
+    Another interpreter gets this package by its own path alone: next to this one may lie another
+    version of torch.
     """
     ours = None if spec.python is not None else str(Path(dapo.__file__).parents[1])
-    return os.pathsep.join(filter(None, [ours, spec.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]))
+    return os.pathsep.join(
+        filter(None, [ours, spec.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")])
+    )
 
 
 def log_tail(log: Path) -> str:

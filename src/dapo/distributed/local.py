@@ -1,6 +1,7 @@
 """`launcher: local`: workers are child processes on this machine, called over a socket pair.
 
-The RPC is a few lines here and in worker_main.py, so that a laptop needs no daemon and no further package.
+The RPC is a few lines here and in worker_main.py, so that a laptop needs no daemon and no further
+package.
 """
 
 import contextlib
@@ -33,8 +34,10 @@ class LocalWorker:
     """A child process, which answers calls in order."""
 
     def __init__(self, name: str, spec: WorkerSpec, log: Path) -> None:
-        self.name, self.log = name, log
-        self.ready: Future[None] = Future()  # done when the object exists; raises the error of its factory
+        self.name = name
+        self.log = log
+        # done when the object exists; raises the error of its factory
+        self.ready: Future[None] = Future()
         self._lock = threading.Lock()
         self._pending: deque[Future[Any]] = deque([self.ready])
         self._is_dead = False
@@ -43,7 +46,13 @@ class LocalWorker:
         with theirs, open_no_link(log, "ab", permissions=PRIVATE) as output:
             self._process = subprocess.Popen(
                 # -P: a file of the current directory called queue.py must not run
-                [spec.python or sys.executable, "-P", "-m", "dapo.distributed.worker_main", str(theirs.fileno())],
+                [
+                    spec.python or sys.executable,
+                    "-P",
+                    "-m",
+                    "dapo.distributed.worker_main",
+                    str(theirs.fileno()),
+                ],
                 env=public_environment(spec.secrets) | variables,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -99,7 +108,8 @@ class LocalWorker:
                     future.set_exception(value)
         except (EOFError, OSError):
             pass
-        except Exception as error:  # an answer that cannot be unpickled: later answers are lost as well
+        # an answer that cannot be unpickled: later answers are lost as well
+        except Exception as error:
             cause = f"{self.name} sent an unreadable answer ({type(error).__name__}: {error})"
             self._process.kill()
         with self._lock:
@@ -112,7 +122,11 @@ class LocalWorker:
     def _exit_reason(self) -> str:
         try:
             code = self._process.wait(CLOSE_TIMEOUT_S)
-            ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+            ended = (
+                f"was ended by {signal.Signals(-code).name}"
+                if code < 0
+                else f"exited with code {code}"
+            )
         except subprocess.TimeoutExpired:
             ended = "closed its connection"
         return f"{self.name} {ended}{log_tail(self.log)}"
@@ -124,19 +138,27 @@ class LocalLauncher:
     nodes: Sequence[Node] = ()
 
     def __init__(self, logs: Path, *, timeout_s: float) -> None:
-        self._logs, self._timeout_s = logs, timeout_s
+        self._logs = logs
+        self._timeout_s = timeout_s
         self._workers: list[LocalWorker] = []
         self._weights = WeightsFolder()
 
-    def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[LocalWorker]:
+    def start(
+        self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False
+    ) -> list[LocalWorker]:
         make_private_folder(self._logs)
         since = time.monotonic()
-        workers = [LocalWorker(name, spec, self._logs / f"{name}.log") for name, spec in zip(names, specs, strict=True)]
+        workers = [
+            LocalWorker(name, spec, self._logs / f"{name}.log")
+            for name, spec in zip(names, specs, strict=True)
+        ]
         self._workers += workers
         try:
             for worker in workers:
                 see = f"its output is in {worker.log}"
-                wait_until_ready(worker.ready, since=since, timeout_s=self._timeout_s, what=worker.name, see=see)
+                wait_until_ready(
+                    worker.ready, since=since, timeout_s=self._timeout_s, what=worker.name, see=see
+                )
         except BaseException:
             for worker in workers:
                 worker.kill()

@@ -1,4 +1,6 @@
-"""The interface between the controller and the other processes of a run: remote objects that answer calls."""
+"""The interface between the controller and the other processes of a run: remote objects that answer
+calls.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -15,22 +17,31 @@ CALL_TIMEOUT_S = 1800.0  # seconds after which a worker without an answer counts
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """The object that a worker process creates, `factory(**options)`, and the environment and resources it needs."""
+    """The object that a worker process creates, `factory(**options)`, and the environment and
+    resources it needs.
+    """
 
     factory: str  # `module:function`, imported in the worker
     options: Mapping[str, Any] = field(default_factory=dict)  # picklable
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that are set before the worker's interpreter starts."""
     secrets: Collection[str] = ()
-    """The secret variables that the worker needs of the controller's or its node's; it gets no others."""
-    python: str | None = None  # another interpreter, which can import this package; None: the controller's own
+    """The secret variables that the worker needs of the controller's or its node's; it gets no
+    others.
+    """
+    # another interpreter, which can import this package; None: the controller's own
+    python: str | None = None
     cpus: float = 1.0
     gpus: float = 0.0
-    shares: tuple[str, int] | None = None  # the worker with which this one shares a GPU on Ray, and which of its GPUs
+    # the worker with which this one shares a GPU on Ray, and which of its GPUs
+    shares: tuple[str, int] | None = None
 
 
 class Worker(Protocol):
-    """One object in its own process. Calls are executed one at a time, in the order in which they were made."""
+    """One object in its own process.
+
+    Calls are executed one at a time, in the order in which they were made.
+    """
 
     @property
     def name(self) -> str:
@@ -47,13 +58,18 @@ class Worker(Protocol):
 
 
 class WeightsHandle(Protocol):
-    """A reference to published weights: picklable, and readable by every worker of the launcher that made it."""
+    """A reference to published weights: picklable, and readable by every worker of the launcher
+    that made it.
+    """
 
     @property
     def version(self) -> int: ...
 
     def open(self) -> "AbstractContextManager[WeightSource]":
-        """The weights, readable in the block. Raises EngineError if they are gone or of another version."""
+        """The weights, readable in the block.
+
+        Raises EngineError if they are gone or of another version.
+        """
 
 
 class Node(NamedTuple):
@@ -68,18 +84,25 @@ class Launcher(Protocol):
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """The machines whose resources are assigned to workers; empty if every worker sees all of this machine's."""
+        """The machines whose resources are assigned to workers; empty if every worker sees all of
+        this machine's.
+        """
 
-    def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> Sequence[Worker]:
+    def start(
+        self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False
+    ) -> Sequence[Worker]:
         """Start one worker for each spec and wait until every object exists.
 
-        With `together` all of them are placed or none, on as few nodes as possible. Raises LaunchError after the
-        timeout, with the requested and the available resources; WorkerDied if a process ends during the start; and the
-        error of a factory.
+        With `together` all of them are placed or none, on as few nodes as possible. Raises
+        LaunchError after the timeout, with the requested and the available resources; WorkerDied if
+        a process ends during the start; and the error of a factory.
         """
 
     def publish_weights(self, weights: "WeightSource", version: int) -> WeightsHandle:
-        """Make weights readable for workers by the cheapest path. Only the last two versions are kept."""
+        """Make weights readable for workers by the cheapest path.
+
+        Only the last two versions are kept.
+        """
 
     def close(self) -> None:
         """End all workers and remove published weights."""

@@ -1,4 +1,6 @@
-"""The samples of a step on one trainer rank: sent once, as columns of bytes; later calls name them by number."""
+"""The samples of a step on one trainer rank: sent once, as columns of bytes; later calls name them
+by number.
+"""
 
 import json
 from array import array
@@ -24,7 +26,9 @@ ALL = tuple(TYPES)
 
 
 def encode(samples: Mapping[int, Sample], columns: Sequence[str]) -> Buffers:
-    """Encode columns of samples by number as buffers. The rows are not copied: they must not change.
+    """Encode columns of samples by number as buffers.
+
+    The rows are not copied: they must not change.
 
     Prompts, rewards and advantages go with the response ids. A constant mask is sent as its length.
     """
@@ -40,23 +44,30 @@ def encode(samples: Mapping[int, Sample], columns: Sequence[str]) -> Buffers:
         constants = [_constant(sample) if name == "mask" else None for sample in samples.values()]
         pairs = zip(samples.values(), constants, strict=True)
         values = (getattr(sample, name) if constant is None else () for sample, constant in pairs)
-        rows = [row if isinstance(row, array | memoryview) else array(TYPES[name], row) for row in values]
+        rows = [
+            row if isinstance(row, array | memoryview) else array(TYPES[name], row)
+            for row in values
+        ]
         types = "".join(row.typecode if isinstance(row, array) else row.format for row in rows)
         header[name] = {"types": types, "constants": constants}
         buffers += rows
     text = json.dumps(header)
-    return Buffers.of([text.ljust(-(-len(text) // 8) * 8).encode(), *buffers])  # the rows are aligned
+    # the rows are aligned
+    return Buffers.of([text.ljust(-(-len(text) // 8) * 8).encode(), *buffers])
 
 
 def decode(buffers: Buffers) -> dict[int, Sample]:
     """Decode samples with response ids; other missing columns are empty, `old_logprobs` is None."""
-    header, parts = json.loads(buffers.parts[0].tobytes()), iter(buffers.parts[1:])
+    header = json.loads(buffers.parts[0].tobytes())
+    parts = iter(buffers.parts[1:])
     prompts = {group: tuple(_view("q", next(parts))) for group in header["prompts"]}
     columns = _columns(header, parts)
     samples = {}
     for i, number in enumerate(header["numbers"]):
         values: dict[str, Any] = {"engine_logprobs": (), "old_logprobs": None, "mask": ()}
-        values |= {name: header[name][i] for name in SCALARS} | {name: rows[i] for name, rows in columns.items()}
+        values |= {name: header[name][i] for name in SCALARS} | {
+            name: rows[i] for name, rows in columns.items()
+        }
         sampled = header["sampled"][i] and tuple(map(tuple, header["sampled"][i]))
         samples[number] = Sample(prompt_ids=prompts[values["group_id"]], sampled=sampled, **values)
     return samples
@@ -76,13 +87,17 @@ def split(joined: bytes) -> Buffers:
     return Buffers.of([view[a:b] for a, b in pairwise(ends)])
 
 
-def _columns(header: Mapping[str, Any], parts: Iterator[NDArray[np.uint8]]) -> dict[str, list[Sequence[Any]]]:
+def _columns(
+    header: Mapping[str, Any], parts: Iterator[NDArray[np.uint8]]
+) -> dict[str, list[Sequence[Any]]]:
     """The rows of each encoded column, as views of the buffers."""
     return {
         name: [
             _view(code, part) if constant is None else constant_row(*constant)
             # not strict: parts of later columns follow
-            for code, constant, part in zip(header[name]["types"], header[name]["constants"], parts, strict=False)
+            for code, constant, part in zip(
+                header[name]["types"], header[name]["constants"], parts, strict=False
+            )
         ]
         for name in TYPES
         if name in header
@@ -92,7 +107,11 @@ def _columns(header: Mapping[str, Any], parts: Iterator[NDArray[np.uint8]]) -> d
 def _constant(sample: Sample) -> tuple[bool, int] | None:
     """The value and the length of a constant mask."""
     length = len(sample.mask)
-    return (sample.num_trained_tokens > 0, length) if sample.num_trained_tokens in (0, length) else None
+    return (
+        (sample.num_trained_tokens > 0, length)
+        if sample.num_trained_tokens in (0, length)
+        else None
+    )
 
 
 def _view(code: Any, part: NDArray[np.uint8]) -> "array[Any] | memoryview":
@@ -111,14 +130,18 @@ class RankSamples:
     """The samples that this rank has, by number. A sample is on one rank at a time."""
 
     def __init__(self, exchange: Callable[[Sequence[bytes]], list[bytes]]) -> None:
-        """`exchange` sends one message to each rank and returns the received ones; all ranks call it together."""
+        """`exchange` sends one message to each rank and returns the received ones; all ranks call
+        it together.
+        """
         self._exchange = exchange
         self._samples: dict[int, Sample] = {}
 
     def store(self, buffers: Buffers, *, first: int | None) -> None:
         """Replace the samples from number `first` on by encoded ones; None: add these."""
         if first is not None:
-            self._samples = {number: sample for number, sample in self._samples.items() if number < first}
+            self._samples = {
+                number: sample for number, sample in self._samples.items() if number < first
+            }
         self._samples |= decode(buffers)
 
     def add_columns(self, buffers: Buffers) -> None:
@@ -134,7 +157,9 @@ class RankSamples:
             self._samples[number] = replace(self._samples[number], old_logprobs=row)
 
     def move(self, numbers_by_rank: Sequence[Sequence[int]]) -> None:
-        """Exchange scored samples, so that each rank has those that it updates with; all ranks call it together."""
+        """Exchange scored samples, so that each rank has those that it updates with; all ranks call
+        it together.
+        """
         messages = []
         for numbers in numbers_by_rank:
             own = {number: self._samples.pop(number) for number in numbers}
@@ -147,11 +172,17 @@ class RankSamples:
         return microbatches_of(self._samples, passes)
 
 
-def microbatches_of(samples: Mapping[int, Sample], passes: Sequence[NumberedPass]) -> list[RankMicrobatch]:
+def microbatches_of(
+    samples: Mapping[int, Sample], passes: Sequence[NumberedPass]
+) -> list[RankMicrobatch]:
     """The passes with their samples, found by number."""
     return [
-        RankMicrobatch(each.numbers, tuple(samples[number] for number in each.numbers), each.weights)
-        if each.numbers
-        else DUMMY_MICROBATCH
+        (
+            RankMicrobatch(
+                each.numbers, tuple(samples[number] for number in each.numbers), each.weights
+            )
+            if each.numbers
+            else DUMMY_MICROBATCH
+        )
         for each in passes
     ]

@@ -1,4 +1,6 @@
-"""The policy in several processes, as the controller sees it: trainer ranks that execute every call together."""
+"""The policy in several processes, as the controller sees it: trainer ranks that execute every call
+together.
+"""
 
 import threading
 import time
@@ -19,31 +21,53 @@ from dapo.core.loading import import_locations
 from dapo.core.memory import collections_paused
 from dapo.core.secrets import HUB_VARIABLES
 from dapo.distributed.launch import allocator_environment, gpus_per_worker, threads_on_cluster
-from dapo.distributed.protocol import CALL_TIMEOUT_S, ENGINE_NAME, Launcher, Node, Worker, WorkerSpec
+from dapo.distributed.protocol import (
+    CALL_TIMEOUT_S,
+    ENGINE_NAME,
+    Launcher,
+    Node,
+    Worker,
+    WorkerSpec,
+)
 from dapo.distributed.rank_samples import IDS, REMAINING_COLUMNS, NumberedPass, encode
-from dapo.distributed.weight_files import PIECE_BYTES, RankWeights, WeightsFile, WeightsFolder, write_chunks
+from dapo.distributed.weight_files import (
+    PIECE_BYTES,
+    RankWeights,
+    WeightsFile,
+    WeightsFolder,
+    write_chunks,
+)
 from dapo.policy.minibatch import partition_minibatch
 from dapo.policy.packing import RankMicrobatch, first_groups, partition
 from dapo.types import RankRecord, Sample
 
-FAILURE_WAIT_S = 10.0  # after one rank fails: the time for other ranks to fail as well, before they count as stuck
-MIN_POLL_INTERVAL_S, MAX_POLL_INTERVAL_S = 0.02, 1.0
+# after one rank fails: the time for other ranks to fail as well, before they count as stuck
+FAILURE_WAIT_S = 10.0
+MIN_POLL_INTERVAL_S = 0.02
+MAX_POLL_INTERVAL_S = 1.0
 """The interval of polls while a checkpoint is written doubles from the first to the second."""
 
 
 class TrainerGroup:
     """A `TrainablePolicy` over `config.distributed.trainer_ranks` processes.
 
-    If a rank dies or does not answer in time, all ranks are ended, and this call and every later one raise TrainerLost:
-    the run can continue from its last checkpoint with a new group.
+    If a rank dies or does not answer in time, all ranks are ended, and this call and every later
+    one raise TrainerLost: the run can continue from its last checkpoint with a new group.
     """
 
-    def __init__(self, config: Config, launcher: Launcher, *, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """Start the ranks, which shard the model. Raises LaunchError, and the errors of loading and sharding."""
-        self._config, self._timeout_s = config, call_timeout_s
+    def __init__(
+        self, config: Config, launcher: Launcher, *, call_timeout_s: float = CALL_TIMEOUT_S
+    ) -> None:
+        """Start the ranks, which shard the model.
+
+        Raises LaunchError, and the errors of loading and sharding.
+        """
+        self._config = config
+        self._timeout_s = call_timeout_s
         self._lock = threading.Lock()
         self._lost: str | None = None
-        self._batch = 0  # counts the calls of `record_old_logprobs`: the ranks keep the samples of the last one
+        # counts the calls of `record_old_logprobs`: the ranks keep the samples of the last one
+        self._batch = 0
         self._num_recorded = 0  # the number of those samples, which are numbered from 0
         self._rank_of: dict[int, int] = {}  # the rank that holds each of those samples, by number
         self.skipped_in_a_row = 0  # the number of updates skipped since the last one that was not
@@ -64,15 +88,23 @@ class TrainerGroup:
             raise
 
     def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
-        """Like `Policy.update`, on the same rows; only the tokens of samples that were not recorded are sent."""
+        """Like `Policy.update`, on the same rows; only the tokens of samples that were not recorded
+        are sent.
+        """
         partitions = partition_minibatch(minibatch, self._config, ranks=len(self._workers))
         requests: list[Future[Any]] = []
         if any(sample.rank_record is None for sample in minibatch):
             if any(sample.rank_record is not None for sample in minibatch):
-                raise ValueError("old log-probabilities must be recorded for all samples of a minibatch or for none")
+                raise ValueError(
+                    "old log-probabilities must be recorded for all samples of a minibatch or for"
+                    " none"
+                )
             first = self._num_recorded
-            passes, moved = self._number(partitions, lambda i, sample: first + i), None
-            blocks = (encode(_numbered(own, first), (*IDS, *REMAINING_COLUMNS)) for own in partitions)
+            passes = self._number(partitions, lambda i, sample: first + i)
+            moved = None
+            blocks = (
+                encode(_numbered(own, first), (*IDS, *REMAINING_COLUMNS)) for own in partitions
+            )
             requests = self._request_each("store", ([block] for block in blocks), first=first)
         else:
             passes = self._number(partitions, self._recorded_number)
@@ -87,47 +119,74 @@ class TrainerGroup:
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         """The samples with a `rank_record`: the ranks keep them with their old log-probabilities.
 
-        The first groups, which fill about one pass of every rank, are partitioned and sent first: the ranks compute
-        them while the others follow, and then the remaining columns.
+        The first groups, which fill about one pass of every rank, are partitioned and sent first:
+        the ranks compute them while the others follow, and then the remaining columns.
         """
-        num_first = first_groups(samples, ranks=len(self._workers), max_tokens=self._config.microbatch_tokens)
-        self._batch, self._num_recorded, self._rank_of = self._batch + 1, len(samples), {}
+        num_first = first_groups(
+            samples, ranks=len(self._workers), max_tokens=self._config.microbatch_tokens
+        )
+        self._batch = self._batch + 1
+        self._num_recorded = len(samples)
+        self._rank_of = {}
         scored, numbered = self._score(samples[:num_first], first=0)
         later, others = self._score(samples[num_first:], first=num_first)
         pairs = zip(numbered, others, strict=True)
-        added = self._request_each("add_columns", ([encode(own | more, REMAINING_COLUMNS)] for own, more in pairs))
+        added = self._request_each(
+            "add_columns", ([encode(own | more, REMAINING_COLUMNS)] for own, more in pairs)
+        )
         self._answers([*scored, *later], self._timeout_s)
         self._answers(added, self._timeout_s)
-        return [replace(sample, rank_record=RankRecord(self._batch, i)) for i, sample in enumerate(samples)]
+        return [
+            replace(sample, rank_record=RankRecord(self._batch, i))
+            for i, sample in enumerate(samples)
+        ]
 
     def response_kl(self, samples: Sequence[Sample], *, step: int) -> list[float]:
         """See `Policy.response_kl`; the ranks do not keep the samples."""
         max_tokens = self._config.microbatch_tokens
         partitions = partition(samples, ranks=len(self._workers), max_tokens=max_tokens)
         passes = self._number(partitions, lambda i, sample: i)
-        arguments = ([encode(_numbered(own), IDS), each] for own, each in zip(partitions, passes, strict=True))
+        arguments = (
+            [encode(_numbered(own), IDS), each]
+            for own, each in zip(partitions, passes, strict=True)
+        )
         sums: dict[int, float] = {}
-        for answer in self._answers(self._request_each("response_kl", arguments, step=step), self._timeout_s):
+        for answer in self._answers(
+            self._request_each("response_kl", arguments, step=step), self._timeout_s
+        ):
             sums |= answer
         return [sums[i] for i in range(len(samples))]
 
     @collections_paused()  # the ranks wait for it
-    def _score(self, samples: Sequence[Sample], *, first: int) -> tuple[list[Future[Any]], list[dict[int, Sample]]]:
-        """Send tokens to the ranks, which score them; also returns the samples of each rank by number from `first`."""
-        partitions = partition(samples, ranks=len(self._workers), max_tokens=self._config.microbatch_tokens)
+    def _score(
+        self, samples: Sequence[Sample], *, first: int
+    ) -> tuple[list[Future[Any]], list[dict[int, Sample]]]:
+        """Send tokens to the ranks, which score them; also returns the samples of each rank by
+        number from `first`.
+        """
+        partitions = partition(
+            samples, ranks=len(self._workers), max_tokens=self._config.microbatch_tokens
+        )
         passes = self._number(partitions, lambda i, sample: first + i)
-        self._rank_of |= {i: rank for rank, own in enumerate(passes) for each in own for i in each.numbers}
+        self._rank_of |= {
+            i: rank for rank, own in enumerate(passes) for each in own for i in each.numbers
+        }
         numbered = [_numbered(own, first) for own in partitions]
         arguments = ([encode(of, IDS), own] for of, own in zip(numbered, passes, strict=True))
         return self._request_each("score", arguments, is_first=first == 0), numbered
 
     def _number(
-        self, partitions: Sequence[Sequence[RankMicrobatch]], number_of: Callable[[int, Sample], int]
+        self,
+        partitions: Sequence[Sequence[RankMicrobatch]],
+        number_of: Callable[[int, Sample], int],
     ) -> list[list[NumberedPass]]:
         """The microbatches of each rank, by the numbers of its samples."""
         return [
             [
-                NumberedPass(tuple(map(number_of, each.indices, each.samples)), each.weights if each.indices else ())
+                NumberedPass(
+                    tuple(map(number_of, each.indices, each.samples)),
+                    each.weights if each.indices else (),
+                )
                 for each in own
             ]
             for own in partitions
@@ -136,11 +195,15 @@ class TrainerGroup:
     def _recorded_number(self, index: int, sample: Sample) -> int:
         assert sample.rank_record is not None
         if sample.rank_record.batch != self._batch:
-            raise ValueError("the trainer ranks keep the samples of the newest batch only; record these again")
+            raise ValueError(
+                "the trainer ranks keep the samples of the newest batch only; record these again"
+            )
         return sample.rank_record.number
 
     def _moved(self, passes: Sequence[Sequence[NumberedPass]]) -> list[list[list[int]]] | None:
-        """For each rank the samples that move to other ranks, by their new rank; None if none moves."""
+        """For each rank the samples that move to other ranks, by their new rank; None if none
+        moves.
+        """
         ranks = range(len(self._workers))
         moved: list[list[list[int]]] = [[[] for _ in ranks] for _ in ranks]
         for rank, own in enumerate(passes):
@@ -156,7 +219,8 @@ class TrainerGroup:
         They are in a file, unless engines on GPUs may get them from the ranks.
         """
         if self._sends_weights:
-            send, export = partial(self._all, "send_weights"), partial(self._export, version)
+            send = partial(self._all, "send_weights")
+            export = partial(self._export, version)
             return RankWeights(self._folder.path_of(version), version, send, export)
         return self._export(version)
 
@@ -167,7 +231,10 @@ class TrainerGroup:
         else:
             size = self._all("export_weights", None, version)[0]
             starts = range(0, size, PIECE_BYTES)
-            reads = (self._request_each("read_weights", [(start, PIECE_BYTES)], ranks=1) for start in starts)
+            reads = (
+                self._request_each("read_weights", [(start, PIECE_BYTES)], ranks=1)
+                for start in starts
+            )
             chunks = (self._answers(read, self._timeout_s)[0] for read in reads)
             write_chunks(path, chunks, size=size)
         return self._folder.keep(path, version)
@@ -177,7 +244,9 @@ class TrainerGroup:
         self.snapshot()(directory)
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy the state; the result writes the copy like `save`, in any thread, until the next snapshot is taken."""
+        """Copy the state; the result writes the copy like `save`, in any thread, until the next
+        snapshot is taken.
+        """
         self._all("snapshot")
         return self._write
 
@@ -192,7 +261,8 @@ class TrainerGroup:
 
     def _write(self, directory: Path) -> None:
         self._all("start_writing", directory.absolute())
-        deadline, poll_interval_s = time.monotonic() + self._timeout_s, MIN_POLL_INTERVAL_S
+        deadline = time.monotonic() + self._timeout_s
+        poll_interval_s = MIN_POLL_INTERVAL_S
         while True:
             answers = self._all("has_written")
             if refusals := [refusal for _, refusal in answers if refusal is not None]:
@@ -200,7 +270,9 @@ class TrainerGroup:
             if all(is_done for is_done, _ in answers):
                 return
             if time.monotonic() > deadline:
-                self._give_up(f"the trainer ranks have not written a checkpoint within {self._timeout_s:g} s")
+                self._give_up(
+                    f"the trainer ranks have not written a checkpoint within {self._timeout_s:g} s"
+                )
             time.sleep(poll_interval_s)
             poll_interval_s = min(2 * poll_interval_s, MAX_POLL_INTERVAL_S)
 
@@ -209,9 +281,16 @@ class TrainerGroup:
         return self._answers(requests, self._timeout_s)
 
     def _request_each(
-        self, method: str, arguments: Iterable[Sequence[Any]], *, ranks: int | None = None, **options: Any
+        self,
+        method: str,
+        arguments: Iterable[Sequence[Any]],
+        *,
+        ranks: int | None = None,
+        **options: Any,
     ) -> "list[Future[Any]]":
-        """Call every rank, or the first `ranks`, with its own arguments, which are read one at a time."""
+        """Call every rank, or the first `ranks`, with its own arguments, which are read one at a
+        time.
+        """
         with self._lock:  # the calls of two threads reach every rank in the same order
             if self._lost is not None:
                 raise TrainerLost(self._lost)
@@ -228,7 +307,11 @@ class TrainerGroup:
         for error in errors:
             if isinstance(error, WorkerDied):
                 self._give_up(str(error), error)
-        silent = [worker.name for worker, future in zip(self._workers, futures, strict=False) if not future.done()]
+        silent = [
+            worker.name
+            for worker, future in zip(self._workers, futures, strict=False)
+            if not future.done()
+        ]
         if silent and not errors:
             self._give_up(f"{', '.join(silent)} gave no answer within {timeout_s:g} s")
         if silent or any(isinstance(error, WorkerFault) for error in errors):
@@ -249,18 +332,25 @@ class TrainerGroup:
 
 
 def _numbered(passes: Sequence[RankMicrobatch], first: int = 0) -> dict[int, Sample]:
-    return {first + i: sample for each in passes for i, sample in zip(each.indices, each.samples, strict=False)}
+    return {
+        first + i: sample
+        for each in passes
+        for i, sample in zip(each.indices, each.samples, strict=False)
+    }
 
 
 def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:
     """The errors so far, OutOfMemory first, since other errors may follow from it."""
-    found = [error for future in futures if future.done() and (error := future.exception()) is not None]
+    found = [
+        error for future in futures if future.done() and (error := future.exception()) is not None
+    ]
     return sorted(found, key=lambda error: not isinstance(error, OutOfMemory))
 
 
 def trainer_specs(config: Config, nodes: Sequence[Node]) -> list[WorkerSpec]:
     """The worker spec of each rank; `nodes` are the launcher's."""
-    ranks, tp = config.distributed.trainer_ranks, config.gpus_per_engine
+    ranks = config.distributed.trainer_ranks
+    tp = config.gpus_per_engine
     gpus = gpus_per_worker(config, nodes, default=config.train.device != "cpu")
     is_paired = config.uses_ray and config.gpu_shares(0).is_paired
     local_threads = max(1, torch.get_num_threads() // ranks)
@@ -268,7 +358,16 @@ def trainer_specs(config: Config, nodes: Sequence[Node]) -> list[WorkerSpec]:
     environment = {"OMP_NUM_THREADS": str(threads)} | allocator_environment(config)
     factory = "dapo.distributed.trainer_worker:TrainerWorker"
     locations = {} if config.loss.function is None else import_locations()
-    options = [{"config": config, "rank": rank, "threads": threads, **locations} for rank in range(ranks)]
-    spec = WorkerSpec(factory, {}, environment, HUB_VARIABLES, cpus=threads, gpus=0 if is_paired else gpus)
-    shares = [(ENGINE_NAME.format(rank // tp), rank % tp) if is_paired else None for rank in range(ranks)]
-    return [replace(spec, options=own, shares=shared) for own, shared in zip(options, shares, strict=True)]
+    options = [
+        {"config": config, "rank": rank, "threads": threads, **locations} for rank in range(ranks)
+    ]
+    spec = WorkerSpec(
+        factory, {}, environment, HUB_VARIABLES, cpus=threads, gpus=0 if is_paired else gpus
+    )
+    shares = [
+        (ENGINE_NAME.format(rank // tp), rank % tp) if is_paired else None for rank in range(ranks)
+    ]
+    return [
+        replace(spec, options=own, shares=shared)
+        for own, shared in zip(options, shares, strict=True)
+    ]

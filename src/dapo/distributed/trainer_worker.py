@@ -1,4 +1,6 @@
-"""One rank of the trainer group: the object in its process, whose methods the group calls on all ranks at once."""
+"""One rank of the trainer group: the object in its process, whose methods the group calls on all
+ranks at once.
+"""
 
 import math
 import socket
@@ -28,17 +30,29 @@ from vllm_weights import TransferFailed, WeightSender
 
 
 class TrainerWorker:
-    """Reads the model's configuration at once, and this rank's rows of the weights when the process group is formed."""
+    """Reads the model's configuration at once, and this rank's rows of the weights when the process
+    group is formed.
+    """
 
     def __init__(
-        self, config: Config, *, rank: int, threads: int, path: Sequence[str] = (), code_folders: Sequence[str] = ()
+        self,
+        config: Config,
+        *,
+        rank: int,
+        threads: int,
+        path: Sequence[str] = (),
+        code_folders: Sequence[str] = (),
     ) -> None:
-        """`path`, `code_folders`: the folders in which the controller finds modules, including the user's."""
+        """`path`, `code_folders`: the folders in which the controller finds modules, including the
+        user's.
+        """
         if config.ray_address is None:
-            use_loopback_interface("NCCL")  # before its first use: it takes an interface once, also to reach engines
+            # before its first use: it takes an interface once, also to reach engines
+            use_loopback_interface("NCCL")
         use_import_locations(path, code_folders)
         torch.set_num_threads(threads)
-        self._config, self._rank = config, rank
+        self._config = config
+        self._rank = rank
         self._device = _device(config, rank)
         self._loaded: LoadedModel | None = load_for_sharding(
             config.model.name,
@@ -60,10 +74,11 @@ class TrainerWorker:
         return gate
 
     def init_process_group(self, rendezvous: Path | Gate, *, timeout_s: float) -> None:
-        """Connect to the other ranks, which call this at the same time, and load this rank's part of the model.
+        """Connect to the other ranks, which call this at the same time, and load this rank's part
+        of the model.
 
-        Ranks of one machine meet in a file of a private folder, others at the gate of rank 0's store. `timeout_s`
-        bounds every later collective operation.
+        Ranks of one machine meet in a file of a private folder, others at the gate of rank 0's
+        store. `timeout_s` bounds every later collective operation.
         """
         size = self._config.distributed.trainer_ranks
         if isinstance(rendezvous, Path):
@@ -97,7 +112,9 @@ class TrainerWorker:
         self._samples.store(buffers, first=first)
 
     def score(self, buffers: Buffers, passes: Sequence[NumberedPass], *, is_first: bool) -> None:
-        """Store samples with their log-probabilities under the current policy; the first of a step replace all."""
+        """Store samples with their log-probabilities under the current policy; the first of a step
+        replace all.
+        """
         self._samples.store(buffers, first=0 if is_first else None)
         scores = self._policy.logprobs(self._samples.microbatches(passes))
         for each, rows in zip(passes, scores, strict=True):
@@ -108,13 +125,19 @@ class TrainerWorker:
         """Add the columns that scoring did not need."""
         self._samples.add_columns(buffers)
 
-    def response_kl(self, buffers: Buffers, passes: Sequence[NumberedPass], *, step: int) -> dict[int, float]:
-        """KL divergence from the reference by sample number, summed over sampled tokens; the samples are not kept."""
+    def response_kl(
+        self, buffers: Buffers, passes: Sequence[NumberedPass], *, step: int
+    ) -> dict[int, float]:
+        """KL divergence from the reference by sample number, summed over sampled tokens; the
+        samples are not kept.
+        """
         samples = decode(buffers)
         found = self._policy.token_kl(microbatches_of(samples, passes), step=step)
         # not strict: a dummy microbatch has a row and no number
         pairs = (
-            pair for each, rows in zip(passes, found, strict=True) for pair in zip(each.numbers, rows, strict=False)
+            pair
+            for each, rows in zip(passes, found, strict=True)
+            for pair in zip(each.numbers, rows, strict=False)
         )
         return {number: math.fsum(select(row, samples[number].sampled)) for number, row in pairs}
 
@@ -131,7 +154,9 @@ class TrainerWorker:
         return metrics, self._policy.skipped_in_a_row
 
     def export_weights(self, path: Path | None, version: int) -> int:
-        """Gather all weights on every rank; rank 0 writes them to `path`, or to shared memory, and returns the size."""
+        """Gather all weights on every rank; rank 0 writes them to `path`, or to shared memory, and
+        returns the size.
+        """
         weights = self._policy.weights()
         if self._rank:
             for _ in weights.named_tensors():
@@ -146,7 +171,9 @@ class TrainerWorker:
         return path.stat().st_size
 
     def send_weights(self, method: str, *arguments: Any) -> Any:
-        """Call the rank's end of a transfer from GPU to GPU, which begins with the rank's own weights."""
+        """Call the rank's end of a transfer from GPU to GPU, which begins with the rank's own
+        weights.
+        """
         if method == "begin":
             arguments = *arguments[:-1], self._policy.weights()
         try:
@@ -182,7 +209,9 @@ class TrainerWorker:
 
 
 def _device(config: Config, rank: int) -> torch.device:
-    """The device of a rank, on the machine of this process: ranks of one machine take its GPUs in turn."""
+    """The device of a rank, on the machine of this process: ranks of one machine take its GPUs in
+    turn.
+    """
     if device_of(config.train.device, f"trainer rank {rank} on {socket.gethostname()}") == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", rank % torch.cuda.device_count())

@@ -1,4 +1,6 @@
-"""The worker spec of a vLLM engine: its options, from the run's configuration, and the environment it starts in."""
+"""The worker spec of a vLLM engine: its options, from the run's configuration, and the environment
+it starts in.
+"""
 
 import hashlib
 import importlib.util
@@ -27,19 +29,27 @@ from dapo.policy.model_dimensions import find_dimensions
 def vllm_engine_spec(config: Config, *, threads: int, shares: GpuShares) -> WorkerSpec:
     """A vLLM engine for the model of `config`; the policy's weights are loaded later.
 
-    The processes of `rollout.vllm.tensor_parallel` divide the threads. Raises ConfigError for a model with tensors
-    other than weights, and for a missing interpreter.
+    The processes of `rollout.vllm.tensor_parallel` divide the threads. Raises ConfigError for a
+    model with tensors other than weights, and for a missing interpreter.
     """
-    vllm, options = config.rollout.vllm, vllm_options(config)
-    options = replace(options, gpu_processes=shares.processes, sleeps=shares.alternates, transfer=shares.transfer)
+    vllm = config.rollout.vllm
+    options = vllm_options(config)
+    options = replace(
+        options, gpu_processes=shares.processes, sleeps=shares.alternates, transfer=shares.transfer
+    )
     options = replace(options, on_one_machine=config.ray_address is None)
     if shares.alternates and (dimensions := find_dimensions(config.model)) is not None:
         memory = TrainerMemory(config, dimensions, ResponseLengths.expected(config))
-        options = replace(options, gpu_processes=shares.engines, trainer_bytes=shares.trainers * memory.kept_bytes())
+        options = replace(
+            options,
+            gpu_processes=shares.engines,
+            trainer_bytes=shares.trainers * memory.kept_bytes(),
+        )
     return WorkerSpec(
         "dapo.engines.vllm.start:open_vllm_engine",
         {"options": options},
-        environment=vllm_environment(threads=max(1, threads // vllm.tensor_parallel)) | _import_path(vllm.python),
+        environment=vllm_environment(threads=max(1, threads // vllm.tensor_parallel))
+        | _import_path(vllm.python),
         secrets=HUB_VARIABLES if config.model.trust_remote_code else (),
         python=None if vllm.python is None else _interpreter(vllm.python),
         cpus=threads,
@@ -47,29 +57,47 @@ def vllm_engine_spec(config: Config, *, threads: int, shares: GpuShares) -> Work
 
 
 def require_vllm(config: Config) -> None:
-    """Raise ConfigError before anything is started, if vLLM is not installed or `vllm_engine_spec` would raise it."""
+    """Raise ConfigError before anything is started, if vLLM is not installed or `vllm_engine_spec`
+    would raise it.
+    """
     if config.rollout.vllm.python is not None:
         python = _interpreter(config.rollout.vllm.python)
-        program = "import sys; from importlib.util import find_spec; sys.exit(find_spec('ray') is None)"
-        if config.uses_ray and subprocess.run([python, "-P", "-c", program], check=False).returncode:
+        program = (
+            "import sys; from importlib.util import find_spec; sys.exit(find_spec('ray') is None)"
+        )
+        if (
+            config.uses_ray
+            and subprocess.run([python, "-P", "-c", program], check=False).returncode
+        ):
             raise ConfigError(
-                f"rollout.vllm.python={config.rollout.vllm.python} has no Ray, which starts engines there with "
-                f"launcher={config.launcher}; install this environment's version in it: {python} -m pip install ray"
+                f"rollout.vllm.python={config.rollout.vllm.python} has no Ray, which starts engines"
+                f" there with launcher={config.launcher}; install this environment's version in it:"
+                f" {python} -m pip install ray"
             )
     elif not config.uses_ray and importlib.util.find_spec("vllm") is None:
-        raise ConfigError(f"rollout.engine=vllm needs the Python package vllm, which is not installed here; {INSTALL}")
-    gpus, vllm = torch.cuda.device_count(), config.rollout.vllm
-    if vllm.cache_gib is None and (gpus or config.uses_ray) and (count := config.gpu_shares(gpus).engines) > 1:
         raise ConfigError(
-            f"rollout.vllm.cache_gib=auto needs a GPU on which no other engine starts, but here {count:g} engines "
-            "share one; set rollout.vllm.cache_gib=NUMBER, or lower rollout.engines to one per GPU"
+            "rollout.engine=vllm needs the Python package vllm, which is not installed here;"
+            f" {INSTALL}"
+        )
+    gpus = torch.cuda.device_count()
+    vllm = config.rollout.vllm
+    if (
+        vllm.cache_gib is None
+        and (gpus or config.uses_ray)
+        and (count := config.gpu_shares(gpus).engines) > 1
+    ):
+        raise ConfigError(
+            "rollout.vllm.cache_gib=auto needs a GPU on which no other engine starts, but here"
+            f" {count:g} engines share one; set rollout.vllm.cache_gib=NUMBER, or lower"
+            " rollout.engines to one per GPU"
         )
     vllm_options(config)
 
 
 def vllm_options(config: Config) -> VllmOptions:
     """The options of the engine, from the model's configuration; no weights are loaded."""
-    model, rollout = config.model, config.rollout
+    model = config.model
+    rollout = config.rollout
     meta_model = load_meta_model(model.name, trust_remote_code=model.trust_remote_code)
     response_tokens = max(rollout.max_response_tokens, config.eval.max_response_tokens or 0)
     tokens = config.data.max_prompt_tokens + response_tokens + config.max_observed_tokens
@@ -78,7 +106,9 @@ def vllm_options(config: Config) -> VllmOptions:
         model_config=config_of(meta_model).to_json_string(use_diff=False),
         weight_shapes=weight_shapes(meta_model),
         dtype="float32" if model.dtype == "float64" else model.dtype,  # vLLM has nothing wider
-        max_tokens=min(tokens, getattr(meta_model.config, "max_position_embeddings", None) or tokens),
+        max_tokens=min(
+            tokens, getattr(meta_model.config, "max_position_embeddings", None) or tokens
+        ),
         reproducible=rollout.is_reproducible,
         trust_remote_code=model.trust_remote_code,
         temperatures=rollout.engine_kind.temperatures,
@@ -87,12 +117,18 @@ def vllm_options(config: Config) -> VllmOptions:
 
 
 def weight_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
-    """Shapes by name, tied weights under each of their names. Raises ConfigError if the model has other tensors."""
-    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters(remove_duplicate=False)}
+    """Shapes by name, tied weights under each of their names.
+
+    Raises ConfigError if the model has other tensors.
+    """
+    shapes = {
+        name: tuple(weight.shape) for name, weight in model.named_parameters(remove_duplicate=False)
+    }
     if buffers := sorted(model.state_dict().keys() - shapes):
         raise ConfigError(
-            f"rollout.engine=vllm cannot serve a {type(model).__name__}: it holds {len(buffers)} tensors other than "
-            f"weights, which engines do not get ({buffers[0]} first); use rollout.engine=native"
+            f"rollout.engine=vllm cannot serve a {type(model).__name__}: it holds {len(buffers)}"
+            f" tensors other than weights, which engines do not get ({buffers[0]} first); use"
+            " rollout.engine=native"
         )
     return shapes
 
@@ -100,12 +136,15 @@ def weight_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
 def vllm_environment(*, threads: int) -> dict[str, str]:
     """Variables that vLLM reads when it is imported."""
     return {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the process that answers calls also steps the engine
+        # the process that answers calls also steps the engine
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise it binds every core
         "VLLM_HOST_IP": "127.0.0.1",  # no access from other machines
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # the processes of tensor_parallel; a fork cannot use CUDA
+        # the processes of tensor_parallel; a fork cannot use CUDA
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),  # at INFO it logs every weight update
+        # at INFO it logs every weight update
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "OMP_NUM_THREADS": str(threads),
     }
 
@@ -113,18 +152,23 @@ def vllm_environment(*, threads: int) -> dict[str, str]:
 def _interpreter(python: str) -> str:
     path = Path(python).expanduser()
     if not (path.is_file() and os.access(path, os.X_OK)):
-        raise ConfigError(f"rollout.vllm.python={python}: expected the path of a Python interpreter that has vLLM")
+        raise ConfigError(
+            f"rollout.vllm.python={python}: expected the path of a Python interpreter that has vLLM"
+        )
     return str(path.absolute())
 
 
 def _import_path(python: str | None) -> dict[str, str]:
-    """PYTHONPATH of this package alone: torch of this environment's site-packages would hide vLLM's."""
+    """PYTHONPATH of this package alone: torch of this environment's site-packages would hide
+    vLLM's.
+    """
     if python is None:
         return {}
     package = Path(dapo.__file__).parent
     folder = cache_folder() / "import" / hashlib.sha256(str(package).encode()).hexdigest()[:16]
     link = folder / package.name
     folder.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):  # its name has the package's path, so that it points there already
+    # its name has the package's path, so that it points there already
+    with suppress(FileExistsError):
         link.symlink_to(package, target_is_directory=True)
     return {"PYTHONPATH": str(folder)}

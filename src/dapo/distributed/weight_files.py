@@ -22,11 +22,17 @@ from dapo.engines.engine import WeightSource
 from dapo.types import WeightLayout
 
 METADATA = "__metadata__"
-TYPE_CODES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+TYPE_CODES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+}
 """The names of types in a safetensors header."""
 _TYPES = {code: dtype for dtype, code in TYPE_CODES.items()}
 PIECE_BYTES = 2**26  # the largest copy at a time between a device, main memory and another machine
-VERSION_KEY, TIED_KEY = "version", "tied"
+VERSION_KEY = "version"
+TIED_KEY = "tied"
 PREFIX = "dapo-weights-"
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -45,9 +51,13 @@ class WeightsFile:
             with safe_open(self.path, framework="pt") as file:
                 found = (file.metadata() or {}).get(VERSION_KEY)
         except (OSError, SafetensorError) as error:
-            raise EngineError(f"the weights of version {self.version} cannot be read: {error}") from error
+            raise EngineError(
+                f"the weights of version {self.version} cannot be read: {error}"
+            ) from error
         if found != str(self.version):
-            raise EngineError(f"{self.path} holds weights of version {found}, expected {self.version}")
+            raise EngineError(
+                f"{self.path} holds weights of version {found}, expected {self.version}"
+            )
         yield self
 
     def layout(self) -> WeightLayout:
@@ -73,28 +83,34 @@ class WeightsFile:
 
 @dataclass(frozen=True)
 class RankWeights(WeightsFile):
-    """The weights of a trainer group: `send` calls all ranks' `send_weights`, `export` writes the file."""
+    """The weights of a trainer group: `send` calls all ranks' `send_weights`, `export` writes the
+    file.
+    """
 
     send: Callable[..., list[Any]]
     export: Callable[[], Any]
 
 
 class WeightsFolder:
-    """A private folder in shared memory (`/dev/shm` where it exists) that keeps the last two versions.
+    """A private folder in shared memory (`/dev/shm` where it exists) that keeps the last two
+    versions.
 
     It is made when it is first used, and again if it is used after `close`.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
         self._parent = parent
-        self._folder: tuple[tempfile.TemporaryDirectory[str], int] | None = None  # with the handle of its lock
+        # with the handle of its lock
+        self._folder: tuple[tempfile.TemporaryDirectory[str], int] | None = None
         self._versions: list[Path] = []
 
     @property
     def path(self) -> Path:
         """The folder. A process that sees its random name can read its files."""
         if self._folder is None:
-            shared = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+            shared = (
+                SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+            )
             parent = self._parent or shared
             _remove_abandoned(parent)
             folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent)
@@ -127,17 +143,23 @@ class WeightsFolder:
         if self._folder is not None:
             self._folder[0].cleanup()
             os.close(self._folder[1])
-            self._folder, self._versions = None, []
+            self._folder = None
+            self._versions = []
 
 
 def write_weights(path: Path, weights: WeightSource, version: int) -> None:
-    """Write a complete file under another name, tensor by tensor, then rename it to `path`. Raises EngineError."""
+    """Write a complete file under another name, tensor by tensor, then rename it to `path`.
+
+    Raises EngineError.
+    """
     layout = weights.layout()
     header, starts = file_header(layout, version)
     size = len(header) + sum(_num_bytes(layout, name) for name in layout.tensors)
     with _new_file(path, size=size) as file:
         file.write(header)
-        for start, piece in host_pieces((starts[name], tensor) for name, tensor in stored_tensors(weights, layout)):
+        for start, piece in host_pieces(
+            (starts[name], tensor) for name, tensor in stored_tensors(weights, layout)
+        ):
             file.seek(start)
             file.write(piece)
 
@@ -160,19 +182,26 @@ def _new_file(path: Path, *, size: int) -> Iterator[IO[bytes]]:
         os.replace(temporary, path)
     except OSError as error:
         gib = size / 2**30
-        raise EngineError(f"the weights ({gib:.2f} GiB) cannot be published: {path.parent}: {error}") from error
+        raise EngineError(
+            f"the weights ({gib:.2f} GiB) cannot be published: {path.parent}: {error}"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def file_header(layout: WeightLayout, version: int) -> tuple[bytes, dict[str, int]]:
-    """The header of a weights file, and each weight's position: wide types come first, so that all are aligned."""
+    """The header of a weights file, and each weight's position: wide types come first, so that all
+    are aligned.
+    """
     tied = " ".join(f"{name}={stored}" for name, stored in layout.tied.items())
     entries: dict[str, Any] = {METADATA: {VERSION_KEY: str(version), TIED_KEY: tied}}
-    end, starts = 0, dict[str, int]()
+    end = 0
+    starts = dict[str, int]()
     for name in sorted(layout.tensors, key=lambda name: -_dtype(layout, name).itemsize):
-        start, end = end, end + _num_bytes(layout, name)
-        code, shape = TYPE_CODES[_dtype(layout, name)], layout.tensors[name][1]
+        start = end
+        end = end + _num_bytes(layout, name)
+        code = TYPE_CODES[_dtype(layout, name)]
+        shape = layout.tensors[name][1]
         entries[name] = {"dtype": code, "shape": shape, "data_offsets": (start, end)}
         starts[name] = start
     text = json.dumps(entries).encode()
@@ -182,14 +211,19 @@ def file_header(layout: WeightLayout, version: int) -> tuple[bytes, dict[str, in
 
 
 def stored_tensors(weights: WeightSource, layout: WeightLayout) -> Iterator[tuple[str, Tensor]]:
-    """Each stored weight once, in the layout's order. Raises EngineError where a source differs from its layout."""
+    """Each stored weight once, in the layout's order.
+
+    Raises EngineError where a source differs from its layout.
+    """
     expected = iter(layout.tensors.items())
     for name, tensor in weights.named_tensors():
         if name in layout.tied:
             continue
         found = name, (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         if found != (wanted := next(expected, None)):
-            raise EngineError(f"the weights differ from their layout: expected {wanted}, got {found}")
+            raise EngineError(
+                f"the weights differ from their layout: expected {wanted}, got {found}"
+            )
         yield name, tensor.detach()
     if (missing := next(expected, None)) is not None:
         raise EngineError(f"the weights differ from their layout: {missing} is missing")
@@ -198,18 +232,22 @@ def stored_tensors(weights: WeightSource, layout: WeightLayout) -> Iterator[tupl
 def host_pieces(
     tensors: Iterable[tuple[int, Tensor]], *, staging: Sequence[Tensor] | None = None
 ) -> Iterator[tuple[int, memoryview]]:
-    """The bytes of tensors, each given with the position of its first byte, in pieces in main memory.
+    """The bytes of tensors, each given with the position of its first byte, in pieces in main
+    memory.
 
-    A tensor in main memory is not copied. A tensor on a device is copied in pieces through two pinned buffers: one
-    piece is used while the next is copied. A piece is valid until the next one is requested, and a tensor may be freed
-    then. With `staging`, two byte buffers, all pieces are copied, and have at most their size instead of `PIECE_BYTES`.
+    A tensor in main memory is not copied. A tensor on a device is copied in pieces through two
+    pinned buffers: one piece is used while the next is copied. A piece is valid until the next one
+    is requested, and a tensor may be freed then. With `staging`, two byte buffers, all pieces are
+    copied, and have at most their size instead of `PIECE_BYTES`.
     """
     waiting: tuple[int, Tensor, Callable[[], None]] | None = None
     index = 0
     for start, tensor in tensors:
         flat = tensor.contiguous().reshape(-1).view(torch.uint8)
         if staging is None and flat.device.type != "cpu":
-            staging = [torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+            staging = [
+                torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)
+            ]
         size = PIECE_BYTES if staging is None else len(staging[0])
         for offset in range(0, len(flat), size):
             piece = flat[offset : offset + size]
@@ -222,7 +260,9 @@ def host_pieces(
         yield _finished(*waiting)
 
 
-def _host_copy(piece: Tensor, staging: Sequence[Tensor] | None, index: int) -> tuple[Tensor, Callable[[], None]]:
+def _host_copy(
+    piece: Tensor, staging: Sequence[Tensor] | None, index: int
+) -> tuple[Tensor, Callable[[], None]]:
     """The piece in main memory, and a function that waits for it."""
     if staging is None:
         return piece, lambda: None
@@ -243,7 +283,9 @@ def _dtype(layout: WeightLayout, name: str) -> torch.dtype:
     dtype = getattr(torch, layout.tensors[name][0])
     if dtype not in TYPE_CODES:
         known = ", ".join(str(one).removeprefix("torch.") for one in TYPE_CODES)
-        raise EngineError(f"{name} is of type {layout.tensors[name][0]}, which engines do not take ({known} are)")
+        raise EngineError(
+            f"{name} is of type {layout.tensors[name][0]}, which engines do not take ({known} are)"
+        )
     return dtype
 
 
@@ -252,7 +294,9 @@ def _num_bytes(layout: WeightLayout, name: str) -> int:
 
 
 def _locked(folder: Path) -> int:
-    """Lock the folder for as long as its owner lives: the system frees the lock however the process ends."""
+    """Lock the folder for as long as its owner lives: the system frees the lock however the process
+    ends.
+    """
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return handle

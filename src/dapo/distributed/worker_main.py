@@ -39,7 +39,9 @@ def main() -> None:
 
 
 def try_call(action: Callable[..., Any], *arguments: Any) -> tuple[bool, Any]:
-    """(True, the result), or (False, a picklable error); an unexpected error's traceback goes to the log."""
+    """(True, the result), or (False, a picklable error); an unexpected error's traceback goes to
+    the log.
+    """
     try:
         return True, action(*arguments)
     except DapoError as error:
@@ -50,7 +52,9 @@ def try_call(action: Callable[..., Any], *arguments: Any) -> tuple[bool, Any]:
 
 
 def _read(channel: Channel, messages: "queue.SimpleQueue[Any]") -> None:
-    """Queue messages; end the process when the controller has ended, even in the middle of a call."""
+    """Queue messages; end the process when the controller has ended, even in the middle of a
+    call.
+    """
     try:
         while True:
             messages.put(channel.receive())

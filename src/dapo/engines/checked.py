@@ -1,4 +1,6 @@
-"""Checks every answer of an engine against its request, so that no answer that breaks the contract is used."""
+"""Checks every answer of an engine against its request, so that no answer that breaks the contract
+is used.
+"""
 
 import math
 import time
@@ -24,20 +26,25 @@ _LOGPROB_TOLERANCE = 1e-3
 class CheckedEngine:
     """Wraps an engine and checks every answer against its request; a wrong one is an EngineError.
 
-    The error names the request, the expected and the actual value. An engine whose polls return nothing counts as hung
-    after `stall_s` seconds without a finished response, provided that it was polled more often than any response has
-    tokens. An engine that hangs inside a call in this process cannot be interrupted.
+    The error names the request, the expected and the actual value. An engine whose polls return
+    nothing counts as hung after `stall_s` seconds without a finished response, provided that it was
+    polled more often than any response has tokens. An engine that hangs inside a call in this
+    process cannot be interrupted.
     """
 
     def __init__(self, engine: RolloutEngine, *, vocabulary: int, stall_s: float = STALL_S) -> None:
         """`vocabulary` is the number of the model's tokens."""
         self._engine = engine
-        self._vocabulary, self._stall_s = vocabulary, stall_s
+        self._vocabulary = vocabulary
+        self._stall_s = stall_s
         self._version: int | None = None
-        """The version that answers must have; None before the first load: an engine may start with its own weights."""
+        """The version that answers must have; None before the first load: an engine may start with
+        its own weights.
+        """
         self._pending: dict[str, GenerationRequest] = {}
         self._answered: set[str] = set()
-        self._idle_polls, self._last_answer = 0, time.monotonic()
+        self._idle_polls = 0
+        self._last_answer = time.monotonic()
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
         self._call("load_weights", lambda: self._engine.load_weights(weights, version))
@@ -49,7 +56,8 @@ class CheckedEngine:
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         if not self._pending:
             self._answered.clear()
-            self._idle_polls, self._last_answer = 0, time.monotonic()
+            self._idle_polls = 0
+            self._last_answer = time.monotonic()
         self._call("submit", lambda: self._engine.submit(requests))
         self._pending.update((request.id, request) for request in requests)
 
@@ -61,7 +69,9 @@ class CheckedEngine:
         return found
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        found = self._list_of_generations("abort", self._call("abort", lambda: self._engine.abort(request_ids)))
+        found = self._list_of_generations(
+            "abort", self._call("abort", lambda: self._engine.abort(request_ids))
+        )
         for generation in found:
             request = self._pop_pending(generation)
             if generation.finish == "aborted":
@@ -83,7 +93,9 @@ class CheckedEngine:
             raise
         except Exception as error:
             frames = extract_tb(error.__traceback__)
-            where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+            where = (
+                f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+            )
             raise EngineError(
                 f"the engine failed in {name} with {len(self._pending)} requests in flight: "
                 f"{type(error).__name__}: {error}{where}"
@@ -91,61 +103,107 @@ class CheckedEngine:
 
     def _list_of_generations(self, name: str, found: object) -> list[Generation]:
         if not isinstance(found, list):
-            raise EngineError(f"the engine's {name} returned a {type(found).__name__}, expected a list of Generation")
+            raise EngineError(
+                f"the engine's {name} returned a {type(found).__name__}, expected a list of"
+                " Generation"
+            )
         for item in found:
             if not isinstance(item, Generation):
-                raise EngineError(f"the engine's {name} returned a {type(item).__name__}, expected a Generation")
+                raise EngineError(
+                    f"the engine's {name} returned a {type(item).__name__}, expected a Generation"
+                )
         return found
 
     def _pop_pending(self, generation: Generation) -> GenerationRequest:
         if generation.request_id in self._answered:
             raise EngineError(f"the engine answered request {generation.request_id!r} twice")
         if generation.request_id not in self._pending:
-            raise EngineError(f"the engine answered request {generation.request_id!r}, which is not in flight")
+            raise EngineError(
+                f"the engine answered request {generation.request_id!r}, which is not in flight"
+            )
         self._answered.add(generation.request_id)
         return self._pending.pop(generation.request_id)
 
     def _check(self, generation: Generation, request: GenerationRequest) -> None:
         is_stop = np.isin(self._check_tokens(generation, request), request.stop_ids)  # [n]
-        ids, finish = generation.token_ids, generation.finish
+        ids = generation.token_ids
+        finish = generation.finish
         if finish not in ("stop", "length"):
             raise _wrong(generation, "finish 'stop' or 'length'", repr(finish))
         if generation.sampled is not None:
             return  # the end of an episode is its environment's matter
         if finish == "stop" and not is_stop[-1:].any():
-            got, stops = f"token {ids[-1]}" if ids else "no token", request.stop_ids
-            among = ", ".join(map(str, stops[:5])) + ", ..." * (len(stops) > 5) if stops else "no stop ids at all"
+            got = f"token {ids[-1]}" if ids else "no token"
+            stops = request.stop_ids
+            among = (
+                ", ".join(map(str, stops[:5])) + ", ..." * (len(stops) > 5)
+                if stops
+                else "no stop ids at all"
+            )
             raise _wrong(generation, f"a last token among {among} with finish 'stop'", got)
         if finish == "length" and len(ids) != request.max_new_tokens:
-            raise _wrong(generation, f"{request.max_new_tokens} tokens with finish 'length'", f"{len(ids)} tokens")
+            raise _wrong(
+                generation,
+                f"{request.max_new_tokens} tokens with finish 'length'",
+                f"{len(ids)} tokens",
+            )
         if is_stop[:-1].any():
             early = int(is_stop.argmax())
-            raise _wrong(generation, f"an end at the first stop id ({ids[early]}, token {early})", f"{len(ids)} tokens")
+            raise _wrong(
+                generation,
+                f"an end at the first stop id ({ids[early]}, token {early})",
+                f"{len(ids)} tokens",
+            )
         if finish == "length" and is_stop[-1:].any():
-            raise _wrong(generation, f"finish 'stop', since the last token is {ids[-1]}", "'length'")
+            raise _wrong(
+                generation, f"finish 'stop', since the last token is {ids[-1]}", "'length'"
+            )
 
     def _check_tokens(self, generation: Generation, request: GenerationRequest) -> NDArray[Any]:
-        """Check tokens and log-probabilities in numpy, since a step may have millions; returns the `[n]` tokens."""
-        ids, logprobs = generation.token_ids, generation.logprobs
+        """Check tokens and log-probabilities in numpy, since a step may have millions; returns the
+        `[n]` tokens.
+        """
+        ids = generation.token_ids
+        logprobs = generation.logprobs
         if generation.num_sampled > request.max_new_tokens:
-            raise _wrong(generation, f"at most {request.max_new_tokens} tokens", str(generation.num_sampled))
-        tokens, scores = np.asarray(ids), np.asarray(logprobs)
-        is_token = tokens.dtype.kind == "i" and tokens.min(initial=0) >= 0 and tokens.max(initial=0) < self._vocabulary
+            raise _wrong(
+                generation, f"at most {request.max_new_tokens} tokens", str(generation.num_sampled)
+            )
+        tokens = np.asarray(ids)
+        scores = np.asarray(logprobs)
+        is_token = (
+            tokens.dtype.kind == "i"
+            and tokens.min(initial=0) >= 0
+            and tokens.max(initial=0) < self._vocabulary
+        )
         if len(ids) and not is_token:
-            wrong = (at for at in enumerate(ids) if type(at[1]) is not int or not 0 <= at[1] < self._vocabulary)
+            wrong = (
+                at
+                for at in enumerate(ids)
+                if type(at[1]) is not int or not 0 <= at[1] < self._vocabulary
+            )
             _raise_first(generation, wrong, f"token ids from 0 to {self._vocabulary - 1}")
         if len(logprobs) != len(ids):
-            raise _wrong(generation, f"{len(ids)} log-probabilities, one per token", str(len(logprobs)))
+            raise _wrong(
+                generation, f"{len(ids)} log-probabilities, one per token", str(len(logprobs))
+            )
         if not (np.isfinite(scores).all() and (scores <= _LOGPROB_TOLERANCE).all()):
-            bad = (at for at in enumerate(logprobs) if not (math.isfinite(at[1]) and at[1] <= _LOGPROB_TOLERANCE))
+            bad = (
+                at
+                for at in enumerate(logprobs)
+                if not (math.isfinite(at[1]) and at[1] <= _LOGPROB_TOLERANCE)
+            )
             _raise_first(generation, bad, "finite log-probabilities of at most 0")
         if self._version is not None and generation.version != self._version:
-            raise _wrong(generation, f"weights of version {self._version}", f"version {generation.version}")
+            raise _wrong(
+                generation, f"weights of version {self._version}", f"version {generation.version}"
+            )
         return tokens
 
     def _check_stalled(self, progressed: bool) -> None:
         if progressed or not self._pending:
-            self._idle_polls, self._last_answer = 0, time.monotonic()
+            self._idle_polls = 0
+            self._last_answer = time.monotonic()
             return
         self._idle_polls += 1
         waited = time.monotonic() - self._last_answer
@@ -154,8 +212,9 @@ class CheckedEngine:
         longest = max(request.max_new_tokens for request in self._pending.values())
         if self._idle_polls > _STALL_POLLS + 2 * longest:
             raise EngineError(
-                f"the engine has finished nothing for {waited:.0f} s and {self._idle_polls} polls with "
-                f"{len(self._pending)} requests in flight (the first: {next(iter(self._pending))!r}); it has hung"
+                f"the engine has finished nothing for {waited:.0f} s and {self._idle_polls} polls"
+                f" with {len(self._pending)} requests in flight (the first:"
+                f" {next(iter(self._pending))!r}); it has hung"
             )
 
 
@@ -165,4 +224,6 @@ def _raise_first(generation: Generation, wrong: Iterable[tuple[int, Any]], expec
 
 
 def _wrong(generation: Generation, expected: str, got: str) -> EngineError:
-    return EngineError(f"the engine's answer to request {generation.request_id!r}: expected {expected}, got {got}")
+    return EngineError(
+        f"the engine's answer to request {generation.request_id!r}: expected {expected}, got {got}"
+    )

@@ -1,4 +1,6 @@
-"""Responses that go on under other weights: the engine is emptied, gets the weights, and samples the rest of each."""
+"""Responses that go on under other weights: the engine is emptied, gets the weights, and samples
+the rest of each.
+"""
 
 from array import array
 from collections.abc import Sequence
@@ -13,7 +15,9 @@ Versions: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A response that was suspended, and what an engine needs beside its request to go on with it."""
+    """A response that was suspended, and what an engine needs beside its request to go on with
+    it.
+    """
 
     generation: Generation
     """The tokens so far."""
@@ -22,7 +26,9 @@ class Unfinished:
     handle: Any = None
     """The open episode in this process; None: an episode is rebuilt from its turns."""
     num_calls: int = 0
-    """The number of calls of the episode, by which `handle` is known to stand where this response does."""
+    """The number of calls of the episode, by which `handle` is known to stand where this response
+    does.
+    """
 
     def close(self) -> None:
         """Give up the response."""
@@ -31,20 +37,27 @@ class Unfinished:
 
 
 class SuspendableEngine(RolloutEngine, Protocol):
-    """A rollout engine whose responses can stop before their end, and go on after a change of the weights."""
+    """A rollout engine whose responses can stop before their end, and go on after a change of the
+    weights.
+    """
 
     def suspend(self, request_ids: Sequence[str]) -> list[Generation | Unfinished]:
-        """Stop these requests; a response that has just ended is returned whole. The engine then knows none of them."""
+        """Stop these requests; a response that has just ended is returned whole.
+
+        The engine then knows none of them.
+        """
 
     def resume(self, requests: Sequence[GenerationRequest], parts: Sequence[Unfinished]) -> None:
         """Go on with suspended responses, each with its request as it was submitted."""
 
 
 class ContinuingEngine:
-    """Makes an engine suspendable: what is left of a response is submitted as a request with an offset.
+    """Makes an engine suspendable: what is left of a response is submitted as a request with an
+    offset.
 
-    The prompt of that request holds the tokens so far, so that keys and values are always those of the weights that
-    sample. The parts are joined into one Generation, whose `versions` tell them apart.
+    The prompt of that request holds the tokens so far, so that keys and values are always those of
+    the weights that sample. The parts are joined into one Generation, whose `versions` tell them
+    apart.
     """
 
     def __init__(self, engine: RolloutEngine) -> None:
@@ -100,16 +113,20 @@ def joined(first: Generation, rest: Generation) -> Generation:
     return replace(
         rest,
         token_ids=_concatenated(first.token_ids, rest.token_ids),
-        logprobs=float_array([*first.logprobs, *rest.logprobs])
-        if isinstance(rest.logprobs, array)
-        else (*first.logprobs, *rest.logprobs),
+        logprobs=(
+            float_array([*first.logprobs, *rest.logprobs])
+            if isinstance(rest.logprobs, array)
+            else (*first.logprobs, *rest.logprobs)
+        ),
         version=first.version,
         versions=extended(first.versions or ((0, first.version),), rest, at=count),
     )
 
 
 def extended(versions: Versions, part: Generation, *, at: int) -> Versions | None:
-    """The versions of a response to whose first `at` tokens a part is added; None if there is one version."""
+    """The versions of a response to whose first `at` tokens a part is added; None if there is one
+    version.
+    """
     found = list(versions) if at else []
     for start, version in (part.versions or ((0, part.version),)) if part.token_ids else ():
         if not found or found[-1][1] != version:

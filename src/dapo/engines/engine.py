@@ -1,4 +1,6 @@
-"""The contract of every rollout engine, whether it runs in this process or elsewhere: submit, poll, abort."""
+"""The contract of every rollout engine, whether it runs in this process or elsewhere: submit, poll,
+abort.
+"""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -24,21 +26,35 @@ class RolloutEngine(Protocol):
     """A streaming sampler. Requests finish in any order; each is answered exactly once."""
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
-        """Sample from these weights from now on. Only while nothing is in flight; raises EngineError otherwise."""
+        """Sample from these weights from now on.
+
+        Only while nothing is in flight; raises EngineError otherwise.
+        """
 
     def drop_weights(self) -> None:
-        """Free the weights' memory until `load_weights`, if the engine can. Only with nothing in flight."""
+        """Free the weights' memory until `load_weights`, if the engine can.
+
+        Only with nothing in flight.
+        """
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue requests, served first come first served. The G requests of a group are adjacent."""
+        """Queue requests, served first come first served.
+
+        The G requests of a group are adjacent.
+        """
 
     def poll(self) -> list[Generation]:
-        """Advance, and return the finished responses, if any. In process: one token for every running sequence."""
+        """Advance, and return the finished responses, if any.
+
+        In process: one token for every running sequence.
+        """
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        """Stop these requests and return their partial responses (`finish="aborted"`, no tokens if never started).
+        """Stop these requests and return their partial responses (`finish="aborted"`, no tokens if
+        never started).
 
-        A response that had ended before the abort, but was not yet returned, keeps its finish: nothing may continue it.
+        A response that had ended before the abort, but was not yet returned, keeps its finish:
+        nothing may continue it.
         """
 
     def close(self) -> None:
@@ -46,11 +62,16 @@ class RolloutEngine(Protocol):
 
 
 def episode_problem(engine: RolloutEngine, problem: Problem) -> Problem | None:
-    """The problem that a request to this engine has: engines that play episodes need it, others never get it."""
+    """The problem that a request to this engine has: engines that play episodes need it, others
+    never get it.
+    """
     return problem if getattr(engine, "plays_episodes", False) else None
 
 
 def float_array(values: Sequence[float]) -> "array[float]":
-    """The values as float32 where that changes none of them (float32 log-probabilities), otherwise as float64."""
-    exact, narrow = array("d", values), array("f", values)
+    """The values as float32 where that changes none of them (float32 log-probabilities), otherwise
+    as float64.
+    """
+    exact = array("d", values)
+    narrow = array("f", values)
     return narrow if narrow == exact else exact

@@ -11,11 +11,14 @@ NAMES_SHOWN = 5
 
 
 class EngineState:
-    """Base of engines: whether it is open, the version of its weights, and the ids of the requests in flight."""
+    """Base of engines: whether it is open, the version of its weights, and the ids of the requests
+    in flight.
+    """
 
     def __init__(self, *, version: int | None) -> None:
         """`version` of the weights that the engine starts with; None: it starts without weights."""
-        self._version, self._is_closed = version, False
+        self._version = version
+        self._is_closed = False
 
     @property
     def in_flight(self) -> Collection[str]:
@@ -36,24 +39,31 @@ class EngineState:
     def _require_idle(self, call: str) -> None:
         self._require_open()
         if n := len(self.in_flight):
-            raise EngineError(f"{call} while {n} requests are in flight: poll until they have finished, or abort them")
+            raise EngineError(
+                f"{call} while {n} requests are in flight: poll until they have finished, or abort"
+                " them"
+            )
 
     def _require_weights(self) -> int:
         """The version of the weights. Raises EngineError unless a complete set is loaded."""
         self._require_open()
         if self._version is None:
             raise EngineError(
-                "the weights are incomplete (dropped, never loaded, or the last load_weights failed): "
-                "load a complete set first"
+                "the weights are incomplete (dropped, never loaded, or the last load_weights"
+                " failed): load a complete set first"
             )
         return self._version
 
     def _require_new(self, requests: Sequence[GenerationRequest]) -> None:
-        known, new = self.in_flight, set[str]()
-        known = known if isinstance(known, Set) else set(known)  # a controller may have tens of thousands in flight
+        known = self.in_flight
+        new = set[str]()
+        # a controller may have tens of thousands in flight
+        known = known if isinstance(known, Set) else set(known)
         for request in requests:
             if request.id in known or request.id in new:
-                raise EngineError(f"request id {request.id!r} is in flight already; ids must be unique")
+                raise EngineError(
+                    f"request id {request.id!r} is in flight already; ids must be unique"
+                )
             new.add(request.id)
 
     def _require_in_flight(self, request_ids: Sequence[str]) -> list[str]:
@@ -61,12 +71,16 @@ class EngineState:
         self._require_open()
         known = set(self.in_flight)
         if unknown := [name for name in request_ids if name not in known]:
-            raise EngineError(f"abort: request {unknown[0]!r} is not in flight ({len(unknown)} unknown in all)")
+            raise EngineError(
+                f"abort: request {unknown[0]!r} is not in flight ({len(unknown)} unknown in all)"
+            )
         return list(dict.fromkeys(request_ids))
 
 
 class PositionBound(NamedTuple):
-    """A bound on the tokens of a prompt and its response together; `name` is its source, for the message."""
+    """A bound on the tokens of a prompt and its response together; `name` is its source, for the
+    message.
+    """
 
     positions: int
     name: str
@@ -74,33 +88,49 @@ class PositionBound(NamedTuple):
 
 
 def check_requests(
-    requests: Sequence[GenerationRequest], *, vocabulary: int | None = None, bounds: Sequence[PositionBound] = ()
+    requests: Sequence[GenerationRequest],
+    *,
+    vocabulary: int | None = None,
+    bounds: Sequence[PositionBound] = (),
 ) -> None:
     """Raise EngineError for the first request that could never be served."""
     prompt: tuple[int, ...] | None = None
     for request in requests:
         _check_numbers(request)
         _check_size(request, bounds)
-        if vocabulary is not None and request.prompt_ids is not prompt:  # the G requests of a group share a prompt
-            low, high = min(request.prompt_ids), max(request.prompt_ids)
+        # the G requests of a group share a prompt
+        if vocabulary is not None and request.prompt_ids is not prompt:
+            low = min(request.prompt_ids)
+            high = max(request.prompt_ids)
             if low < 0 or high >= vocabulary:
                 raise EngineError(
-                    f"request {request.id!r}: prompt token {low if low < 0 else high} is outside the model's "
-                    f"vocabulary of {vocabulary}; is this the model's own tokenizer?"
+                    f"request {request.id!r}: prompt token {low if low < 0 else high} is outside"
+                    f" the model's vocabulary of {vocabulary}; is this the model's own tokenizer?"
                 )
         prompt = request.prompt_ids
 
 
 def _check_numbers(request: GenerationRequest) -> None:
-    limit, least = request.max_new_tokens, request.min_new_tokens
+    limit = request.max_new_tokens
+    least = request.min_new_tokens
     expectations = (
         ("max_new_tokens", limit, "at least 1", limit >= 1),
         ("min_new_tokens", least, f"from 0 to max_new_tokens={limit}", 0 <= least <= limit),
-        ("temperature", request.temperature, "0 (greedy) or more", 0 <= request.temperature < float("inf")),
+        (
+            "temperature",
+            request.temperature,
+            "0 (greedy) or more",
+            0 <= request.temperature < float("inf"),
+        ),
         ("top_p", request.top_p, "above 0 and at most 1", 0 < request.top_p <= 1),
         ("seed", request.seed, "0 or more", request.seed >= 0),
         ("offset", request.offset, "0 or more, the tokens sampled before", request.offset >= 0),
-        ("prompt length", len(request.prompt_ids), "at least 1 token", len(request.prompt_ids) >= 1),
+        (
+            "prompt length",
+            len(request.prompt_ids),
+            "at least 1 token",
+            len(request.prompt_ids) >= 1,
+        ),
     )
     for name, value, expected, holds in expectations:
         if not holds:
@@ -112,14 +142,16 @@ def _check_size(request: GenerationRequest, bounds: Sequence[PositionBound]) -> 
     for positions, name, fix in bounds:
         if size > positions:
             raise EngineError(
-                f"request {request.id!r} needs {size} positions ({len(request.prompt_ids)} prompt + "
-                f"{request.max_new_tokens} max_new_tokens), but {name} is {positions}; {fix}, or lower "
-                "rollout.max_response_tokens"
+                f"request {request.id!r} needs {size} positions ({len(request.prompt_ids)} prompt +"
+                f" {request.max_new_tokens} max_new_tokens), but {name} is {positions}; {fix}, or"
+                " lower rollout.max_response_tokens"
             )
 
 
 def require_all_weights(count: int, *, missing: Sequence[str], unexpected: Sequence[str]) -> None:
-    """Raise EngineError where the names of a set of weights differ from those of the model's `count` parameters."""
+    """Raise EngineError where the names of a set of weights differ from those of the model's
+    `count` parameters.
+    """
     if missing or unexpected:
         raise EngineError(
             f"load_weights needs exactly the model's {count} parameters by name; "
@@ -130,15 +162,18 @@ def require_all_weights(count: int, *, missing: Sequence[str], unexpected: Seque
 def require_shape(name: str, given: Sequence[int], expected: Sequence[int]) -> None:
     """Raise EngineError for a weight whose shape differs from the model's."""
     if tuple(given) != tuple(expected):
-        raise EngineError(f"load_weights: {name} has shape {tuple(given)}, the engine's model needs {tuple(expected)}")
+        raise EngineError(
+            f"load_weights: {name} has shape {tuple(given)}, the engine's model needs"
+            f" {tuple(expected)}"
+        )
 
 
 def require_finite(logprobs_sum: float, version: int, dtype: object) -> None:
     """Raise EngineError where a sum of log-probabilities is not finite, because logits were not."""
     if not math.isfinite(logprobs_sum):
         raise EngineError(
-            f"the model's logits are not finite (weights version {version}): the policy has diverged, or {dtype} is "
-            "too narrow for it"
+            f"the model's logits are not finite (weights version {version}): the policy has"
+            f" diverged, or {dtype} is too narrow for it"
         )
 
 

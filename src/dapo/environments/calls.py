@@ -1,8 +1,9 @@
 """Tool calls: schemas of Python functions, and the calls in the text of an assistant's turn.
 
-Two forms are read. Hermes: `<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>`, several in a turn.
-Llama 3: the turn is `{"name": "add", "parameters": {"a": 1}}`, or has such calls behind `<|python_tag|>`. In both the
-keys stand in any order, and the arguments are under `arguments` or `parameters`, also as JSON text.
+Two forms are read. Hermes: `<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>`, several
+in a turn. Llama 3: the turn is `{"name": "add", "parameters": {"a": 1}}`, or has such calls behind
+`<|python_tag|>`. In both the keys stand in any order, and the arguments are under `arguments` or
+`parameters`, also as JSON text.
 """
 
 import inspect
@@ -24,7 +25,8 @@ EXAMPLES: Mapping[CallForm, str] = {
     "hermes": '<tool_call>\n{"name": NAME, "arguments": {ARGUMENT: VALUE}}\n</tool_call>',
     "llama": '{"name": NAME, "parameters": {ARGUMENT: VALUE}}',
 }
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_OPEN = "<tool_call>"
+_CLOSE = "</tool_call>"
 _TAG = re.compile(r"</?tool_call>")
 _BROKEN_CALL = re.compile(r"""\[?\s*\{\s*['"](?:name|type|function|parameters|arguments)['"]\s*:""")
 """The beginning of a call in the form of Llama 3 whose JSON is not valid."""
@@ -60,7 +62,8 @@ class WrongCall:
 
 
 def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
-    """The JSON schema of a function or method, from its signature and its docstring with a section `Args:`.
+    """The JSON schema of a function or method, from its signature and its docstring with a section
+    `Args:`.
 
     Raises DataError if a parameter has no type or no description, or takes any number of arguments.
     """
@@ -70,7 +73,10 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters
     for each in parameters.values():
         if each.kind not in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
-            raise DataError(f"tool {name}: parameter {each} has no name that a call can give; use named parameters")
+            raise DataError(
+                f"tool {name}: parameter {each} has no name that a call can give; use named"
+                " parameters"
+            )
     try:
         schema: dict[str, Any] = transformers.get_json_schema(function)
     except (
@@ -81,7 +87,9 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
     ) as error:
         reason = " ".join(map(str, error.args))
         example = 'a docstring with a line "NAME: what it is" for each parameter under "Args:"'
-        raise DataError(f"tool {name}: {reason}; a tool needs types in its signature, and {example}") from None
+        raise DataError(
+            f"tool {name}: {reason}; a tool needs types in its signature, and {example}"
+        ) from None
     for key, value in schema["function"]["parameters"]["properties"].items():
         default = parameters[key].default
         if isinstance(default, str | int | float | bool):
@@ -92,22 +100,31 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
 def tool_text(schemas: Sequence[Mapping[str, Any]], form: CallForm) -> str:
     """The description of tools for a model whose chat template has none."""
     lines = [json.dumps(schema["function"], ensure_ascii=False) for schema in schemas]
-    return "\n".join(["You can call these tools:", *lines, "To call a tool, write:", EXAMPLES[form]])
+    return "\n".join(
+        ["You can call these tools:", *lines, "To call a tool, write:", EXAMPLES[form]]
+    )
 
 
 class CallReader:
     """Reads the tool calls of a turn, and checks them against the tools' schemas."""
 
-    def __init__(self, form: CallForm, schemas: Sequence[Mapping[str, Any]], *, begun: str = "") -> None:
-        """`begun` is the beginning of each turn that the prompt holds: the mark of a thought, or nothing."""
+    def __init__(
+        self, form: CallForm, schemas: Sequence[Mapping[str, Any]], *, begun: str = ""
+    ) -> None:
+        """`begun` is the beginning of each turn that the prompt holds: the mark of a thought, or
+        nothing.
+        """
         self.form = form
         self._begins_in_thought = ends_in_thought(begun)
-        self._parameters = {each["function"]["name"]: each["function"]["parameters"] for each in schemas}
+        self._parameters = {
+            each["function"]["name"]: each["function"]["parameters"] for each in schemas
+        }
 
     def read(self, text: str) -> list[ToolCall | WrongCall]:
         """The calls in the text of a turn, in order; none in its private reasoning. Raises nothing.
 
-        A thought that is cut off hides all that follows; what stands before a mark that only closes one was a thought.
+        A thought that is cut off hides all that follows; what stands before a mark that only closes
+        one was a thought.
         """
         start = 0
         if self._begins_in_thought:
@@ -115,10 +132,15 @@ class CallReader:
             if mark is None:
                 return []
             start = mark.end
-        return self._read_tags(text, start) if self.form == "hermes" else self._read_turn(text, start)
+        return (
+            self._read_tags(text, start) if self.form == "hermes" else self._read_turn(text, start)
+        )
 
     def _read_tags(self, text: str, start: int) -> list[ToolCall | WrongCall]:
-        """The calls of a text in tags. A JSON value may hold any mark: it is passed over as a whole."""
+        """The calls of a text in tags.
+
+        A JSON value may hold any mark: it is passed over as a whole.
+        """
         calls: list[ToolCall | WrongCall] = []
         position = start
         while (tag := text.find(_OPEN, position)) >= 0:
@@ -158,7 +180,9 @@ class CallReader:
         return [call for value in values for call in self._calls(value)], after
 
     def _read_turn(self, text: str, start: int) -> list[ToolCall | WrongCall]:
-        """The calls of a text in the form of Llama 3; none in a turn that begins with other text and has no tag."""
+        """The calls of a text in the form of Llama 3; none in a turn that begins with other text
+        and has no tag.
+        """
         position = start
         while True:
             calls, position = self._read_beginning(text, position)
@@ -173,11 +197,15 @@ class CallReader:
             position = closing.end
 
     def _read_beginning(self, text: str, start: int) -> tuple[list[ToolCall | WrongCall], int]:
-        """The calls with which a text begins, or those behind its tag, and the position behind them."""
+        """The calls with which a text begins, or those behind its tag, and the position behind
+        them.
+        """
         tag = text.find(PYTHON_TAG, start)
         values, end, error = _json_values(text, start)
         begins = bool(values) and all(self._is_call(value) for value in _entries(values))
-        begins = begins or (error is not None and _BROKEN_CALL.match(text, _blank_end(text, start)) is not None)
+        begins = begins or (
+            error is not None and _BROKEN_CALL.match(text, _blank_end(text, start)) is not None
+        )
         is_tagged = tag >= 0 and not begins and next(thought_marks(text, start, tag), None) is None
         if is_tagged:
             values, end, error = _json_values(text, tag + len(PYTHON_TAG))
@@ -189,7 +217,8 @@ class CallReader:
                 leading.append(value)
             if not leading:
                 return [], start
-            values, error = leading, None
+            values = leading
+            error = None
         calls = [call for value in values for call in self._calls(value)]
         if error is not None and (not values or _BROKEN_CALL.match(text, end)):
             return [*calls, self._invalid(error)], len(text)
@@ -205,7 +234,9 @@ class CallReader:
         if value.get("type") == "function":
             return True
         name = value.get("name")
-        return isinstance(name, str) and (name in self._parameters or any(key in value for key in _ARGUMENTS))
+        return isinstance(name, str) and (
+            name in self._parameters or any(key in value for key in _ARGUMENTS)
+        )
 
     def _calls(self, value: object) -> list[ToolCall | WrongCall]:
         try:
@@ -214,7 +245,10 @@ class CallReader:
             return [self._invalid(_reason(error))]
 
     def _invalid(self, reason: str) -> WrongCall:
-        return WrongCall(f"Error: the call is not valid JSON: {shorten(reason, 200)}; write {EXAMPLES[self.form]}")
+        return WrongCall(
+            f"Error: the call is not valid JSON: {shorten(reason, 200)}; write"
+            f" {EXAMPLES[self.form]}"
+        )
 
     def _checked(self, call: object) -> ToolCall | WrongCall:
         if isinstance(call, dict) and isinstance(call.get("function"), dict):
@@ -223,14 +257,19 @@ class CallReader:
         if not isinstance(call, dict) or not isinstance(name, str):
             return WrongCall(f"Error: expected {EXAMPLES[self.form]}, got {quoted(call)}")
         if name not in self._parameters:
-            return WrongCall(f"Error: there is no tool {quoted(name)}; the tools are: {', '.join(self._parameters)}")
+            return WrongCall(
+                f"Error: there is no tool {quoted(name)}; the tools are:"
+                f" {', '.join(self._parameters)}"
+            )
         arguments: Any = next((call[key] for key in _ARGUMENTS if call.get(key) is not None), {})
         if isinstance(arguments, str):
             arguments = _parsed(arguments)
         if arguments is None:
             arguments = {}
         problem = _misfit(arguments, self._parameters[name])
-        return WrongCall(f"Error: {name}: {problem}", name) if problem else ToolCall(name, arguments)
+        return (
+            WrongCall(f"Error: {name}: {problem}", name) if problem else ToolCall(name, arguments)
+        )
 
 
 def _entries(values: Sequence[object]) -> list[object]:
@@ -245,7 +284,9 @@ def _entries(values: Sequence[object]) -> list[object]:
 
 
 def _json_values(text: str, start: int) -> tuple[list[Any], int, str | None]:
-    """The JSON values from a position on, the position behind them, and why the next one is none, if it should be."""
+    """The JSON values from a position on, the position behind them, and why the next one is none,
+    if it should be.
+    """
     values: list[Any] = []
     end = start
     while True:
@@ -296,7 +337,10 @@ def _misfit(arguments: object, schema: Mapping[str, Any]) -> str | None:
         if key not in known:
             return f"there is no argument {quoted(key)}; the arguments are: {', '.join(known)}"
         if not _fits(value, known[key]):
-            return f"{key} must fit the schema {json.dumps(known[key], ensure_ascii=False)}, got {quoted(value)}"
+            return (
+                f"{key} must fit the schema {json.dumps(known[key], ensure_ascii=False)}, got"
+                f" {quoted(value)}"
+            )
     return None
 
 
@@ -306,7 +350,9 @@ def _fits(value: object, schema: Mapping[str, Any]) -> bool:
     kinds = [kinds] if isinstance(kinds, str) else kinds
     whole = isinstance(value, float) and value.is_integer() and "integer" in kinds
     as_number = isinstance(value, bool) and "boolean" not in kinds
-    fits = not as_number and (whole or any(isinstance(value, _TYPES.get(kind, object)) for kind in kinds))
+    fits = not as_number and (
+        whole or any(isinstance(value, _TYPES.get(kind, object)) for kind in kinds)
+    )
     fits = fits and ("enum" not in schema or value in schema["enum"])
     entries = value if isinstance(value, list) else []
     return (value is None and "nullable" in schema) or (

@@ -19,7 +19,9 @@ from dapo.environments.starts import EpisodeStarts
 from dapo.types import Episode, Finish, Generation, GenerationRequest, Message
 
 COMPARED_EPISODES = 64
-"""The number of first episodes of several turns that are compared with the chat template's own rendering."""
+"""The number of first episodes of several turns that are compared with the chat template's own
+rendering.
+"""
 
 
 @dataclass(eq=False)
@@ -38,12 +40,15 @@ class _Running:
     versions: Versions | None = None
     tool_calls: int = 0
     tool_errors: int = 0
-    is_cut: bool = False  # whether no tokens or turns were left before the environment ended the episode
+    # whether no tokens or turns were left before the environment ended the episode
+    is_cut: bool = False
     finish: Finish = "stop"
     correct: bool | None = None
     error: str | None = None
     repeated: list[tuple["Future[Answer]", float]] = field(default_factory=list)
-    """Answers of calls that were repeated to rebuild the episode, each with the reward that it was paid before."""
+    """Answers of calls that were repeated to rebuild the episode, each with the reward that it was
+    paid before.
+    """
 
     @property
     def num_sampled(self) -> int:
@@ -79,7 +84,8 @@ class _Running:
             tool_calls=self.tool_calls,
             tool_errors=self.tool_errors,
         )
-        logprobs, sampled = float_array(self.logprobs), tuple(self.sampled)
+        logprobs = float_array(self.logprobs)
+        sampled = tuple(self.sampled)
         return Generation(
             self.request.id,
             self.token_ids,
@@ -93,16 +99,17 @@ class _Running:
 
 
 class EpisodeEngine:
-    """A RolloutEngine that plays an episode for each request, with another engine that samples its turns.
+    """A RolloutEngine that plays an episode for each request, with another engine that samples its
+    turns.
 
-    The tokens that are trained are those that were sampled: the prompt of turn k + 1 is the prompt of turn k, the ids
-    sampled in turn k, and the ids of the rendered observation. Turn k draws from the seed of the request and k. An
-    environment's answer counts `environment.lag_polls` polls after its turn has ended, and is waited for if it is
-    late, so that episodes do not depend on the environment's speed; with `rollout.clock: arrival` it counts when it
-    has arrived.
+    The tokens that are trained are those that were sampled: the prompt of turn k + 1 is the prompt
+    of turn k, the ids sampled in turn k, and the ids of the rendered observation. Turn k draws from
+    the seed of the request and k. An environment's answer counts `environment.lag_polls` polls
+    after its turn has ended, and is waited for if it is late, so that episodes do not depend on the
+    environment's speed; with `rollout.clock: arrival` it counts when it has arrived.
 
-    `max_new_tokens` of a request bounds the tokens sampled in all turns. A turn that is cut at a limit is not
-    answered: the episode ends, with `finish` `length`.
+    `max_new_tokens` of a request bounds the tokens sampled in all turns. A turn that is cut at a
+    limit is not answered: the episode ends, with `finish` `length`.
     """
 
     plays_episodes = True
@@ -120,17 +127,20 @@ class EpisodeEngine:
     ) -> None:
         """`starts` opens the episodes, and has given the problems of the requests their prompts.
 
-        `warn` gets a line for the first of the first episodes that is not as the chat template writes it.
+        `warn` gets a line for the first of the first episodes that is not as the chat template
+        writes it.
 
-        `clock` decides at which poll an answer counts; None: `environment.lag_polls` after its turn has ended.
+        `clock` decides at which poll an answer counts; None: `environment.lag_polls` after its turn
+        has ended.
 
-        Raises ConfigError if `environment.max_observation_tokens` has no room for a text in the chat template.
+        Raises ConfigError if `environment.max_observation_tokens` has no room for a text in the
+        chat template.
         """
         self._max_text_tokens = config.max_observation_tokens - renderer.overhead
         if self._max_text_tokens < 1:
             raise ConfigError(
-                f"environment.max_observation_tokens={config.max_observation_tokens} has no room for an observation: "
-                f"{renderer.name} puts {renderer.overhead} tokens around it"
+                f"environment.max_observation_tokens={config.max_observation_tokens} has no room"
+                f" for an observation: {renderer.name} puts {renderer.overhead} tokens around it"
             )
         self._engine = engine
         self._pool = pool
@@ -145,7 +155,9 @@ class EpisodeEngine:
         self._sampling: dict[str, _Running] = {}
         """The episodes whose turn is being sampled, by the id of its request."""
         self._answering: deque[tuple[int, _Running, Future[Answer]]] = deque()
-        """The episodes whose environment is answering, each with the poll at which the answer counts."""
+        """The episodes whose environment is answering, each with the poll at which the answer
+        counts.
+        """
 
     @property
     def turn_engine(self) -> RolloutEngine:
@@ -170,7 +182,9 @@ class EpisodeEngine:
         self._engine.submit(turns)
 
     def poll(self) -> list[Generation]:
-        """Advance the turns by one poll of their engine, and return the episodes that have ended."""
+        """Advance the turns by one poll of their engine, and return the episodes that have
+        ended.
+        """
         self._polls += 1
         if self._sampling:
             for generation in self._engine.poll():
@@ -187,9 +201,17 @@ class EpisodeEngine:
     def _due_answers(self) -> "list[tuple[_Running, Future[Answer]]]":
         """Remove the answers that count at this poll from those that are waited for."""
         if self._clock.is_by_arrival:
-            waiting = {f"{each.request.id}/{each.handle.num_calls}": future for _, each, future in self._answering}
-            taken = {id(waiting[name]) for name in self._clock.take("environment", waiting, is_idle=not self._sampling)}
-            due = [(running, future) for _, running, future in self._answering if id(future) in taken]
+            waiting = {
+                f"{each.request.id}/{each.handle.num_calls}": future
+                for _, each, future in self._answering
+            }
+            taken = {
+                id(waiting[name])
+                for name in self._clock.take("environment", waiting, is_idle=not self._sampling)
+            }
+            due = [
+                (running, future) for _, running, future in self._answering if id(future) in taken
+            ]
             self._answering = deque(each for each in self._answering if id(each[2]) not in taken)
             return due
         due = []
@@ -206,7 +228,9 @@ class EpisodeEngine:
         return [self._end(self._running[name], "aborted") for name in request_ids]
 
     def suspend(self, request_ids: Sequence[str]) -> list[Generation | Unfinished]:
-        """Stop these episodes; one that waits for its environment goes on waiting, and is not asked again."""
+        """Stop these episodes; one that waits for its environment goes on waiting, and is not asked
+        again.
+        """
         chosen = {id(self._running[name]) for name in request_ids}
         partial: dict[int, Generation] = {}
         turns = [turn for turn, running in self._sampling.items() if id(running) in chosen]
@@ -217,20 +241,29 @@ class EpisodeEngine:
                 partial[id(running)] = generation
             else:
                 self._answer_turn(running, generation)
-        lags = {id(running): due - self._polls for due, running, _ in self._answering if id(running) in chosen}
+        lags = {
+            id(running): due - self._polls
+            for due, running, _ in self._answering
+            if id(running) in chosen
+        }
         self._answering = deque(each for each in self._answering if id(each[1]) not in chosen)
         found: list[Generation | Unfinished] = []
         for name in request_ids:
             running = self._running.pop(name)
             if id(running) in partial:
                 running.add_tokens(partial[id(running)])
-            state, handle = running.generation(running.finish), running.handle
+            state = running.generation(running.finish)
+            handle = running.handle
             found.append(Unfinished(state, lags.get(id(running)), handle, handle.num_calls))
         return found
 
     def resume(self, requests: Sequence[GenerationRequest], parts: Sequence[Unfinished]) -> None:
-        """Go on with suspended episodes. Those that are not open in this process are rebuilt by their calls."""
-        turns, begun = [], []
+        """Go on with suspended episodes.
+
+        Those that are not open in this process are rebuilt by their calls.
+        """
+        turns = []
+        begun = []
         for request, part in zip(requests, parts, strict=True):
             assert request.problem is not None
             is_open = part.handle is not None and part.handle.num_calls == part.num_calls
@@ -258,7 +291,8 @@ class EpisodeEngine:
 
     def _next_turn(self, running: _Running) -> GenerationRequest:
         """The request for the next turn of an episode."""
-        request, turn = running.request, running.num_turns
+        request = running.request
+        turn = running.num_turns
         left = request.max_new_tokens - running.num_sampled
         limit = self._config.max_turn_tokens
         follows = replace(
@@ -293,10 +327,18 @@ class EpisodeEngine:
         self._answering.append((self._polls + self._config.lag_polls, running, future))
 
     def _use_answer(
-        self, running: _Running, answer: Answer, turns: list[GenerationRequest], ended: list[Generation]
+        self,
+        running: _Running,
+        answer: Answer,
+        turns: list[GenerationRequest],
+        ended: list[Generation],
     ) -> None:
         """Go on by an environment's answer: to the next turn, or to the end of the episode."""
-        running.error = answer.get("error") or self._difference_of_prompt(running) or _difference_of_rewards(running)
+        running.error = (
+            answer.get("error")
+            or self._difference_of_prompt(running)
+            or _difference_of_rewards(running)
+        )
         if running.error is not None:
             ended.append(self._end(running, running.finish))
             return
@@ -316,16 +358,25 @@ class EpisodeEngine:
             running.finish = "stop" if num_left else "length"
             self._cut(running)
             return
-        role, observation = "tool" if answer["tool_calls"] else "user", answer["observation"]
+        role = "tool" if answer["tool_calls"] else "user"
+        observation = answer["observation"]
         try:
             ids = self._renderer.following(
-                observation, ended=True, role=role, end_id=running.token_ids[-1], limit=self._max_text_tokens
+                observation,
+                ended=True,
+                role=role,
+                end_id=running.token_ids[-1],
+                limit=self._max_text_tokens,
             )
         except DataError as error:
             running.error = str(error)
             ended.append(self._end(running, "stop"))
             return
-        given = [{"role": role, "content": observation}] if isinstance(observation, str) else observation
+        given = (
+            [{"role": role, "content": observation}]
+            if isinstance(observation, str)
+            else observation
+        )
         shown = [
             {
                 key: self._renderer.shortened(each[key], self._max_text_tokens)
@@ -338,27 +389,39 @@ class EpisodeEngine:
         turns.append(self._next_turn(running))
 
     def _difference_of_prompt(self, running: _Running) -> str | None:
-        """The reason why the environment's own prompt is not the one that was encoded; None if it is."""
+        """The reason why the environment's own prompt is not the one that was encoded; None if it
+        is.
+        """
         problem = running.request.problem
         assert problem is not None
         return self._starts.difference(problem, running.handle.reset.result()["prompt"])
 
     def _compare(self, running: _Running) -> None:
-        """Warn of an episode whose last turn was sampled behind another text than the chat template's own."""
+        """Warn of an episode whose last turn was sampled behind another text than the chat
+        template's own.
+        """
         request = running.request
-        if running.num_turns < 2 or running.error is not None or request.problem is None or self._warn is None:
+        if (
+            running.num_turns < 2
+            or running.error is not None
+            or request.problem is None
+            or self._warn is None
+        ):
             return
         self._to_compare -= 1
         before = running.sampled[-1][0]
         ids = (*request.prompt_ids, *running.token_ids[:before])
-        last = max(i for i, message in enumerate(running.messages) if message["role"] == "assistant")
+        last = max(
+            i for i, message in enumerate(running.messages) if message["role"] == "assistant"
+        )
         difference = self._renderer.difference(request.problem, running.messages[:last], ids)
         if difference is None:
             return
         self._to_compare = 0
         self._warn(
-            f"an episode of problem {request.problem.id} is not what {self._renderer.name} writes for its messages: "
-            f"{difference}; the policy trains behind the tokens that it has seen, and a chat client would send others"
+            f"an episode of problem {request.problem.id} is not what {self._renderer.name} writes"
+            f" for its messages: {difference}; the policy trains behind the tokens that it has"
+            " seen, and a chat client would send others"
         )
 
     def _end(self, running: _Running, finish: Finish) -> Generation:
@@ -369,19 +432,28 @@ class EpisodeEngine:
         return running.generation(finish)
 
 
-def _restored(request: GenerationRequest, part: Unfinished, handle: EpisodeHandle) -> tuple[_Running, Generation]:
-    """An episode as it was suspended, without the tokens of an unfinished turn, and these as a generation."""
+def _restored(
+    request: GenerationRequest, part: Unfinished, handle: EpisodeHandle
+) -> tuple[_Running, Generation]:
+    """An episode as it was suspended, without the tokens of an unfinished turn, and these as a
+    generation.
+    """
     state = part.generation
-    episode, count = state.episode, len(state.token_ids)
+    episode = state.episode
+    count = len(state.token_ids)
     assert episode is not None
     sampled = list(state.sampled if state.sampled is not None else ((0, count),) if count else ())
     begin = count
-    if part.lag is None and sampled and sampled[-1][1] == count:  # else a turn has begun without a token yet
+    # else a turn has begun without a token yet
+    if part.lag is None and sampled and sampled[-1][1] == count:
         begin, _ = sampled.pop()
     versions = state.versions or ((0, state.version),)
     before = tuple(each for each in versions if each[0] < begin)
     within = [version for start, version in versions if start <= begin][-1]
-    after = ((0, within), *((start - begin, version) for start, version in versions if start > begin))
+    after = (
+        (0, within),
+        *((start - begin, version) for start, version in versions if start > begin),
+    )
     running = _Running(
         request,
         handle,
@@ -399,7 +471,9 @@ def _restored(request: GenerationRequest, part: Unfinished, handle: EpisodeHandl
         finish=state.finish,
     )
     rest = array("i", state.token_ids[begin:]), float_array(state.logprobs[begin:])
-    return running, Generation("", *rest, "aborted", within, versions=after if len(after) > 1 else None)
+    return running, Generation(
+        "", *rest, "aborted", within, versions=after if len(after) > 1 else None
+    )
 
 
 def _repeat_calls(running: _Running) -> None:
@@ -415,7 +489,11 @@ def _repeat_calls(running: _Running) -> None:
 
 def _difference_of_rewards(running: _Running) -> str | None:
     """The reason why a rebuilt episode is not the one that it was; None if it is."""
-    repeated, running.repeated = running.repeated, []
+    repeated = running.repeated
+    running.repeated = []
     if all((answer.result().get("reward") or 0.0) == reward for answer, reward in repeated):
         return None
-    return "the environment is no function of its seed and its actions: a repeated turn was paid differently"
+    return (
+        "the environment is no function of its seed and its actions: a repeated turn was paid"
+        " differently"
+    )

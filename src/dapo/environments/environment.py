@@ -26,7 +26,9 @@ class StepResult:
     """
 
     observation: str | Sequence[Message] = ""
-    """The text that the policy reads next; a text is one message of role `tool` after a tool call, else `user`."""
+    """The text that the policy reads next; a text is one message of role `tool` after a tool call,
+    else `user`.
+    """
     reward: float | None = None
     """The reward of this turn; None: 0."""
     done: bool = False
@@ -40,7 +42,10 @@ class StepResult:
 
 
 class Environment(Protocol):
-    """Plays one episode at a time. Every answer is a function of the problem, the seed and the actions so far."""
+    """Plays one episode at a time.
+
+    Every answer is a function of the problem, the seed and the actions so far.
+    """
 
     def reset(self, problem: Problem, seed: int) -> str | Sequence[Message] | None:
         """Begin an episode. Returns the prompt; None: the problem's own prompt."""
@@ -49,22 +54,36 @@ class Environment(Protocol):
         """Answer the text of a turn."""
 
     def end(self) -> StepResult:
-        """Pay the last reward of an episode that is cut because no tokens or turns are left. Optional."""
+        """Pay the last reward of an episode that is cut because no tokens or turns are left.
+
+        Optional.
+        """
 
     def close(self) -> None:
         """Free the episode's resources. Optional."""
 
 
 def prompt_to_json(prompt: Any) -> Any:
-    """Check what `reset` returned. Raises TypeError if it is neither None, a text nor a list of messages."""
+    """Check what `reset` returned.
+
+    Raises TypeError if it is neither None, a text nor a list of messages.
+    """
     if prompt is None or isinstance(prompt, str):
         return prompt
     is_list = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
-    if not is_list or not prompt or not all(isinstance(message, Mapping) and _has_role(message) for message in prompt):
+    if (
+        not is_list
+        or not prompt
+        or not all(isinstance(message, Mapping) and _has_role(message) for message in prompt)
+    ):
         expected = "a text or a list of messages with the texts `role` and `content`"
-        raise TypeError(f"reset returned {type(prompt).__name__} {str(prompt)[:80]!r}, expected {expected}")
+        raise TypeError(
+            f"reset returned {type(prompt).__name__} {str(prompt)[:80]!r}, expected {expected}"
+        )
     try:
-        messages = [dict(as_message(message, f"message {i}")) for i, message in enumerate(prompt, start=1)]
+        messages = [
+            dict(as_message(message, f"message {i}")) for i, message in enumerate(prompt, start=1)
+        ]
     except DataError as error:
         raise TypeError(f"reset returned messages that cannot be shown: {error}") from None
     json.dumps(messages)  # they are sent to another process
@@ -72,14 +91,19 @@ def prompt_to_json(prompt: Any) -> Any:
 
 
 def _has_role(message: Mapping[Any, Any]) -> bool:
-    """Return True if a message has a role and a content; that of calls may be null or a list of parts."""
+    """Return True if a message has a role and a content; that of calls may be null or a list of
+    parts.
+    """
     if not isinstance(message.get("role"), str) or "content" not in message:
         return False
     return isinstance(message["content"], str | list | None)
 
 
 def result_to_json(result: Any) -> dict[str, Any]:
-    """Check a StepResult, and return its fields as JSON values. Raises TypeError or ValueError with the reason."""
+    """Check a StepResult, and return its fields as JSON values.
+
+    Raises TypeError or ValueError with the reason.
+    """
     if not isinstance(result, StepResult):
         raise TypeError(f"expected a StepResult, got {type(result).__name__}")
     observation = result.observation
@@ -87,11 +111,16 @@ def result_to_json(result: Any) -> dict[str, Any]:
         observation = _messages(observation, "the observation is")
     reward = result.reward
     if isinstance(reward, str | bytes):
-        raise TypeError(f"the reward is {type(reward).__name__} {quoted(reward)}, expected a number or None")
+        raise TypeError(
+            f"the reward is {type(reward).__name__} {quoted(reward)}, expected a number or None"
+        )
     if reward is not None:
         reward = float(reward)
         if not math.isfinite(reward) or abs(reward) > MAX_SCORE:
-            raise ValueError(f"the reward is {reward:g}, expected a finite number of at most {MAX_SCORE:g} in size")
+            raise ValueError(
+                f"the reward is {reward:g}, expected a finite number of at most {MAX_SCORE:g} in"
+                " size"
+            )
     return {
         "observation": observation,
         "reward": reward,
@@ -124,4 +153,6 @@ def _messages(value: Any, what: str) -> list[dict[str, str]]:
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(value.get(name), str) for name in ("role", "content"))
+    return isinstance(value, Mapping) and all(
+        isinstance(value.get(name), str) for name in ("role", "content")
+    )

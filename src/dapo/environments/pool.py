@@ -26,21 +26,30 @@ if TYPE_CHECKING:
 
 STARTUP_S = 60.0  # time limit for a worker to import its environment
 Answer = Mapping[str, Any]
-"""The answer to a call: the fields of a StepResult, `{"prompt": ...}` after `reset`, or `{"error": reason}`."""
+"""The answer to a call: the fields of a StepResult, `{"prompt": ...}` after `reset`, or `{"error":
+reason}`.
+"""
 
 
 class EpisodeHandle:
-    """An episode in one of the pool's workers. Its calls are answered in order, each by a future."""
+    """An episode in one of the pool's workers.
+
+    Its calls are answered in order, each by a future.
+    """
 
     def __init__(self, pool: "EnvironmentPool", name: str, problem: Problem, seed: int) -> None:
-        self._pool, self.name, self.num_calls = pool, name, 0
+        self._pool = pool
+        self.name = name
+        self.num_calls = 0
         self.calls: list[tuple[dict[str, Any], Answer]] = []
         """The answered calls, from which another process can rebuild the episode."""
         self.process: WorkerProcess | None = None
         self.error: str | None = None
         """The reason why the episode cannot go on."""
         reading = {"form": pool.call_form, "begun": pool.begun}
-        self.reset = self._submit({"call": "reset", "problem": problem_to_json(problem), "seed": seed, **reading})
+        self.reset = self._submit(
+            {"call": "reset", "problem": problem_to_json(problem), "seed": seed, **reading}
+        )
         """The answer of `reset`."""
 
     def step(self, action: str) -> "Future[Answer]":
@@ -67,13 +76,15 @@ class _Call:
 
 
 class EnvironmentPool:
-    """Plays episodes in `environment.workers` processes, on whose number and order no answer depends.
+    """Plays episodes in `environment.workers` processes, on whose number and order no answer
+    depends.
 
-    Each call may take `environment.timeout_s`. A process that exceeds a limit, dies or changes its own state is killed
-    with its children and replaced: the episode that it was serving ends with an error, and its other episodes are
-    rebuilt in the new process by repeating their calls. A repeated call that is answered differently is an error of
-    that episode: its environment is no function of its seed and its actions. If a signal killed the process, the call
-    is repeated, too, up to MAX_RETRIES times.
+    Each call may take `environment.timeout_s`. A process that exceeds a limit, dies or changes its
+    own state is killed with its children and replaced: the episode that it was serving ends with an
+    error, and its other episodes are rebuilt in the new process by repeating their calls. A
+    repeated call that is answered differently is an error of that episode: its environment is no
+    function of its seed and its actions. If a signal killed the process, the call is repeated, too,
+    up to MAX_RETRIES times.
     """
 
     def __init__(
@@ -84,33 +95,48 @@ class EnvironmentPool:
         startup_s: float = STARTUP_S,
         output: VerifierOutput | None = None,
     ) -> None:
-        """Start the workers and wait for the first one. Raises ConfigError if the environment cannot be used."""
+        """Start the workers and wait for the first one.
+
+        Raises ConfigError if the environment cannot be used.
+        """
         spec = {"name": config.name, "options": config.options, "tools": list(config.tools)}
         try:
             init_message = encode({"spec": spec, **import_locations()})
         except (TypeError, ValueError) as error:
             raise ConfigError(f"environment.options must be JSON values: {error}") from None
-        self._timeout_s, self.output = config.timeout_s, output
+        self._timeout_s = config.timeout_s
+        self.output = output
         self._starter = WorkerStarter(
             init_message,
             module="dapo.environments.worker",
-            environment=needed_environment({str(name): config.options for name in (config.name, *config.tools)}),
+            environment=needed_environment(
+                {str(name): config.options for name in (config.name, *config.tools)}
+            ),
             memory_gib=memory_gib,
             startup_s=startup_s,
             output=output,
             kind="environment",
         )
-        self._queues: list[queue.SimpleQueue[_Call | None]] = [queue.SimpleQueue() for _ in range(config.workers)]
+        self._queues: list[queue.SimpleQueue[_Call | None]] = [
+            queue.SimpleQueue() for _ in range(config.workers)
+        ]
         self._lock = threading.Lock()
-        self._closed, self._num_opened = False, 0
+        self._closed = False
+        self._num_opened = 0
         self.call_form: CallForm | None = None
-        """The form of tool calls in the model's chat template; set before the first episode if there are tools."""
+        """The form of tool calls in the model's chat template; set before the first episode if
+        there are tools.
+        """
         self.begun = ""
-        """The beginning of each turn that the prompt holds, such as the mark of a thought; set like `call_form`."""
+        """The beginning of each turn that the prompt holds, such as the mark of a thought; set like
+        `call_form`.
+        """
         self._call_s = 0.0
         started: Future[WorkerProcess] = Future()
         self._threads = [
-            threading.Thread(target=self._serve, args=(calls, started), daemon=True, name=f"dapo-environment-{i}")
+            threading.Thread(
+                target=self._serve, args=(calls, started), daemon=True, name=f"dapo-environment-{i}"
+            )
             for i, calls in enumerate(self._queues)
         ]
         for thread in self._threads:
@@ -120,7 +146,11 @@ class EnvironmentPool:
             """The schemas of the environment's tools, for the chat template."""
         except RewardError as error:
             self.close()
-            where = f"environment.name={config.name}: " if str(error).startswith("the worker process") else ""
+            where = (
+                f"environment.name={config.name}: "
+                if str(error).startswith("the worker process")
+                else ""
+            )
             raise ConfigError(f"{where}{error}") from None
 
     @property
@@ -128,7 +158,9 @@ class EnvironmentPool:
         return self._starter.pids
 
     def read_calls_as(self, renderer: "TurnRenderer") -> None:
-        """Read tool calls in the form of this renderer's chat template, in all episodes that are opened from now on."""
+        """Read tool calls in the form of this renderer's chat template, in all episodes that are
+        opened from now on.
+        """
         self.call_form = None if renderer.calls is None else renderer.calls.form
         self.begun = renderer.begun
 
@@ -144,7 +176,9 @@ class EnvironmentPool:
         try:
             return EpisodeHandle(self, name, problem, seed)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"problem {problem.id!r} has a field that is not JSON: {error}") from None
+            raise ConfigError(
+                f"problem {problem.id!r} has a field that is not JSON: {error}"
+            ) from None
 
     def submit(self, episode: EpisodeHandle, message: dict[str, Any]) -> "Future[Answer]":
         """Queue a call of an episode, see EpisodeHandle."""
@@ -160,7 +194,8 @@ class EnvironmentPool:
     def pop_call_s(self) -> float:
         """The seconds that workers spent in calls since the last read."""
         with self._lock:
-            seconds, self._call_s = self._call_s, 0.0
+            seconds = self._call_s
+            self._call_s = 0.0
         return seconds
 
     def close(self) -> None:
@@ -183,7 +218,9 @@ class EnvironmentPool:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _serve(self, calls: "queue.SimpleQueue[_Call | None]", started: "Future[WorkerProcess]") -> None:
+    def _serve(
+        self, calls: "queue.SimpleQueue[_Call | None]", started: "Future[WorkerProcess]"
+    ) -> None:
         """Run the thread of one worker."""
         standby: list[WorkerProcess] = []
         worker, reason = self._starter.spawn(standby)
@@ -239,7 +276,9 @@ class EnvironmentPool:
             return self._used(call, answer, worker), answer
         raise AssertionError("the last try returns")
 
-    def _used(self, call: _Call, answer: dict[str, Any], worker: WorkerProcess) -> WorkerProcess | None:
+    def _used(
+        self, call: _Call, answer: dict[str, Any], worker: WorkerProcess
+    ) -> WorkerProcess | None:
         """Record an answer; returns the worker for the next call."""
         call.episode.process = worker
         if "error" in answer:
@@ -252,22 +291,30 @@ class EnvironmentPool:
         return None
 
     def _rebuild(self, episode: EpisodeHandle, worker: WorkerProcess) -> dict[str, Any] | None:
-        """Repeat the calls of an episode that another process has answered; a different answer is an error."""
+        """Repeat the calls of an episode that another process has answered; a different answer is
+        an error.
+        """
         if episode.process is worker:
             return None
         for index, (message, expected) in enumerate(episode.calls):
             if self._exchange(worker, message) != expected:
                 name = f"call {index} ({message['call']})"
-                reason = f"the environment is no function of its seed and its actions: {name} was answered differently"
+                reason = (
+                    f"the environment is no function of its seed and its actions: {name} was"
+                    " answered differently"
+                )
                 return {"error": reason}
         return None
 
     def _exchange(self, worker: WorkerProcess, message: Mapping[str, Any]) -> dict[str, Any]:
         slow_s = self._timeout_s
-        answer = worker.call(encode(message), self._timeout_s, slow_s=slow_s, when_slow=lambda: None)
+        answer = worker.call(
+            encode(message), self._timeout_s, slow_s=slow_s, when_slow=lambda: None
+        )
         try:
             return _checked(message["call"], answer)
-        except (TypeError, ValueError, LookupError) as error:  # user code has written to the connection
+        # user code has written to the connection
+        except (TypeError, ValueError, LookupError) as error:
             raise WorkerLost(f"the worker process sent an invalid answer ({error})") from None
 
 

@@ -1,4 +1,6 @@
-"""The tokens between the turns of an episode: appended to the sampled ones, which are never encoded again."""
+"""The tokens between the turns of an episode: appended to the sampled ones, which are never encoded
+again.
+"""
 
 import json
 import re
@@ -19,29 +21,48 @@ if TYPE_CHECKING:
 
 Chat: TypeAlias = list[dict[str, Any]]
 
-_START, _END = "\udc00", "\udc01"
-"""Surrogates around the text of an observation in a rendered conversation; no text that is encoded has any."""
+_START = "\udc00"
+_END = "\udc01"
+"""Surrogates around the text of an observation in a rendered conversation; no text that is encoded
+has any.
+"""
 _TURN = "\udc02"
 """The text of a turn of which the rendered conversation shows the end."""
 _CALL = ToolCall("sentinel_tool", {"sentinel": _TURN})
-_CALL_PARAMETERS = {"type": "object", "properties": {"sentinel": {"type": "string"}}, "required": ["sentinel"]}
-_CALL_SCHEMA = {"type": "function", "function": {"name": _CALL.name, "parameters": _CALL_PARAMETERS}}
-_THOUGHT, _QUESTION, _ANSWER = "a thought", "a question", "an answer"
+_CALL_PARAMETERS = {
+    "type": "object",
+    "properties": {"sentinel": {"type": "string"}},
+    "required": ["sentinel"],
+}
+_CALL_SCHEMA = {
+    "type": "function",
+    "function": {"name": _CALL.name, "parameters": _CALL_PARAMETERS},
+}
+_THOUGHT = "a thought"
+_QUESTION = "a question"
+_ANSWER = "an answer"
 _TURNS_OF_A_PROOF = 8
-"""The turns of the longest conversation that is rendered to prove that a template keeps earlier turns."""
+"""The turns of the longest conversation that is rendered to prove that a template keeps earlier
+turns.
+"""
 _MARKS_OF_A_TEMPLATE = 48
-"""The most string constants of a template that are tried in a turn; of those, 12 also in pairs around a thought."""
+"""The most string constants of a template that are tried in a turn; of those, 12 also in pairs
+around a thought.
+"""
 _PAIRED_MARKS = 12
 _CHARS_PER_TOKEN = 16
-"""A text with more characters for each token of its limit is cut by characters first: encoding it takes seconds."""
+"""A text with more characters for each token of its limit is cut by characters first: encoding it
+takes seconds.
+"""
 
 
 class TurnRenderer:
-    r"""Gives the ids behind an assistant's turn: the observation in the chat template, and the next turn's header.
+    r"""Gives the ids behind an assistant's turn: the observation in the chat template, and the next
+    turn's header.
 
-    The constructor renders conversations to prove that the template can be continued: it leaves earlier turns as
-    sampled, but for white space around them, and what it puts behind a turn does not depend on the history. Without a
-    chat template, an observation stands between two newlines.
+    The constructor renders conversations to prove that the template can be continued: it leaves
+    earlier turns as sampled, but for white space around them, and what it puts behind a turn does
+    not depend on the history. Without a chat template, an observation stands between two newlines.
 
     Example: with ChatML, `following("8798", ended=True)` are the ids of
     `\n<|im_start|>user\n8798<|im_end|>\n<|im_start|>assistant\n`.
@@ -56,41 +77,57 @@ class TurnRenderer:
         history: Literal["exact", "append"] = "exact",
         roles: Sequence[str] | None = None,
     ) -> None:
-        """Find the template's end of a turn and its form of calls, and prove that it can be continued.
+        """Find the template's end of a turn and its form of calls, and prove that it can be
+        continued.
 
         Args:
             tokenizer: the model's tokenizer.
             config: the section `data`.
             tools: schemas by `calls.tool_schema`; the prompts show them.
-            history: `append` accepts a template that rewrites earlier turns, too, and keeps them as sampled.
+            history: `append` accepts a template that rewrites earlier turns, too, and keeps them as
+            sampled.
             roles: the roles that observations have; by default `user`, and with tools also `tool`.
 
         Raises:
-            DataError: the template rewrites earlier turns, cannot be continued, or writes calls in an unknown form.
+            DataError: the template rewrites earlier turns, cannot be continued, or writes calls in
+            an unknown form.
         """
         self._tokenizer = tokenizer
         self._config = config
         self.is_exact = history == "exact"
-        """Whether a conversation of turns and observations is the template's own rendering of it."""
-        self.name = f"the chat template of {tokenizer.name_or_path.rstrip('/').rpartition('/')[2] or 'the model'}"
+        """Whether a conversation of turns and observations is the template's own rendering of it.
+        """
+        self.name = (
+            "the chat template of"
+            f" {tokenizer.name_or_path.rstrip('/').rpartition('/')[2] or 'the model'}"
+        )
         self.prompts = PromptEncoder(tokenizer, config)
-        """Encodes prompts with the tools: in the template, or at the end of the problem. A run has no other encoder."""
+        """Encodes prompts with the tools: in the template, or at the end of the problem.
+
+        A run has no other encoder.
+        """
         self.calls: CallReader | None = None
         """Reads the tool calls of a turn; None without tools."""
         if tools:
             self._add_tools(config, tools)
         end = self.prompts.turn_end
-        self._turn_end = TextEnd(tokenizer, None if end is None else end.token_id, part_of_text=CALL_MARKS)
+        self._turn_end = TextEnd(
+            tokenizer, None if end is None else end.token_id, part_of_text=CALL_MARKS
+        )
         self._end = "" if end is None else self._token_text(end.token_id)
         self._before_end = end.text.partition(self._end)[0] if end is not None and self._end else ""
         self._anchor = self._end or self._token_text(tokenizer.eos_token_id)
         self._find_special_texts()
         self.begun = begun_text(self.prompts)
-        """The beginning of each turn that the prompt holds behind its header, such as `<think>`; often nothing."""
+        """The beginning of each turn that the prompt holds behind its header, such as `<think>`;
+        often nothing.
+        """
         if self.calls is not None:
             self.calls = CallReader(self.calls.form, tools, begun=self.begun)
         self.roles = {role: role for role in roles or (["user", "tool"] if tools else ["user"])}
-        """The template's role for each role of an observation: `user` for `tool` if the template has no such role."""
+        """The template's role for each role of an observation: `user` for `tool` if the template
+        has no such role.
+        """
         if self.prompts.uses_template:
             if "tool" in self.roles and self._behind([_message("tool")]) is None:
                 self.roles["tool"] = "user"
@@ -99,7 +136,9 @@ class TurnRenderer:
                 if history == "exact":
                     self._prove_history(role, behind)
         self.overhead = max(len(self.following("x", ended=True, role=role)) for role in self.roles)
-        """The number of tokens around the text of one observation; with the text's, a bound of those behind a turn."""
+        """The number of tokens around the text of one observation; with the text's, a bound of
+        those behind a turn.
+        """
 
     def following(
         self,
@@ -116,15 +155,24 @@ class TurnRenderer:
             observation: messages with `role` and `content`, or the text of one message.
             ended: the turn's last id is its end; otherwise the end comes first.
             role: the role of an observation that is a text.
-            end_id: the turn's last id, which is not repeated where the next message begins with it, as in GLM's format.
-            limit: the most tokens of all texts, which are shortened; the result has at most `limit + overhead`.
+            end_id: the turn's last id, which is not repeated where the next message begins with it,
+            as in GLM's format.
+            limit: the most tokens of all texts, which are shortened; the result has at most `limit
+            + overhead`.
 
         Raises:
             DataError: a message has another role or no text, or the template rejects the messages.
         """
-        given = [{"role": role, "content": observation}] if isinstance(observation, str) else observation
+        given = (
+            [{"role": role, "content": observation}]
+            if isinstance(observation, str)
+            else observation
+        )
         if limit is not None and len(given) > limit + self.overhead:  # rendering them takes minutes
-            raise DataError(f"an observation of {len(given):,} messages is longer than {limit} tokens; join them")
+            raise DataError(
+                f"an observation of {len(given):,} messages is longer than {limit} tokens; join"
+                " them"
+            )
         messages = [self._checked(message) for message in given]
         room = limit
         while True:
@@ -134,16 +182,27 @@ class TurnRenderer:
             if limit is None or room is None or len(ids) <= limit + self.overhead:
                 return ids
             if room == 0:
-                raise DataError(f"{len(messages)} messages without text are longer than {limit} tokens")
+                raise DataError(
+                    f"{len(messages)} messages without text are longer than {limit} tokens"
+                )
             room = max(0, room - (len(ids) - limit - self.overhead))
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of one turn up to its end; with tools, special tokens of a call are part of it."""
-        return self.prompts.decode(ids) if self.calls is None else self.prompts.decode_prompt(self._turn_end.cut(ids))
+        """The text of one turn up to its end; with tools, special tokens of a call are part of
+        it.
+        """
+        return (
+            self.prompts.decode(ids)
+            if self.calls is None
+            else self.prompts.decode_prompt(self._turn_end.cut(ids))
+        )
 
     def shortened(self, text: str, limit: int) -> str:
-        """The text in at most `limit` tokens: of a longer one both ends, and the length of the cut between them."""
-        text, half = _clean(text), limit * _CHARS_PER_TOKEN // 2
+        """The text in at most `limit` tokens: of a longer one both ends, and the length of the cut
+        between them.
+        """
+        text = _clean(text)
+        half = limit * _CHARS_PER_TOKEN // 2
         by_tokens = len(text) <= 2 * half
         head = self._plain(text if by_tokens else text[:half])
         if by_tokens and len(head) <= limit:
@@ -151,22 +210,31 @@ class TurnRenderer:
         tail = head if by_tokens else self._plain(text[len(text) - half :])
         kept = limit
         while kept > 0:
-            first = self.prompts.decode_prompt(head[: (kept + 1) // 2]).rstrip("\ufffd")  # half of a character
+            # half of a character
+            first = self.prompts.decode_prompt(head[: (kept + 1) // 2]).rstrip("\ufffd")
             last = self.prompts.decode_prompt(tail[len(tail) - kept // 2 :]).lstrip("\ufffd")
-            count = f"{len(head) - kept:,} tokens" if by_tokens else f"{len(text) - len(first + last):,} characters"
+            count = (
+                f"{len(head) - kept:,} tokens"
+                if by_tokens
+                else f"{len(text) - len(first + last):,} characters"
+            )
             result = f"{first}\n[... {count} left out ...]\n{last}"
             excess = len(self._plain(result)) - limit
             if excess <= 0:
                 return result
             kept -= excess
-        starts = (self.prompts.decode_prompt(head[:length]).rstrip("\ufffd") for length in range(limit, 0, -1))
+        starts = (
+            self.prompts.decode_prompt(head[:length]).rstrip("\ufffd")
+            for length in range(limit, 0, -1)
+        )
         return next((start for start in starts if len(self._plain(start)) <= limit), "")
 
     # --- tools
 
     def _add_tools(self, config: "DataConfig", tools: Sequence[dict[str, Any]]) -> None:
         """Put the tools into the prompts, and find the form of their calls."""
-        plain, self.prompts = self.prompts, PromptEncoder(self._tokenizer, config, tools=tools)
+        plain = self.prompts
+        self.prompts = PromptEncoder(self._tokenizer, config, tools=tools)
         shown = self._render(self._history(1)) if plain.uses_template else None
         if shown is not None and all(tool["function"]["name"] in shown for tool in tools):
             form = self._call_form(default="hermes" if "<tool_call>" in shown else None)
@@ -174,11 +242,16 @@ class TurnRenderer:
             self.prompts = plain
             form = self._call_form(default="hermes")
             instruction = "\n\n".join(filter(None, [tool_text(tools, form), config.instruction]))
-            self.prompts = PromptEncoder(self._tokenizer, config.model_copy(update={"instruction": instruction}))
+            self.prompts = PromptEncoder(
+                self._tokenizer, config.model_copy(update={"instruction": instruction})
+            )
         self.calls = CallReader(form, tools)
 
     def _call_form(self, *, default: CallForm | None) -> CallForm:
-        """The form in which the template writes a call, `default` if it writes none. Raises DataError."""
+        """The form in which the template writes a call, `default` if it writes none.
+
+        Raises DataError.
+        """
         prompt = self._render(self._history(1)) or ""
         written = None
         for turn in _calling_messages(1):
@@ -187,20 +260,34 @@ class TurnRenderer:
                 continue
             if CallReader("hermes", [_CALL_SCHEMA]).read(call) == [_CALL]:
                 return "hermes"
-            if text.startswith(prompt) and CallReader("llama", [_CALL_SCHEMA]).read(text[len(prompt) :]) == [_CALL]:
+            if text.startswith(prompt) and CallReader("llama", [_CALL_SCHEMA]).read(
+                text[len(prompt) :]
+            ) == [_CALL]:
                 return "llama"
             written = written or call
         if default is None or written is not None:
-            found = "has tools, and writes no calls" if written is None else f"writes tool calls as {quoted(written)}"
-            raise DataError(f"{self.name} {found}; calls are read as {' or '.join(EXAMPLES.values())}")
+            found = (
+                "has tools, and writes no calls"
+                if written is None
+                else f"writes tool calls as {quoted(written)}"
+            )
+            raise DataError(
+                f"{self.name} {found}; calls are read as {' or '.join(EXAMPLES.values())}"
+            )
         return default
 
     # --- the text behind a turn
 
     def _history(self, questions: int, answer: str = _ANSWER) -> Chat:
-        """A conversation of this number of questions, all but the last with an answer, as a run's prompts begin."""
+        """A conversation of this number of questions, all but the last with an answer, as a run's
+        prompts begin.
+        """
         turn = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": answer}]
-        system = [] if self._config.system is None else [{"role": "system", "content": self._config.system}]
+        system = (
+            []
+            if self._config.system is None
+            else [{"role": "system", "content": self._config.system}]
+        )
         return [*system, *(turn * questions)[:-1]]
 
     def _render(self, messages: Chat, *, header: bool = True, **variables: Any) -> str | None:
@@ -215,16 +302,24 @@ class TurnRenderer:
             return None
 
     def _checked(self, message: Mapping[str, object]) -> dict[str, str]:
-        """The role in the template, the text and the name of an observation's message. Raises DataError."""
-        role, content = message.get("role"), message.get("content")
+        """The role in the template, the text and the name of an observation's message.
+
+        Raises DataError.
+        """
+        role = message.get("role")
+        content = message.get("content")
         if role not in self.roles or not isinstance(content, str):
-            expected = f"messages with a text as content and one of the roles {', '.join(self.roles)}"
+            expected = (
+                f"messages with a text as content and one of the roles {', '.join(self.roles)}"
+            )
             raise DataError(f"an observation has {expected}; got {quoted(dict(message))}")
         name = re.sub(r"\W", "_", str(message.get("name", "tool")))
         return {"role": self.roles[str(role)], "content": _clean(content), "name": name}
 
     def _shortened(self, messages: Sequence[Mapping[str, str]], limit: int) -> list[dict[str, str]]:
-        """The messages with texts of at most `limit` tokens together, of which the long ones are shortened alike."""
+        """The messages with texts of at most `limit` tokens together, of which the long ones are
+        shortened alike.
+        """
         made: dict[int, dict[str, str]] = {}
         for i in sorted(range(len(messages)), key=lambda i: len(messages[i]["content"])):
             content = self.shortened(messages[i]["content"], limit // (len(messages) - len(made)))
@@ -233,20 +328,30 @@ class TurnRenderer:
         return [made[i] for i in range(len(messages))]
 
     def _text_behind(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text behind a turn, with observations between marks. Raises DataError if the template rejects them."""
+        """The text behind a turn, with observations between marks.
+
+        Raises DataError if the template rejects them.
+        """
         if not self.prompts.uses_template:
             return "\n" + "\n".join(_marked(each["content"]) for each in messages) + "\n"
-        joined = "\n".join(each["content"] for each in messages)  # some templates want roles to alternate
+        # some templates want roles to alternate
+        joined = "\n".join(each["content"] for each in messages)
         for given in (messages, [{"role": "user", "content": joined}]):
-            text = self._behind([_message(number=number, **each) for number, each in enumerate(given)])
+            text = self._behind(
+                [_message(number=number, **each) for number, each in enumerate(given)]
+            )
             if text is not None:
                 return text
-        raise DataError(f"{self.name} rejects an observation of {', '.join(each['role'] for each in messages)}")
+        raise DataError(
+            f"{self.name} rejects an observation of {', '.join(each['role'] for each in messages)}"
+        )
 
     def _behind(
         self, messages: Chat, *, history: Chat | None = None, content: str = _TURN, **variables: Any
     ) -> str | None:
-        """The text that the template puts behind the end of a turn; None if it rejects the messages or loses one."""
+        """The text that the template puts behind the end of a turn; None if it rejects the messages
+        or loses one.
+        """
         count = sum(_START in message["content"] for message in messages)
         results = sum(message["role"] == "tool" for message in messages)
         calling = _calling_messages(results, content.removesuffix(_TURN))
@@ -265,13 +370,22 @@ class TurnRenderer:
     # --- the proof
 
     def _prove_continuation(self, role: str) -> str:
-        """The text behind a turn, which is the same for all histories and has the same tokens alone. Or DataError."""
+        """The text behind a turn, which is the same for all histories and has the same tokens
+        alone.
+
+        Or DataError.
+        """
         observation = [_message(role)]
         expected = self._behind(observation)
         if expected is None:
-            raise DataError(f"{self.name} rejects or leaves out a message of role {role} behind a turn")
+            raise DataError(
+                f"{self.name} rejects or leaves out a message of role {role} behind a turn"
+            )
         found = {
-            f"a history of {2 * n - 1} messages": self._behind(observation, history=self._history(n)) for n in (2, 3)
+            f"a history of {2 * n - 1} messages": self._behind(
+                observation, history=self._history(n)
+            )
+            for n in (2, 3)
         }
         for opening, close in THOUGHT_MARKS:
             thought = f"{opening}\n{_THOUGHT}\n{close}\n\n"
@@ -288,30 +402,42 @@ class TurnRenderer:
                 *self._history(1),
             ]
             if (text := self._render(history)) is not None:
-                found["earlier tool calls"] = self._behind(observation, history=history) if _TURN in text else None
+                found["earlier tool calls"] = (
+                    self._behind(observation, history=history) if _TURN in text else None
+                )
         for cause, text in found.items():
             if text is None and cause.startswith("a history"):
-                raise DataError(f"{self.name} rejects {cause} behind which a turn and a message of {role} come")
+                raise DataError(
+                    f"{self.name} rejects {cause} behind which a turn and a message of {role} come"
+                )
             if text is not None and text != expected:
                 differ = f"{quoted(_unmarked(expected))} became {quoted(_unmarked(text))}"
                 raise DataError(f"what {self.name} puts behind a turn depends on {cause}: {differ}")
         before = f"{self._render(self._history(1))}{_ANSWER}{self._before_end}{self._end}"
-        whole, part = self._ids(before + _unmarked(expected)), self._ids(before)
+        whole = self._ids(before + _unmarked(expected))
+        part = self._ids(before)
         if self._end and whole != part + self._encoded(expected, ended=True):
-            raise DataError(f"the tokens that {self.name} puts behind a turn depend on the text before them")
+            raise DataError(
+                f"the tokens that {self.name} puts behind a turn depend on the text before them"
+            )
         return expected
 
     def _prove_history(self, role: str, behind: str) -> None:
-        """Raise DataError if a conversation is not its prompt, the turns and what is behind them."""
+        """Raise DataError if a conversation is not its prompt, the turns and what is behind
+        them.
+        """
         history = self._history(1)
         prompt = self._render(history) or ""
         for removed, messages, sampled in self._samples(role, prompt):
             self._require_kept(history, prompt, role, behind, removed, messages, sampled)
 
     def require_exact(self, problems: Sequence[Problem]) -> None:
-        """Prove with these problems, too, that the template keeps a prompt and the turns behind it. Raises DataError.
+        """Prove with these problems, too, that the template keeps a prompt and the turns behind it.
 
-        The proof of the constructor has no system message but the run's, and no prompt of several messages.
+        Raises DataError.
+
+        The proof of the constructor has no system message but the run's, and no prompt of several
+        messages.
         """
         if not self.is_exact or not self.prompts.uses_template:
             return
@@ -321,29 +447,48 @@ class TurnRenderer:
             for role in sorted(set(self.roles.values())):
                 behind = self._behind([_message(role)], history=history)
                 if behind is None:
-                    raise DataError(f"{self.name} rejects a turn and a message of {role} behind problem {problem.id}")
+                    raise DataError(
+                        f"{self.name} rejects a turn and a message of {role} behind problem"
+                        f" {problem.id}"
+                    )
                 for removed, messages, sampled in self._samples(role, prompt):
                     if not removed and sampled:
-                        self._require_kept(history, prompt, role, behind, removed, messages, sampled)
+                        self._require_kept(
+                            history, prompt, role, behind, removed, messages, sampled
+                        )
 
-    def difference(self, problem: Problem, episode: Sequence[Message], ids: Sequence[int]) -> str | None:
-        """How a conversation differs from the template's own rendering of it; None if it does not, or is rejected.
+    def difference(
+        self, problem: Problem, episode: Sequence[Message], ids: Sequence[int]
+    ) -> str | None:
+        """How a conversation differs from the template's own rendering of it; None if it does not,
+        or is rejected.
 
         Args:
             problem: the episode's problem, with the prompt that was encoded.
             episode: the messages behind the prompt, without the last turn.
-            ids: the ids of the prompt and of what these messages gave, up to the header of the last turn.
+            ids: the ids of the prompt and of what these messages gave, up to the header of the last
+            turn.
         """
-        messages = [*self._messages(problem), *({**each, "role": self._role(each["role"])} for each in episode)]
+        messages = [
+            *self._messages(problem),
+            *({**each, "role": self._role(each["role"])} for each in episode),
+        ]
         text = self._render(messages)
         if text is None:
             return None
         sent = self.prompts.decode_prompt(ids)
-        ours, own = _without_blanks(sent), _without_blanks(text)
+        ours = _without_blanks(sent)
+        own = _without_blanks(text)
         if ours == own:
             return None
-        at = next((i for i, (a, b) in enumerate(zip(ours, own, strict=False)) if a != b), min(len(ours), len(own)))
-        return f"{quoted(_around(text, at))} in its own rendering, and {quoted(_around(sent, at))} here"
+        at = next(
+            (i for i, (a, b) in enumerate(zip(ours, own, strict=False)) if a != b),
+            min(len(ours), len(own)),
+        )
+        return (
+            f"{quoted(_around(text, at))} in its own rendering, and {quoted(_around(sent, at))}"
+            " here"
+        )
 
     def _role(self, role: str) -> str:
         return self.roles.get(role, role)
@@ -351,27 +496,50 @@ class TurnRenderer:
     def _messages(self, problem: Problem) -> Chat:
         """The messages of a problem's prompt, with the run's instruction and system message."""
         config = self.prompts.config
-        return [dict(each) for each in chat_messages(problem, instruction=config.instruction, system=config.system)]
+        return [
+            dict(each)
+            for each in chat_messages(problem, instruction=config.instruction, system=config.system)
+        ]
 
     def _require_kept(
-        self, history: Chat, prompt: str, role: str, behind: str, removed: str, messages: Chat, sampled: str
+        self,
+        history: Chat,
+        prompt: str,
+        role: str,
+        behind: str,
+        removed: str,
+        messages: Chat,
+        sampled: str,
     ) -> None:
-        """Raise DataError unless turns of this text stay as they are in conversations of two and of many turns."""
+        """Raise DataError unless turns of this text stay as they are in conversations of two and of
+        many turns.
+        """
         words = [*sampled.split(), *self._before_end.split(), self._end]
         turn = r"\s*" + r"\s*".join(map(re.escape, words)) + re.escape(behind)
         is_short = bool(removed)
         for count in (2,) if is_short else (2, _TURNS_OF_A_PROOF):
-            texts = [self._render([*history, *[message, _message(role)] * count]) for message in messages]
-            if any(text is not None and re.fullmatch(re.escape(prompt) + turn * count, text) for text in texts):
+            texts = [
+                self._render([*history, *[message, _message(role)] * count]) for message in messages
+            ]
+            if any(
+                text is not None and re.fullmatch(re.escape(prompt) + turn * count, text)
+                for text in texts
+            ):
                 continue
-            rewrites = f'removes "{removed}..." from earlier turns' if removed else "rewrites earlier turns"
+            rewrites = (
+                f'removes "{removed}..." from earlier turns'
+                if removed
+                else "rewrites earlier turns"
+            )
             text = _unmarked(texts[0] or "nothing")
             example = "" if removed else f" ({quoted(prompt + sampled)} became {quoted(text)})"
             advice = "environment.history=append keeps them as sampled"
             raise DataError(f"{self.name} {rewrites}{example}; {advice}")
 
     def _template_marks(self) -> list[str]:
-        """The string constants of the template that look like marks and that a turn may hold, in order."""
+        """The string constants of the template that look like marks and that a turn may hold, in
+        order.
+        """
         from jinja2 import Environment, TemplateError
 
         template = self._tokenizer.chat_template
@@ -389,8 +557,14 @@ class TurnRenderer:
         return [mark for mark in marks if self._stays_in_turn(mark)][:_MARKS_OF_A_TEMPLATE]
 
     def _own_pairs(self) -> list[tuple[str, str]]:
-        """The closing marks among the template's string constants, each behind its opening mark; none of calls."""
-        closing = [mark for mark in self._template_marks() if re.match(r"[^\w\s]+/\w", mark) and "tool" not in mark]
+        """The closing marks among the template's string constants, each behind its opening mark;
+        none of calls.
+        """
+        closing = [
+            mark
+            for mark in self._template_marks()
+            if re.match(r"[^\w\s]+/\w", mark) and "tool" not in mark
+        ]
         return [(mark.replace("/", "", 1), mark) for mark in closing]
 
     def _stays_in_turn(self, text: str) -> bool:
@@ -399,10 +573,16 @@ class TurnRenderer:
         return len(self._turn_end.cut(ids)) == len(ids)
 
     def _samples(self, role: str, prompt: str) -> Iterator[tuple[str, Chat, str]]:
-        """Turns: the mark of what may be removed, messages that may stand for the turn, and its sampled text."""
+        """Turns: the mark of what may be removed, messages that may stand for the turn, and its
+        sampled text.
+        """
         begun = self.begun
         marks = [pair for pair in THOUGHT_MARKS if pair[0] in begun] or list(THOUGHT_MARKS)
-        calling = [turn for turn in _calling_messages(1) if _TURN in (self._render([*self._history(1), turn]) or "")]
+        calling = [
+            turn
+            for turn in _calling_messages(1)
+            if _TURN in (self._render([*self._history(1), turn]) or "")
+        ]
         if role == "tool" and calling:
             known = {mark for pair in marks for mark in pair}
             marks += [pair for pair in self._own_pairs() if not known.intersection(pair)]
@@ -413,17 +593,29 @@ class TurnRenderer:
                 turn = {**calling[0], "content": thought}
                 text = self._render([*self._history(1), turn, _message(role)]) or ""
                 kept = text.startswith(prompt) and (not opening or _THOUGHT in text)
-                yield opening, [turn], text[len(prompt) :].partition(self._end)[0] if kept and self._end else thought
+                yield (
+                    opening,
+                    [turn],
+                    text[len(prompt) :].partition(self._end)[0] if kept and self._end else thought,
+                )
             return
-        thoughts = [(o, f"{'' if o in begun else o}\n{_THOUGHT}\n{c}\n\n{_ANSWER}") for o, c in marks]
+        thoughts = [
+            (o, f"{'' if o in begun else o}\n{_THOUGHT}\n{c}\n\n{_ANSWER}") for o, c in marks
+        ]
         own = self._template_marks()
         alone = [(mark, f"{_THOUGHT}\n{mark}\n\n{_ANSWER}") for mark in own]
         paired = own[:_PAIRED_MARKS]
-        pairs = [(o, f"{o}\n{_THOUGHT}\n{c}\n\n{_ANSWER}") for o in paired for c in paired if o != c]
+        pairs = [
+            (o, f"{o}\n{_THOUGHT}\n{c}\n\n{_ANSWER}") for o in paired for c in paired if o != c
+        ]
         lines = f"{_ANSWER}\n\nof several lines\n- one\n- two"
         for removed, sampled in [("", _ANSWER), *thoughts, ("", ""), ("", lines), *alone, *pairs]:
             contents = dict.fromkeys([sampled, begun + sampled])
-            yield removed, [{"role": "assistant", "content": content} for content in contents], sampled
+            yield (
+                removed,
+                [{"role": "assistant", "content": content} for content in contents],
+                sampled,
+            )
 
     # --- tokens
 
@@ -437,7 +629,8 @@ class TurnRenderer:
     def _encoded(self, text: str, *, ended: bool) -> tuple[int, ...]:
         """The ids of a text behind a turn, in which no text between marks gives a special token."""
         before = self._anchor if ended else f"{self._before_end}{self._end}"
-        segments = re.split(f"[{_START}{_END}]", text)  # of the template and of observations, by turns
+        # of the template and of observations, by turns
+        segments = re.split(f"[{_START}{_END}]", text)
         expected = self._structure(self._ids(before + "x".join(segments[::2])))
         pieces = [before]
         for i, segment in enumerate(segments):
@@ -445,31 +638,53 @@ class TurnRenderer:
                 pieces[-1] += "" if j % 2 else part
                 pieces += [*part, ""] if j % 2 else []  # a character alone is no special token
         ids = [each for piece in pieces for each in self._ids(piece)]
-        if self._structure(ids) != expected:  # a special token that is found in normalized text, or across a border
+        # a special token that is found in normalized text, or across a border
+        if self._structure(ids) != expected:
             ids = list(self._ids(before + segments[0]))
             for observation, template in zip(segments[1::2], segments[2::2], strict=True):
                 alone = (each for character in observation for each in self._ids(character))
-                ids += [*(each for each in alone if each not in self._special_ids), *self._ids(template)]
+                ids += [
+                    *(each for each in alone if each not in self._special_ids),
+                    *self._ids(template),
+                ]
         return tuple(ids[1:] if ended and self._anchor else ids)
 
     def _structure(self, ids: Sequence[int]) -> list[int]:
         return [each for each in ids if each in self._special_ids]
 
     def _find_special_texts(self) -> None:
-        """Collect the tokens that must not come from an observation: special ones, and added ones that look like marks.
+        """Collect the tokens that must not come from an observation: special ones, and added ones
+        that look like marks.
 
-        Added tokens of letters, digits and white space are text, and so is the token for unknown text.
+        Added tokens of letters, digits and white space are text, and so is the token for unknown
+        text.
         """
-        tokens = {i: (token.content, token.special) for i, token in self._tokenizer.added_tokens_decoder.items()}
-        tokens |= {i: (str(self._tokenizer.convert_ids_to_tokens(i)), True) for i in self._tokenizer.all_special_ids}
-        kept = {i: text for i, (text, special) in tokens.items() if special or re.search(r"[^\w\s]", text)}
-        kept = {i: text for i, text in kept.items() if i != self._tokenizer.unk_token_id or "unk" not in text.lower()}
+        tokens = {
+            i: (token.content, token.special)
+            for i, token in self._tokenizer.added_tokens_decoder.items()
+        }
+        tokens |= {
+            i: (str(self._tokenizer.convert_ids_to_tokens(i)), True)
+            for i in self._tokenizer.all_special_ids
+        }
+        kept = {
+            i: text
+            for i, (text, special) in tokens.items()
+            if special or re.search(r"[^\w\s]", text)
+        }
+        kept = {
+            i: text
+            for i, text in kept.items()
+            if i != self._tokenizer.unk_token_id or "unk" not in text.lower()
+        }
         self._special_ids = set(kept)
         texts = sorted(filter(str.strip, kept.values()), key=len, reverse=True)
         self._special_texts = re.compile(f"({'|'.join(map(re.escape, texts)) or '(?!)'})")
 
     def _token_text(self, token_id: int | None) -> str:
-        """The text of an added token that is encoded as this token and parts what is around it; empty without one."""
+        """The text of an added token that is encoded as this token and parts what is around it;
+        empty without one.
+        """
         added = None if token_id is None else self._tokenizer.added_tokens_decoder.get(token_id)
         if added is None or self._ids(added.content) != (token_id,):
             return ""
@@ -477,7 +692,9 @@ class TurnRenderer:
 
 
 def begun_text(prompts: PromptEncoder) -> str:
-    """What the chat template puts into a prompt behind the header of the turn that it asks for; often nothing."""
+    """What the chat template puts into a prompt behind the header of the turn that it asks for;
+    often nothing.
+    """
     from jinja2 import TemplateError
 
     if not prompts.uses_template:
@@ -485,7 +702,9 @@ def begun_text(prompts: PromptEncoder) -> str:
     question = {"role": "user", "content": _QUESTION}
     try:
         prompt = prompts.render_messages([question])
-        answered = prompts.render_messages([question, {"role": "assistant", "content": _TURN}, question], header=False)
+        answered = prompts.render_messages(
+            [question, {"role": "assistant", "content": _TURN}, question], header=False
+        )
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError):
         return ""
     header, found, _ = answered.partition(_TURN)
@@ -493,8 +712,14 @@ def begun_text(prompts: PromptEncoder) -> str:
 
 
 def _clean(text: str) -> str:
-    """The text with lone surrogates replaced: no tokenizer encodes them, and here they are marks."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    """The text with lone surrogates replaced: no tokenizer encodes them, and here they are
+    marks.
+    """
+    return (
+        text
+        if text.isascii()
+        else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    )
 
 
 def _marked(text: str) -> str:
@@ -507,18 +732,25 @@ def _unmarked(text: str) -> str:
     return re.sub(f"[{_START}{_END}{_TURN}]", "", text)
 
 
-def _message(role: str, content: str = "an observation", name: str = _CALL.name, number: int = 0) -> dict[str, Any]:
+def _message(
+    role: str, content: str = "an observation", name: str = _CALL.name, number: int = 0
+) -> dict[str, Any]:
     """A message of an observation for the template, between marks."""
     result = {"name": name, "tool_call_id": _call_id(number)} if role == "tool" else {}
     return {"role": role, "content": _marked(content), **result}
 
 
 def _calling_messages(results: int, content: str = "") -> Iterator[dict[str, Any]]:
-    """Turns that messages of the role `tool` may follow, in the forms that templates want: a call for each, or one."""
+    """Turns that messages of the role `tool` may follow, in the forms that templates want: a call
+    for each, or one.
+    """
     for count in dict.fromkeys([results, 1]) if results else ():
         for arguments in (_CALL.arguments, json.dumps(_CALL.arguments, ensure_ascii=False)):
             function = {"name": _CALL.name, "arguments": arguments}
-            calls = [{"type": "function", "id": _call_id(number), "function": function} for number in range(count)]
+            calls = [
+                {"type": "function", "id": _call_id(number), "function": function}
+                for number in range(count)
+            ]
             yield {"role": "assistant", "content": content, "tool_calls": calls}
 
 

@@ -1,4 +1,6 @@
-"""Begins episodes: each from its problem as the data has it, with the prompt that was encoded for it."""
+"""Begins episodes: each from its problem as the data has it, with the prompt that was encoded for
+it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +16,9 @@ from dapo.types import Problem, Prompt
 if TYPE_CHECKING:
     from dapo.environments.pool import EnvironmentPool, EpisodeHandle
 
-_FIRST, _SPREAD, _AT_A_TIME = 8, 56, 1024
+_FIRST = 8
+_SPREAD = 56
+_AT_A_TIME = 1024
 
 
 def environment_seed(seed: int, problem: Problem) -> int:
@@ -25,15 +29,20 @@ def environment_seed(seed: int, problem: Problem) -> int:
 class EpisodeStarts:
     """Opens the episodes of a run.
 
-    `reset` always gets the problem as the data has it, when the prompts are read and when an episode begins, because it
-    may append to the problem's prompt.
+    `reset` always gets the problem as the data has it, when the prompts are read and when an
+    episode begins, because it may append to the problem's prompt.
     """
 
     def __init__(self, pool: "EnvironmentPool", *, seed: int) -> None:
-        """`seed` is the run's: an episode's environment gets a seed that depends on it and on the problem."""
-        self._pool, self._seed = pool, seed
+        """`seed` is the run's: an episode's environment gets a seed that depends on it and on the
+        problem.
+        """
+        self._pool = pool
+        self._seed = seed
         self._prompts_of_data: dict[tuple[str, str], Prompt] = {}
-        """The prompts of the data, by the id and the new prompt of a problem that `reset` gave another one."""
+        """The prompts of the data, by the id and the new prompt of a problem that `reset` gave
+        another one.
+        """
 
     def open(self, problem: Problem) -> "EpisodeHandle":
         """Begin an episode of a problem, which has the prompt that `with_prompts` gave it."""
@@ -43,8 +52,8 @@ class EpisodeStarts:
     def with_prompts(self, problems: Sequence[Problem]) -> list[Problem]:
         """The problems with the prompts with which the environment begins their episodes.
 
-        If 64 problems keep their own prompts, the first and others spread over the data, all do. Raises DataError if no
-        episode can begin, or one whose prompt only the environment has.
+        If 64 problems keep their own prompts, the first and others spread over the data, all do.
+        Raises DataError if no episode can begin, or one whose prompt only the environment has.
         """
         later = range(_FIRST, len(problems), max(1, len(problems) // _SPREAD))
         tried = [*problems[:_FIRST], *(problems[i] for i in later)]
@@ -61,7 +70,10 @@ class EpisodeStarts:
             return None
         what = "returned another prompt than at the start"
         if of_data is problem:
-            what = f"returned a prompt, and none for the first {_FIRST} problems and {_SPREAD} others at the start,"
+            what = (
+                f"returned a prompt, and none for the first {_FIRST} problems and {_SPREAD} others"
+                " at the start,"
+            )
         return f"reset {what} for problem {problem.id} and the same seed"
 
     def _of_data(self, problem: Problem) -> Problem:
@@ -79,7 +91,8 @@ class EpisodeStarts:
                 failures.append(f"problem {problem.id}: {answer['error']}")
                 if len(failures) == len(problems) or is_begun_by_environment(problem):
                     raise DataError(failures[0])
-                begun.append(problem)  # with its own prompt; its episodes get error verdicts if this stays so
+                # with its own prompt; its episodes get error verdicts if this stays so
+                begun.append(problem)
                 continue
             if answer["prompt"] is None:
                 begun.append(problem)

@@ -1,4 +1,6 @@
-"""The marks around a model's private reasoning: `<think>` and `</think>`, `[THINK]`, `<|START_THINKING|>` and so on."""
+"""The marks around a model's private reasoning: `<think>` and `</think>`, `[THINK]`,
+`<|START_THINKING|>` and so on.
+"""
 
 import re
 from collections.abc import Iterator
@@ -37,7 +39,9 @@ class ThoughtMark:
 def thought_marks(text: str, start: int = 0, end: int | None = None) -> Iterator[ThoughtMark]:
     """The marks of thoughts in a text, in order, from the character `start` to `end`."""
     for match in _MARK.finditer(text, start, len(text) if end is None else end):
-        closes = match["way"] is not None and not match["way"].lower().startswith(("begin", "start"))
+        closes = match["way"] is not None and not match["way"].lower().startswith(
+            ("begin", "start")
+        )
         is_channel_end = match.group() == "<channel|>"
         yield ThoughtMark(match.start(), match.end(), opens=not (closes or is_channel_end))
 

@@ -45,15 +45,22 @@ class _Episode:
 
 
 def _playing(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
-    """An environment, and the episodes that this process plays with it. Raises ConfigError or DataError."""
-    maker, episodes = environment_maker(**spec), dict[str, _Episode]()
+    """An environment, and the episodes that this process plays with it.
+
+    Raises ConfigError or DataError.
+    """
+    maker = environment_maker(**spec)
+    episodes = dict[str, _Episode]()
 
     def answer(message: dict[str, Any]) -> dict[str, Any]:
         result = _answer(maker.make, episodes, message)
         if not isinstance(result, Failure):
             return {**result, "needs_restart": False}
         # the memory may still be full
-        return {"error": result.reason[:_MAX_REASON_CHARS], "needs_restart": OUT_OF_MEMORY in result.reason}
+        return {
+            "error": result.reason[:_MAX_REASON_CHARS],
+            "needs_restart": OUT_OF_MEMORY in result.reason,
+        }
 
     return {"tools": maker.tools}, answer
 
@@ -61,7 +68,8 @@ def _playing(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
 def _answer(
     make: Callable[..., Environment], episodes: dict[str, _Episode], message: dict[str, Any]
 ) -> dict[str, Any] | Failure:
-    name, seed = message["episode"], message.get("seed", 0)
+    name = message["episode"]
+    seed = message.get("seed", 0)
     if message["call"] == "reset":
         problem = Problem(**message["problem"])
         random.seed(seed)
@@ -80,7 +88,9 @@ def _answer(
     if message["call"] == "step":
         return episode.call(lambda: result_to_json(environment.step(message["action"])))
     if message["call"] == "end":
-        return episode.call(lambda: result_to_json((getattr(environment, "end", None) or StepResult)()))
+        return episode.call(
+            lambda: result_to_json((getattr(environment, "end", None) or StepResult)())
+        )
     del episodes[name]
     return episode.call(episode.close)
 

@@ -1,3 +1,5 @@
-"""Evaluation: k samples per problem, their verdicts, and scores with intervals (`sample_intervals`)."""
+"""Evaluation: k samples per problem, their verdicts, and scores with intervals
+(`sample_intervals`).
+"""
 
 __all__ = ["evaluate", "pairing", "scores", "server"]

@@ -1,4 +1,6 @@
-"""Evaluates as the paper does: k samples per problem, from an engine or a server, scored by their verdicts alone."""
+"""Evaluates as the paper does: k samples per problem, from an engine or a server, scored by their
+verdicts alone.
+"""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -36,22 +38,28 @@ class Sampler(Protocol):
         """Request the k responses to `problem`; each is returned with `index`."""
 
     def poll(self) -> list[tuple[int, int, Response]]:
-        """Return the responses since the last call, each with the indices of its problem and its sample."""
+        """Return the responses since the last call, each with the indices of its problem and its
+        sample.
+        """
 
 
 class EngineSampler:
-    """Samples responses from a rollout engine; the seed of each is a function of (run seed, problem, sample)."""
+    """Samples responses from a rollout engine; the seed of each is a function of (run seed,
+    problem, sample).
+    """
 
     def __init__(self, engine: RolloutEngine, encoder: Encoder, plan: EvaluationPlan) -> None:
         self.plan = plan
-        self._engine, self._encoder = engine, encoder
+        self._engine = engine
+        self._encoder = encoder
         self._pending: dict[str, tuple[int, int]] = {}
 
     def with_plan(self, plan: EvaluationPlan) -> "EngineSampler":
         return EngineSampler(self._engine, self._encoder, plan)
 
     def submit(self, index: int, problem: Problem) -> None:
-        prompt_ids, plan = self._encoder.encode(problem), self.plan
+        prompt_ids = self._encoder.encode(problem)
+        plan = self.plan
         requests = [
             GenerationRequest(
                 id=f"eval/{index}/{i}",
@@ -66,7 +74,8 @@ class EngineSampler:
             for i in range(plan.samples_per_problem)
         ]
         self._pending |= {request.id: (index, i) for i, request in enumerate(requests)}
-        self._engine.submit(requests)  # requests with the same prompt are adjacent: engines share its prefill
+        # requests with the same prompt are adjacent: engines share its prefill
+        self._engine.submit(requests)
 
     def abort(self) -> None:
         self._engine.abort(list(self._pending))
@@ -77,10 +86,14 @@ class EngineSampler:
         found = []
         for generation in self._engine.poll():
             if generation.request_id not in self._pending:
-                raise EngineError(f"the engine answered request {generation.request_id!r}, which is not in flight")
+                raise EngineError(
+                    f"the engine answered request {generation.request_id!r}, which is not in flight"
+                )
             index, i = self._pending.pop(generation.request_id)
             text = generation.text(self._encoder.decode)
-            response = Response(text, generation.token_ids, generation.num_sampled, generation.finish)
+            response = Response(
+                text, generation.token_ids, generation.num_sampled, generation.finish
+            )
             found.append((index, i, response))
         return found
 
@@ -106,7 +119,9 @@ def evaluate(
     """
     records = journal.records if journal is not None else {}
     finished = {
-        int(index): JudgedProblem(problems[int(index)], tuple(JudgedResponse(**r) for r in record["responses"]))
+        int(index): JudgedProblem(
+            problems[int(index)], tuple(JudgedResponse(**r) for r in record["responses"])
+        )
         for index, record in records.items()
     }
     sampling: dict[int, dict[int, Response]] = {}
@@ -124,16 +139,24 @@ def evaluate(
                 if len(sampling[index]) == sampler.plan.samples_per_problem:
                     responses = [response for _, response in sorted(sampling.pop(index).items())]
                     judging[index] = responses, _submit_to_judge(judge, problems[index], responses)
-        for index in [index for index, (_, future) in judging.items() if future.done() or not sampling]:
+        for index in [
+            index for index, (_, future) in judging.items() if future.done() or not sampling
+        ]:
             responses, future = judging.pop(index)
-            finished[index] = JudgedProblem(problems[index], _with_verdicts(responses, future.result()))
+            finished[index] = JudgedProblem(
+                problems[index], _with_verdicts(responses, future.result())
+            )
             if journal is not None:
-                journal.add({"id": str(index), "responses": [asdict(r) for r in finished[index].responses]})
+                journal.add(
+                    {"id": str(index), "responses": [asdict(r) for r in finished[index].responses]}
+                )
             on_progress(len(finished), len(problems))
     return Evaluation(sampler.plan, tuple(finished[index] for index in range(len(problems))))
 
 
-def _submit_to_judge(judge: Judge, problem: Problem, responses: Sequence[Response]) -> "Future[tuple[Verdict, ...]]":
+def _submit_to_judge(
+    judge: Judge, problem: Problem, responses: Sequence[Response]
+) -> "Future[tuple[Verdict, ...]]":
     sampled = [response for response in responses if response.error is None]
     if sampled:
         return judge.submit(problem, [r.text for r in sampled], [r.token_ids for r in sampled])
@@ -142,12 +165,18 @@ def _submit_to_judge(judge: Judge, problem: Problem, responses: Sequence[Respons
     return no_verdicts
 
 
-def _with_verdicts(responses: Sequence[Response], verdicts: Sequence[Verdict]) -> tuple[JudgedResponse, ...]:
+def _with_verdicts(
+    responses: Sequence[Response], verdicts: Sequence[Verdict]
+) -> tuple[JudgedResponse, ...]:
     remaining = iter(verdicts)
     found = []
     for response in responses:
         verdict = next(remaining) if response.error is None else Verdict(None, 0.0, response.error)
         judged = verdict.correct, verdict.score, verdict.error, verdict.answer
-        text = response.text.episode.transcript if isinstance(response.text, EpisodeText) else response.text
+        text = (
+            response.text.episode.transcript
+            if isinstance(response.text, EpisodeText)
+            else response.text
+        )
         found.append(JudgedResponse(text, *judged, response.tokens, response.finish))
     return tuple(found)

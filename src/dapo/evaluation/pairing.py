@@ -1,7 +1,9 @@
-"""Paired comparisons: the rule for pairing evaluations, and the mean difference of pairs with its 95 % interval.
+"""Paired comparisons: the rule for pairing evaluations, and the mean difference of pairs with its
+95 % interval.
 
-Two runs that answer the same problem with the same random numbers differ less by chance than two independent runs. With
-a_i and b_i the values of pair i, the variance of the mean difference over n pairs is
+Two runs that answer the same problem with the same random numbers differ less by chance than two
+independent runs. With a_i and b_i the values of pair i, the variance of the mean difference over n
+pairs is
 
     paired      var(b_i - a_i) / n
     unpaired    (var(a_i) + var(b_i)) / n
@@ -20,16 +22,28 @@ from dapo.core.errors import DataError
 from sample_intervals import difference_interval, student_interval
 
 MUST_MATCH = (
-    *("name", "temperature", "top_p", "max_response_tokens", "binary"),
-    *("verifier", "verifier_options", "threshold"),  # older files lack them: their verifier is unknown
+    # older files lack them: their verifier is unknown
+    "name",
+    "temperature",
+    "top_p",
+    "max_response_tokens",
+    "binary",
+    "verifier",
+    "verifier_options",
+    "threshold",
 )
-"""The settings that must agree, or the difference of two evaluations is not due to the models alone."""
+"""The settings that must agree, or the difference of two evaluations is not due to the models
+alone.
+"""
 EVALUATION_OPTIONS = ("data.eval", "eval.", "reward.verifier", "reward.options", "reward.threshold")
 """The options, or prefixes of them, that decide how held-out responses are sampled and judged."""
-SAME_DRAWS = ("samples_per_problem", "seed")  # the settings that give both evaluations the same random numbers
+# the settings that give both evaluations the same random numbers
+SAME_DRAWS = ("samples_per_problem", "seed")
 
 
-def require_pairable(a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False) -> None:
+def require_pairable(
+    a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False
+) -> None:
     """Raise DataError if two evaluations, with their tables, must not be paired.
 
     With `same_draws`, seed and samples per problem must agree as well.
@@ -47,8 +61,9 @@ def paired_accuracies(
 ) -> dict[str, tuple[float | None, float | None]]:
     """Pair the accuracies of two evaluations by problem, in the order of a; None without a verdict.
 
-    With equal seeds the i-th responses to a problem share their random numbers, so that only samples that both
-    evaluations have count; with different seeds all do. Raises the DataError of `require_pairable`.
+    With equal seeds the i-th responses to a problem share their random numbers, so that only
+    samples that both evaluations have count; with different seeds all do. Raises the DataError of
+    `require_pairable`.
     """
     require_pairable(a, b, same_draws=same_draws)
     counts = [found["samples_per_problem"] for found in (a, b)]
@@ -59,30 +74,44 @@ def paired_accuracies(
             value: float | None = row["accuracy"]
             return value
         judged = [response for response in row["responses"][:shared] if response["error"] is None]
-        values = [float(each["score"] if each["correct"] is None else each["correct"]) for each in judged]
+        values = [
+            float(each["score"] if each["correct"] is None else each["correct"]) for each in judged
+        ]
         return fsum(values) / len(values) if values else None
 
     others = {row["id"]: row for row in b["table"]}
     return {row["id"]: (accuracy(row), accuracy(others[row["id"]])) for row in a["table"]}
 
 
-def paired_difference(a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False) -> dict[str, Any]:
-    """Compute the difference (b minus a) of two evaluations by `paired_accuracies`: for commands, page and Python.
+def paired_difference(
+    a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False
+) -> dict[str, Any]:
+    """Compute the difference (b minus a) of two evaluations by `paired_accuracies`: for commands,
+    page and Python.
 
-    It is a `Paired` as JSON values, with the numbers of problems with a verdict in both evaluations, and of those on
-    which b is better, worse and equal.
+    It is a `Paired` as JSON values, with the numbers of problems with a verdict in both
+    evaluations, and of those on which b is better, worse and equal.
     """
     values = paired_accuracies(a, b, same_draws=same_draws).values()
     judged = [(x, y) for x, y in values if x is not None and y is not None]
     found = paired([x for x, _ in judged], [y for _, y in judged], proportions=bool(a["binary"]))
-    better, worse = sum(x < y for x, y in judged), sum(x > y for x, y in judged)
+    better = sum(x < y for x, y in judged)
+    worse = sum(x > y for x, y in judged)
     equal = found.pairs - better - worse
-    return found.as_json() | {"problems": found.pairs, "better": better, "worse": worse, "equal": equal}
+    return found.as_json() | {
+        "problems": found.pairs,
+        "better": better,
+        "worse": worse,
+        "equal": equal,
+    }
 
 
 def paired_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute `paired_difference` with a row per problem under `table`: id, source, question, answer, accuracies."""
-    values, table = paired_accuracies(a, b), []
+    """Compute `paired_difference` with a row per problem under `table`: id, source, question,
+    answer, accuracies.
+    """
+    values = paired_accuracies(a, b)
+    table = []
     for row in a["table"]:
         texts = {name: row.get(name, "") for name in ("id", "source", "question", "answer")}
         table.append(texts | dict(zip(("first", "second"), values[row["id"]], strict=True)))
@@ -110,21 +139,32 @@ class Paired:
 
 
 def paired(a: Sequence[float], b: Sequence[float], *, proportions: bool = False) -> Paired:
-    """Compute the mean difference of paired values, `b[i] - a[i]`; `proportions`: all values are from 0 to 1."""
-    first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    differences, count = second - first, len(first)
+    """Compute the mean difference of paired values, `b[i] - a[i]`; `proportions`: all values are
+    from 0 to 1.
+    """
+    first = np.asarray(a, np.float64)
+    second = np.asarray(b, np.float64)
+    differences = second - first
+    count = len(first)
     if count < 2:
         return Paired(float(differences.mean()) if count else None, None, None, count, 0.0, 0.0)
     low, high = difference_interval(differences.tolist(), proportions=proportions) or (None, None)
     unpaired = float(first.var(ddof=1) + second.var(ddof=1)) / count
-    return Paired(float(differences.mean()), low, high, count, unpaired, float(differences.var(ddof=1)) / count)
+    return Paired(
+        float(differences.mean()),
+        low,
+        high,
+        count,
+        unpaired,
+        float(differences.var(ddof=1)) / count,
+    )
 
 
 def mean_over_steps(steps: Sequence[Paired]) -> Paired:
     """Average the differences of the steps with at least two pairs.
 
-    Given the weights of both runs, the samples of different steps are independent, so variances add up. The interval
-    covers the variation of these samples, not the variation between runs.
+    Given the weights of both runs, the samples of different steps are independent, so variances add
+    up. The interval covers the variation of these samples, not the variation between runs.
     """
     found = [step for step in steps if step.pairs > 1 and step.difference is not None]
     if not found:
@@ -140,6 +180,8 @@ def mean_over_steps(steps: Sequence[Paired]) -> Paired:
 
 
 def paired_problems(a: Mapping[str, float], b: Mapping[str, float]) -> Paired:
-    """Compute the difference over the problems that both runs have sampled; no interval if all differ equally."""
+    """Compute the difference over the problems that both runs have sampled; no interval if all
+    differ equally.
+    """
     both = sorted(a.keys() & b.keys())
     return paired([a[name] for name in both], [b[name] for name in both])

@@ -1,4 +1,6 @@
-"""Scores of a model from k judged responses per problem: avg@k, pass@j and cons@k, each with a 95 % interval."""
+"""Scores of a model from k judged responses per problem: avg@k, pass@j and cons@k, each with a 95 %
+interval.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -16,12 +18,16 @@ CORRECT = None  # the vote of a correct response; a wrong response votes for its
 NO_INTERVAL = "no interval: fewer than two problems, or all of them with the same score"
 NOTHING_JUDGED = "nothing judged: no response has a verdict"
 _OPTIONAL = {"warning", "interval_note", "complete_problems"}  # absent from older files
-WARN_ERROR_FRACTION = 0.01  # the fraction of responses without a verdict above which an evaluation warns
+# the fraction of responses without a verdict above which an evaluation warns
+WARN_ERROR_FRACTION = 0.01
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The settings of an evaluation. The paper: 32 samples per problem, temperature 1.0, top_p 0.7."""
+    """The settings of an evaluation.
+
+    The paper: 32 samples per problem, temperature 1.0, top_p 0.7.
+    """
 
     name: str
     samples_per_problem: int
@@ -30,7 +36,8 @@ class EvaluationPlan:
     max_response_tokens: int
     stop_ids: tuple[int, ...]
     seed: int
-    judged_by: Mapping[str, Any] = field(default_factory=dict)  # RewardConfig.judging; empty if it is not known
+    # RewardConfig.judging; empty if it is not known
+    judged_by: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,10 +75,11 @@ class JudgedProblem:
 
     @property
     def consensus(self) -> float:
-        """cons@k: 1 if the correct answer is the most frequent, 1/n if n answers tie with it among them, else 0.
+        """cons@k: 1 if the correct answer is the most frequent, 1/n if n answers tie with it among
+        them, else 0.
 
-        All correct responses vote for one answer, in any form. A wrong response votes for its normalized answer, if it
-        has one.
+        All correct responses vote for one answer, in any form. A wrong response votes for its
+        normalized answer, if it has one.
         """
         votes = count_votes((response.correct, response.answer) for response in self.valid)
         most_frequent = [vote for vote, count in votes.items() if count == max(votes.values())]
@@ -103,16 +111,21 @@ class Evaluation:
     @property
     def complete(self) -> list[JudgedProblem]:
         """Problems all of whose k responses have a verdict."""
-        return [problem for problem in self.problems if len(problem.valid) == self.plan.samples_per_problem]
+        return [
+            problem
+            for problem in self.problems
+            if len(problem.valid) == self.plan.samples_per_problem
+        ]
 
     def summary(self) -> dict[str, Any]:
-        """Compute all reported figures as JSON values: `accuracy` is avg@k; `low` and `high` are its 95 % interval.
+        """Compute all reported figures as JSON values: `accuracy` is avg@k; `low` and `high` are
+        its 95 % interval.
 
-        `binary` is false where the verifier does not decide correct or wrong: `accuracy` is then a mean score.
-        `accuracy` is None without any verdict, `low` and `high` without an interval; `interval_note` is the reason.
-        `intervals` has the intervals of `pass@j` and `cons@k`; `pass@j` is the mean over `complete_problems`.
-        `no_answer_fraction` is the fraction of judged responses without an answer, None if the verifier does not
-        extract answers.
+        `binary` is false where the verifier does not decide correct or wrong: `accuracy` is then a
+        mean score. `accuracy` is None without any verdict, `low` and `high` without an interval;
+        `interval_note` is the reason. `intervals` has the intervals of `pass@j` and `cons@k`;
+        `pass@j` is the mean over `complete_problems`. `no_answer_fraction` is the fraction of
+        judged responses without an answer, None if the verifier does not extract answers.
         """
         k = self.plan.samples_per_problem
         means = [fmean(problem.accuracies) for problem in self.judged]
@@ -129,7 +142,9 @@ class Evaluation:
             "accuracy": fmean(means) if means else None,
             "low": None if interval is None else interval[0],
             "high": None if interval is None else interval[1],
-            "interval_note": None if interval is not None else NO_INTERVAL if means else NOTHING_JUDGED,
+            "interval_note": (
+                None if interval is not None else NO_INTERVAL if means else NOTHING_JUDGED
+            ),
             "problems": len(self.problems),
             "complete_problems": len(self.complete),
             "samples_per_problem": k,
@@ -137,20 +152,30 @@ class Evaluation:
             **{name: fmean(values) for name, values in estimates.items()},
             "intervals": {name: mean_interval(values) for name, values in estimates.items()},
             "response_tokens_mean": fmean([r.tokens for r in sampled]) if sampled else 0.0,
-            "truncated_fraction": fmean([r.finish == "length" for r in sampled]) if sampled else 0.0,
-            "no_answer_fraction": fmean([r.answer == "" for r in with_extraction]) if with_extraction else None,
+            "truncated_fraction": (
+                fmean([r.finish == "length" for r in sampled]) if sampled else 0.0
+            ),
+            "no_answer_fraction": (
+                fmean([r.answer == "" for r in with_extraction]) if with_extraction else None
+            ),
             "warning": _warning(len(errors), len(responses)),
             "verifier_errors": len(errors),
             "most_frequent_error": max(sorted(set(errors)), key=errors.count) if errors else None,
             "by_source": self._by_source(),
-            **{name: getattr(self.plan, name) for name in ("temperature", "top_p", "max_response_tokens", "seed")},
+            **{
+                name: getattr(self.plan, name)
+                for name in ("temperature", "top_p", "max_response_tokens", "seed")
+            },
             **self.plan.judged_by,
         }
 
     def metrics(self) -> dict[str, float]:
-        summary, prefix = self.summary(), f"eval/{self.plan.name}"
+        summary = self.summary()
+        prefix = f"eval/{self.plan.name}"
         names = ("accuracy", "low", "high", "response_tokens_mean", "truncated_fraction")
-        figures = {key: summary[key] for key in names} | {f"avg@{summary['samples_per_problem']}": summary["accuracy"]}
+        figures = {key: summary[key] for key in names} | {
+            f"avg@{summary['samples_per_problem']}": summary["accuracy"]
+        }
         if not summary["binary"]:
             figures["score_mean"] = summary["accuracy"]
         metrics = {f"{prefix}/{key}": value for key, value in figures.items() if value is not None}
@@ -165,13 +190,20 @@ class Evaluation:
         return [problem.row() for problem in self.problems]
 
     def _estimates(self) -> dict[str, list[float]]:
-        """Estimate `pass@j` of each complete problem for the powers of two up to k, `cons@k` of each judged one."""
+        """Estimate `pass@j` of each complete problem for the powers of two up to k, `cons@k` of
+        each judged one.
+        """
         k = self.plan.samples_per_problem
         correct = [round(sum(problem.accuracies)) for problem in self.complete]
         found = {}
         if correct:
-            found = {f"pass@{j}": [pass_at_k(k, c, j) for c in correct] for j in (2**i for i in range(k.bit_length()))}
-        if k > 1 and any(response.answer is not None for problem in self.judged for response in problem.valid):
+            found = {
+                f"pass@{j}": [pass_at_k(k, c, j) for c in correct]
+                for j in (2**i for i in range(k.bit_length()))
+            }
+        if k > 1 and any(
+            response.answer is not None for problem in self.judged for response in problem.valid
+        ):
             found[f"cons@{k}"] = [problem.consensus for problem in self.judged]
         return found
 
@@ -179,19 +211,30 @@ class Evaluation:
         rows: dict[str, list[float]] = {}
         for problem in self.judged:
             rows.setdefault(problem.problem.source, []).append(fmean(problem.accuracies))
-        return {source: {"accuracy": fmean(means), "problems": len(means)} for source, means in sorted(rows.items())}
+        return {
+            source: {"accuracy": fmean(means), "problems": len(means)}
+            for source, means in sorted(rows.items())
+        }
 
 
 def require_summary(found: Any, where: str) -> dict[str, Any]:
-    """Check that a stored evaluation is complete, and return it. Raises DataError if something is missing."""
+    """Check that a stored evaluation is complete, and return it.
+
+    Raises DataError if something is missing.
+    """
     blank = EvaluationPlan("", 1, 1.0, 1.0, 1, (), 0)
     if not isinstance(found, dict):
         raise DataError(f"{where} holds a {type(found).__name__}, not an evaluation")
     required = (Evaluation(blank, ()).summary().keys() | {"table"}) - _OPTIONAL
     if missing := sorted(required - found.keys()):
-        raise DataError(f"{where} was not written by `dapo eval --output` or a run: it lacks {', '.join(missing[:3])}")
+        raise DataError(
+            f"{where} was not written by `dapo eval --output` or a run: it lacks"
+            f" {', '.join(missing[:3])}"
+        )
     rows = found["table"]
-    if not isinstance(rows, list) or any(not isinstance(r, dict) or {"id", "accuracy"} - r.keys() for r in rows):
+    if not isinstance(rows, list) or any(
+        not isinstance(r, dict) or {"id", "accuracy"} - r.keys() for r in rows
+    ):
         raise DataError(f"{where} is damaged: each row of its table must have id and accuracy")
     if all(row["accuracy"] is None for row in rows):  # older files say an accuracy of 0
         found |= {"accuracy": None, "low": None, "high": None, "interval_note": NOTHING_JUDGED}
@@ -201,16 +244,28 @@ def require_summary(found: Any, where: str) -> dict[str, Any]:
 def _warning(errors: int, responses: int) -> str | None:
     if errors <= WARN_ERROR_FRACTION * responses:
         return None
-    return f"{errors} of {responses} responses have no verdict ({errors / responses:.1%}): metrics of the others only"
+    return (
+        f"{errors} of {responses} responses have no verdict ({errors / responses:.1%}): metrics of"
+        " the others only"
+    )
 
 
 def count_votes(answers: Iterable[tuple[bool | None, str | None]]) -> "Counter[str | None]":
-    """Count the votes of responses, given as (correct, normalized answer), for `JudgedProblem.consensus`."""
-    return Counter(CORRECT if correct else answer for correct, answer in answers if correct or answer)
+    """Count the votes of responses, given as (correct, normalized answer), for
+    `JudgedProblem.consensus`.
+    """
+    return Counter(
+        CORRECT if correct else answer for correct, answer in answers if correct or answer
+    )
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Estimate P(at least one of k is correct) without bias from `correct` of `samples` (Chen et al. 2021)."""
+    """Estimate P(at least one of k is correct) without bias from `correct` of `samples` (Chen et
+    al. 2021).
+    """
     if not 0 <= correct <= samples or not 0 < k <= samples:
-        raise ValueError(f"pass@k needs 0 <= correct <= samples and 0 < k <= samples, got {correct}, {samples}, {k}")
+        raise ValueError(
+            f"pass@k needs 0 <= correct <= samples and 0 < k <= samples, got {correct},"
+            f" {samples}, {k}"
+        )
     return 1.0 - comb(samples - correct, k) / comb(samples, k)

@@ -22,7 +22,9 @@ _SEED_BITS = 31
 
 
 class ServerSampler:
-    """Samples k chat completions per problem; the seed of each is a function of (run seed, problem, sample)."""
+    """Samples k chat completions per problem; the seed of each is a function of (run seed, problem,
+    sample).
+    """
 
     def __init__(
         self,
@@ -36,21 +38,24 @@ class ServerSampler:
         retries: int = 4,
         backoff_s: float = 0.5,
     ) -> None:
-        """Connect to the server. Raises ConfigError if it cannot be reached or does not serve the model.
+        """Connect to the server.
+
+        Raises ConfigError if it cannot be reached or does not serve the model.
 
         Args:
             url: The server's address up to and including the version: `http://localhost:8000/v1`.
             model: The model's name at the server.
             plan: The sampling options.
-            to_messages: Turns a problem into chat messages, or into a mapping of `messages` and what the server's
-                chat template gets besides (`tools`, `chat_template_kwargs`).
+            to_messages: Turns a problem into chat messages, or into a mapping of `messages` and
+                what the server's chat template gets besides (`tools`, `chat_template_kwargs`).
             concurrency: The number of requests in flight.
             timeout_s: The time limit of one response.
             retries: The number of retries after a lost connection, a timeout, status 429 or 5xx.
             backoff_s: The pause before the first retry; it doubles with each.
         """
         self.plan = plan
-        self._to_messages, self._concurrency = to_messages, concurrency
+        self._to_messages = to_messages
+        self._concurrency = concurrency
         try:
             key = os.environ.get(API_KEY_VARIABLE)
             self._chat = ChatClient(
@@ -66,7 +71,9 @@ class ServerSampler:
             raise ConfigError(f"--server: {error}") from None
         self._require_model(url, model)
         self._results: queue.SimpleQueue[tuple[int, int, Response]] = queue.SimpleQueue()
-        self._tasks: queue.SimpleQueue[tuple[int, int, dict[str, Any], int] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[int, int, dict[str, Any], int] | None] = (
+            queue.SimpleQueue()
+        )
         self._is_closed = False
         for _ in range(concurrency):
             # daemons: a pending request must not keep an interrupted command alive
@@ -74,7 +81,11 @@ class ServerSampler:
 
     def submit(self, index: int, problem: Problem) -> None:
         found = self._to_messages(problem)
-        prompt = dict(found) if isinstance(found, Mapping) else {"messages": [dict(message) for message in found]}
+        prompt = (
+            dict(found)
+            if isinstance(found, Mapping)
+            else {"messages": [dict(message) for message in found]}
+        )
         for i in range(self.plan.samples_per_problem):
             seed = keyed_seed(self.plan.seed, "eval", problem.id, i) % (1 << _SEED_BITS)
             self._tasks.put((index, i, prompt, seed))
@@ -100,7 +111,8 @@ class ServerSampler:
             index, i, prompt, seed = task
             try:
                 response = self._request(prompt, seed)
-            except Exception as error:  # otherwise a thread's exception is lost, and the evaluation waits forever
+            # otherwise a thread's exception is lost, and the evaluation waits forever
+            except Exception as error:
                 kind = "" if isinstance(error, DapoError) else f"{type(error).__name__}: "
                 response = _failed_response(kind + str(error).removeprefix(f"{self._chat.url}: "))
             self._results.put((index, i, response))
@@ -108,7 +120,11 @@ class ServerSampler:
     def _request(self, prompt: dict[str, Any], seed: int) -> Response:
         plan = self.plan
         found = self._chat.complete(
-            **prompt, temperature=plan.temperature, top_p=plan.top_p, max_tokens=plan.max_response_tokens, seed=seed
+            **prompt,
+            temperature=plan.temperature,
+            top_p=plan.top_p,
+            max_tokens=plan.max_response_tokens,
+            seed=seed,
         )
         if found.finish not in _FINISHES:
             return _failed_response(f"the response ended by {found.finish!r}")

@@ -1,7 +1,8 @@
-"""A policy's state on disk: weights and AdamW's moments as safetensors, counters as JSON; exact, without pickle.
+"""A policy's state on disk: weights and AdamW's moments as safetensors, counters as JSON; exact,
+without pickle.
 
-Each kind of tensors is one file, such as `weights.safetensors`, or a folder `weights/` if several ranks wrote it. Every
-reader accepts both.
+Each kind of tensors is one file, such as `weights.safetensors`, or a folder `weights/` if several
+ranks wrote it. Every reader accepts both.
 """
 
 import json
@@ -24,11 +25,16 @@ from dapo.types import WeightLayout
 
 WEIGHTS = "weights"
 COUNTERS_FILE = "policy.json"
-BUFFER_BYTES, ALIGNMENT = 2**30, 64
-"""The size of a buffer with the copies of several tensors, and the multiple of bytes at which each of them begins."""
+BUFFER_BYTES = 2**30
+ALIGNMENT = 64
+"""The size of a buffer with the copies of several tensors, and the multiple of bytes at which each
+of them begins.
+"""
 
 ReadTensors: TypeAlias = Callable[[Path, str, Mapping[str, Tensor]], Mapping[str, Tensor]]
-"""`(checkpoint, kind, like)` -> this process's tensors of a kind, with the names, shapes and types of `like`."""
+"""`(checkpoint, kind, like)` -> this process's tensors of a kind, with the names, shapes and types
+of `like`.
+"""
 
 
 class State(NamedTuple):
@@ -52,11 +58,13 @@ def state_of(optimizer: MasterAdamW) -> State:
 
 
 class StateCopy:
-    """A copy of the state in main memory, from which a checkpoint is written while training goes on.
+    """A copy of the state in main memory, from which a checkpoint is written while training goes
+    on.
 
-    It takes about as much memory as the state itself, 12 bytes per parameter in float32. The memory is reused for the
-    next checkpoint: copying into allocated memory is four times as fast. Tensors share buffers, because torch rounds
-    the size of page-locked memory up to a power of two, and that of most weights nearly doubles.
+    It takes about as much memory as the state itself, 12 bytes per parameter in float32. The memory
+    is reused for the next checkpoint: copying into allocated memory is four times as fast. Tensors
+    share buffers, because torch rounds the size of page-locked memory up to a power of two, and
+    that of most weights nearly doubles.
     """
 
     def __init__(self) -> None:
@@ -66,7 +74,11 @@ class StateCopy:
     def take(self, state: State) -> State:
         """Copy `state`, over the previous copy."""
         copies = {kind: self._copies.setdefault(kind, {}) for kind in state.tensors}
-        pairs = [(copies[kind], name, each.detach()) for kind in copies for name, each in state.tensors[kind].items()]
+        pairs = [
+            (copies[kind], name, each.detach())
+            for kind in copies
+            for name, each in state.tensors[kind].items()
+        ]
         missing = sum(tensor.nbytes for of_kind, name, tensor in pairs if name not in of_kind)
         for of_kind, name, tensor in pairs:
             if name not in of_kind:
@@ -80,10 +92,14 @@ class StateCopy:
         if not (size := like.nbytes):
             return torch.empty(like.shape, dtype=like.dtype)
         if size > len(self._buffer):
-            num_bytes = max(2 ** (size - 1).bit_length(), min(BUFFER_BYTES, 2 ** (missing.bit_length() - 1)))
+            num_bytes = max(
+                2 ** (size - 1).bit_length(), min(BUFFER_BYTES, 2 ** (missing.bit_length() - 1))
+            )
             self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=like.is_cuda)
-        memory, self._buffer = self._buffer[:size], self._buffer[-(-size // ALIGNMENT) * ALIGNMENT :]
-        # by NumPy: a storage of this size, for torch's writer of shards copies a tensor of a larger one
+        memory = self._buffer[:size]
+        self._buffer = self._buffer[-(-size // ALIGNMENT) * ALIGNMENT :]
+        # by NumPy: a storage of this size, for torch's writer of shards copies a tensor of a larger
+        # one
         return torch.from_numpy(memory.numpy()).view(like.dtype).view(like.shape)
 
 
@@ -100,7 +116,10 @@ def write_counters(directory: Path, counters: Mapping[str, Any]) -> None:
 
 
 def read_tensors(directory: Path, kind: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All tensors of a kind, which must have the names, shapes and types of `like`. Raises CheckpointError."""
+    """All tensors of a kind, which must have the names, shapes and types of `like`.
+
+    Raises CheckpointError.
+    """
     path = stored_at(directory, kind)
     with as_checkpoint_error(path):
         tensors = _read_folder(path) if path.is_dir() else load_file(path)
@@ -108,11 +127,13 @@ def read_tensors(directory: Path, kind: str, like: Mapping[str, Tensor]) -> dict
     return tensors
 
 
-def load_optimizer(optimizer: MasterAdamW, directory: Path, read: ReadTensors = read_tensors) -> None:
+def load_optimizer(
+    optimizer: MasterAdamW, directory: Path, read: ReadTensors = read_tensors
+) -> None:
     """Restore a state, saved by any number of ranks, into `optimizer` and its model, bit for bit.
 
-    `read` returns this process's tensors of a kind. Raises CheckpointError if files are missing or unreadable, or hold
-    another model or type.
+    `read` returns this process's tensors of a kind. Raises CheckpointError if files are missing or
+    unreadable, or hold another model or type.
     """
     counters = read_counters(directory)
     if (saved := counters.get("lora")) != optimizer.lora:
@@ -121,14 +142,18 @@ def load_optimizer(optimizer: MasterAdamW, directory: Path, read: ReadTensors = 
             f"{_format_lora(optimizer.lora)}; resume with the saved value"
         )
     weights = read(directory, WEIGHTS, optimizer.master_weights)
-    num_updates, skipped = counters["num_updates"], counters["skipped_in_a_row"]
+    num_updates = counters["num_updates"]
+    skipped = counters["skipped_in_a_row"]
     # before the first update there are no moments
-    moments = {kind: read(directory, kind, optimizer.master_weights) for kind in MOMENTS if num_updates}
+    moments = {
+        kind: read(directory, kind, optimizer.master_weights) for kind in MOMENTS if num_updates
+    }
     optimizer.restore(weights, moments, num_updates=num_updates, skipped_in_a_row=skipped)
 
 
 def copy_weights(checkpoint: Path, folder: Path, *, dtype: torch.dtype) -> None:
-    """Write the weights of a checkpoint into `folder` in a `dtype`; shards and adapters keep theirs.
+    """Write the weights of a checkpoint into `folder` in a `dtype`; shards and adapters keep
+    theirs.
 
     The optimizer's state, the critic and the reference are left out. Raises CheckpointError.
     """
@@ -140,7 +165,9 @@ def copy_weights(checkpoint: Path, folder: Path, *, dtype: torch.dtype) -> None:
     else:
         with as_checkpoint_error(path):
             tensors = load_file(path)
-        write_tensors({name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / path.name)
+        write_tensors(
+            {name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / path.name
+        )
 
 
 class SavedWeights:
@@ -151,7 +178,9 @@ class SavedWeights:
         counters = read_counters(self._directory)
         self._tied = counters["tied"]
         self.lora: dict[str, float] | None = counters.get("lora")
-        """Rank and alpha if only adapters were trained; then `policy.lora.saved_weights` gives the complete weights."""
+        """Rank and alpha if only adapters were trained; then `policy.lora.saved_weights` gives the
+        complete weights.
+        """
 
     def layout(self) -> WeightLayout:
         return layout_of(dict(self._stored()), self._tied)
@@ -188,13 +217,17 @@ def as_checkpoint_error(path: Path) -> Iterator[None]:
 def require_same(path: Path, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError unless names, shapes and types agree."""
     if differing := sorted(tensors.keys() ^ like.keys()):
-        raise CheckpointError(f"{path} holds another model: {len(differing)} names differ, the first is {differing[0]}")
+        raise CheckpointError(
+            f"{path} holds another model: {len(differing)} names differ, the first is"
+            f" {differing[0]}"
+        )
     for name, expected in like.items():
         found = tensors[name]
         if found.shape != expected.shape or found.dtype != expected.dtype:
             raise CheckpointError(
-                f"{path} holds another model: {name} is {found.dtype} {list(found.shape)} in the checkpoint and "
-                f"{expected.dtype} {list(expected.shape)} here; resume with the saved model and model.dtype"
+                f"{path} holds another model: {name} is {found.dtype} {list(found.shape)} in the"
+                f" checkpoint and {expected.dtype} {list(expected.shape)} here; resume with the"
+                " saved model and model.dtype"
             )
 
 
@@ -206,12 +239,19 @@ def read_counters(directory: Path) -> dict[str, Any]:
 
 
 def _read_folder(path: Path) -> dict[str, Tensor]:
-    from dapo.policy.fsdp.checkpoint import read_shards, stored_like  # imports torch.distributed, which few runs need
+    # imports torch.distributed, which few runs need
+    from dapo.policy.fsdp.checkpoint import read_shards, stored_like
 
-    tensors = {name: torch.empty(like.shape, dtype=like.dtype) for name, like in stored_like(path).items()}
+    tensors = {
+        name: torch.empty(like.shape, dtype=like.dtype) for name, like in stored_like(path).items()
+    }
     read_shards(path, tensors)
     return tensors
 
 
 def _format_lora(lora: Mapping[str, float] | None) -> str:
-    return "none" if lora is None else "{" + ", ".join(f"{name}: {value:g}" for name, value in lora.items()) + "}"
+    return (
+        "none"
+        if lora is None
+        else "{" + ", ".join(f"{name}: {value:g}" for name, value in lora.items()) + "}"
+    )

@@ -1,7 +1,8 @@
-"""The critic of PPO: a value for each response token, from a copy of the policy's network that is trained with it.
+"""The critic of PPO: a value for each response token, from a copy of the policy's network that is
+trained with it.
 
-The value of a token depends only on the tokens before it: like log-probabilities, the values of a prefix that several
-responses of a microbatch share are computed once.
+The value of a token depends only on the tokens before it: like log-probabilities, the values of a
+prefix that several responses of a microbatch share are computed once.
 """
 
 import copy
@@ -25,7 +26,14 @@ from dapo.policy.logprobs import hidden_states
 from dapo.policy.minibatch import loss_weights
 from dapo.policy.objective import add_sums
 from dapo.policy.optim import MasterAdamW, learning_rate, schedule_of
-from dapo.policy.packing import Microbatch, RankMicrobatch, in_callers_order, pack, pack_microbatch, partition
+from dapo.policy.packing import (
+    Microbatch,
+    RankMicrobatch,
+    in_callers_order,
+    pack,
+    pack_microbatch,
+    partition,
+)
 from dapo.policy.transfer import to_device
 from dapo.types import Sample
 
@@ -34,16 +42,21 @@ FOLDER = "critic"  # the folder of a checkpoint that holds the critic
 
 
 class ValueModel(nn.Module):
-    """A language model with a linear layer to one number in place of its head; that layer starts at zero."""
+    """A language model with a linear layer to one number in place of its head; that layer starts at
+    zero.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Copy the network of `model`, which does not change."""
         super().__init__()
         self.base_model = copy.deepcopy(model.base_model)
         to_vocabulary: Any = model.get_output_embeddings()
-        width, wide = to_vocabulary.weight.shape[1], torch.promote_types(model.dtype, torch.float32)
+        width = to_vocabulary.weight.shape[1]
+        wide = torch.promote_types(model.dtype, torch.float32)
         # the layer's own initialisation would draw from the global generator
-        self.head: nn.Linear = nn.utils.skip_init(nn.Linear, width, 1, dtype=wide, device=model.device)
+        self.head: nn.Linear = nn.utils.skip_init(
+            nn.Linear, width, 1, dtype=wide, device=model.device
+        )
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.eval()
@@ -58,14 +71,18 @@ class ValueModel(nn.Module):
 class Critic:
     """The value function of `advantage.estimator: gae`, with an optimiser of its own."""
 
-    def __init__(self, config: Config, model: PreTrainedModel, *, clip_range: float | None = CLIP_RANGE) -> None:
+    def __init__(
+        self, config: Config, model: PreTrainedModel, *, clip_range: float | None = CLIP_RANGE
+    ) -> None:
         """Start from a copy of `model`, the initial policy with packed attention.
 
-        `clip_range` is the largest change of a value in a step before its gradient vanishes, in units of the reward
-        (None: no limit).
+        `clip_range` is the largest change of a value in a step before its gradient vanishes, in
+        units of the reward (None: no limit).
         """
-        self._config, self._clip_range = config, clip_range
-        self.model, self._device = ValueModel(model), model.device
+        self._config = config
+        self._clip_range = clip_range
+        self.model = ValueModel(model)
+        self._device = model.device
         self._optimizer = MasterAdamW(
             self.model,
             config.optim.model_copy(update={"lr": config.critic.lr}),
@@ -78,74 +95,102 @@ class Critic:
         """The number of updates skipped since the last successful one."""
         return self._optimizer.skipped_in_a_row
 
-    @explain_out_of_memory(torch.OutOfMemoryError, "the critic's values", "lower train.microbatch_tokens")
+    @explain_out_of_memory(
+        torch.OutOfMemoryError, "the critic's values", "lower train.microbatch_tokens"
+    )
     @torch.no_grad()
     def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
-        """V(s_t) of each response token, one row per sample, in order. A group's samples must be adjacent."""
+        """V(s_t) of each response token, one row per sample, in order.
+
+        A group's samples must be adjacent.
+        """
         microbatches = pack(samples, max_tokens=self._config.microbatch_tokens, device=self._device)
-        return in_callers_order(microbatches, [self.model(each) for each in microbatches], len(samples))
+        return in_callers_order(
+            microbatches, [self.model(each) for each in microbatches], len(samples)
+        )
 
     @explain_out_of_memory(
-        torch.OutOfMemoryError, "an update of the critic", "lower train.microbatch_tokens or set train.recompute=true"
+        torch.OutOfMemoryError,
+        "an update of the critic",
+        "lower train.microbatch_tokens or set train.recompute=true",
     )
     def backward(self, minibatch: Sequence[Sample]) -> dict[str, float]:
-        """Compute the gradient on samples with `old_values` and `value_targets`; returns the sums for `apply_gradient`.
+        """Compute the gradient on samples with `old_values` and `value_targets`; returns the sums
+        for `apply_gradient`.
 
-        The loss is the mean over the trained tokens of the minibatch, for every `loss.aggregate`, with the factors of
-        groups in the policy's loss (`Sample.weight`).
+        The loss is the mean over the trained tokens of the minibatch, for every `loss.aggregate`,
+        with the factors of groups in the policy's loss (`Sample.weight`).
         """
         weights = loss_weights(minibatch, self._config, aggregate="token")
         chosen = [i for i, sample in enumerate(minibatch) if sample.num_trained_tokens]
         max_tokens = self._config.microbatch_tokens
-        (passes,) = partition([minibatch[i] for i in chosen], weights[chosen].tolist(), ranks=1, max_tokens=max_tokens)
+        (passes,) = partition(
+            [minibatch[i] for i in chosen], weights[chosen].tolist(), ranks=1, max_tokens=max_tokens
+        )
         self._optimizer.zero_grad()
         return add_sums([*map(self._backward, passes), self._optimizer.measure()])
 
     def apply_gradient(self, sums: Mapping[str, float], *, step: int) -> dict[str, float]:
-        """One optimiser update by the gradient of `backward`, which returned `sums`; returns the metrics `critic/*`.
+        """One optimiser update by the gradient of `backward`, which returned `sums`; returns the
+        metrics `critic/*`.
 
-        The learning rate follows the schedule of `optim` at training step `step` (from 1), with `critic.lr` in place of
-        `optim.lr`. The update is skipped if the loss or the gradient's norm is not finite. Raises NumericsError if the
-        previous update made a weight infinite or NaN.
+        The learning rate follows the schedule of `optim` at training step `step` (from 1), with
+        `critic.lr` in place of `optim.lr`. The update is skipped if the loss or the gradient's norm
+        is not finite. Raises NumericsError if the previous update made a weight infinite or NaN.
         """
         schedule = schedule_of(self._config.optim, self._config.train.num_steps)
         rate = learning_rate(step, lr=self._config.critic.lr, **schedule)
         norm, skipped = self._optimizer.update(rate, sums, is_valid=math.isfinite(sums["loss"]))
-        metrics = {"critic/loss": sums["loss"], "critic/grad_norm": norm, "critic/skipped": float(skipped)}
+        metrics = {
+            "critic/loss": sums["loss"],
+            "critic/grad_norm": norm,
+            "critic/skipped": float(skipped),
+        }
         if self._clip_range is not None and sums["tokens"]:
             metrics["critic/clip_fraction"] = sums["clipped"] / sums["tokens"]
         return metrics
 
     def writer(self, *, copies: bool) -> Callable[[Path], None]:
-        """A function that writes weights, AdamW's moments and counters into the folder `critic` of a checkpoint.
+        """A function that writes weights, AdamW's moments and counters into the folder `critic` of
+        a checkpoint.
 
-        It writes the state, or with `copies` a copy of the present one, until the next copy is made. Raises
-        NumericsError if a weight is not finite.
+        It writes the state, or with `copies` a copy of the present one, until the next copy is
+        made. Raises NumericsError if a weight is not finite.
         """
         self._optimizer.require_finite()
         state = state_of(self._optimizer)
         return partial(_write, state=self._copy.take(state) if copies else state)
 
     def load(self, directory: Path) -> None:
-        """Restore a state that was written into a checkpoint, bit for bit. Raises CheckpointError."""
+        """Restore a state that was written into a checkpoint, bit for bit.
+
+        Raises CheckpointError.
+        """
         if not (directory / FOLDER).is_dir():
             raise CheckpointError(
-                f"{directory} holds no critic, because its run did not use advantage.estimator=gae; resume it with "
-                "its own advantage.estimator, or start a new run"
+                f"{directory} holds no critic, because its run did not use advantage.estimator=gae;"
+                " resume it with its own advantage.estimator, or start a new run"
             )
         load_optimizer(self._optimizer, directory / FOLDER)
 
     def _backward(self, rank_microbatch: RankMicrobatch) -> Mapping[str, Tensor | float]:
-        """Accumulate the gradient of a microbatch's loss; returns the sums over its trained tokens."""
+        """Accumulate the gradient of a microbatch's loss; returns the sums over its trained
+        tokens.
+        """
         microbatch = pack_microbatch(rank_microbatch, self._device)
         tokens = self._per_token(rank_microbatch, microbatch)
         loss, sums = value_loss(self.model(microbatch), **tokens, clip_range=self._clip_range)
         loss.backward()
         return {**sums, "loss": loss.detach()}
 
-    def _per_token(self, rank_microbatch: RankMicrobatch, microbatch: Microbatch) -> dict[str, Tensor]:
-        """The arguments of `value_loss`: `[S]` each, in the order of the targets, brought to the device in one copy."""
-        samples, lengths = rank_microbatch.samples, np.array(microbatch.lengths)
+    def _per_token(
+        self, rank_microbatch: RankMicrobatch, microbatch: Microbatch
+    ) -> dict[str, Tensor]:
+        """The arguments of `value_loss`: `[S]` each, in the order of the targets, brought to the
+        device in one copy.
+        """
+        samples = rank_microbatch.samples
+        lengths = np.array(microbatch.lengths)
         rows: dict[str, Any] = {
             "old_values": [sample.old_values for sample in samples],
             "targets": [sample.value_targets for sample in samples],

@@ -1,4 +1,6 @@
-"""A custom loss (`loss.function`): loaded by name, checked on an example, differentiated part by part."""
+"""A custom loss (`loss.function`): loaded by name, checked on an example, differentiated part by
+part.
+"""
 
 import math
 import re
@@ -14,7 +16,9 @@ from dapo.core.loading import Failure, load_callable, try_call
 from dapo.core.rng import keyed_seed, keyed_uniforms
 
 LossFunction: TypeAlias = Callable[..., tuple[Tensor, Mapping[str, Any]]]
-"""`(logprobs, old_logprobs, advantages, mask, weights) -> (loss, metrics)`, as `CustomLoss` describes it."""
+"""`(logprobs, old_logprobs, advantages, mask, weights) -> (loss, metrics)`, as `CustomLoss`
+describes it.
+"""
 
 EXAMPLE_TOKENS = 12
 SUM_TOLERANCE = 1e-4
@@ -28,87 +32,132 @@ RESERVED = (
     "engine_weight_mean",
     "engine_weight_truncated_fraction",
 )
-"""Names that a metric of a custom loss must not have, because the trainer logs them as `loss/NAME`."""
+"""Names that a metric of a custom loss must not have, because the trainer logs them as `loss/NAME`.
+"""
 
 
 @dataclass(frozen=True)
 class CustomLoss:
-    """A function `(logprobs, old_logprobs, advantages, mask, weights) -> (loss, metrics)` in place of Eq. 8.
+    """A function `(logprobs, old_logprobs, advantages, mask, weights) -> (loss, metrics)` in place
+    of Eq. 8.
 
-    It is called with the response tokens of a part of a minibatch, packed into tensors `[T]` of one floating type. It
-    returns the scalar to minimise and numbers by name, which are logged as `loss/NAME`. Both are added over the parts,
-    so both must be sums over tokens, `(weights * per_token).sum()`. `dapo docs losses` describes the arguments and what
-    is guaranteed about them.
+    It is called with the response tokens of a part of a minibatch, packed into tensors `[T]` of one
+    floating type. It returns the scalar to minimise and numbers by name, which are logged as
+    `loss/NAME`. Both are added over the parts, so both must be sums over tokens, `(weights *
+    per_token).sum()`. `dapo docs losses` describes the arguments and what is guaranteed about them.
     """
 
     function: LossFunction
     name: str
 
     def __post_init__(self) -> None:
-        """Raise ConfigError unless the function returns a trainable loss for an example of 12 tokens."""
+        """Raise ConfigError unless the function returns a trainable loss for an example of 12
+        tokens.
+        """
         self._verify(_example())
 
     def differentiate(
-        self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor
+        self,
+        logprobs: Tensor,
+        old_logprobs: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        weights: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor | float]]:
         """`[T]` the derivative of the loss by each log-probability, and loss and metrics.
 
-        The derivative is 0 where the mask is false or the weight is 0; the function sees a false mask in both cases.
+        The derivative is 0 where the mask is false or the weight is 0; the function sees a false
+        mask in both cases.
 
-        A loss that is not finite is not detected here, which would wait for the device: it makes the loss of the whole
-        update not finite, and the update is skipped. Raises LossFailed if the function raises, or returns anything but
-        a loss and metrics.
+        A loss that is not finite is not detected here, which would wait for the device: it makes
+        the loss of the whole update not finite, and the update is skipped. Raises LossFailed if the
+        function raises, or returns anything but a loss and metrics.
         """
         leaf = logprobs.detach().clone().requires_grad_()
         weights = torch.where(mask, weights, 0.0)
-        mask = mask & (weights != 0)  # a token of weight 0 does not train, whatever the function makes of its weight
-        loss, metrics = self._call(leaf, old_logprobs.detach(), advantages, mask, weights, error=LossFailed)
+        # a token of weight 0 does not train, whatever the function makes of its weight
+        mask = mask & (weights != 0)
+        loss, metrics = self._call(
+            leaf, old_logprobs.detach(), advantages, mask, weights, error=LossFailed
+        )
         (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True)
         if gradient is None:
             raise LossFailed(f"{self.name}: the loss does not depend on logprobs")
-        values = {f"custom/{name}/": self._number(name, value, LossFailed) for name, value in metrics.items()}
+        values = {
+            f"custom/{name}/": self._number(name, value, LossFailed)
+            for name, value in metrics.items()
+        }
         return torch.where(mask, gradient, 0.0), {"loss": loss.detach(), **values}
 
     def _call(self, *tokens: Tensor, error: type[DapoError]) -> tuple[Tensor, Mapping[str, Any]]:
         returned = try_call(lambda: self.function(*tokens))
         if isinstance(returned, Failure):
             raise error(f"{self.name} {returned.reason}")
-        if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Mapping):
+        if (
+            not isinstance(returned, tuple)
+            or len(returned) != 2
+            or not isinstance(returned[1], Mapping)
+        ):
             raise error(
-                f"{self.name} returned a {type(returned).__name__}: expected (loss, metrics), a scalar tensor and a "
-                "dict"
+                f"{self.name} returned a {type(returned).__name__}: expected (loss, metrics), a"
+                " scalar tensor and a dict"
             )
         loss, metrics = returned
         if not isinstance(loss, Tensor) or loss.ndim:
-            got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-            raise error(f"{self.name}: the loss is {got}: expected a scalar tensor, such as (weights * x).sum()")
+            got = (
+                f"a tensor of shape {list(loss.shape)}"
+                if isinstance(loss, Tensor)
+                else f"a {type(loss).__name__}"
+            )
+            raise error(
+                f"{self.name}: the loss is {got}: expected a scalar tensor, such as (weights *"
+                " x).sum()"
+            )
         if not loss.requires_grad:
-            raise error(f"{self.name}: the loss has no gradient: compute it from logprobs, without detach() or item()")
+            raise error(
+                f"{self.name}: the loss has no gradient: compute it from logprobs, without detach()"
+                " or item()"
+            )
         return loss, metrics
 
     def _number(self, name: Any, value: Any, error: type[DapoError]) -> Tensor | float:
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name) or name in RESERVED:
-            why = "is reserved for the trainer" if name in RESERVED else "needs a name of letters, digits, underscores"
+            why = (
+                "is reserved for the trainer"
+                if name in RESERVED
+                else "needs a name of letters, digits, underscores"
+            )
             raise error(f"{self.name}: the metric {name!r} {why}; rename it")
         if isinstance(value, Tensor) and not value.ndim:
             return value.detach()
         if isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
-        raise error(f"{self.name}: the metric {name!r} is a {type(value).__name__}: expected a number")
+        raise error(
+            f"{self.name}: the metric {name!r} is a {type(value).__name__}: expected a number"
+        )
 
     def _verify(self, tokens: Sequence[Tensor]) -> None:
-        """Raise ConfigError unless loss and metrics are finite, and the whole equals the sum of its parts."""
+        """Raise ConfigError unless loss and metrics are finite, and the whole equals the sum of its
+        parts.
+        """
         whole = self._values(tokens)
-        parts = [self._values([of[start : start + 5] for of in tokens]) for start in range(0, EXAMPLE_TOKENS, 5)]
+        parts = [
+            self._values([of[start : start + 5] for of in tokens])
+            for start in range(0, EXAMPLE_TOKENS, 5)
+        ]
         for name, value in whole.items():
             if not math.isfinite(value):
-                raise ConfigError(f"{self.name}: {name} is {value} for an example of {EXAMPLE_TOKENS} tokens")
-            total = sum(part.get(name, 0.0) for part in parts)
-            if abs(total - value) > SUM_TOLERANCE * max(1.0, *(abs(part.get(name, 0.0)) for part in parts)):
                 raise ConfigError(
-                    f"{self.name}: {name} is not a sum over tokens: {value:.4g} for an example of {EXAMPLE_TOKENS} "
-                    f"tokens at once, but {total:.4g} in three parts; a minibatch is computed in parts, so return "
-                    "(weights * x).sum() for the mean of x"
+                    f"{self.name}: {name} is {value} for an example of {EXAMPLE_TOKENS} tokens"
+                )
+            total = sum(part.get(name, 0.0) for part in parts)
+            if abs(total - value) > SUM_TOLERANCE * max(
+                1.0, *(abs(part.get(name, 0.0)) for part in parts)
+            ):
+                raise ConfigError(
+                    f"{self.name}: {name} is not a sum over tokens: {value:.4g} for an example of"
+                    f" {EXAMPLE_TOKENS} tokens at once, but {total:.4g} in three parts; a minibatch"
+                    " is computed in parts, so return (weights * x).sum() for the mean of x"
                 )
 
     def _values(self, tokens: Sequence[Tensor]) -> dict[str, float]:
@@ -118,9 +167,16 @@ class CustomLoss:
         if gradient is None or gradient.shape != logprobs.shape:
             raise ConfigError(f"{self.name}: the loss does not depend on logprobs")
         if not bool(gradient.isfinite().all()):
-            raise ConfigError(f"{self.name}: the gradient is not finite for an example of {EXAMPLE_TOKENS} tokens")
-        numbers = {f"the metric {name!r}": self._number(name, value, ConfigError) for name, value in metrics.items()}
-        return {name: float(value) for name, value in {"the loss": loss.detach(), **numbers}.items()}
+            raise ConfigError(
+                f"{self.name}: the gradient is not finite for an example of {EXAMPLE_TOKENS} tokens"
+            )
+        numbers = {
+            f"the metric {name!r}": self._number(name, value, ConfigError)
+            for name, value in metrics.items()
+        }
+        return {
+            name: float(value) for name, value in {"the loss": loss.detach(), **numbers}.items()
+        }
 
 
 def load_loss(name: str | None) -> CustomLoss | None:
@@ -136,10 +192,14 @@ def custom_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
     Raises LossFailed if one of them is not finite although the loss is.
     """
-    metrics = {f"loss/{match[1]}": value for name, value in sums.items() if (match := _KEY.fullmatch(name))}
+    metrics = {
+        f"loss/{match[1]}": value for name, value in sums.items() if (match := _KEY.fullmatch(name))
+    }
     for name, value in metrics.items():
         if not math.isfinite(value) and math.isfinite(sums["loss"]):
-            raise LossFailed(f"loss.function returned {value} for the metric {name}: expected a finite number")
+            raise LossFailed(
+                f"loss.function returned {value} for the metric {name}: expected a finite number"
+            )
     return metrics
 
 

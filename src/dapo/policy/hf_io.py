@@ -1,4 +1,6 @@
-"""Hugging Face formats: weights by name, safetensors files, and model directories that appear complete or never."""
+"""Hugging Face formats: weights by name, safetensors files, and model directories that appear
+complete or never.
+"""
 
 import contextlib
 import copy
@@ -27,7 +29,9 @@ from dapo.types import WeightLayout
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence the progress bars and warnings of transformers and the hub within the block; errors still raise."""
+    """Silence the progress bars and warnings of transformers and the hub within the block; errors
+    still raise.
+    """
     with quiet_hub(), contextlib.ExitStack() as stack:
         stack.callback(transformers_logging.set_verbosity, transformers_logging.get_verbosity())
         if transformers_logging.is_progress_bar_enabled():
@@ -44,10 +48,18 @@ def tied_names(model: torch.nn.Module) -> dict[str, str]:
     return {name: first[parameter] for name, parameter in names if first[parameter] != name}
 
 
-def layout_of(weights: Mapping[str, Tensor], tied: Mapping[str, str], dtype: torch.dtype | None = None) -> WeightLayout:
-    """The layout of stored weights in their own types, or all in `dtype`; `tied` comes from `tied_names`."""
-    types = {name: str(dtype or weight.dtype).removeprefix("torch.") for name, weight in weights.items()}
-    return WeightLayout({name: (types[name], tuple(weight.shape)) for name, weight in weights.items()}, tied)
+def layout_of(
+    weights: Mapping[str, Tensor], tied: Mapping[str, str], dtype: torch.dtype | None = None
+) -> WeightLayout:
+    """The layout of stored weights in their own types, or all in `dtype`; `tied` comes from
+    `tied_names`.
+    """
+    types = {
+        name: str(dtype or weight.dtype).removeprefix("torch.") for name, weight in weights.items()
+    }
+    return WeightLayout(
+        {name: (types[name], tuple(weight.shape)) for name, weight in weights.items()}, tied
+    )
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,9 @@ class NamedWeights:
         return with_tied(self.read(), self.stored.tied)
 
 
-def with_tied(weights: Iterable[tuple[str, Tensor]], tied: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+def with_tied(
+    weights: Iterable[tuple[str, Tensor]], tied: Mapping[str, str]
+) -> Iterator[tuple[str, Tensor]]:
     """Each stored weight under its name, then under its further names."""
     for name, tensor in weights:
         yield name, tensor
@@ -75,16 +89,23 @@ def with_tied(weights: Iterable[tuple[str, Tensor]], tied: Mapping[str, str]) ->
 
 
 def config_of(model: PreTrainedModel) -> PreTrainedConfig:
-    """A copy of the configuration with the name of the model's class, which a config.json requires."""
+    """A copy of the configuration with the name of the model's class, which a config.json
+    requires.
+    """
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     return config
 
 
 def write_model_directory(
-    tensors: dict[str, Tensor], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path
+    tensors: dict[str, Tensor],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    out: Path,
 ) -> None:
-    """Write weights (in their type), configuration, generation settings and tokenizer; `out` is absent or empty."""
+    """Write weights (in their type), configuration, generation settings and tokenizer; `out` is
+    absent or empty.
+    """
     with appearing_directory(out) as temporary:
         config = config_of(model)
         config.dtype = next(iter(tensors.values())).dtype
@@ -112,7 +133,9 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 @contextlib.contextmanager
 def appearing_directory(out: Path) -> Iterator[Path]:
-    """A temporary directory that is renamed to `out` at the end of the block; an error leaves nothing behind."""
+    """A temporary directory that is renamed to `out` at the end of the block; an error leaves
+    nothing behind.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
@@ -126,12 +149,17 @@ def appearing_directory(out: Path) -> Iterator[Path]:
 def require_new(out: Path) -> None:
     """Raise ConfigError unless `out` is absent or an empty directory."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} already exists and is not an empty directory; choose another place for the model")
+        raise ConfigError(
+            f"{out} already exists and is not an empty directory; choose another place for the"
+            " model"
+        )
 
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """The file of each weight of a model, which has the same name and shape there as in the model."""
+    """The file of each weight of a model, which has the same name and shape there as in the
+    model.
+    """
 
     files: Mapping[str, Path]
 
@@ -144,12 +172,17 @@ class StoredWeights:
 def find_stored_weights(name_or_path: str | Path, model: PreTrainedModel) -> StoredWeights | None:
     """The files of `model`, or None if only transformers can read them.
 
-    That is the case without safetensors files, if names or shapes differ from the model's, if there are buffers, and if
-    transformers would change more of a weight than its number format: quantised weights, weights that are kept in
-    float32, and tied weights that are stored twice and may differ.
+    That is the case without safetensors files, if names or shapes differ from the model's, if there
+    are buffers, and if transformers would change more of a weight than its number format: quantised
+    weights, weights that are kept in float32, and tied weights that are stored twice and may
+    differ.
     """
-    kept = [getattr(model, name, None) for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")]
-    tied, wanted = tied_names(model), {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    kept = [
+        getattr(model, name, None)
+        for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+    ]
+    tied = tied_names(model)
+    wanted = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
     has_buffers = bool(model.state_dict().keys() - wanted.keys() - tied.keys())
     if getattr(model.config, "quantization_config", None) or any(kept) or has_buffers:
         return None
@@ -158,8 +191,12 @@ def find_stored_weights(name_or_path: str | Path, model: PreTrainedModel) -> Sto
     for path in _weight_files(name_or_path):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  (no mapping)
-                shapes[name], found[name] = tuple(file.get_slice(name).get_shape()), path
-    if any(shapes.get(name) != shape for name, shape in wanted.items()) or tied.keys() & found.keys():
+                shapes[name] = tuple(file.get_slice(name).get_shape())
+                found[name] = path
+    if (
+        any(shapes.get(name) != shape for name, shape in wanted.items())
+        or tied.keys() & found.keys()
+    ):
         return None
     return StoredWeights({name: found[name] for name in wanted})
 

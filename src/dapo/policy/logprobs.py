@@ -1,7 +1,8 @@
-"""Log-probabilities and entropies of response tokens, from hidden states and the head's weights, chunk by chunk.
+"""Log-probabilities and entropies of response tokens, from hidden states and the head's weights,
+chunk by chunk.
 
-For gradients, the caller runs loss and backward of each chunk before the next chunk: the backward reuses the forward's
-probabilities, and no tensor of the size `[tokens, vocabulary]` ever exists.
+For gradients, the caller runs loss and backward of each chunk before the next chunk: the backward
+reuses the forward's probabilities, and no tensor of the size `[tokens, vocabulary]` ever exists.
 """
 
 from collections.abc import Iterator
@@ -16,17 +17,23 @@ from cpu_kernels import DTYPES, TokenScores, is_compiled, linear
 from cpu_kernels.compiled import serves
 from dapo.policy.packing import Microbatch
 
-CHUNK_LOGITS = 2**26  # logits in memory at a time: 256 MB in float32, 1,365 positions of a vocabulary of 49,152
+# logits in memory at a time: 256 MB in float32, 1,365 positions of a vocabulary of 49,152
+CHUNK_LOGITS = 2**26
 CUDA_CHUNK_LOGITS = 2**28
-"""The same on a GPU, where each chunk also reads and writes the head's whole gradient: 1,766 positions of a vocabulary
-of 152,000, so that a microbatch of 16,384 tokens reads and writes that gradient ten times."""
+"""The same on a GPU, where each chunk also reads and writes the head's whole gradient: 1,766
+positions of a vocabulary of 152,000, so that a microbatch of 16,384 tokens reads and writes that
+gradient ten times.
+"""
 BLOCK_LOGITS = 2**21
-"""Logits per elementwise operation on a CPU, so that temporaries stay in the cache and their memory is reused. On a
-GPU, where each operation launches a kernel, it is the whole chunk."""
+"""Logits per elementwise operation on a CPU, so that temporaries stay in the cache and their memory
+is reused. On a GPU, where each operation launches a kernel, it is the whole chunk.
+"""
 
 
 def hidden_states(model: PreTrainedModel, microbatch: Microbatch) -> Tensor:
-    """`[M, hidden]` the last hidden states that predict the microbatch's response tokens; differentiable."""
+    """`[M, hidden]` the last hidden states that predict the microbatch's response tokens;
+    differentiable.
+    """
     outputs = model.base_model(
         input_ids=microbatch.input_ids.unsqueeze(0),
         position_ids=microbatch.positions.unsqueeze(0),
@@ -46,17 +53,21 @@ def score_tokens(
     differentiable_entropy: bool = False,
     reference: tuple[Tensor, Any] | None = None,
 ) -> tuple[Tensor, ...]:
-    """`[n]` log pi(target) and `[m]` entropy in nats, both of `softmax(logits / temperature)`, for one chunk.
+    """`[n]` log pi(target) and `[m]` entropy in nats, both of `softmax(logits / temperature)`, for
+    one chunk.
 
-    The matmuls run in the type of the weights; everything else, and the results, is float32 (float64 for float64
-    weights). Backward may run once; entropies carry a gradient if `differentiable_entropy`.
+    The matmuls run in the type of the weights; everything else, and the results, is float32
+    (float64 for float64 weights). Backward may run once; entropies carry a gradient if
+    `differentiable_entropy`.
 
-    `hidden` is `[m, hidden]`, `head` a linear layer to the vocabulary with or without bias, `targets` are `[n]` token
-    ids, and `rows` `[n]` the index of the hidden state that predicts each target, ascending (None: each its own).
+    `hidden` is `[m, hidden]`, `head` a linear layer to the vocabulary with or without bias,
+    `targets` are `[n]` token ids, and `rows` `[n]` the index of the hidden state that predicts each
+    target, ascending (None: each its own).
 
-    With the hidden states `[m, width]` and the head of a `reference` the third tensor is `[m]` KL(policy || reference)
-    in nats, which carries a gradient for the policy alone: over the entries that both vocabularies have, with both
-    distributions renormalised there. Entries that only one has pad it and belong to no token.
+    With the hidden states `[m, width]` and the head of a `reference` the third tensor is `[m]`
+    KL(policy || reference) in nats, which carries a gradient for the policy alone: over the entries
+    that both vocabularies have, with both distributions renormalised there. Entries that only one
+    has pad it and belong to no token.
     """
     found: tuple[Tensor, ...]
     if reference is None and serves(hidden) and hidden.dtype == head.weight.dtype:
@@ -76,16 +87,20 @@ def score_tokens(
 
 
 def chunk_tokens(vocabulary: int, device_type: str) -> int:
-    """The number of positions whose logits are in memory at a time on a device of that type; at least 1."""
+    """The number of positions whose logits are in memory at a time on a device of that type; at
+    least 1.
+    """
     return max(1, (CUDA_CHUNK_LOGITS if device_type == "cuda" else CHUNK_LOGITS) // vocabulary)
 
 
 def chunk_bytes(vocabulary: int, device_type: str, dtype: torch.dtype) -> int:
-    """The peak bytes per position of a chunk, reached in the forward: all tensors as wide as the vocabulary.
+    """The peak bytes per position of a chunk, reached in the forward: all tensors as wide as the
+    vocabulary.
 
-    These are the logits in the weights' type `dtype`, the probabilities (in the logits' memory, unless that type is
-    narrower than float32), and on a GPU also their logarithms; a CPU computes those block by block, and its compiled
-    kernel also the probabilities. The backward needs no more.
+    These are the logits in the weights' type `dtype`, the probabilities (in the logits' memory,
+    unless that type is narrower than float32), and on a GPU also their logarithms; a CPU computes
+    those block by block, and its compiled kernel also the probabilities. The backward needs no
+    more.
     """
     if device_type == "cpu" and dtype in DTYPES and is_compiled():
         return vocabulary * dtype.itemsize
@@ -96,27 +111,38 @@ def chunk_bytes(vocabulary: int, device_type: str, dtype: torch.dtype) -> int:
     return vocabulary * sum(tensor.itemsize for tensor in tensors)
 
 
-def chunks(num_tokens: int, vocabulary: int, device_type: str, *, tensors: int = 1) -> Iterator[slice]:
+def chunks(
+    num_tokens: int, vocabulary: int, device_type: str, *, tensors: int = 1
+) -> Iterator[slice]:
     """Slices that cover `num_tokens` positions, each of `chunk_tokens` except the last.
 
-    `tensors` is the number of tensors as wide as the vocabulary: three with a reference. A chunk with more is shorter,
-    so that none needs more memory.
+    `tensors` is the number of tensors as wide as the vocabulary: three with a reference. A chunk
+    with more is shorter, so that none needs more memory.
     """
     return _slices(num_tokens, chunk_tokens(tensors * vocabulary, device_type))
 
 
 @torch.no_grad()
 def token_logprobs(model: PreTrainedModel, microbatch: Microbatch, *, temperature: float) -> Tensor:
-    """`[S]` log-probabilities of the microbatch's targets, float32 or float64, without a gradient."""
-    return hidden_logprobs(hidden_states(model, microbatch), model.get_output_embeddings(), microbatch, temperature)
+    """`[S]` log-probabilities of the microbatch's targets, float32 or float64, without a
+    gradient.
+    """
+    return hidden_logprobs(
+        hidden_states(model, microbatch), model.get_output_embeddings(), microbatch, temperature
+    )
 
 
 @torch.no_grad()
-def hidden_logprobs(hidden: Tensor, head: Any, microbatch: Microbatch, temperature: float) -> Tensor:
-    """`[S]` log-probabilities of the microbatch's targets from the hidden states `[M]` that predict them."""
+def hidden_logprobs(
+    hidden: Tensor, head: Any, microbatch: Microbatch, temperature: float
+) -> Tensor:
+    """`[S]` log-probabilities of the microbatch's targets from the hidden states `[M]` that predict
+    them.
+    """
     scores = []
     for part in chunks(len(hidden), len(head.weight), hidden.device.type):
-        targets, rows = microbatch.targets[microbatch.target_slice(part)], microbatch.local_rows(part)
+        targets = microbatch.targets[microbatch.target_slice(part)]
+        rows = microbatch.local_rows(part)
         scores.append(score_tokens(hidden[part], head, targets, rows, temperature=temperature)[0])
     return torch.cat(scores)
 
@@ -128,12 +154,14 @@ class _Settings(NamedTuple):
 
 
 class _Score(torch.autograd.Function):
-    """With p = softmax(z), z = logits / temperature, entropy H, target y, and q of the reference, K = KL(p || q):
+    """With p = softmax(z), z = logits / temperature, entropy H, target y, and q of the reference, K
+    = KL(p || q):
 
-    d log p_y / dz_v = [v = y] - p_v        dH / dz_v = -p_v (log p_v + H)      dK / dz_v = p_v (log p_v - log q_v - K)
+    d log p_y / dz_v = [v = y] - p_v        dH / dz_v = -p_v (log p_v + H)      dK / dz_v = p_v (log
+    p_v - log q_v - K)
 
-    Where the policy has more entries than the reference, the p of K is p_v / sum of p over the common entries C, and
-    dK / dz_v = 0 beyond C.
+    Where the policy has more entries than the reference, the p of K is p_v / sum of p over the
+    common entries C, and dK / dz_v = 0 beyond C.
     """
 
     @staticmethod
@@ -150,13 +178,18 @@ class _Score(torch.autograd.Function):
         logits = linear(hidden, weight, bias)  # [m, V]
         wide = torch.promote_types(logits.dtype, torch.float32)
         p = logits if logits.dtype == wide else torch.empty_like(logits, dtype=wide)
-        logprobs, entropies = p.new_empty(len(targets)), p.new_empty(len(p))
+        logprobs = p.new_empty(len(targets))
+        entropies = p.new_empty(len(p))
         divergences = None if reference_logits is None else p.new_empty(len(p))
-        common = p.shape[1] if reference_logits is None else min(p.shape[1], reference_logits.shape[1])
-        # [m, C] log policy - log reference at the common entries, and where the policy has more, their share of p
+        common = (
+            p.shape[1] if reference_logits is None else min(p.shape[1], reference_logits.shape[1])
+        )
+        # [m, C] log policy - log reference at the common entries, and where the policy has more,
+        # their share of p
         differences = None if reference_logits is None else p.new_empty(len(p), common)
         shares = None if common == p.shape[1] else p.new_empty(len(p))
-        cells = None if rows is None else rows * p.shape[1] + targets  # [n] each target's place among the logits
+        # [n] each target's place among the logits
+        cells = None if rows is None else rows * p.shape[1] + targets
         for part in _blocks(logits):
             block = p[part]
             if p is not logits:
@@ -177,9 +210,13 @@ class _Score(torch.autograd.Function):
                 _compare(block, log_p, log_q, differences[part], divergences[part], share)
             torch.sum(log_p.mul_(block), dim=1, out=entropies[part])
         entropies.neg_()
-        ctx.save_for_backward(hidden, weight, bias, targets, rows, cells, entropies, divergences, shares)
-        ctx.probabilities, ctx.differences = p, differences  # not saved tensors: backward overwrites them
-        ctx.temperature, ctx.differentiable_entropy = temperature, differentiable_entropy
+        ctx.save_for_backward(
+            hidden, weight, bias, targets, rows, cells, entropies, divergences, shares
+        )
+        ctx.probabilities = p
+        ctx.differences = differences  # not saved tensors: backward overwrites them
+        ctx.temperature = temperature
+        ctx.differentiable_entropy = differentiable_entropy
         ctx.set_materialize_grads(differentiable_entropy or divergences is not None)
         if not differentiable_entropy:
             ctx.mark_non_differentiable(entropies)
@@ -188,17 +225,23 @@ class _Score(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor | None, grad_divergences: Tensor | None = None
+        ctx: Any,
+        grad_logprobs: Tensor,
+        grad_entropies: Tensor | None,
+        grad_divergences: Tensor | None = None,
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, _, targets, rows, cells, entropies, divergences, shares = ctx.saved_tensors
-        p, differences = ctx.probabilities, ctx.differences  # [m, V], p becomes dloss/dlogits in place
+        p = ctx.probabilities
+        differences = ctx.differences  # [m, V], p becomes dloss/dlogits in place
         del ctx.probabilities, ctx.differences
         if not ctx.differentiable_entropy:
             grad_entropies = None
         if ctx.temperature != 1:
             grad_logprobs = grad_logprobs / ctx.temperature
             grad_entropies = None if grad_entropies is None else grad_entropies / ctx.temperature
-            grad_divergences = None if grad_divergences is None else grad_divergences / ctx.temperature
+            grad_divergences = (
+                None if grad_divergences is None else grad_divergences / ctx.temperature
+            )
         if grad_divergences is not None and shares is not None:
             grad_divergences = grad_divergences / shares
         if cells is None:
@@ -208,14 +251,21 @@ class _Score(torch.autograd.Function):
         for part in _blocks(p):
             block = p[part]
             if differences is not None and grad_divergences is not None:
-                of_block = differences[part].sub_(divergences[part, None]).mul_(block[:, : differences.shape[1]])
+                of_block = (
+                    differences[part]
+                    .sub_(divergences[part, None])
+                    .mul_(block[:, : differences.shape[1]])
+                )
                 of_block.mul_(grad_divergences[part, None])
             if grad_entropies is None:
                 block.mul_(negated[part, None])
             else:
                 # xlogy: a probability that underflowed to 0 has p log p = 0, not nan
-                neg_entropy_grad = torch.xlogy(block, block).addcmul_(block, entropies[part, None])  # -dH/dz
-                block.mul_(negated[part, None]).addcmul_(neg_entropy_grad, -grad_entropies[part, None])
+                # -dH/dz
+                neg_entropy_grad = torch.xlogy(block, block).addcmul_(block, entropies[part, None])
+                block.mul_(negated[part, None]).addcmul_(
+                    neg_entropy_grad, -grad_entropies[part, None]
+                )
             if differences is not None and grad_divergences is not None:
                 block[:, : differences.shape[1]].add_(differences[part])
         if cells is None:
@@ -230,11 +280,17 @@ class _Score(torch.autograd.Function):
 
 
 def _compare(
-    p: Tensor, log_p: Tensor, log_q: Tensor, differences: Tensor, divergences: Tensor, shares: Tensor | None
+    p: Tensor,
+    log_p: Tensor,
+    log_q: Tensor,
+    differences: Tensor,
+    divergences: Tensor,
+    shares: Tensor | None,
 ) -> None:
     """Write log p - log q `[m, C]` and KL(p || q) `[m]` over the first C entries of p `[m, V]`.
 
-    With `shares`, where V is above C, p is renormalised there, and they become its sum `[m]` over these entries.
+    With `shares`, where V is above C, p is renormalised there, and they become its sum `[m]` over
+    these entries.
     """
     common = log_p[:, : log_q.shape[1]]
     torch.sub(common, log_q, out=differences)
@@ -249,7 +305,10 @@ def _compare(
 
 
 def _target_slice(part: slice, rows: Tensor, num_rows: int) -> slice:
-    """The targets of a slice of the rows. A slice of all rows, as on a GPU, reads nothing from the device."""
+    """The targets of a slice of the rows.
+
+    A slice of all rows, as on a GPU, reads nothing from the device.
+    """
     if part.stop - part.start == num_rows:
         return slice(0, len(rows))
     return slice(*torch.searchsorted(rows, rows.new_tensor([part.start, part.stop])).tolist())

@@ -1,8 +1,9 @@
-"""Low-rank adapters (LoRA): a linear layer's weight W is frozen, and a product of two small factors is trained.
+"""Low-rank adapters (LoRA): a linear layer's weight W is frozen, and a product of two small factors
+is trained.
 
-An adapted layer computes W x + s B A x with s = alpha / rank. B starts at zero, so training starts at the loaded model.
-Engines and exports receive the merged weights W + s B A under the model's own names. With its adapters disabled, the
-model is the initial one.
+An adapted layer computes W x + s B A x with s = alpha / rank. B starts at zero, so training starts
+at the loaded model. Engines and exports receive the merged weights W + s B A under the model's own
+names. With its adapters disabled, the model is the initial one.
 """
 
 import math
@@ -20,7 +21,14 @@ from dapo.config import LoraConfig
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.policy.checkpoint import SavedWeights
-from dapo.policy.hf_io import NamedWeights, appearing_directory, layout_of, require_new, tied_names, write_tensors
+from dapo.policy.hf_io import (
+    NamedWeights,
+    appearing_directory,
+    layout_of,
+    require_new,
+    tied_names,
+    write_tensors,
+)
 from dapo.policy.model import LoadedModel
 
 ADAPTER = "default"  # peft's name of the adapter, which is part of its parameters' names
@@ -32,7 +40,8 @@ class Adapters:
     """The adapters that `add_adapters` put into a model."""
 
     settings: Mapping[str, float]  # rank and alpha; those of a checkpoint must be equal
-    frozen: Mapping[str, Tensor]  # the model's own weights by their Hugging Face names, tied ones once
+    # the model's own weights by their Hugging Face names, tied ones once
+    frozen: Mapping[str, Tensor]
     tied: Mapping[str, str]  # from `tied_names`
     layers: Sequence[Any]  # peft's layers, each around a linear layer
     seed: int
@@ -49,9 +58,14 @@ class Adapters:
         return torch.from_numpy((2 * uniforms - 1).reshape(rank, columns) / math.sqrt(columns))
 
     def merged(
-        self, factors: Mapping[str, Tensor], dtype: torch.dtype, *, full: Callable[[Tensor], Tensor] = lambda each: each
+        self,
+        factors: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        *,
+        full: Callable[[Tensor], Tensor] = lambda each: each,
     ) -> NamedWeights:
-        """Every weight in `dtype`: W + s B A if `factors` has its A and B, by their names in the model, else W.
+        """Every weight in `dtype`: W + s B A if `factors` has its A and B, by their names in the
+        model, else W.
 
         They are computed one at a time, in float32 or better; `full` gathers a sharded tensor.
         """
@@ -63,15 +77,21 @@ class Adapters:
                 wide = full(weight).detach().to(torch.promote_types(weight.dtype, torch.float32))
                 a_name, b_name = factor_names(name.removesuffix(".weight"))
                 if a_name in gathered:
-                    a, b = gathered[a_name].to(wide), gathered[b_name].to(wide)
-                    wide = torch.addmm(wide, b, a, alpha=self.settings["alpha"] / self.settings["rank"])
+                    a = gathered[a_name].to(wide)
+                    b = gathered[b_name].to(wide)
+                    wide = torch.addmm(
+                        wide, b, a, alpha=self.settings["alpha"] / self.settings["rank"]
+                    )
                 yield name, wide.to(dtype)
 
         return NamedWeights(read, layout_of(self.frozen, self.tied, dtype))
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Within the block the model computes without adapters. Do not enter it between a forward and its backward."""
+        """Within the block the model computes without adapters.
+
+        Do not enter it between a forward and its backward.
+        """
         for layer in self.layers:
             layer.enable_adapters(False)
         try:
@@ -84,30 +104,37 @@ class Adapters:
 def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> Adapters:
     """Put adapters into `model` in place, and freeze all its own weights.
 
-    A is uniform in +-1 / sqrt(inputs), keyed by `seed` and the layer's name; B is zero. Raises ConfigError if peft is
-    not installed.
+    A is uniform in +-1 / sqrt(inputs), keyed by `seed` and the layer's name; B is zero. Raises
+    ConfigError if peft is not installed.
     """
     peft = _peft()
     names = adapted_layers(model)
-    frozen, tied = dict(model.named_parameters()), tied_names(model)
+    frozen = dict(model.named_parameters())
+    tied = tied_names(model)
     settings = {"rank": config.rank, "alpha": config.alpha}
     # peft draws initial factors, which are replaced below: leave the caller's generator unchanged
     with torch.random.fork_rng(devices=[]):
-        peft.inject_adapter_in_model(_peft_config(model, names, settings), model, adapter_name=ADAPTER)
+        peft.inject_adapter_in_model(
+            _peft_config(model, names, settings), model, adapter_name=ADAPTER
+        )
     layers: list[Any] = [model.get_submodule(name) for name in names]
     adapters = Adapters(settings, frozen, tied, layers, seed)
     for name, layer in zip(names, layers, strict=True):
         for factor, linear in zip(factor_names(name), (layer.lora_A, layer.lora_B), strict=True):
-            linear[ADAPTER].weight = nn.Parameter(adapters.initial_factor(factor).to(frozen[f"{name}.weight"]))
+            linear[ADAPTER].weight = nn.Parameter(
+                adapters.initial_factor(factor).to(frozen[f"{name}.weight"])
+            )
     return adapters
 
 
 def adapted_layers(model: PreTrainedModel) -> list[str]:
     """The names of the linear layers that get adapters, in the model's order.
 
-    The head and layers with a tied weight get none: an adapter would change only one of the weight's two uses.
+    The head and layers with a tied weight get none: an adapter would change only one of the
+    weight's two uses.
     """
-    head, tied = model.get_output_embeddings(), tied_names(model)
+    head = model.get_output_embeddings()
+    tied = tied_names(model)
     shared = tied.keys() | set(tied.values())
     return [
         name
@@ -117,33 +144,45 @@ def adapted_layers(model: PreTrainedModel) -> list[str]:
 
 
 def saved_weights(directory: str | Path, model: PreTrainedModel) -> SavedWeights | NamedWeights:
-    """A saved policy's complete weights, whether all weights were trained or only adapters of `model`.
+    """A saved policy's complete weights, whether all weights were trained or only adapters of
+    `model`.
 
-    `model` is the initial model, without adapters. Raises CheckpointError if the adapters do not fit it, or if the
-    files cannot be read.
+    `model` is the initial model, without adapters. Raises CheckpointError if the adapters do not
+    fit it, or if the files cannot be read.
     """
     saved = SavedWeights(directory)
     if saved.lora is None:
         return saved
-    adapters = Adapters(saved.lora, dict(model.named_parameters()), tied_names(model), layers=(), seed=0)
+    adapters = Adapters(
+        saved.lora, dict(model.named_parameters()), tied_names(model), layers=(), seed=0
+    )
     factors = _saved_factors(saved, directory, adapters.frozen)
     return adapters.merged(factors, torch.promote_types(model.dtype, torch.float32))
 
 
 def export_adapter(directory: str | Path, source: LoadedModel, out_dir: str | Path) -> None:
-    """Write a saved policy's adapters in peft's own format, for `peft.PeftModel.from_pretrained(model, out_dir)`.
+    """Write a saved policy's adapters in peft's own format, for
+    `peft.PeftModel.from_pretrained(model, out_dir)`.
 
-    `source` is the initial model. The directory appears complete or not at all. Raises ConfigError if it exists and is
-    not empty, if peft is missing, or if all weights were trained; CheckpointError like `saved_weights`.
+    `source` is the initial model. The directory appears complete or not at all. Raises ConfigError
+    if it exists and is not empty, if peft is missing, or if all weights were trained;
+    CheckpointError like `saved_weights`.
     """
-    out, saved = Path(out_dir), SavedWeights(directory)
+    out = Path(out_dir)
+    saved = SavedWeights(directory)
     require_new(out)
     if saved.lora is None:
-        raise ConfigError(f"{directory} holds all weights, not an adapter: model.lora was not set; leave out --adapter")
+        raise ConfigError(
+            f"{directory} holds all weights, not an adapter: model.lora was not set; leave out"
+            " --adapter"
+        )
     factors = _saved_factors(saved, directory, dict(source.model.named_parameters()))
     names = list(dict.fromkeys(name.partition(".lora_")[0] for name in factors))
     config = _peft_config(source.model, names, saved.lora, source.name)
-    tensors = {f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": factor for name, factor in factors.items()}
+    tensors = {
+        f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": factor
+        for name, factor in factors.items()
+    }
     with appearing_directory(out) as temporary:
         config.save_pretrained(str(temporary))
         write_tensors(tensors, temporary / ADAPTER_FILE)
@@ -165,9 +204,13 @@ def _peft() -> Any:
 
 
 def _peft_config(
-    model: PreTrainedModel, layers: Sequence[str], settings: Mapping[str, float], name: str | None = None
+    model: PreTrainedModel,
+    layers: Sequence[str],
+    settings: Mapping[str, float],
+    name: str | None = None,
 ) -> Any:
-    kinds, alpha = {layer.rpartition(".")[2] for layer in layers}, settings["alpha"]
+    kinds = {layer.rpartition(".")[2] for layer in layers}
+    alpha = settings["alpha"]
     matched = {found for found, _ in model.named_modules() if found.rpartition(".")[2] in kinds}
     return _peft().LoraConfig(
         r=settings["rank"],
@@ -181,21 +224,30 @@ def _peft_config(
     )
 
 
-def _saved_factors(saved: SavedWeights, directory: str | Path, frozen: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All factors of a checkpoint. Raises CheckpointError unless they fit the model with the weights `frozen`."""
+def _saved_factors(
+    saved: SavedWeights, directory: str | Path, frozen: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """All factors of a checkpoint.
+
+    Raises CheckpointError unless they fit the model with the weights `frozen`.
+    """
     assert saved.lora is not None
-    rank, factors = int(saved.lora["rank"]), dict(saved.named_tensors())
+    rank = int(saved.lora["rank"])
+    factors = dict(saved.named_tensors())
     shapes: dict[str, tuple[int, ...]] = {}
     for layer in sorted({name.partition(".lora_")[0] for name in factors}):
         weight = frozen.get(f"{layer}.weight")
         if weight is None or weight.ndim != 2:
-            raise CheckpointError(f"{directory} holds adapters of another model: this one has no linear layer {layer}")
+            raise CheckpointError(
+                f"{directory} holds adapters of another model: this one has no linear layer {layer}"
+            )
         down, up = factor_names(layer)
         shapes |= {down: (rank, weight.shape[1]), up: (weight.shape[0], rank)}
     found = {name: tuple(factor.shape) for name, factor in factors.items()}
     for name in sorted(found.keys() | shapes.keys()):
         if (there := found.get(name)) != (here := shapes.get(name)):
             raise CheckpointError(
-                f"{directory} holds adapters of another model: {name} is {there} in the checkpoint and {here} here"
+                f"{directory} holds adapters of another model: {name} is {there} in the checkpoint"
+                f" and {here} here"
             )
     return factors

@@ -1,7 +1,7 @@
 """Computes the memory of a training process, which resolves `auto` and which `dapo check` prints.
 
-Nothing is allocated or measured. `tests/policy/test_memory_model.py` compares the activations with the tensors that
-autograd saves in a forward, for every family of models.
+Nothing is allocated or measured. `tests/policy/test_memory_model.py` compares the activations with
+the tensors that autograd saves in a forward, for every family of models.
 """
 
 from collections.abc import Iterator
@@ -17,15 +17,24 @@ from dapo.policy.model_dimensions import ModelDimensions, find_dimensions
 
 GIB = 2**30
 RESERVE = 0.1
-"""The fraction of a device's memory that `auto` leaves free for the allocator's fragments, NCCL's buffers, kernels'
-workspaces, and everything that this model does not count."""
+"""The fraction of a device's memory that `auto` leaves free for the allocator's fragments, NCCL's
+buffers, kernels' workspaces, and everything that this model does not count.
+"""
 USEFUL_TOKENS = 8192
-"""The microbatch size below which `auto` prefers to recompute: a smaller one leaves a GPU idle between its kernels."""
+"""The microbatch size below which `auto` prefers to recompute: a smaller one leaves a GPU idle
+between its kernels.
+"""
 MAX_TOKENS = 32768  # the largest microbatch of `auto`: more tokens make no GPU faster
 ROUNDED_TO = 1024
 SLEEPING_BYTES = 4 * GIB
-"""The bytes that a process keeps on a GPU while another phase uses it: CUDA's context, kernels, captured graphs."""
-TRANSIENT = ("gradients", "all-gathered layers, embedding and head", "unsharded gradients, before the reduce-scatter")
+"""The bytes that a process keeps on a GPU while another phase uses it: CUDA's context, kernels,
+captured graphs.
+"""
+TRANSIENT = (
+    "gradients",
+    "all-gathered layers, embedding and head",
+    "unsharded gradients, before the reduce-scatter",
+)
 """The parts of a trainer's state that exist during an update only."""
 CPU_TOKENS = 16384  # the value of `auto` on a CPU, without recomputation
 
@@ -80,7 +89,11 @@ class TrainerMemory:
     def trainable_parameters(self) -> int:
         """The number of parameters that the optimiser updates: the model's, or its adapters'."""
         lora = self.config.model.lora
-        return self.dimensions.parameters if lora is None else self.dimensions.lora_parameters(lora.rank)
+        return (
+            self.dimensions.parameters
+            if lora is None
+            else self.dimensions.lora_parameters(lora.rank)
+        )
 
     @property
     def critic_parameters(self) -> int:
@@ -93,7 +106,9 @@ class TrainerMemory:
 
     @property
     def longest_sequence(self) -> int:
-        """The tokens of the longest prompt and response, which a microbatch must hold because sequences are not cut."""
+        """The tokens of the longest prompt and response, which a microbatch must hold because
+        sequences are not cut.
+        """
         limits = self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
         limits += self.config.max_observed_tokens
         return min(limits, self.dimensions.max_positions or limits)
@@ -101,7 +116,9 @@ class TrainerMemory:
     def breakdown(self, tokens: int, *, recompute: bool) -> dict[str, float]:
         """The bytes by part at the peak of an update in microbatches of `tokens`."""
         logit_tokens = min(tokens, chunk_tokens(self.dimensions.vocabulary, self.device_type))
-        logits = logit_tokens * chunk_bytes(self.dimensions.vocabulary, self.device_type, self.dtype)
+        logits = logit_tokens * chunk_bytes(
+            self.dimensions.vocabulary, self.device_type, self.dtype
+        )
         head_gradient = self.element_bytes * self.dimensions.vocabulary * self.dimensions.hidden
         return self.state() | {
             "activations": tokens * self.activation_bytes(recompute=recompute),
@@ -111,8 +128,12 @@ class TrainerMemory:
 
     def state(self) -> dict[str, float]:
         """The bytes by part that persist between microbatches: weights, gradients, moments."""
-        dimensions, n, e, master = self.dimensions, self.ranks, self.element_bytes, self.master_bytes
-        trained, lora = self.trainable_parameters, self.config.model.lora
+        dimensions = self.dimensions
+        n = self.ranks
+        e = self.element_bytes
+        master = self.master_bytes
+        trained = self.trainable_parameters
+        lora = self.config.model.lora
         breakdown: dict[str, float] = {}
         if lora is not None:
             breakdown["frozen weights"] = e * dimensions.parameters / n
@@ -128,16 +149,18 @@ class TrainerMemory:
             copies = (e if e < master else 0) + 4 * master
             breakdown["the critic: weights, gradients, moments"] = copies * self.critic_parameters
         if n > 1:
-            layer, ends = dimensions.layer_parameters, dimensions.embedding_parameters
-            # two layers, because the next one is gathered ahead; embedding and head stay to the end of the backward
+            layer = dimensions.layer_parameters
+            ends = dimensions.embedding_parameters
+            # two layers, because the next one is gathered ahead; embedding and head stay to the end
+            # of the backward
             breakdown["all-gathered layers, embedding and head"] = e * (2 * layer + ends)
             unsharded = max(layer, ends)
             breakdown["unsharded gradients, before the reduce-scatter"] = (e + master) * unsharded
         return breakdown
 
     def _teacher_parameters(self) -> int:
-        """The number of parameters of the model of `loss.reference`; 0 without one, the policy's if its sizes are
-        unknown.
+        """The number of parameters of the model of `loss.reference`; 0 without one, the policy's if
+        its sizes are unknown.
         """
         if (name := self.config.loss.teacher) is None or self.config.loss.has_server:
             return 0
@@ -146,10 +169,14 @@ class TrainerMemory:
 
     def kept_bytes(self) -> float:
         """The bytes that a trainer keeps on its GPU while engines sample."""
-        return SLEEPING_BYTES + sum(size for name, size in self.state().items() if name not in TRANSIENT)
+        return SLEEPING_BYTES + sum(
+            size for name, size in self.state().items() if name not in TRANSIENT
+        )
 
     def paged_engine_bytes(self) -> float | None:
-        """The bytes that an engine with a paged cache of a given size takes on each of its GPUs; None for another."""
+        """The bytes that an engine with a paged cache of a given size takes on each of its GPUs;
+        None for another.
+        """
         rollout = self.config.rollout
         cache = getattr(rollout.engine_options, "cache_gib", None)
         if cache is None:
@@ -158,27 +185,40 @@ class TrainerMemory:
         return weights + cache * GIB + SLEEPING_BYTES
 
     def activation_bytes(self, *, recompute: bool) -> float:
-        """The bytes per token of a microbatch that autograd keeps from the forward to the backward."""
-        dimensions, e = self.dimensions, self.element_bytes
+        """The bytes per token of a microbatch that autograd keeps from the forward to the
+        backward.
+        """
+        dimensions = self.dimensions
+        e = self.element_bytes
         layer = self._layer_bytes()
-        # cosines and sines of the positions, shared by all layers; and the last norm without its output
-        around = 2 * e * dimensions.head_dim + self._norm_bytes(dimensions.hidden) - e * dimensions.hidden
+        # cosines and sines of the positions, shared by all layers; and the last norm without its
+        # output
+        around = (
+            2 * e * dimensions.head_dim
+            + self._norm_bytes(dimensions.hidden)
+            - e * dimensions.hidden
+        )
         if not recompute:
             return around + dimensions.layers * layer
-        return around + dimensions.layers * e * dimensions.hidden + layer  # each layer's input, and one layer again
+        # each layer's input, and one layer again
+        return around + dimensions.layers * e * dimensions.hidden + layer
 
     def gradient_bytes(self) -> float:
         """The bytes per token of the gradients in memory at a time.
 
-        These are the gradients of three products of a feed-forward layer, of its input, of the residual and of the last
-        hidden states, and the last hidden states themselves.
+        These are the gradients of three products of a feed-forward layer, of its input, of the
+        residual and of the last hidden states, and the last hidden states themselves.
         """
         return self.element_bytes * (3 * self.dimensions.intermediate + 4 * self.dimensions.hidden)
 
     def _layer_bytes(self) -> float:
-        """The bytes per token that one layer keeps, counted for transformers' layers with packed attention."""
-        dimensions, e = self.dimensions, self.element_bytes
-        queries, keys = dimensions.heads * dimensions.head_dim, dimensions.kv_heads * dimensions.head_dim
+        """The bytes per token that one layer keeps, counted for transformers' layers with packed
+        attention.
+        """
+        dimensions = self.dimensions
+        e = self.element_bytes
+        queries = dimensions.heads * dimensions.head_dim
+        keys = dimensions.kv_heads * dimensions.head_dim
         norms = 2 * self._norm_bytes(dimensions.hidden)
         if dimensions.gemma_norms:  # their outputs are added to the residual and not kept
             norms += 2 * (self._norm_bytes(dimensions.hidden) - e * dimensions.hidden)
@@ -188,35 +228,52 @@ class TrainerMemory:
         return norms + self._attention_bytes(queries, keys) + products
 
     def _attention_bytes(self, queries: int, keys: int) -> float:
-        """The bytes per token that attention keeps, including one float32 logarithm of a sum per head."""
-        e, log_sums = self.element_bytes, 4 * self.dimensions.heads
-        if self.device_type == "cuda" and e == 2:  # queries, outputs, keys and values, each once (varlen_attention.py)
+        """The bytes per token that attention keeps, including one float32 logarithm of a sum per
+        head.
+        """
+        e = self.element_bytes
+        log_sums = 4 * self.dimensions.heads
+        # queries, outputs, keys and values, each once (varlen_attention.py)
+        if self.device_type == "cuda" and e == 2:
             return e * (2 * queries + 2 * keys) + log_sums
-        # outputs in the order of the padded batches and of the stream; a prompt's keys once per response
+        # outputs in the order of the padded batches and of the stream; a prompt's keys once per
+        # response
         return e * (3 * queries + 2 * keys * self._repeated_keys()) + log_sums
 
     def _norm_bytes(self, width: int) -> float:
-        """The bytes per token that an RMSNorm keeps: its input, the normed values, and its output for the next product.
+        """The bytes per token that an RMSNorm keeps: its input, the normed values, and its output
+        for the next product.
 
-        The input is widened to float32; Gemma also multiplies by the weights in float32. A GPU's kernel keeps the input
-        and the output (`cpu_kernels.fuse_layers`), but Gemma has none.
+        The input is widened to float32; Gemma also multiplies by the weights in float32. A GPU's
+        kernel keeps the input and the output (`cpu_kernels.fuse_layers`), but Gemma has none.
         """
-        e, wide = self.element_bytes, self.master_bytes
+        e = self.element_bytes
+        wide = self.master_bytes
         if self.dimensions.gemma_norms:
             return width * (2 * wide + e)
         return width * (2 * e if self.device_type == "cuda" else wide + 2 * e)
 
     def _repeated_keys(self) -> float:
-        """The number of keys per token: a group's prompt is packed once, but each response gathers its keys."""
-        size, prompt, response = self.config.rollout.group_size, self.lengths.prompt, self.lengths.response
+        """The number of keys per token: a group's prompt is packed once, but each response gathers
+        its keys.
+        """
+        size = self.config.rollout.group_size
+        prompt = self.lengths.prompt
+        response = self.lengths.response
         return size * (prompt + response) / (prompt + size * response)
 
 
 def trainer_bytes(shares: GpuShares, capacity: float, memory: TrainerMemory | None) -> float:
-    """The bytes of a GPU that each of its trainer ranks may fill; `memory` is None for a model of unknown sizes."""
+    """The bytes of a GPU that each of its trainer ranks may fill; `memory` is None for a model of
+    unknown sizes.
+    """
     if shares.alternates:
         return (capacity - shares.engines * SLEEPING_BYTES) / shares.trainers
-    if shares.is_shared and memory is not None and (held := memory.paged_engine_bytes()) is not None:
+    if (
+        shares.is_shared
+        and memory is not None
+        and (held := memory.paged_engine_bytes()) is not None
+    ):
         return (capacity - shares.engines * held) / shares.trainers
     return capacity / shares.processes
 
@@ -226,27 +283,41 @@ class FreeMemory:
     """The GPU memory that is available to a training process."""
 
     available: float
-    """The bytes before the reserve: the free memory, or the process's share of a device with several processes."""
+    """The bytes before the reserve: the free memory, or the process's share of a device with
+    several processes.
+    """
     origin: str  # the origin of the number, for messages
 
 
 def resolve_microbatches(
-    config: Config, dimensions: ModelDimensions | None, gpu: FreeMemory | None, lengths: ResponseLengths | None = None
+    config: Config,
+    dimensions: ModelDimensions | None,
+    gpu: FreeMemory | None,
+    lengths: ResponseLengths | None = None,
 ) -> tuple[Config, str | None]:
-    """Resolve `train.microbatch_tokens` and `train.recompute`; returns the configuration and a line with the reason.
+    """Resolve `train.microbatch_tokens` and `train.recompute`; returns the configuration and a line
+    with the reason.
 
-    There is no recomputation if a useful microbatch (USEFUL_TOKENS, and the longest sequence) fits; then as many tokens
-    as fit. If the model's `dimensions` are unknown (None): CPU_TOKENS with recomputation.
+    There is no recomputation if a useful microbatch (USEFUL_TOKENS, and the longest sequence) fits;
+    then as many tokens as fit. If the model's `dimensions` are unknown (None): CPU_TOKENS with
+    recomputation.
 
-    `model.dtype` is resolved. `gpu` is the memory to fill; None: the policy trains on a CPU, where `auto` has fixed
-    values. `lengths` are mean lengths; None: the expected ones. Raises ConfigError if nothing fits.
+    `model.dtype` is resolved. `gpu` is the memory to fill; None: the policy trains on a CPU, where
+    `auto` has fixed values. `lengths` are mean lengths; None: the expected ones. Raises ConfigError
+    if nothing fits.
     """
-    tokens, recompute = config.train.microbatch_tokens, config.train.recompute
+    tokens = config.train.microbatch_tokens
+    recompute = config.train.recompute
     if tokens is not None and recompute is not None:
         return config, None
     if gpu is None or dimensions is None:
-        tokens, recompute = tokens or CPU_TOKENS, gpu is not None if recompute is None else recompute
-        reason = None if gpu is None else f"{_chosen(tokens, recompute)}: the sizes of {config.model.name} are unknown"
+        tokens = tokens or CPU_TOKENS
+        recompute = gpu is not None if recompute is None else recompute
+        reason = (
+            None
+            if gpu is None
+            else f"{_chosen(tokens, recompute)}: the sizes of {config.model.name} are unknown"
+        )
     else:
         memory = TrainerMemory(config, dimensions, lengths or ResponseLengths.expected(config))
         tokens, recompute = _largest_microbatch(memory, gpu)
@@ -255,8 +326,11 @@ def resolve_microbatches(
 
 
 def _largest_microbatch(memory: TrainerMemory, gpu: FreeMemory) -> tuple[int, bool]:
-    """The tokens of a microbatch and whether to recompute; the configuration sets at most one of them."""
-    given, given_recompute = memory.config.train.microbatch_tokens, memory.config.train.recompute
+    """The tokens of a microbatch and whether to recompute; the configuration sets at most one of
+    them.
+    """
+    given = memory.config.train.microbatch_tokens
+    given_recompute = memory.config.train.recompute
     needed = max(given or 0, memory.longest_sequence)
     choices = [False, True] if given_recompute is None else [given_recompute]
     for recompute in choices:
@@ -271,7 +345,8 @@ def _largest_microbatch(memory: TrainerMemory, gpu: FreeMemory) -> tuple[int, bo
 def fitting_tokens(memory: TrainerMemory, gpu: FreeMemory, *, recompute: bool) -> int:
     """The tokens of the largest microbatch that fits, at least 0."""
     available = (1 - RESERVE) * gpu.available
-    low, high = 0, 10**8
+    low = 0
+    high = 10**8
     while low < high:  # bisection: the head's chunk stops growing, so the sum is not linear
         middle = (low + high + 1) // 2
         fits = sum(_held(memory, middle, recompute=recompute).values()) <= available
@@ -280,7 +355,9 @@ def fitting_tokens(memory: TrainerMemory, gpu: FreeMemory, *, recompute: bool) -
 
 
 def _held(memory: TrainerMemory, tokens: int, *, recompute: bool) -> dict[str, float]:
-    """The bytes by part during an update, with the weights of an engine in the same process; its cache is empty."""
+    """The bytes by part during an update, with the weights of an engine in the same process; its
+    cache is empty.
+    """
     held = memory.breakdown(tokens, recompute=recompute)
     if not memory.config.is_multiprocess:
         held["the engine's weights"] = memory.element_bytes * memory.dimensions.parameters
@@ -295,8 +372,8 @@ def _reason(memory: TrainerMemory, gpu: FreeMemory, tokens: int, recompute: bool
     total = sum(_held(memory, tokens, recompute=recompute).values())
     per_token = memory.activation_bytes(recompute=recompute) / 1e6
     return (
-        f"{_chosen(tokens, recompute)}: an update takes {total / GIB:.1f} GiB ({per_token:.2f} MB of activations per "
-        f"token) of {_kept(gpu)}"
+        f"{_chosen(tokens, recompute)}: an update takes {total / GIB:.1f} GiB ({per_token:.2f} MB"
+        f" of activations per token) of {_kept(gpu)}"
     )
 
 
@@ -305,10 +382,11 @@ def _too_little(memory: TrainerMemory, gpu: FreeMemory, tokens: int, recompute: 
     largest = max(held, key=lambda name: held[name])
 
     return (
-        f"an update with train.microbatch_tokens={tokens} and train.recompute={str(recompute).lower()} takes "
-        f"{sum(held.values()) / GIB:.1f} GiB (the largest part is {largest}, {held[largest] / GIB:.1f} GiB), but only "
-        f"{_kept(gpu)} are available: {', '.join(_ways_out(memory, recompute))}; or set both train.microbatch_tokens "
-        "and train.recompute to skip this check"
+        f"an update with train.microbatch_tokens={tokens} and"
+        f" train.recompute={str(recompute).lower()} takes {sum(held.values()) / GIB:.1f} GiB (the"
+        f" largest part is {largest}, {held[largest] / GIB:.1f} GiB), but only {_kept(gpu)} are"
+        f" available: {', '.join(_ways_out(memory, recompute))}; or set both"
+        " train.microbatch_tokens and train.recompute to skip this check"
     )
 
 
@@ -320,7 +398,9 @@ def _ways_out(memory: TrainerMemory, recompute: bool) -> Iterator[str]:
     if not recompute:
         yield "set train.recompute=true"
     if memory.config.model.lora is None:
-        yield "raise distributed.trainer_ranks where there are more GPUs, train adapters (model.lora)"
+        yield (
+            "raise distributed.trainer_ranks where there are more GPUs, train adapters (model.lora)"
+        )
     yield "lower rollout.max_response_tokens or data.max_prompt_tokens"
     if memory.config.train.microbatch_tokens is not None:
         yield "lower train.microbatch_tokens"

@@ -1,4 +1,6 @@
-"""The part of a minibatch that an update computes: its samples with their loss weights, and the numbers per token."""
+"""The part of a minibatch that an update computes: its samples with their loss weights, and the
+numbers per token.
+"""
 
 from collections.abc import Sequence
 
@@ -16,46 +18,59 @@ from dapo.types import Sample
 def partition_minibatch(
     minibatch: Sequence[Sample], config: Config, *, ranks: int, every_sample: bool = False
 ) -> list[tuple[RankMicrobatch, ...]]:
-    """The passes of an update on each rank: the samples that can carry a gradient, with their loss weights.
+    """The passes of an update on each rank: the samples that can carry a gradient, with their loss
+    weights.
 
-    Samples with an advantage of exactly 0 are left out, unless the KL or entropy term or a custom loss
-    (`loss.function`) can need them, or `every_sample` is set.
+    Samples with an advantage of exactly 0 are left out, unless the KL or entropy term or a custom
+    loss (`loss.function`) can need them, or `every_sample` is set.
     """
     if len({sample.old_logprobs is None for sample in minibatch}) > 1:
         raise ValueError("either all samples of a minibatch have old_logprobs or none has")
     weights = loss_weights(minibatch, config)
     every_sample = every_sample or config.loss.needs_every_sample
     chosen = [
-        i for i, sample in enumerate(minibatch) if sample.num_trained_tokens and (every_sample or sample.has_signal)
+        i
+        for i, sample in enumerate(minibatch)
+        if sample.num_trained_tokens and (every_sample or sample.has_signal)
     ]
-    samples, max_tokens = [minibatch[i] for i in chosen], config.microbatch_tokens
+    samples = [minibatch[i] for i in chosen]
+    max_tokens = config.microbatch_tokens
     return partition(samples, weights[chosen].tolist(), ranks=ranks, max_tokens=max_tokens)
 
 
-def loss_weights(minibatch: Sequence[Sample], config: Config, *, aggregate: Aggregate | None = None) -> Tensor:
+def loss_weights(
+    minibatch: Sequence[Sample], config: Config, *, aggregate: Aggregate | None = None
+) -> Tensor:
     """`[N]` float64: the loss weight of each trained token of each sample of a minibatch.
 
-    It is the weight of Eq. 12 (by `aggregate`, or else `loss.aggregate`) over the whole minibatch, samples without a
-    gradient included, times the group's factor `Sample.weight`. The denominators do not count that factor, so that it
-    remains one over a probability.
+    It is the weight of Eq. 12 (by `aggregate`, or else `loss.aggregate`) over the whole minibatch,
+    samples without a gradient included, times the group's factor `Sample.weight`. The denominators
+    do not count that factor, so that it remains one over a probability.
     """
     lengths = torch.tensor([sample.num_trained_tokens for sample in minibatch])
-    group_ids, max_length = torch.tensor([s.group_id for s in minibatch]), config.rollout.max_response_tokens
+    group_ids = torch.tensor([s.group_id for s in minibatch])
+    max_length = config.rollout.max_response_tokens
     aggregate = aggregate or config.loss.aggregate
     weights = aggregation_weights(lengths, group_ids, aggregate=aggregate, max_length=max_length)
     return weights * torch.tensor([sample.weight for sample in minibatch], dtype=weights.dtype)
 
 
 def loss_tokens(
-    rank_microbatch: RankMicrobatch, microbatch: Microbatch, loss: LossConfig, dtype: torch.dtype, device: torch.device
+    rank_microbatch: RankMicrobatch,
+    microbatch: Microbatch,
+    loss: LossConfig,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> dict[str, Tensor]:
     """The `tokens` of `objective.gradient_terms`, `[S]` each, in the order of the targets.
 
     `reference` is among them if a teacher behind a server has scored the samples.
 
-    They come to the device in one copy. Raises ValueError where values are missing or do not fit the responses.
+    They come to the device in one copy. Raises ValueError where values are missing or do not fit
+    the responses.
     """
-    samples, lengths = rank_microbatch.samples, torch.tensor(microbatch.lengths)
+    samples = rank_microbatch.samples
+    lengths = torch.tensor(microbatch.lengths)
 
     def of_samples(values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64).to(dtype).repeat_interleave(lengths)
@@ -68,7 +83,9 @@ def loss_tokens(
         "weights": of_samples(rank_microbatch.weights),
         "mask": of_tokens([sample.mask for sample in samples]),
     }
-    if per_token := [sample.token_advantages for sample in samples if sample.token_advantages is not None]:
+    if per_token := [
+        sample.token_advantages for sample in samples if sample.token_advantages is not None
+    ]:
         numbers["advantages"] = of_tokens(per_token)
     if old := [sample.old_logprobs for sample in samples if sample.old_logprobs is not None]:
         numbers["old"] = of_tokens(old)
@@ -76,21 +93,30 @@ def loss_tokens(
         numbers["engine"] = of_tokens([sample.engine_logprobs for sample in samples])
     elif loss.engine_correction is not None:
         raise ValueError("loss.engine_correction=tis needs engine_logprobs for all samples")
-    if reference := [sample.reference_logprobs for sample in samples if sample.reference_logprobs is not None]:
+    if reference := [
+        sample.reference_logprobs for sample in samples if sample.reference_logprobs is not None
+    ]:
         numbers["reference"] = of_tokens(reference)
     if any(len(values) != sum(microbatch.lengths) for values in numbers.values()):
         raise ValueError(
-            "mask, token_advantages, old_logprobs, engine_logprobs and reference_logprobs must have one value for each "
-            "response token"
+            "mask, token_advantages, old_logprobs, engine_logprobs and reference_logprobs must have"
+            " one value for each response token"
         )
     order = torch.from_numpy(microbatch.order)
-    tokens = dict(zip(numbers, to_device(torch.stack(list(numbers.values()))[:, order], device).unbind(), strict=True))
+    tokens = dict(
+        zip(
+            numbers,
+            to_device(torch.stack(list(numbers.values()))[:, order], device).unbind(),
+            strict=True,
+        )
+    )
     tokens["mask"] = tokens["mask"].bool()
     return tokens
 
 
 def whole_responses(microbatch: Microbatch, device: torch.device) -> Responses:
     """The response of each of a microbatch's S targets, on the device."""
-    lengths, order = torch.tensor(microbatch.lengths), torch.from_numpy(microbatch.order)
+    lengths = torch.tensor(microbatch.lengths)
+    order = torch.from_numpy(microbatch.order)
     index = torch.arange(len(lengths)).repeat_interleave(lengths)[order]
     return Responses(to_device(index, device), microbatch.lengths)

@@ -1,4 +1,6 @@
-"""Loading a language model with its tokenizer and end tokens, and exporting one as a Hugging Face directory."""
+"""Loading a language model with its tokenizer and end tokens, and exporting one as a Hugging Face
+directory.
+"""
 
 import contextlib
 import json
@@ -48,11 +50,14 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 class LoadedModel:
     """A model with its tokenizer and end tokens."""
 
-    model: PreTrainedModel  # in evaluation mode (no dropout): a log-probability is a function of the weights
+    # in evaluation mode (no dropout): a log-probability is a function of the weights
+    model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    stop_ids: tuple[int, ...]  # all end tokens that the model's files name, ascending; base models often have two
+    # all end tokens that the model's files name, ascending; base models often have two
+    stop_ids: tuple[int, ...]
     name: str
-    stored: StoredWeights | None = None  # for a model on the meta device, if its weights can be read in part
+    # for a model on the meta device, if its weights can be read in part
+    stored: StoredWeights | None = None
 
     def layout(self) -> WeightLayout:
         return layout_of(dict(self.model.named_parameters()), tied_names(self.model))
@@ -62,7 +67,8 @@ class LoadedModel:
         return self.model.named_parameters(remove_duplicate=False)
 
 
-DRIVER, DEVICES = Path("/proc/driver/nvidia/version"), Path("/dev")
+DRIVER = Path("/proc/driver/nvidia/version")
+DEVICES = Path("/dev")
 LESS_ON_A_GPU = (
     "set model.dtype=bfloat16, raise distributed.trainer_ranks where there are more GPUs, or lower "
     "rollout.vllm.cache_gib where vLLM shares a GPU"
@@ -72,20 +78,26 @@ LESS_ON_A_GPU = (
 def device_of(device: str, process: str = "torch") -> str:
     """The device of `train.device` on the machine of this process.
 
-    Raises ConfigError, which names the `process`, where CUDA is required and absent, and for an unusable driver.
+    Raises ConfigError, which names the `process`, where CUDA is required and absent, and for an
+    unusable driver.
     """
     if device != "cpu" and (driver := unusable_driver()) is not None:
-        raise ConfigError(f"{driver}; update the driver, install torch for an older CUDA, or set train.device=cpu")
+        raise ConfigError(
+            f"{driver}; update the driver, install torch for an older CUDA, or set train.device=cpu"
+        )
     has_cuda = torch.cuda.is_available()
     if device == "cuda" and not has_cuda:
-        raise ConfigError(f"train.device=cuda, but {process} finds no CUDA device; use train.device=auto or cpu")
+        raise ConfigError(
+            f"train.device=cuda, but {process} finds no CUDA device; use train.device=auto or cpu"
+        )
     if device == "auto":
         return "cuda" if has_cuda else "cpu"
     return device
 
 
 def unusable_driver() -> str | None:
-    """Describe, with both versions, an NVIDIA driver with which this torch finds no GPU; None if that is not the case.
+    """Describe, with both versions, an NVIDIA driver with which this torch finds no GPU; None if
+    that is not the case.
 
     A container without GPUs sees the driver of its host, but no device of it.
     """
@@ -101,16 +113,24 @@ def unusable_driver() -> str | None:
     return f"this machine's NVIDIA driver {version} gives torch no GPU: {built}"
 
 
-@explain_out_of_memory(torch.OutOfMemoryError, "loading the model", LESS_ON_A_GPU, then="start again")
+@explain_out_of_memory(
+    torch.OutOfMemoryError, "loading the model", LESS_ON_A_GPU, then="start again"
+)
 def load_model(
-    name: str, *, dtype: torch.dtype, device: str | torch.device = "cpu", trust_remote_code: bool = False
+    name: str,
+    *,
+    dtype: torch.dtype,
+    device: str | torch.device = "cpu",
+    trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Load a model by alias (one of MODEL_ALIASES), directory or Hugging Face id, in `dtype` on `device`.
+    """Load a model by alias (one of MODEL_ALIASES), directory or Hugging Face id, in `dtype` on
+    `device`.
 
-    On the device `meta` no weight is read, and buffers, such as RoPE's frequencies, are on the CPU. `trust_remote_code`
-    runs Python code that comes with the model. Raises ConfigError if there is no such model, if a directory lacks
-    configuration, weights or tokenizer, if some weights would stay random, or if nothing ends a response: the files
-    name no end token, and there is no chat template that could.
+    On the device `meta` no weight is read, and buffers, such as RoPE's frequencies, are on the CPU.
+    `trust_remote_code` runs Python code that comes with the model. Raises ConfigError if there is
+    no such model, if a directory lacks configuration, weights or tokenizer, if some weights would
+    stay random, or if nothing ends a response: the files name no end token, and there is no chat
+    template that could.
     """
     model: Any
     stored = None
@@ -126,16 +146,23 @@ def load_model(
     stop_ids = find_stop_ids(model, tokenizer)
     if not stop_ids and not tokenizer.chat_template:
         raise ConfigError(
-            f"model {name!r} has no end token, so no response would end: set eos_token_id in generation_config.json"
+            f"model {name!r} has no end token, so no response would end: set eos_token_id in"
+            " generation_config.json"
         )
     if torch.device(device).type != "meta":
         model.to(device)
     return LoadedModel(model.eval(), tokenizer, stop_ids, name, stored)
 
 
-def load_teacher(config: Config, *, device: str | torch.device | None, dtype: torch.dtype) -> LoadedModel:
-    """Load the model of `loss.reference`, for sharding without a device. Raises ConfigError like `load_model`."""
-    name, trusts = config.loss.teacher, config.model.trust_remote_code
+def load_teacher(
+    config: Config, *, device: str | torch.device | None, dtype: torch.dtype
+) -> LoadedModel:
+    """Load the model of `loss.reference`, for sharding without a device.
+
+    Raises ConfigError like `load_model`.
+    """
+    name = config.loss.teacher
+    trusts = config.model.trust_remote_code
     assert name is not None
     try:
         if device is None:
@@ -146,31 +173,45 @@ def load_teacher(config: Config, *, device: str | torch.device | None, dtype: to
 
 
 def require_same_vocabulary(policy: LoadedModel, teacher: LoadedModel) -> None:
-    """Raise ConfigError, with the first token that differs, unless both tokenizers give each token the same id."""
+    """Raise ConfigError, with the first token that differs, unless both tokenizers give each token
+    the same id.
+    """
     own, other = (each.tokenizer.get_vocab() for each in (policy, teacher))
     differing = {token for token, _ in own.items() ^ other.items()}
     if not differing:
         return
-    first = min(differing, key=lambda token: (min(own.get(token, math.inf), other.get(token, math.inf)), token))
+    first = min(
+        differing,
+        key=lambda token: (min(own.get(token, math.inf), other.get(token, math.inf)), token),
+    )
     raise ConfigError(
-        f"loss.reference={teacher.name} has another vocabulary than {policy.name}: {len(differing):,} tokens differ, "
-        f"the first is {first!r} (id {own.get(first, 'none')} here, {other.get(first, 'none')} there); the divergence "
-        "compares tokens of equal ids, so choose a teacher of the policy's family"
+        f"loss.reference={teacher.name} has another vocabulary than {policy.name}:"
+        f" {len(differing):,} tokens differ, the first is {first!r} (id {own.get(first, 'none')}"
+        f" here, {other.get(first, 'none')} there); the divergence compares tokens of equal ids, so"
+        " choose a teacher of the policy's family"
     )
 
 
-def load_for_sharding(name: str, *, dtype: torch.dtype, trust_remote_code: bool = False) -> LoadedModel:
-    """Load a model without weights if each rank can read its own rows later, else with all weights."""
+def load_for_sharding(
+    name: str, *, dtype: torch.dtype, trust_remote_code: bool = False
+) -> LoadedModel:
+    """Load a model without weights if each rank can read its own rows later, else with all
+    weights.
+    """
     loaded = load_model(name, dtype=dtype, device="meta", trust_remote_code=trust_remote_code)
     if loaded.stored is not None:
         return loaded
     return load_model(name, dtype=dtype, trust_remote_code=trust_remote_code)
 
 
-def load_meta_model(name: str, *, trust_remote_code: bool = False, local_files_only: bool = False) -> PreTrainedModel:
-    """Load a model on the meta device: its configuration, and the names and shapes of its weights, without values.
+def load_meta_model(
+    name: str, *, trust_remote_code: bool = False, local_files_only: bool = False
+) -> PreTrainedModel:
+    """Load a model on the meta device: its configuration, and the names and shapes of its weights,
+    without values.
 
-    Raises ConfigError if there is no such model; `local_files_only` restricts the search to this machine.
+    Raises ConfigError if there is no such model; `local_files_only` restricts the search to this
+    machine.
     """
     if name == "tiny-random":
         return tiny_random(torch.float32)[0]
@@ -182,8 +223,12 @@ def load_meta_model(name: str, *, trust_remote_code: bool = False, local_files_o
         return _without_weights(config, torch.float32, trust_remote_code=trust_remote_code)
 
 
-def _without_weights(config: Any, dtype: torch.dtype, *, trust_remote_code: bool = False) -> PreTrainedModel:
-    """A model with its weights on the meta device and its buffers on the CPU, because no file holds those."""
+def _without_weights(
+    config: Any, dtype: torch.dtype, *, trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """A model with its weights on the meta device and its buffers on the CPU, because no file holds
+    those.
+    """
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, dtype=dtype, trust_remote_code=trust_remote_code
@@ -196,7 +241,8 @@ def _meta_model(
     name: str, name_or_path: str | Path, dtype: torch.dtype, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, StoredWeights | None]:
     with _as_config_error(name):
-        # first the configuration: for an unknown name, the tokenizer's loader asks the hub for it twice
+        # first the configuration: for an unknown name, the tokenizer's loader asks the hub for it
+        # twice
         config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
         model = _without_weights(config, dtype, trust_remote_code=trust_remote_code)
@@ -208,27 +254,39 @@ def _meta_model(
 def load_local_tokenizer(
     name: str, *, trust_remote_code: bool = False
 ) -> tuple[PreTrainedTokenizerBase, tuple[int, ...]] | None:
-    """A model's tokenizer and the end tokens that its files name; None if they are not on this machine."""
+    """A model's tokenizer and the end tokens that its files name; None if they are not on this
+    machine.
+    """
     if name == "tiny-random":
         model, tokenizer = tiny_random(torch.float32)
         return tokenizer, find_stop_ids(model, tokenizer)
     path = smollm2_path() if name == "smollm2-135m-instruct" else name
-    if os.path.isdir(path) and not all(entry.is_file() or entry.is_dir() for entry in os.scandir(path)):
+    if os.path.isdir(path) and not all(
+        entry.is_file() or entry.is_dir() for entry in os.scandir(path)
+    ):
         return None  # a pipe among its files would be waited for
     options: Any = {"local_files_only": True}
     with quiet_transformers():
         try:
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, **options)
-            config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **options)
+            tokenizer = AutoTokenizer.from_pretrained(
+                path, trust_remote_code=trust_remote_code, **options
+            )
+            config = AutoConfig.from_pretrained(
+                path, trust_remote_code=trust_remote_code, **options
+            )
         except (OSError, ValueError):
             return None
         with contextlib.suppress(OSError, ValueError):
-            return tokenizer, _union_of_ends(GenerationConfig.from_pretrained(path, **options), config, tokenizer)
+            return tokenizer, _union_of_ends(
+                GenerationConfig.from_pretrained(path, **options), config, tokenizer
+            )
     return tokenizer, _union_of_ends(config, tokenizer)
 
 
 def find_stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The union of the end tokens that generation settings, model configuration and tokenizer name, ascending."""
+    """The union of the end tokens that generation settings, model configuration and tokenizer name,
+    ascending.
+    """
     return _union_of_ends(model.generation_config, model.config, tokenizer)
 
 
@@ -240,27 +298,36 @@ def _union_of_ends(*sources: object) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def export_model(tensors: Iterable[tuple[str, Tensor]], source: LoadedModel, out_dir: str | Path) -> None:
+def export_model(
+    tensors: Iterable[tuple[str, Tensor]], source: LoadedModel, out_dir: str | Path
+) -> None:
     """Write `tensors`, from `WeightSource.named_tensors`, as a directory for `from_pretrained`.
 
-    Configuration, tokenizer and generation settings come from `source`; a tied weight is written once. The directory
-    appears complete or not at all. Raises ConfigError if it exists and is not empty, and ValueError if the names are
-    not those of the model.
+    Configuration, tokenizer and generation settings come from `source`; a tied weight is written
+    once. The directory appears complete or not at all. Raises ConfigError if it exists and is not
+    empty, and ValueError if the names are not those of the model.
     """
     out = Path(out_dir)
     require_new(out)
     given = dict(tensors)
-    stored, tied = dict(source.model.named_parameters()).keys(), tied_names(source.model).keys()
+    stored = dict(source.model.named_parameters()).keys()
+    tied = tied_names(source.model).keys()
     if differing := sorted(given.keys() ^ (stored | tied)):
-        raise ValueError(f"{len(differing)} weight names differ from {source.name}'s, the first is {differing[0]}")
-    write_model_directory({name: given[name] for name in stored}, source.model, source.tokenizer, out)
+        raise ValueError(
+            f"{len(differing)} weight names differ from {source.name}'s, the first is"
+            f" {differing[0]}"
+        )
+    write_model_directory(
+        {name: given[name] for name in stored}, source.model, source.tokenizer, out
+    )
 
 
 def _from_pretrained(
     name: str, name_or_path: str | Path, dtype: torch.dtype, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     with _as_config_error(name):
-        AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)  # first, as in `_meta_model`
+        # first, as in `_meta_model`
+        AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name_or_path,
@@ -272,7 +339,9 @@ def _from_pretrained(
     model, info = loaded
     # transformers would fill them with random numbers
     if lost := sorted([*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])]):
-        raise ConfigError(f"model {name!r} is incomplete: {len(lost)} weights are missing, the first is {lost[0]}")
+        raise ConfigError(
+            f"model {name!r} is incomplete: {len(lost)} weights are missing, the first is {lost[0]}"
+        )
     return model, tokenizer
 
 
@@ -283,21 +352,38 @@ def _as_config_error(name: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:  # which is a RuntimeError
         raise
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError, UnpicklingError) as error:
-        cause = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        ImportError,
+        KeyError,
+        SafetensorError,
+        UnpicklingError,
+    ) as error:
+        cause = next(
+            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+        )
         problem = (
-            f"cannot be loaded as an alias ({', '.join(MODEL_ALIASES)}), a directory or a Hugging Face id: {cause}"
+            f"cannot be loaded as an alias ({', '.join(MODEL_ALIASES)}), a directory or a Hugging"
+            f" Face id: {cause}"
         )
         if "safetensors" in str(error) and not isinstance(error, SafetensorError):
             raise ConfigError(f"model {name!r} {pickled_only(name, 'no *.safetensors')}") from error
         if "trust_remote_code" in str(error):
-            problem = "comes with its own Python code, which does not run by default: read the code, and set "
+            problem = (
+                "comes with its own Python code, which does not run by default: read the code, and"
+                " set "
+            )
             problem += "model.trust_remote_code=true if you trust it"
         raise ConfigError(f"model {name!r} {problem}") from error
 
 
 def _resolve(name: str) -> str | Path:
-    """The directory or id under which transformers finds the model. Raises ConfigError for an incomplete directory."""
+    """The directory or id under which transformers finds the model.
+
+    Raises ConfigError for an incomplete directory.
+    """
     if name == "smollm2-135m-instruct":
         name = str(smollm2_directory())
     path = Path(name).expanduser()
@@ -308,12 +394,17 @@ def _resolve(name: str) -> str | Path:
             raise ConfigError(f"model {name!r}: there is no such directory")
         return name
     if not (path / "config.json").is_file():
-        raise ConfigError(f"model {name!r} is not a Hugging Face model directory: it has no config.json")
+        raise ConfigError(
+            f"model {name!r} is not a Hugging Face model directory: it has no config.json"
+        )
     try:
         json.loads((path / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"model {name!r}: its config.json is not JSON: {error}") from None
     for kind, patterns in (("weights", WEIGHT_FILES), ("tokenizer", TOKENIZER_FILES)):
         if not any(file for pattern in patterns for file in path.glob(pattern)):
-            raise ConfigError(f"model {name!r} has no {kind}: expected one of {', '.join(patterns)} in the directory")
+            raise ConfigError(
+                f"model {name!r} has no {kind}: expected one of {', '.join(patterns)} in the"
+                " directory"
+            )
     return path

@@ -1,4 +1,6 @@
-"""The training objective on packed tokens: the policy loss with its KL and entropy terms, and its metrics."""
+"""The training objective on packed tokens: the policy loss with its KL and entropy terms, and its
+metrics.
+"""
 
 import math
 from collections import defaultdict
@@ -17,8 +19,10 @@ from dapo.policy.custom_loss import CustomLoss, custom_metrics
 from dapo.policy.transfer import to_numbers
 
 MAX_OLD_LOGPROB_GAP = 1.0e-3
-"""The largest difference in nats between the engine's and the policy's log-probability of a token if the engine's is
-used as pi_old. With equal weights in float32 it is at most about 1e-5; the clip begins at a log-ratio of 0.2."""
+"""The largest difference in nats between the engine's and the policy's log-probability of a token
+if the engine's is used as pi_old. With equal weights in float32 it is at most about 1e-5; the clip
+begins at a log-ratio of 0.2.
+"""
 MEANS = {
     "loss/entropy": "entropy",
     "loss/ratio_mean": "ratio_sum",
@@ -35,7 +39,8 @@ class Slopes(NamedTuple):
 
     by_logprob: Tensor
     by_entropy: Tensor | None  # None without an entropy term
-    by_divergence: Tensor | None  # by each token's KL over the whole vocabulary; None without that term
+    # by each token's KL over the whole vocabulary; None without that term
+    by_divergence: Tensor | None
     values: Mapping[str, Tensor | float]
     """The value and the metrics of a custom loss; empty for the others."""
 
@@ -46,16 +51,20 @@ def gradient_terms(
     responses: Responses | None = None,
     logprobs: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """The `tokens` of a microbatch with the terms of `objective_gradient` that are known before its parts are scored.
+    """The `tokens` of a microbatch with the terms of `objective_gradient` that are known before its
+    parts are scored.
 
-    `tokens` are `[S]` each: `advantages`, `weights` and `mask`; if known also the log-probabilities `old`, `engine` and
-    `reference`. Without `old` the tokens are on policy: their ratio is 1.
+    `tokens` are `[S]` each: `advantages`, `weights` and `mask`; if known also the log-probabilities
+    `old`, `engine` and `reference`. Without `old` the tokens are on policy: their ratio is 1.
 
-    A loss that `needs_whole_responses` has its quantities of whole responses computed here, once, as factors of tokens:
-    the results can be cut between any two tokens. It needs `responses`, and the policy's `logprobs` `[S]` unless
-    `knows_responses`. Raises ValueError if tokens of a response are missing.
+    A loss that `needs_whole_responses` has its quantities of whole responses computed here, once,
+    as factors of tokens: the results can be cut between any two tokens. It needs `responses`, and
+    the policy's `logprobs` `[S]` unless `knows_responses`. Raises ValueError if tokens of a
+    response are missing.
     """
-    mask, weights, advantages = tokens["mask"], tokens["weights"], tokens["advantages"]
+    mask = tokens["mask"]
+    weights = tokens["weights"]
+    advantages = tokens["advantages"]
     terms = {}
     if config.is_clipped:
         low, high = clip_bounds(advantages, **_bounds(config))
@@ -70,21 +79,29 @@ def gradient_terms(
 
 
 def knows_responses(tokens: Mapping[str, Tensor], config: LossConfig) -> bool:
-    """Whether `gradient_terms` need no log-probabilities of the policy: those of pi_old are enough."""
+    """Whether `gradient_terms` need no log-probabilities of the policy: those of pi_old are
+    enough.
+    """
     return not config.needs_whole_responses or (
         "old" in tokens and not SURROGATES[config.surrogate].needs_whole_responses
     )
 
 
 def objective_gradient(
-    logprobs: Tensor, terms: Mapping[str, Tensor], config: LossConfig, custom: CustomLoss | None = None
+    logprobs: Tensor,
+    terms: Mapping[str, Tensor],
+    config: LossConfig,
+    custom: CustomLoss | None = None,
 ) -> Slopes:
     """The derivatives of the loss at a part of the tokens of a microbatch, of any size.
 
-    A token of weight 0, also one that the engine correction masks, has derivatives of exactly 0: its weight multiplies
-    the surrogate, the KL term and the entropy term. `terms` are `gradient_terms` of the same tokens.
+    A token of weight 0, also one that the engine correction masks, has derivatives of exactly 0:
+    its weight multiplies the surrogate, the KL term and the entropy term. `terms` are
+    `gradient_terms` of the same tokens.
     """
-    old, mask, weights = terms.get("old", logprobs), terms["mask"], terms["weights"]
+    old = terms.get("old", logprobs)
+    mask = terms["mask"]
+    weights = terms["weights"]
     correction = _correction(old, terms, config)
     if correction is not None:
         weights = weights * correction
@@ -103,18 +120,27 @@ def objective_gradient(
     if "reference" in terms:
         kl = kl_gradient(logprobs, terms["reference"], mask, weights, estimator=config.kl_estimate)
         gradient = gradient + config.kl_coef * kl
-    by_entropy = torch.where(mask, -config.entropy_coef * weights, 0.0) if config.entropy_coef > 0 else None
+    by_entropy = (
+        torch.where(mask, -config.entropy_coef * weights, 0.0) if config.entropy_coef > 0 else None
+    )
     by_divergence = torch.where(mask, config.kl_coef * weights, 0.0) if config.has_full_kl else None
     return Slopes(gradient, by_entropy, by_divergence, values)
 
 
 def _surrogate_gradient(
-    logprobs: Tensor, tokens: Mapping[str, Tensor], config: LossConfig, responses: Responses | None = None
+    logprobs: Tensor,
+    tokens: Mapping[str, Tensor],
+    config: LossConfig,
+    responses: Responses | None = None,
 ) -> Tensor:
-    """The derivative of the loss of `loss.surrogate` by each log-probability, without the engine correction."""
+    """The derivative of the loss of `loss.surrogate` by each log-probability, without the engine
+    correction.
+    """
     leaf = logprobs.detach().clone().requires_grad_()
     with torch.enable_grad():
-        loss, _ = _surrogate_loss(leaf, tokens.get("old", logprobs), tokens["weights"], tokens, config, responses)
+        loss, _ = _surrogate_loss(
+            leaf, tokens.get("old", logprobs), tokens["weights"], tokens, config, responses
+        )
     (gradient,) = torch.autograd.grad(loss, leaf)
     return gradient
 
@@ -132,7 +158,9 @@ def _surrogate_loss(
     keywords = _bounds(config)
     if surrogate.needs_whole_responses:
         keywords["responses"] = responses
-    return surrogate.load()(logprobs, old, tokens["advantages"], tokens["mask"], weights, **keywords)
+    return surrogate.load()(
+        logprobs, old, tokens["advantages"], tokens["mask"], weights, **keywords
+    )
 
 
 def _engine_weights(
@@ -154,20 +182,31 @@ def _engine_weights(
 
 
 def _correction(old: Tensor, terms: Mapping[str, Tensor], config: LossConfig) -> Tensor | None:
-    """The engine correction of each token: that of `gradient_terms`, or on policy by token that of `old`."""
+    """The engine correction of each token: that of `gradient_terms`, or on policy by token that of
+    `old`.
+    """
     if config.engine_correction is None or "correction" in terms:
         return terms.get("correction")
     return _engine_weights(old, terms, config, None)
 
 
-def corrected_weights(old: Tensor, terms: Mapping[str, Tensor], config: LossConfig) -> tuple[Tensor, dict[str, Tensor]]:
-    """The tokens' loss weights times the engine correction, and the sums that describe the correction."""
-    mask, weights = terms["mask"], terms["weights"]
+def corrected_weights(
+    old: Tensor, terms: Mapping[str, Tensor], config: LossConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The tokens' loss weights times the engine correction, and the sums that describe the
+    correction.
+    """
+    mask = terms["mask"]
+    weights = terms["weights"]
     correction = _correction(old, terms, config)
     if correction is None:
         return weights, {}
     assert config.engine_correction is not None
-    changed = (correction == 0) if config.engine_over_cap == "mask" else (correction >= config.engine_correction)
+    changed = (
+        (correction == 0)
+        if config.engine_over_cap == "mask"
+        else (correction >= config.engine_correction)
+    )
     return weights * correction, {
         "engine_weight": torch.where(mask, correction, 0.0).sum(dtype=torch.float64),
         "engine_truncated": (mask & changed).sum(),
@@ -188,25 +227,32 @@ def objective_sums(
 ) -> dict[str, Tensor | float]:
     """Sums over the trained tokens that describe the loss, on the tokens' device.
 
-    `logprobs`, `entropies` and `divergences` (`kl_estimator: full`), in nats, are `[S]`, of the policy that trains;
-    `terms` are `gradient_terms`, `responses` the same as there.
-    For a custom loss, `custom` is `add_values` of the sums that `objective_gradient` returned for all parts. Masked
-    tokens count as 0 instead of being left out: a selection would wait for the device.
+    `logprobs`, `entropies` and `divergences` (`kl_estimator: full`), in nats, are `[S]`, of the
+    policy that trains; `terms` are `gradient_terms`, `responses` the same as there. For a custom
+    loss, `custom` is `add_values` of the sums that `objective_gradient` returned for all parts.
+    Masked tokens count as 0 instead of being left out: a selection would wait for the device.
     """
-    mask, old = terms["mask"], terms.get("old", logprobs)
+    mask = terms["mask"]
+    old = terms.get("old", logprobs)
     corrected, about_correction = corrected_weights(old, terms, config)
     loss, sums = _surrogate_loss(logprobs, old, corrected, terms, config, responses)
     found: dict[str, Tensor | float] = {**sums, "loss": loss}
     if custom is not None:
-        found = {name: value for name, value in found.items() if not name.startswith("clipped_")} | dict(custom)
+        found = {
+            name: value for name, value in found.items() if not name.startswith("clipped_")
+        } | dict(custom)
     found |= about_correction | {"entropy": torch.where(mask, entropies, 0.0).sum()}
     if with_nll:  # of demonstrations, whose loss of Eq. 8 is a constant
         found["nll"] = torch.where(mask, -logprobs, 0.0).sum()
     if "engine" in terms:
         gaps = torch.where(mask, (terms["engine"] - old).abs(), 0.0)
-        found["gap"], found["gap_tokens"], found["gap_max"] = gaps.sum(), mask.sum(), gaps.max()
+        found["gap"] = gaps.sum()
+        found["gap_tokens"] = mask.sum()
+        found["gap_max"] = gaps.max()
     if "reference" in terms:
-        found["kl"] = kl_penalty(logprobs, terms["reference"], mask, corrected, estimator=config.kl_estimate)
+        found["kl"] = kl_penalty(
+            logprobs, terms["reference"], mask, corrected, estimator=config.kl_estimate
+        )
     elif divergences is not None:
         found["kl"] = torch.where(mask, divergences * corrected, 0.0).sum()
     return found
@@ -223,12 +269,17 @@ def _bounds(config: LossConfig) -> dict[str, Any]:
 
 
 def add_sums(parts: Iterable[Mapping[str, Tensor | float]]) -> dict[str, float]:
-    """Add sums over microbatches or ranks by name (names ending in `_max`: the maximum); missing names read as 0.
+    """Add sums over microbatches or ranks by name (names ending in `_max`: the maximum); missing
+    names read as 0.
 
     All tensors come to main memory in one copy.
     """
     parts = list(parts)
-    fetched = iter(to_numbers([value for part in parts for value in part.values() if isinstance(value, Tensor)]))
+    fetched = iter(
+        to_numbers(
+            [value for part in parts for value in part.values() if isinstance(value, Tensor)]
+        )
+    )
     sums: dict[str, float] = defaultdict(float)
     for part in parts:
         for name, value in part.items():
@@ -238,7 +289,9 @@ def add_sums(parts: Iterable[Mapping[str, Tensor | float]]) -> dict[str, float]:
 
 
 def objective_metrics(sums: Mapping[str, float], config: LossConfig) -> dict[str, float]:
-    """The metrics of a whole minibatch from its sums; means over trained tokens only if there are any."""
+    """The metrics of a whole minibatch from its sums; means over trained tokens only if there are
+    any.
+    """
     count = sums["tokens"]
     metrics = {"loss/policy": sums["loss"], "optim/update_tokens": count}
     if separate := sums["separate_positions"]:
@@ -255,7 +308,9 @@ def objective_metrics(sums: Mapping[str, float], config: LossConfig) -> dict[str
         means["loss/engine_weight_truncated_fraction"] = "engine_truncated"
     metrics |= {name: sums[key] / count for name, key in means.items() if key in sums}
     if sums["clipped_high"]:
-        metrics["loss/clipped_high_prob_mean"] = sums["clipped_high_prob_sum"] / sums["clipped_high"]
+        metrics["loss/clipped_high_prob_mean"] = (
+            sums["clipped_high_prob_sum"] / sums["clipped_high"]
+        )
     if sums["gap_tokens"]:
         metrics["rollout/engine_logprob_gap_mean"] = sums["gap"] / sums["gap_tokens"]
         metrics["rollout/engine_logprob_gap_max"] = sums["gap_max"]
@@ -263,17 +318,22 @@ def objective_metrics(sums: Mapping[str, float], config: LossConfig) -> dict[str
 
 
 def require_engine_agrees(metrics: Mapping[str, float], config: LossConfig) -> None:
-    """Raise EngineError if the engine's log-probabilities are used as pi_old but differ from the policy's."""
+    """Raise EngineError if the engine's log-probabilities are used as pi_old but differ from the
+    policy's.
+    """
     gap = metrics.get("rollout/engine_logprob_gap_max", 0.0)
     if config.old_logprobs == "engine" and not gap <= MAX_OLD_LOGPROB_GAP:
         raise EngineError(
-            f"a token's log-probability in the engine differs from the policy's by {gap:.3g} nats (more than "
-            f"{MAX_OLD_LOGPROB_GAP:g}), so it cannot be pi_old of Eq. 6: the engine's weights or its rounding differ; "
-            "resume with loss.old_logprobs=policy"
+            f"a token's log-probability in the engine differs from the policy's by {gap:.3g} nats"
+            f" (more than {MAX_OLD_LOGPROB_GAP:g}), so it cannot be pi_old of Eq. 6: the engine's"
+            " weights or its rounding differ; resume with loss.old_logprobs=policy"
         )
 
 
 def is_valid_update(metrics: Mapping[str, float], config: LossConfig) -> bool:
-    """Whether the loss is finite, and the policy within `loss.max_approx_kl` of the one that sampled the tokens."""
-    approx_kl, limit = metrics.get("loss/approx_kl", 0.0), config.max_approx_kl
+    """Whether the loss is finite, and the policy within `loss.max_approx_kl` of the one that
+    sampled the tokens.
+    """
+    approx_kl = metrics.get("loss/approx_kl", 0.0)
+    limit = config.max_approx_kl
     return math.isfinite(metrics["loss/policy"]) and (limit is None or approx_kl <= limit)

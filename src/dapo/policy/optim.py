@@ -1,7 +1,9 @@
-"""AdamW on full-precision master weights, with the learning rate's schedule and the check for invalid gradients.
+"""AdamW on full-precision master weights, with the learning rate's schedule and the check for
+invalid gradients.
 
-A bfloat16 model holds rounded copies of float32 master weights: its gradients are added up in float32, and the copies
-are synced from them after each update. In float32 and float64 the model's own weights are the master weights.
+A bfloat16 model holds rounded copies of float32 master weights: its gradients are added up in
+float32, and the copies are synced from them after each update. In float32 and float64 the model's
+own weights are the master weights.
 """
 
 import math
@@ -33,17 +35,19 @@ def learning_rate(
     num_steps: int = 0,
     min_fraction: float = 0.0,
 ) -> float:
-    """Linear warm-up over training steps, then `lr`, or a decay from it to `min_fraction * lr` in step `num_steps`.
+    """Linear warm-up over training steps, then `lr`, or a decay from it to `min_fraction * lr` in
+    step `num_steps`.
 
-    The rate depends only on the step number. With p = (step - warmup_steps) / (num_steps - warmup_steps), the completed
-    part of the decay, and f = `min_fraction`, it is `lr` times
+    The rate depends only on the step number. With p = (step - warmup_steps) / (num_steps -
+    warmup_steps), the completed part of the decay, and f = `min_fraction`, it is `lr` times
 
     - during the warm-up, steps 1 to `warmup_steps`: step / warmup_steps;
     - `constant`: 1;
     - `linear`: f + (1 - f) (1 - p);
     - `cosine`: f + (1 - f) (1 + cos(pi p)) / 2.
 
-    Example: at lr 1.0 with 2 warm-up steps, 6 steps and f = 0.2, the rates of `linear` are 0.5, 1, 0.8, 0.6, 0.4, 0.2.
+    Example: at lr 1.0 with 2 warm-up steps, 6 steps and f = 0.2, the rates of `linear` are 0.5, 1,
+    0.8, 0.6, 0.4, 0.2.
 
     Raises ValueError if `step` is below 1.
     """
@@ -69,7 +73,10 @@ def schedule_of(optim: OptimConfig, num_steps: int) -> dict[str, Any]:
 
 
 class MasterAdamW:
-    """AdamW over all trained parameters. Like the released code it decays all of them, norms included."""
+    """AdamW over all trained parameters.
+
+    Like the released code it decays all of them, norms included.
+    """
 
     def __init__(
         self,
@@ -79,28 +86,44 @@ class MasterAdamW:
         lora: Mapping[str, float] | None = None,
         advice: str = "lower optim.lr, or look at loss/* and optim/grad_norm",
     ) -> None:
-        """For adapters, `lora` is their rank and alpha; checkpoints record it, and only equal ones can be loaded.
+        """For adapters, `lora` is their rank and alpha; checkpoints record it, and only equal ones
+        can be loaded.
 
         `advice` is the part of the error for weights that are not finite.
         """
-        self._config, self._advice = config, advice
+        self._config = config
+        self._advice = advice
         self.lora = lora
-        self.model_weights = self._trained(model)  # by name, in the model's type: `master_weights`, rounded
+        # by name, in the model's type: `master_weights`, rounded
+        self.model_weights = self._trained(model)
         self.master_weights = {
-            name: p if p.dtype in (torch.float32, torch.float64) else torch.nn.Parameter(p.detach().float())
+            name: (
+                p
+                if p.dtype in (torch.float32, torch.float64)
+                else torch.nn.Parameter(p.detach().float())
+            )
             for name, p in self.model_weights.items()
         }
-        self.tied = {name: stored for name, stored in tied_names(model).items() if stored in self.model_weights}
+        self.tied = {
+            name: stored
+            for name, stored in tied_names(model).items()
+            if stored in self.model_weights
+        }
         pairs = zip(self.model_weights.values(), self.master_weights.values(), strict=True)
         self._copies = [(working, master) for working, master in pairs if working is not master]
         if self._copies:
             use_sparse_embeddings(model)  # `_move_gradient` adds their rows
         for working, master in self._copies:
             working.register_post_accumulate_grad_hook(partial(_move_gradient, master))
-        trained, decay = list(self.master_weights.values()), config.weight_decay
-        self._adamw = torch.optim.AdamW(trained, lr=config.lr, betas=config.betas, weight_decay=decay, fused=True)
+        trained = list(self.master_weights.values())
+        decay = config.weight_decay
+        self._adamw = torch.optim.AdamW(
+            trained, lr=config.lr, betas=config.betas, weight_decay=decay, fused=True
+        )
         self._not_finite: Tensor | None = None
-        """Whether a weight was infinite or NaN after the last update, on the device; None before the first update."""
+        """Whether a weight was infinite or NaN after the last update, on the device; None before
+        the first update.
+        """
         self.num_updates = 0  # the number of updates, without skipped ones
         self.skipped_in_a_row = 0
 
@@ -113,27 +136,33 @@ class MasterAdamW:
             parameter.grad = None
 
     def measure(self) -> dict[str, Tensor]:
-        """The measurements for `update`: the squared norm of the gradients, and whether a weight is not finite.
+        """The measurements for `update`: the squared norm of the gradients, and whether a weight is
+        not finite.
 
-        Both stay on the device and add up over ranks, like the sums of the loss: an update waits for the device once.
+        Both stay on the device and add up over ranks, like the sums of the loss: an update waits
+        for the device once.
         """
         for master in self.master_weights.values():
             if master.grad is None:  # no sample reached it: decay and momentum continue
                 master.grad = torch.zeros_like(master)
-        gradients = [master.grad for master in self.master_weights.values() if master.grad is not None]
+        gradients = [
+            master.grad for master in self.master_weights.values() if master.grad is not None
+        ]
         measured = {"squared_norm": get_total_norm(gradients).double().square()}
         if self._not_finite is not None:
             measured["not_finite"] = self._not_finite
         return measured
 
-    def update(self, lr: float, measured: Mapping[str, float], *, is_valid: bool = True) -> tuple[float, bool]:
+    def update(
+        self, lr: float, measured: Mapping[str, float], *, is_valid: bool = True
+    ) -> tuple[float, bool]:
         """One AdamW step at rate `lr` on the accumulated gradients, which are then freed.
 
-        Returns the global norm before clipping, and whether the update was skipped, because that norm is not finite or
-        `is_valid` is false.
+        Returns the global norm before clipping, and whether the update was skipped, because that
+        norm is not finite or `is_valid` is false.
 
-        `measured` is `measure` after the backward, added over all ranks. Raises NumericsError if the previous update
-        made a weight infinite or NaN: the weights are lost.
+        `measured` is `measure` after the backward, added over all ranks. Raises NumericsError if
+        the previous update made a weight infinite or NaN: the weights are lost.
         """
         if measured.get("not_finite"):
             self.require_finite()
@@ -144,7 +173,9 @@ class MasterAdamW:
             # made on the device, so that nothing waits for a copy
             some = next(iter(self.master_weights.values()))
             total_norm = torch.full((), norm, dtype=some.dtype, device=some.device)
-            clip_grads_with_norm_(self.master_weights.values(), self._config.max_grad_norm, total_norm)
+            clip_grads_with_norm_(
+                self.master_weights.values(), self._config.max_grad_norm, total_norm
+            )
             for group in self._adamw.param_groups:
                 group["lr"] = lr
             self._adamw.step()
@@ -159,8 +190,9 @@ class MasterAdamW:
         """Raise NumericsError, naming the weight, unless all weights are finite."""
         if lost := self._names_not_finite():
             raise NumericsError(
-                f"the weights are not finite after {self.num_updates} updates (the first is {lost[0]}), so they are "
-                f"neither saved nor sampled from; {self._advice} of the steps before"
+                f"the weights are not finite after {self.num_updates} updates (the first is"
+                f" {lost[0]}), so they are neither saved nor sampled from; {self._advice} of the"
+                " steps before"
             )
 
     @torch.no_grad()
@@ -171,7 +203,9 @@ class MasterAdamW:
 
     @torch.no_grad()
     def _sums(self) -> Tensor:
-        """The sum of each weight, which shows any inf and nan in one fast pass; finite weights may overflow it."""
+        """The sum of each weight, which shows any inf and nan in one fast pass; finite weights may
+        overflow it.
+        """
         return torch.stack([master.sum() for master in self.master_weights.values()])
 
     @torch.no_grad()
@@ -185,7 +219,11 @@ class MasterAdamW:
         """`exp_avg` and `exp_avg_sq` by parameter name; empty before the first update."""
         state = self._adamw.state
         return {
-            kind: {name: state[master][kind] for name, master in self.master_weights.items() if master in state}
+            kind: {
+                name: state[master][kind]
+                for name, master in self.master_weights.items()
+                if master in state
+            }
             for kind in MOMENTS
         }
 
@@ -198,7 +236,10 @@ class MasterAdamW:
         num_updates: int,
         skipped_in_a_row: int,
     ) -> None:
-        """Set `master_weights`, `moments()` and the two counters to saved values. Every tensor is copied."""
+        """Set `master_weights`, `moments()` and the two counters to saved values.
+
+        Every tensor is copied.
+        """
         for name, master in self.master_weights.items():
             master.copy_(weights[name])
         self.sync_from_master()
@@ -207,10 +248,14 @@ class MasterAdamW:
         if num_updates:
             for i, name in enumerate(self.master_weights):
                 state[i] = {kind: values[name].clone() for kind, values in moments.items()}
-                state[i]["step"] = torch.tensor(float(num_updates))  # AdamW counts per parameter, in a tensor
-        self._adamw.load_state_dict({"state": state, "param_groups": self._adamw.state_dict()["param_groups"]})
+                # AdamW counts per parameter, in a tensor
+                state[i]["step"] = torch.tensor(float(num_updates))
+        self._adamw.load_state_dict(
+            {"state": state, "param_groups": self._adamw.state_dict()["param_groups"]}
+        )
         self._not_finite = None
-        self.num_updates, self.skipped_in_a_row = num_updates, skipped_in_a_row
+        self.num_updates = num_updates
+        self.skipped_in_a_row = skipped_in_a_row
 
 
 def _move_gradient(master: torch.nn.Parameter, working: Tensor) -> None:

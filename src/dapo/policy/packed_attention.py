@@ -1,13 +1,15 @@
-"""Attention over a packed stream of token sequences, for any model that uses transformers' attention interface.
+"""Attention over a packed stream of token sequences, for any model that uses transformers'
+attention interface.
 
-The other parts of a transformer work on single tokens, so they run on the flat stream unchanged. A token attends only
-to its own sequence. A prefix that several sequences share is stored once; the tokens after it form a segment, whose
-keys and values are gathered from anywhere in the stream.
+The other parts of a transformer work on single tokens, so they run on the flat stream unchanged. A
+token attends only to its own sequence. A prefix that several sequences share is stored once; the
+tokens after it form a segment, whose keys and values are gathered from anywhere in the stream.
 
-16-bit types on a GPU attend by the kernel of `varlen_attention`, CPUs by the compiled one of `cpu_kernels`. Other
-types, and sliding windows on a CPU, attend by PyTorch's `scaled_dot_product_attention`: queries, keys and values are
-gathered into padded batches of similar lengths. Gradients on a GPU are not reproducible to the bit in either case:
-threads add them up in the order in which they finish.
+16-bit types on a GPU attend by the kernel of `varlen_attention`, CPUs by the compiled one of
+`cpu_kernels`. Other types, and sliding windows on a CPU, attend by PyTorch's
+`scaled_dot_product_attention`: queries, keys and values are gathered into padded batches of similar
+lengths. Gradients on a GPU are not reproducible to the bit in either case: threads add them up in
+the order in which they finish.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,14 +27,24 @@ from cpu_kernels import SegmentAttention, Segments, can_attend_to_segments
 from dapo.core.errors import ConfigError
 from dapo.policy.segments import Segment, bucket_by_length
 from dapo.policy.transfer import to_device
-from dapo.policy.varlen_attention import VarlenPlan, attends_by_varlen, build_varlen_plan, varlen_attention
+from dapo.policy.varlen_attention import (
+    VarlenPlan,
+    attends_by_varlen,
+    build_varlen_plan,
+    varlen_attention,
+)
 
 IMPLEMENTATION = "dapo_packed"
 MASK_ELEMENTS = 2**26
-"""The largest mask of a batch. A batch with a larger one also computes the queries of its contexts, which makes it
-plain causal, without a mask; unless these outnumber its own, and would take more memory than the mask."""
+"""The largest mask of a batch.
+
+A batch with a larger one also computes the queries of its contexts, which makes it plain causal,
+without a mask; unless these outnumber its own, and would take more memory than the mask.
+"""
 CUDA_KEY_MULTIPLE = 16
-"""The multiple of keys with which CUDA's kernels use a mask without padding a copy of it in every layer."""
+"""The multiple of keys with which CUDA's kernels use a mask without padding a copy of it in every
+layer.
+"""
 UNSUPPORTED_FIELDS = {
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
@@ -42,11 +54,15 @@ UNSUPPORTED_FIELDS = {
     "output_multiplier": None,
     "attention_chunk_size": None,
 }
-"""Configuration fields that change logits or attention in unsupported ways, and the value that turns each off."""
+"""Configuration fields that change logits or attention in unsupported ways, and the value that
+turns each off.
+"""
 UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias")
 """Unsupported arguments of a layer's attention call: soft cap, sinks, biases."""
 UNSUPPORTED_ROPE = ("dynamic", "longrope")
-"""RoPE types whose angles depend on the longest sequence of a batch, and so on the rest of the stream."""
+"""RoPE types whose angles depend on the longest sequence of a batch, and so on the rest of the
+stream.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,30 +72,42 @@ class SegmentBatch:
     queries: Tensor  # `[N * Q]` stream indices; padding repeats an index
     keys: Tensor  # `[N * K]` likewise
     size: int
-    first_query: Tensor  # `[N or 1]` position of a segment's first query among its keys; one number if all are equal
-    masks: dict[tuple[int | None, torch.dtype], Tensor | None] = field(default_factory=dict, repr=False)
+    # `[N or 1]` position of a segment's first query among its keys; one number if all are equal
+    first_query: Tensor
+    masks: dict[tuple[int | None, torch.dtype], Tensor | None] = field(
+        default_factory=dict, repr=False
+    )
     """Cached masks, shared by all layers."""
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """`[N or 1, 1, Q, K]` 0 where a query sees a key, else -inf; None for plain causal attention."""
+        """`[N or 1, 1, Q, K]` 0 where a query sees a key, else -inf; None for plain causal
+        attention.
+        """
         if (window, dtype) not in self.masks:
             self.masks[window, dtype] = self._make_mask(window, dtype)
         return self.masks[window, dtype]
 
     def _make_mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        num_queries, num_keys = len(self.queries) // self.size, len(self.keys) // self.size
+        num_queries = len(self.queries) // self.size
+        num_keys = len(self.keys) // self.size
         if window is not None and window >= num_keys:
             window = None
         if window is None and num_queries == num_keys:
             return None
         key = torch.arange(num_keys, device=self.keys.device)
-        query = self.first_query[:, None, None] + torch.arange(num_queries, device=self.keys.device)[:, None]
-        # a padded query after the last key would see no key in a window, and some kernels return NaN for such a row
+        query = (
+            self.first_query[:, None, None]
+            + torch.arange(num_queries, device=self.keys.device)[:, None]
+        )
+        # a padded query after the last key would see no key in a window, and some kernels return
+        # NaN for such a row
         query = query.clamp(max=num_keys - 1)
         seen = key <= query  # [N or 1, Q, K]
         if window is not None:
             seen &= key > query - window
-        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)[:, None]
+        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
+            ~seen, -torch.inf
+        )[:, None]
 
 
 @dataclass(frozen=True)
@@ -87,15 +115,16 @@ class PaddedBatches:
     """The batches in which a stream attends by PyTorch's attention."""
 
     blocks: tuple[SegmentBatch, ...]
-    outputs: Tensor  # `[T]` the index of each stream token's output in the concatenated outputs of all batches
+    # `[T]` the index of each stream token's output in the concatenated outputs of all batches
+    outputs: Tensor
 
 
 @dataclass(frozen=True)
 class PackedAttentionPlan:
     """The attention of a stream, each token of which is in exactly one segment.
 
-    The first layer makes a kernel's index tensors on the host and copies them to the device without waiting for it; all
-    layers share them.
+    The first layer makes a kernel's index tensors on the host and copies them to the device without
+    waiting for it; all layers share them.
     """
 
     segments: tuple[Segment, ...]
@@ -106,18 +135,26 @@ class PackedAttentionPlan:
 
     def needed(self, window: int | None) -> int | None:
         """The window, None where all keys of a segment are within it."""
-        return None if window is None or window >= max(len(each.keys) for each in self.segments) else window
+        return (
+            None
+            if window is None or window >= max(len(each.keys) for each in self.segments)
+            else window
+        )
 
     @cached_property
     def compiled(self) -> Segments:
         """The segments for the compiled kernel of a CPU."""
         keys = [segment.keys for segment in self.segments]
-        starts, lengths = np.array([(segment.start, segment.length) for segment in self.segments]).T.copy()
+        starts, lengths = np.array(
+            [(segment.start, segment.length) for segment in self.segments]
+        ).T.copy()
         offsets = np.cumsum([0, *map(len, keys)])
         return Segments(*map(torch.from_numpy, (starts, lengths, offsets, np.concatenate(keys))))
 
     def varlen(self, window: int | None) -> VarlenPlan:
-        """The plan for the kernel of variable lengths; `window` limits the keys that a query sees (None: no limit)."""
+        """The plan for the kernel of variable lengths; `window` limits the keys that a query sees
+        (None: no limit).
+        """
         window = self.needed(window)
         if window not in self._varlen:
             self._varlen[window] = build_varlen_plan(self.segments, self.device, window)
@@ -139,18 +176,28 @@ class PackedAttentionPlan:
         *indices, of_outputs = on_device.split([*map(len, parts), len(outputs)])
         blocks = [
             SegmentBatch(queries, keys, len(bucket), first)
-            for bucket, queries, keys, first in zip(buckets, indices[::3], indices[1::3], indices[2::3], strict=True)
+            for bucket, queries, keys, first in zip(
+                buckets, indices[::3], indices[1::3], indices[2::3], strict=True
+            )
         ]
         return PaddedBatches(tuple(blocks), of_outputs)
 
     def _indices(self, bucket: Sequence[Segment]) -> tuple[np.ndarray, ...]:
-        """Stream indices of queries `[N, Q]` and keys `[N, K]`; the first query's key `[N or 1, 1]`; own queries."""
-        length, total = np.array([(segment.length, len(segment.keys)) for segment in bucket]).T[:, :, None]  # [N, 1]
-        context, num_queries, longest = total - length, length.max(), total.max()
+        """Stream indices of queries `[N, Q]` and keys `[N, K]`; the first query's key `[N or 1,
+        1]`; own queries.
+        """
+        # [N, 1]
+        length, total = np.array([(segment.length, len(segment.keys)) for segment in bucket]).T[
+            :, :, None
+        ]
+        context = total - length
+        num_queries = length.max()
+        longest = total.max()
         num_keys = -(-longest // self.key_multiple) * self.key_multiple
         first = context
         if len(bucket) * num_queries * num_keys > self.mask_elements and 2 * num_queries >= longest:
-            first, num_queries = np.zeros_like(context), longest
+            first = np.zeros_like(context)
+            num_queries = longest
         if num_queries == longest:
             num_queries = num_keys
         keys = np.zeros((len(bucket), num_keys), np.int64)
@@ -164,9 +211,9 @@ class PackedAttentionPlan:
 def use_packed_attention(model: PreTrainedModel) -> None:
     """Make `model` attend by the `packed_attention_plan` that is passed to its forward.
 
-    cuDNN's attention is turned off for the whole process: planning a new shape takes it longer than the attention
-    itself, and every microbatch has new shapes. Raises ConfigError, naming model type and field, for models with
-    unsupported features.
+    cuDNN's attention is turned off for the whole process: planning a new shape takes it longer than
+    the attention itself, and every microbatch has new shapes. Raises ConfigError, naming model type
+    and field, for models with unsupported features.
     """
     for problem in _problems(model):
         raise unsupported_model_error(model, problem)
@@ -198,7 +245,10 @@ def _problems(model: PreTrainedModel) -> Iterator[str]:
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (rope, *rope.values()):
         if isinstance(parameters, dict) and parameters.get("rope_type") in UNSUPPORTED_ROPE:
-            yield f"with rope_type={parameters['rope_type']} its positions depend on the longest sequence of a batch"
+            yield (
+                f"with rope_type={parameters['rope_type']} its positions depend on the longest"
+                " sequence of a batch"
+            )
 
 
 def packed_attention(
@@ -212,14 +262,18 @@ def packed_attention(
     packed_attention_plan: PackedAttentionPlan | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of every layer, in the interface of transformers; returns `[1, T, heads, d]` and None.
+    """The attention function of every layer, in the interface of transformers; returns `[1, T,
+    heads, d]` and None.
 
-    `query` is `[1, heads, T, d]`, `key` and `value` are `[1, kv_heads, T, d]`; `sliding_window` is the number of keys
-    that a query sees, its own included. Raises ConfigError if one of `others` is in UNSUPPORTED_ARGUMENTS.
+    `query` is `[1, heads, T, d]`, `key` and `value` are `[1, kv_heads, T, d]`; `sliding_window` is
+    the number of keys that a query sees, its own included. Raises ConfigError if one of `others` is
+    in UNSUPPORTED_ARGUMENTS.
     """
     for name in UNSUPPORTED_ARGUMENTS:
         if others.get(name) is not None:
-            raise ConfigError(f"{type(module).__name__} cannot be trained here: packed attention has no {name}")
+            raise ConfigError(
+                f"{type(module).__name__} cannot be trained here: packed attention has no {name}"
+            )
     if packed_attention_plan is None:
         raise ValueError("this model needs an attention plan; call it with packed_attention_plan=")
     # [1, heads, T, d] is a view of [T, heads, d], whose rows can be gathered without another copy
@@ -238,7 +292,12 @@ def packed_attention(
 
 
 def _attend(
-    block: SegmentBatch, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
+    block: SegmentBatch,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    window: int | None,
 ) -> Tensor:
     """The `[N * Q, heads, d]` outputs of one batch."""
     q = _gather_segments(query, block.queries, block.size)
@@ -248,7 +307,13 @@ def _attend(
         # CUDA's kernels with masks do not support grouped heads
         k, v = (states.repeat_interleave(q.shape[1] // states.shape[1], dim=1) for states in (k, v))
     out = scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
     return out.transpose(1, 2).flatten(0, 1)
 

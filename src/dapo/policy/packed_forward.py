@@ -1,4 +1,6 @@
-"""Prepares a model's forward for training: packed sequences, checked to compute the same, and recomputed layers."""
+"""Prepares a model's forward for training: packed sequences, checked to compute the same, and
+recomputed layers.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,27 +18,38 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from cpu_kernels import fuse_layers
 from dapo.core.errors import ConfigError
 from dapo.policy.logprobs import token_logprobs
-from dapo.policy.packed_attention import IMPLEMENTATION, unsupported_model_error, use_packed_attention
+from dapo.policy.packed_attention import (
+    IMPLEMENTATION,
+    unsupported_model_error,
+    use_packed_attention,
+)
 from dapo.policy.packing import in_callers_order, pack
 from dapo.types import Sample
 
 MIN_TOLERANCE = 1e-3
-"""Nats by which packed and plain log-probabilities may always differ on average; a wrong mask gives 0.05 or more."""
+"""Nats by which packed and plain log-probabilities may always differ on average; a wrong mask gives
+0.05 or more.
+"""
 ROUNDING_FACTOR = 4
-"""They may also differ by this multiple of the mean difference between two plain forwards that round differently."""
+"""They may also differ by this multiple of the mean difference between two plain forwards that
+round differently.
+"""
 
 
 def use_packed_forward(model: PreTrainedModel) -> None:
-    """Switch `model` to packed attention, and check on a few tokens that it still computes the same.
+    """Switch `model` to packed attention, and check on a few tokens that it still computes the
+    same.
 
-    Raises ConfigError if it does not, for example because the architecture mixes tokens outside of attention or changes
-    logits after the head.
+    Raises ConfigError if it does not, for example because the architecture mixes tokens outside of
+    attention or changes logits after the head.
     """
     check_packed_forward(model, prepare_packed_forward(model))
 
 
 def prepare_packed_forward(model: PreTrainedModel) -> str | None:
-    """Switch to packed attention and fused layers; returns the attention before, or None if that was packed."""
+    """Switch to packed attention and fused layers; returns the attention before, or None if that
+    was packed.
+    """
     if (plain := model.config._attn_implementation) == IMPLEMENTATION:
         return None
     use_packed_attention(model)
@@ -46,13 +59,15 @@ def prepare_packed_forward(model: PreTrainedModel) -> str | None:
 
 @torch.no_grad()
 def check_packed_forward(model: PreTrainedModel, plain: str | None, sharded: Any = None) -> None:
-    """Raise ConfigError if log-probabilities of packed sequences differ from those of single sequences.
+    """Raise ConfigError if log-probabilities of packed sequences differ from those of single
+    sequences.
 
-    Rounding is measured on the same device, in the same type: the difference that a padded batch and the other of
-    PyTorch's two attentions make to a plain forward.
+    Rounding is measured on the same device, in the same type: the difference that a padded batch
+    and the other of PyTorch's two attentions make to a plain forward.
 
-    `model` has packed attention, and `plain` names the attention for single sequences (None: it was checked before). If
-    the weights are sharded, the wrapper `sharded` gathers them for each forward, and every rank calls this.
+    `model` has packed attention, and `plain` names the attention for single sequences (None: it was
+    checked before). If the weights are sharded, the wrapper `sharded` gathers them for each
+    forward, and every rank calls this.
     """
     if plain is None:
         return
@@ -61,19 +76,29 @@ def check_packed_forward(model: PreTrainedModel, plain: str | None, sharded: Any
     except torch.OutOfMemoryError:  # which is a RuntimeError
         raise
     except (TypeError, ValueError, RuntimeError) as error:
-        raise unsupported_model_error(model, f"it does not run on packed sequences ({error})") from error
+        raise unsupported_model_error(
+            model, f"it does not run on packed sequences ({error})"
+        ) from error
     if sharded is not None:
         sharded.reshard()
     if not difference <= max(MIN_TOLERANCE, ROUNDING_FACTOR * rounding):
-        different = f"log-probabilities of packed sequences differ by {difference:.2g} nats from those of single ones"
-        raise unsupported_model_error(model, f"{different}, and two plain forwards differ by {rounding:.2g}")
+        different = (
+            f"log-probabilities of packed sequences differ by {difference:.2g} nats from those of"
+            " single ones"
+        )
+        raise unsupported_model_error(
+            model, f"{different}, and two plain forwards differ by {rounding:.2g}"
+        )
 
 
 def _packed_differences(model: PreTrainedModel, plain: str, sharded: Any) -> list[float]:
-    """Mean differences in nats from `plain` single sequences: of packed ones, and of plain ones rounded differently."""
+    """Mean differences in nats from `plain` single sequences: of packed ones, and of plain ones
+    rounded differently.
+    """
     run = sharded or (lambda compute: compute())
     ids = tuple((7 * i + 3) % model.config.get_text_config().vocab_size for i in range(15))
-    prompts, responses = (ids[:3], ids[3:8]), (ids[8:10], ids[10:14], ids[14:])
+    prompts = (ids[:3], ids[3:8])
+    responses = (ids[8:10], ids[10:14], ids[14:])
     samples = [
         Sample(group, prompt, response, 0.0, 0.0, (), None, (True,) * len(response))
         for group, prompt in enumerate(prompts)
@@ -87,31 +112,50 @@ def _packed_differences(model: PreTrainedModel, plain: str, sharded: Any) -> lis
     model.set_attn_implementation(plain)
     alone = [score for sample in samples for score in _plain_logprobs(model, run, [sample])]
     model.set_attn_implementation(IMPLEMENTATION)
-    return [fmean(abs(a - b) for a, b in zip(other, alone, strict=True)) for other in (packed, padded)]
+    return [
+        fmean(abs(a - b) for a, b in zip(other, alone, strict=True)) for other in (packed, padded)
+    ]
 
 
-def _plain_logprobs(model: PreTrainedModel, run: Callable[..., Tensor], samples: list[Sample]) -> list[float]:
-    """The log-probabilities of all responses from the model's own forward over one batch, padded at the end."""
-    rows = [torch.tensor((*sample.prompt_ids, *sample.response_ids), device=model.device) for sample in samples]
+def _plain_logprobs(
+    model: PreTrainedModel, run: Callable[..., Tensor], samples: list[Sample]
+) -> list[float]:
+    """The log-probabilities of all responses from the model's own forward over one batch, padded at
+    the end.
+    """
+    rows = [
+        torch.tensor((*sample.prompt_ids, *sample.response_ids), device=model.device)
+        for sample in samples
+    ]
     ids = pad_sequence(rows, batch_first=True)
     of_batch = run(lambda: model(input_ids=ids, use_cache=False).logits)[:, :-1]  # [N, T - 1, V]
     log_p = of_batch.to(torch.promote_types(of_batch.dtype, torch.float32)).log_softmax(dim=2)
     scores = log_p.gather(2, ids[:, 1:, None]).squeeze(2)
-    spans = [slice(len(sample.prompt_ids) - 1, len(row) - 1) for sample, row in zip(samples, rows, strict=True)]
+    spans = [
+        slice(len(sample.prompt_ids) - 1, len(row) - 1)
+        for sample, row in zip(samples, rows, strict=True)
+    ]
     return torch.cat([of_row[span] for of_row, span in zip(scores, spans, strict=True)]).tolist()
 
 
 def recompute_layers(model: torch.nn.Module) -> int:
-    """Make every decoder layer of `model` keep only its input for the backward; returns the number of layers.
+    """Make every decoder layer of `model` keep only its input for the backward; returns the number
+    of layers.
 
-    Gradients are the same to the bit. transformers' own switch works only in training mode, and a policy is in
-    evaluation mode, without dropout. Call it before the layers are sharded. Raises ConfigError for a model without such
-    layers.
+    Gradients are the same to the bit. transformers' own switch works only in training mode, and a
+    policy is in evaluation mode, without dropout. Call it before the layers are sharded. Raises
+    ConfigError for a model without such layers.
     """
-    layers: list[torch.nn.Module] = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    layers: list[torch.nn.Module] = [
+        m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)
+    ]
     if not layers:
-        raise ConfigError(f"train.recompute=true: found no layers to recompute in a {type(model).__name__}")
+        raise ConfigError(
+            f"train.recompute=true: found no layers to recompute in a {type(model).__name__}"
+        )
     for layer in layers:
         # the packed forward uses no random numbers
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        layer.forward = partial(
+            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
+        )
     return len(layers)

@@ -1,10 +1,13 @@
-"""Packs samples into microbatches: token streams without padding, in which shared prefixes are stored once.
+"""Packs samples into microbatches: token streams without padding, in which shared prefixes are
+stored once.
 
-A sequence is a prompt and its response. Each distinct prefix of a microbatch's sequences is one position of the stream,
-so the tokens with which two sequences begin alike, such as the prompt of a group, are computed once.
+A sequence is a prompt and its response. Each distinct prefix of a microbatch's sequences is one
+position of the stream, so the tokens with which two sequences begin alike, such as the prompt of a
+group, are computed once.
 
-`partition` decides which rank computes which samples in which pass; `pack_microbatch` makes the tensors of one pass.
-Sums over a minibatch's tokens do not depend on either, because each sample's loss weight is given.
+`partition` decides which rank computes which samples in which pass; `pack_microbatch` makes the
+tensors of one pass. Sums over a minibatch's tokens do not depend on either, because each sample's
+loss weight is given.
 """
 
 import heapq
@@ -25,12 +28,14 @@ from dapo.policy.transfer import to_device
 from dapo.types import Sample
 
 SHARED_KEYS_PER_TOKEN = 4
-"""A response with a shared prefix counts as its new tokens, but at least as a fourth of its sequence (and at most as
-its own tokens), because attention gathers the keys of the whole sequence."""
+"""A response with a shared prefix counts as its new tokens, but at least as a fourth of its
+sequence (and at most as its own tokens), because attention gathers the keys of the whole sequence.
+"""
 
-# several ranks balance their load by cutting groups with more than a quarter of one rank's tokens, but not into chunks
-# of less than eight times the prompt, which each chunk computes again
-MIN_CHUNKS_PER_RANK, MIN_CHUNK_PROMPTS = 4, 8
+# several ranks balance their load by cutting groups with more than a quarter of one rank's tokens,
+# but not into chunks of less than eight times the prompt, which each chunk computes again
+MIN_CHUNKS_PER_RANK = 4
+MIN_CHUNK_PROMPTS = 8
 
 
 @dataclass(frozen=True)
@@ -45,22 +50,29 @@ class PromptChunk:
 class RankMicrobatch:
     """The samples of one forward and backward of one rank; those of a group are adjacent."""
 
-    indices: tuple[int, ...]  # the samples' positions in the list that was partitioned; empty for a dummy microbatch
+    # the samples' positions in the list that was partitioned; empty for a dummy microbatch
+    indices: tuple[int, ...]
     samples: tuple[Sample, ...]
     weights: tuple[float, ...]  # the loss weight of each sample's tokens
 
 
-DUMMY_MICROBATCH = RankMicrobatch((), (Sample(0, (0,), (0,), 0.0, 0.0, (0.0,), (0.0,), (False,)),), (0.0,))
-"""A pass over one masked token, for a rank without samples: FSDP's collectives need every rank in every pass."""
+DUMMY_MICROBATCH = RankMicrobatch(
+    (), (Sample(0, (0,), (0,), 0.0, 0.0, (0.0,), (0.0,), (False,)),), (0.0,)
+)
+"""A pass over one masked token, for a rank without samples: FSDP's collectives need every rank in
+every pass.
+"""
 
 
 @dataclass(frozen=True)
 class Microbatch:
-    """The tensors of a rank microbatch: a stream of T positions; M of them predict the S response tokens.
+    """The tensors of a rank microbatch: a stream of T positions; M of them predict the S response
+    tokens.
 
-    Example: the prompt (10, 11) with responses (20, 21, 22), (20, 31) and (40, 41) has input_ids (10, 11, 20, 21, 40)
-    and positions (0, 1, 2, 3, 2). The stream indices (1, 2, 3, 4) predict 3, 2, 1 and 1 tokens: rows
-    (0, 0, 0, 1, 1, 2, 3), targets (20, 20, 40, 21, 31, 22, 41), order (0, 3, 5, 1, 4, 2, 6).
+    Example: the prompt (10, 11) with responses (20, 21, 22), (20, 31) and (40, 41) has input_ids
+    (10, 11, 20, 21, 40) and positions (0, 1, 2, 3, 2). The stream indices (1, 2, 3, 4) predict 3,
+    2, 1 and 1 tokens: rows (0, 0, 0, 1, 1, 2, 3), targets (20, 20, 40, 21, 31, 22, 41), order (0,
+    3, 5, 1, 4, 2, 6).
     """
 
     indices: tuple[int, ...]  # the rank microbatch's indices
@@ -68,10 +80,13 @@ class Microbatch:
     input_ids: Tensor  # `[T]`, without the last token of each response, which predicts nothing
     positions: Tensor  # `[T]` from 0 in each sequence
     attention_plan: PackedAttentionPlan
-    predictors: Tensor  # `[M]` the stream indices whose hidden states predict response tokens, ascending
-    rows: Tensor  # `[S]` the index, among the predictors, of the token before each response token; ascending
+    # `[M]` the stream indices whose hidden states predict response tokens, ascending
+    predictors: Tensor
+    # `[S]` the index, among the predictors, of the token before each response token; ascending
+    rows: Tensor
     targets: Tensor  # `[S]` the response tokens, in the order of their rows
-    order: np.ndarray  # `[S]` the index of each target in the concatenated response tokens of all samples
+    # `[S]` the index of each target in the concatenated response tokens of all samples
+    order: np.ndarray
     first_target: np.ndarray  # `[M + 1]` the first target of each predictor, and S
     separate_tokens: int  # the length of the stream if only each group's prompt were shared
 
@@ -82,34 +97,47 @@ class Microbatch:
 
     def target_slice(self, predictors: slice) -> slice:
         """The targets of a slice of the predictors."""
-        return slice(int(self.first_target[predictors.start]), int(self.first_target[predictors.stop]))
+        return slice(
+            int(self.first_target[predictors.start]), int(self.first_target[predictors.stop])
+        )
 
     def local_rows(self, predictors: slice) -> Tensor | None:
-        """The index within a slice of predictors of each target's predictor; None: each predicts one target."""
+        """The index within a slice of predictors of each target's predictor; None: each predicts
+        one target.
+        """
         targets = self.target_slice(predictors)
         if targets.stop - targets.start == predictors.stop - predictors.start:
             return None
         return self.rows[targets] - predictors.start if predictors.start else self.rows[targets]
 
     def sum_over_targets(self, values: Tensor, predictors: slice) -> Tensor:
-        """The sum over its targets for each of a slice of predictors; `values` are those of the slice's targets."""
-        rows, size = self.local_rows(predictors), predictors.stop - predictors.start
+        """The sum over its targets for each of a slice of predictors; `values` are those of the
+        slice's targets.
+        """
+        rows = self.local_rows(predictors)
+        size = predictors.stop - predictors.start
         return values if rows is None else values.new_zeros(size).index_add_(0, rows, values)
 
 
 def partition(
-    samples: Sequence[Sample], weights: Sequence[float] | None = None, *, ranks: int, max_tokens: int
+    samples: Sequence[Sample],
+    weights: Sequence[float] | None = None,
+    *,
+    ranks: int,
+    max_tokens: int,
 ) -> list[tuple[RankMicrobatch, ...]]:
-    """Distribute samples over ranks and passes: one tuple of passes for each rank, all of the same length.
+    """Distribute samples over ranks and passes: one tuple of passes for each rank, all of the same
+    length.
 
-    A shared prefix is computed once, or once per chunk if the group is cut; a cut keeps responses with long shared
-    prefixes together. One rank gets nearly full microbatches of similar lengths. Several ranks get loads as equal as
-    whole chunks allow, in as few passes as possible.
+    A shared prefix is computed once, or once per chunk if the group is cut; a cut keeps responses
+    with long shared prefixes together. One rank gets nearly full microbatches of similar lengths.
+    Several ranks get loads as equal as whole chunks allow, in as few passes as possible.
 
-    Samples of a group are adjacent; samples without response tokens are left out. `weights` are their loss weights
-    (None: 0, for scoring only). `max_tokens` limits prompt and response tokens per pass, shared prefixes of a group
-    counted once; a longer sequence gets a pass of its own, uncut. Raises ValueError if a prompt is empty, so that
-    nothing predicts the first token, or a group's samples are not adjacent.
+    Samples of a group are adjacent; samples without response tokens are left out. `weights` are
+    their loss weights (None: 0, for scoring only). `max_tokens` limits prompt and response tokens
+    per pass, shared prefixes of a group counted once; a longer sequence gets a pass of its own,
+    uncut. Raises ValueError if a prompt is empty, so that nothing predicts the first token, or a
+    group's samples are not adjacent.
     """
     groups = ordered_groups(samples)
     chunks = [chunk for group in groups for chunk in group.cut(max_tokens)]
@@ -117,8 +145,13 @@ def partition(
         bins = _first_fit(chunks, max_tokens)
     else:
         target = _num_tokens(chunks) // (ranks * MIN_CHUNKS_PER_RANK)
-        limits = [min(max_tokens, max(target, MIN_CHUNK_PROMPTS * group.prompt_length)) for group in groups]
-        chunks = [chunk for group, limit in zip(groups, limits, strict=True) for chunk in group.cut(limit)]
+        limits = [
+            min(max_tokens, max(target, MIN_CHUNK_PROMPTS * group.prompt_length))
+            for group in groups
+        ]
+        chunks = [
+            chunk for group, limit in zip(groups, limits, strict=True) for chunk in group.cut(limit)
+        ]
         bins = _balanced(chunks, ranks=ranks, max_tokens=max_tokens)
     load = [0] * ranks
     weights = weights or [0.0] * len(samples)
@@ -129,13 +162,17 @@ def partition(
         for rank, content in zip(order, bins[start : start + ranks], strict=True):
             load[rank] += _num_tokens(content)
             indices = tuple(i for chunk in content for i in chunk.indices)
-            found = RankMicrobatch(indices, tuple(samples[i] for i in indices), tuple(weights[i] for i in indices))
+            found = RankMicrobatch(
+                indices, tuple(samples[i] for i in indices), tuple(weights[i] for i in indices)
+            )
             partitions[rank].append(found if indices else DUMMY_MICROBATCH)
     return [tuple(passes) for passes in partitions]
 
 
 def first_groups(samples: Sequence[Sample], *, ranks: int, max_tokens: int) -> int:
-    """The number of samples in the first groups, at least one, whose tokens fit into one pass of every rank."""
+    """The number of samples in the first groups, at least one, whose tokens fit into one pass of
+    every rank.
+    """
     num_first = num_tokens = 0
     for _, members in groupby(samples, key=lambda sample: sample.group_id):
         group = list(members)
@@ -148,7 +185,9 @@ def first_groups(samples: Sequence[Sample], *, ranks: int, max_tokens: int) -> i
 
 @dataclass(frozen=True)
 class OrderedGroup:
-    """The samples of a group with a non-empty response, in lexicographic order of their responses."""
+    """The samples of a group with a non-empty response, in lexicographic order of their
+    responses.
+    """
 
     prompt_length: int
     indices: tuple[int, ...]
@@ -159,10 +198,15 @@ class OrderedGroup:
         """Cut the group, in its order, into as few chunks of at most `limit` tokens as possible."""
         chunks: list[PromptChunk] = []
         for index, length, shared in zip(self.indices, self.lengths, self.shared, strict=True):
-            new_tokens, keys = length - shared, self.prompt_length + length
-            tokens = max(new_tokens, min(length, -(-keys // SHARED_KEYS_PER_TOKEN))) if new_tokens else 0
+            new_tokens = length - shared
+            keys = self.prompt_length + length
+            tokens = (
+                max(new_tokens, min(length, -(-keys // SHARED_KEYS_PER_TOKEN))) if new_tokens else 0
+            )
             if chunks and chunks[-1].num_tokens + tokens <= limit:
-                chunks[-1] = PromptChunk((*chunks[-1].indices, index), chunks[-1].num_tokens + tokens)
+                chunks[-1] = PromptChunk(
+                    (*chunks[-1].indices, index), chunks[-1].num_tokens + tokens
+                )
             else:
                 chunks.append(PromptChunk((index,), keys))
         return chunks
@@ -170,29 +214,44 @@ class OrderedGroup:
 
 def ordered_groups(samples: Sequence[Sample]) -> list[OrderedGroup]:
     """The groups of `samples`. Raises ValueError like `partition`."""
-    groups = [list(members) for _, members in groupby(range(len(samples)), key=lambda i: samples[i].group_id)]
+    groups = [
+        list(members)
+        for _, members in groupby(range(len(samples)), key=lambda i: samples[i].group_id)
+    ]
     if len({samples[members[0]].group_id for members in groups}) < len(groups):
         raise ValueError("the samples of a group must be adjacent to share its prompt")
     ordered = []
     for members in groups:
         first = samples[members[0]]
         if not first.prompt_ids:
-            raise ValueError(f"the samples of group {first.group_id} have no prompt to predict their first token from")
-        if any(samples[i].prompt_ids is not first.prompt_ids != samples[i].prompt_ids for i in members):
+            raise ValueError(
+                f"the samples of group {first.group_id} have no prompt to predict their first token"
+                " from"
+            )
+        if any(
+            samples[i].prompt_ids is not first.prompt_ids != samples[i].prompt_ids for i in members
+        ):
             raise ValueError(f"the samples of group {first.group_id} have different prompts")
         scored = [i for i in members if len(samples[i].response_ids)]
         responses = [token_array(samples[i].response_ids) for i in scored]
         found = sorted_prefixes(responses)
-        indices, lengths = [scored[at] for at in found.order], [len(responses[at]) for at in found.order]
-        ordered.append(OrderedGroup(len(first.prompt_ids), tuple(indices), tuple(lengths), tuple(found.shared)))
+        indices = [scored[at] for at in found.order]
+        lengths = [len(responses[at]) for at in found.order]
+        ordered.append(
+            OrderedGroup(len(first.prompt_ids), tuple(indices), tuple(lengths), tuple(found.shared))
+        )
     return ordered
 
 
 def _first_fit(chunks: Sequence[PromptChunk], max_tokens: int) -> list[list[PromptChunk]]:
-    """Bins for one rank: chunks by descending mean length, each in the first bin with enough room."""
+    """Bins for one rank: chunks by descending mean length, each in the first bin with enough
+    room.
+    """
     bins: list[list[PromptChunk]] = []
     room = np.full(len(chunks), max_tokens)
-    for chunk in sorted(chunks, key=lambda chunk: (-chunk.num_tokens / len(chunk.indices), chunk.indices)):
+    for chunk in sorted(
+        chunks, key=lambda chunk: (-chunk.num_tokens / len(chunk.indices), chunk.indices)
+    ):
         needed = min(chunk.num_tokens, max_tokens)  # a longer chunk gets an empty bin
         at = int((room[: len(bins) + 1] >= needed).argmax())
         if at == len(bins):
@@ -202,28 +261,37 @@ def _first_fit(chunks: Sequence[PromptChunk], max_tokens: int) -> list[list[Prom
     return bins
 
 
-def _balanced(chunks: Sequence[PromptChunk], *, ranks: int, max_tokens: int) -> list[list[PromptChunk]]:
+def _balanced(
+    chunks: Sequence[PromptChunk], *, ranks: int, max_tokens: int
+) -> list[list[PromptChunk]]:
     """Bins for several ranks, the fullest first.
 
-    Their number is the smallest sufficient multiple of `ranks`; from 100 passes on it may be 1 % more.
+    Their number is the smallest sufficient multiple of `ranks`; from 100 passes on it may be 1 %
+    more.
     """
     chunks = sorted(chunks, key=lambda chunk: (-chunk.num_tokens, chunk.indices))
     passes = min_passes([chunk.num_tokens for chunk in chunks], ranks=ranks, max_tokens=max_tokens)
     while (bins := _fill(chunks, passes * ranks, max_tokens)) is None:
         passes += 1 + passes // 100
     # chunks of one group in the same bin become adjacent, so that they share their prompt
-    return [sorted(content, key=lambda chunk: chunk.indices) for content in sorted(bins, key=_num_tokens, reverse=True)]
+    return [
+        sorted(content, key=lambda chunk: chunk.indices)
+        for content in sorted(bins, key=_num_tokens, reverse=True)
+    ]
 
 
 def min_passes(sizes: Sequence[int], *, ranks: int, max_tokens: int) -> int:
     """A lower bound on the number of passes for chunks of these sizes, the largest first."""
     taken = np.minimum(sizes, max_tokens)
-    # the first n chunks have at least the size of the last of them, so a bin holds at most max_tokens // size of them
+    # the first n chunks have at least the size of the last of them, so a bin holds at most
+    # max_tokens // size of them
     bins = np.arange(1, len(taken) + 1) / (max_tokens // taken)
     return math.ceil(max(taken.sum() / max_tokens, bins.max(initial=0)) / ranks)
 
 
-def _fill(chunks: Sequence[PromptChunk], count: int, max_tokens: int) -> list[list[PromptChunk]] | None:
+def _fill(
+    chunks: Sequence[PromptChunk], count: int, max_tokens: int
+) -> list[list[PromptChunk]] | None:
     """Put each chunk into the emptiest of `count` bins; None if a chunk does not fit."""
     bins: list[list[PromptChunk]] = [[] for _ in range(count)]
     heap = [(0, i) for i in range(count)]
@@ -240,7 +308,9 @@ def _num_tokens(chunks: Sequence[PromptChunk]) -> int:
     return sum(chunk.num_tokens for chunk in chunks)
 
 
-def pack(samples: Sequence[Sample], *, max_tokens: int, device: str | torch.device = "cpu") -> list[Microbatch]:
+def pack(
+    samples: Sequence[Sample], *, max_tokens: int, device: str | torch.device = "cpu"
+) -> list[Microbatch]:
     """The microbatches of `partition` on one rank, as tensors on `device`."""
     (passes,) = partition(samples, ranks=1, max_tokens=max_tokens)
     return [pack_microbatch(rank_microbatch, device) for rank_microbatch in passes]
@@ -250,14 +320,23 @@ def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device)
     """Make one stream of all samples in lexicographic order, without waiting for the device."""
     samples = rank_microbatch.samples
     prompts = {sample.group_id: token_array(sample.prompt_ids) for sample in samples}
-    sequences = [np.concatenate([prompts[sample.group_id], token_array(sample.response_ids)]) for sample in samples]
+    sequences = [
+        np.concatenate([prompts[sample.group_id], token_array(sample.response_ids)])
+        for sample in samples
+    ]
     paths, segments = _stream_indices(sequences, sorted_prefixes(sequences))
-    new_tokens = [(sequences[i][at : len(paths[i])], np.arange(at, len(paths[i]))) for i, at in segments]
+    new_tokens = [
+        (sequences[i][at : len(paths[i])], np.arange(at, len(paths[i]))) for i, at in segments
+    ]
     lengths = [len(sample.response_ids) for sample in samples]
-    predictors = np.concatenate([path[len(path) - n :] for path, n in zip(paths, lengths, strict=True)])
+    predictors = np.concatenate(
+        [path[len(path) - n :] for path, n in zip(paths, lengths, strict=True)]
+    )
     order = predictors.argsort(kind="stable")
     distinct, first, rows = np.unique(predictors[order], return_index=True, return_inverse=True)
-    targets = np.concatenate([row[len(row) - n :] for row, n in zip(sequences, lengths, strict=True)])[order]
+    targets = np.concatenate(
+        [row[len(row) - n :] for row, n in zip(sequences, lengths, strict=True)]
+    )[order]
     columns = (
         np.concatenate([ids for ids, _ in new_tokens]),
         np.concatenate([at for _, at in new_tokens]),
@@ -267,7 +346,9 @@ def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device)
     )
     device = torch.device(device)
     joined = torch.from_numpy(np.concatenate(columns, dtype=np.int64))
-    input_ids, positions, *scored = to_device(joined, device).split([len(column) for column in columns])
+    input_ids, positions, *scored = to_device(joined, device).split(
+        [len(column) for column in columns]
+    )
     key_multiple = CUDA_KEY_MULTIPLE if device.type == "cuda" else 1
     plan = tuple(Segment(paths[i], len(paths[i]) - at) for i, at in segments)
     return Microbatch(
@@ -288,10 +369,13 @@ def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device)
 def _stream_indices(
     sequences: Sequence[np.ndarray], found: SortedPrefixes
 ) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
-    """The stream indices of each sequence without its last token; and (sequence, first new token) where any is new."""
+    """The stream indices of each sequence without its last token; and (sequence, first new token)
+    where any is new.
+    """
     paths: list[np.ndarray] = [np.empty(0, np.int64)] * len(sequences)
     segments: list[tuple[int, int]] = []
-    end, before = 0, paths[0]
+    end = 0
+    before = paths[0]
     for i, shared in zip(found.order, found.shared, strict=True):
         length = len(sequences[i]) - 1
         shared = min(shared, length, len(before))
@@ -317,7 +401,8 @@ def rows_of(scores: Tensor, microbatch: Microbatch) -> list[Sequence[float]]:
 def in_callers_order(
     microbatches: Sequence[Microbatch], scores: Sequence[Tensor], num_samples: int
 ) -> list[Sequence[float]]:
-    """The `[S]` scores of each microbatch as one row per sample, in the order of the packed list of samples.
+    """The `[S]` scores of each microbatch as one row per sample, in the order of the packed list of
+    samples.
 
     A sample without response tokens gets an empty row.
     """

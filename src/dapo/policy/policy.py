@@ -1,4 +1,6 @@
-"""The trained model: its log-probabilities before a step, and the optimiser updates of Algorithm 1, line 11."""
+"""The trained model: its log-probabilities before a step, and the optimiser updates of Algorithm 1,
+line 11.
+"""
 
 import copy
 import math
@@ -30,7 +32,13 @@ from dapo.policy.checkpoint import (
 from dapo.policy.critic import Critic
 from dapo.policy.custom_loss import CustomLoss, load_loss
 from dapo.policy.hf_io import NamedWeights, layout_of
-from dapo.policy.logprobs import chunks, hidden_logprobs, hidden_states, score_tokens, token_logprobs
+from dapo.policy.logprobs import (
+    chunks,
+    hidden_logprobs,
+    hidden_states,
+    score_tokens,
+    token_logprobs,
+)
 from dapo.policy.lora import add_adapters
 from dapo.policy.minibatch import loss_tokens, partition_minibatch, whole_responses
 from dapo.policy.model import LESS_ON_A_GPU, LoadedModel, load_teacher
@@ -68,26 +76,37 @@ SMALLER_MICROBATCHES = "lower train.microbatch_tokens or set train.recompute=tru
 class PolicyCore:
     """pi_theta and its optimiser: the parts shared by a policy in one process and a sharded one."""
 
-    @explain_out_of_memory(torch.OutOfMemoryError, "preparing the policy", LESS_ON_A_GPU, then="start again")
+    @explain_out_of_memory(
+        torch.OutOfMemoryError, "preparing the policy", LESS_ON_A_GPU, then="start again"
+    )
     def __init__(self, config: Config, loaded: LoadedModel) -> None:
         """Take ownership of `loaded.model` and train it in place.
 
-        With `loss.kl_coef` above 0 a frozen copy of the model becomes the reference, unless `loss.reference` names
-        another. To resume, therefore, construct the policy from the initial model and then call `load`. With
-        `model.lora` adapters are trained, and the reference is the model without them. Raises ConfigError for models
-        that cannot be packed, recomputed or adapted, and for a `loss.function` that cannot be used.
+        With `loss.kl_coef` above 0 a frozen copy of the model becomes the reference, unless
+        `loss.reference` names another. To resume, therefore, construct the policy from the initial
+        model and then call `load`. With `model.lora` adapters are trained, and the reference is the
+        model without them. Raises ConfigError for models that cannot be packed, recomputed or
+        adapted, and for a `loss.function` that cannot be used.
         """
         self._config = config
         self._custom_loss = load_loss(config.loss.function)
         self._model: Any = loaded.model
         self._compute_dtype: torch.dtype = loaded.model.dtype
         lora = config.model.lora
-        self._adapters = None if lora is None else add_adapters(self._model, lora, seed=config.train.seed)
+        self._adapters = (
+            None if lora is None else add_adapters(self._model, lora, seed=config.train.seed)
+        )
         self._use_packed_forward()
         self._reference: Reference | None = None
-        if config.has_kl and not config.loss.has_server and (config.loss.teacher is not None or self._adapters is None):
+        if (
+            config.has_kl
+            and not config.loss.has_server
+            and (config.loss.teacher is not None or self._adapters is None)
+        ):
             frozen = self._make_reference()
-            self._reference = Reference(frozen, self._local_weights(frozen), every=config.loss.reference_steps)
+            self._reference = Reference(
+                frozen, self._local_weights(frozen), every=config.loss.reference_steps
+            )
         target = config.loss.entropy_target
         self._entropy_bonus = None if target is None else EntropyBonus(target)
         self.critic: Critic | None = None
@@ -103,7 +122,9 @@ class PolicyCore:
 
     @property
     def skipped_in_a_row(self) -> int:
-        """The number of updates skipped since the last successful one, of the policy or of its critic."""
+        """The number of updates skipped since the last successful one, of the policy or of its
+        critic.
+        """
         of_critic = 0 if self.critic is None else self.critic.skipped_in_a_row
         return max(self._optimizer.skipped_in_a_row, of_critic)
 
@@ -111,10 +132,14 @@ class PolicyCore:
         use_packed_forward(self._model)
 
     def _make_reference(self) -> Any:
-        """The frozen model of `loss.reference` in the policy's type, or a copy of the initial policy."""
+        """The frozen model of `loss.reference` in the policy's type, or a copy of the initial
+        policy.
+        """
         if self._config.loss.teacher is None:
             return copy.deepcopy(self._model).requires_grad_(False)
-        teacher = load_teacher(self._config, device=self._model.device, dtype=self._compute_dtype).model
+        teacher = load_teacher(
+            self._config, device=self._model.device, dtype=self._compute_dtype
+        ).model
         use_packed_forward(teacher)
         return teacher.requires_grad_(False)
 
@@ -123,7 +148,9 @@ class PolicyCore:
         return MasterAdamW(self._model, self._config.optim, lora=lora)
 
     def _reference_logprobs(self, microbatch: Microbatch) -> Tensor:
-        """`[S]` log-probabilities of the reference: the frozen copy, or the model without its adapters."""
+        """`[S]` log-probabilities of the reference: the frozen copy, or the model without its
+        adapters.
+        """
         if self._reference is not None:
             return self._score(microbatch, self._reference.model)
         assert self._adapters is not None
@@ -132,7 +159,9 @@ class PolicyCore:
 
     @contextmanager
     def _reference_states(self, microbatch: Microbatch) -> Iterator[tuple[Tensor, Any]]:
-        """The reference's hidden states `[M, width]` that predict the targets, and its head, for a divergence."""
+        """The reference's hidden states `[M, width]` that predict the targets, and its head, for a
+        divergence.
+        """
         model = self._model if self._reference is None else self._reference.model
         adapters = self._adapters if self._reference is None else None
         with torch.no_grad(), nullcontext() if adapters is None else adapters.disabled():
@@ -141,7 +170,8 @@ class PolicyCore:
 
     def _token_kl(self, microbatch: Microbatch) -> Tensor:
         """`[S]` the estimate of the divergence from the policy to the reference at each token."""
-        own, reference = self._score(microbatch, self._model), self._reference_logprobs(microbatch)
+        own = self._score(microbatch, self._model)
+        reference = self._reference_logprobs(microbatch)
         every_token = torch.ones_like(own, dtype=torch.bool)
         return token_kl(own, reference, every_token, estimator=self._config.loss.kl_estimate)
 
@@ -150,7 +180,9 @@ class PolicyCore:
         return {name: weight.detach() for name, weight in model.named_parameters()}
 
     def _begin_step(self, step: int) -> None:
-        """Update the state that changes between steps, before step `step` uses it: reference and entropy weight."""
+        """Update the state that changes between steps, before step `step` uses it: reference and
+        entropy weight.
+        """
         if self._entropy_bonus is not None:
             self._entropy_bonus = self._entropy_bonus.at_step(step)
         if self._reference is not None and self._reference.is_updated:
@@ -175,10 +207,16 @@ class PolicyCore:
         return State(tensors, counters)
 
     def _load(self, directory: Path, read: ReadTensors = read_tensors) -> None:
-        """Restore a checkpoint; a reference or entropy bonus that it lacks keeps its initial state."""
+        """Restore a checkpoint; a reference or entropy bonus that it lacks keeps its initial
+        state.
+        """
         load_optimizer(self._optimizer, directory, read=read)
         counters = read_counters(directory)
-        if self._reference is not None and self._reference.is_updated and REFERENCE_STEP in counters:
+        if (
+            self._reference is not None
+            and self._reference.is_updated
+            and REFERENCE_STEP in counters
+        ):
             weights = read(directory, REFERENCE, self._reference.weights)
             self._reference.restore(weights, step=counters[REFERENCE_STEP])
         if self._entropy_bonus is not None and (saved := counters.get(ENTROPY_BONUS)) is not None:
@@ -200,8 +238,14 @@ class PolicyCore:
             metrics["loss/nll"] = sums["nll"] / sums["tokens"]
         if self._entropy_bonus is not None:
             metrics["loss/entropy_coef"] = self._entropy_bonus.weight
-        norm, skipped = self._optimizer.update(rate, sums, is_valid=is_valid_update(metrics, self._config.loss))
-        if self._entropy_bonus is not None and not skipped and (entropy := metrics.get("loss/entropy")) is not None:
+        norm, skipped = self._optimizer.update(
+            rate, sums, is_valid=is_valid_update(metrics, self._config.loss)
+        )
+        if (
+            self._entropy_bonus is not None
+            and not skipped
+            and (entropy := metrics.get("loss/entropy")) is not None
+        ):
             self._entropy_bonus = self._entropy_bonus.after(entropy)
         metrics |= {"optim/grad_norm": norm, "optim/lr": rate, "optim/skipped": float(skipped)}
         return metrics | self._peak_gpu_memory()
@@ -211,7 +255,9 @@ class PolicyCore:
 
     @contextmanager
     def _head(self) -> Iterator[Any]:
-        """The layer that scores chunks of a microbatch; its weights' gradient is complete when the block ends."""
+        """The layer that scores chunks of a microbatch; its weights' gradient is complete when the
+        block ends.
+        """
         yield self._model.get_output_embeddings()
 
     def _backward(
@@ -219,21 +265,30 @@ class PolicyCore:
     ) -> Mapping[str, Tensor | float]:
         """Accumulate the gradient of a microbatch's loss; returns the sums over its trained tokens.
 
-        The loss is a sum over tokens, so each chunk of predictors passes forward and backward through head and loss on
-        its own; the layers' backward then runs once for all chunks. What is of whole responses, which a chunk may cut,
-        is computed before, as a factor of each token. `custom` is the user's loss; it is not called for
-        the masked token of a dummy microbatch.
+        The loss is a sum over tokens, so each chunk of predictors passes forward and backward
+        through head and loss on its own; the layers' backward then runs once for all chunks. What
+        is of whole responses, which a chunk may cut, is computed before, as a factor of each token.
+        `custom` is the user's loss; it is not called for the masked token of a dummy microbatch.
         """
-        microbatch, loss = pack_microbatch(rank_microbatch, self._model.device), self._loss
+        microbatch = pack_microbatch(rank_microbatch, self._model.device)
+        loss = self._loss
         own_loss = custom if rank_microbatch.indices else None
         dtype = torch.promote_types(self._model.dtype, torch.float32)
         tokens = loss_tokens(rank_microbatch, microbatch, loss, dtype, self._model.device)
         if loss.has_kl_term and not loss.has_full_kl and "reference" not in tokens:
             tokens["reference"] = self._reference_logprobs(microbatch)
-        responses = whole_responses(microbatch, self._model.device) if loss.needs_whole_responses else None
-        scores, gradients, parts = [], [], []
+        responses = (
+            whole_responses(microbatch, self._model.device) if loss.needs_whole_responses else None
+        )
+        scores = []
+        gradients = []
+        parts = []
         with ExitStack() as stack:
-            reference = stack.enter_context(self._reference_states(microbatch)) if loss.has_full_kl else None
+            reference = (
+                stack.enter_context(self._reference_states(microbatch))
+                if loss.has_full_kl
+                else None
+            )
             hidden = hidden_states(self._model, microbatch)  # [M, hidden]
             head = stack.enter_context(self._head())
             logprobs_before = None
@@ -246,7 +301,9 @@ class PolicyCore:
                 inputs = hidden.detach()[part].requires_grad_()
                 score = self._score_chunk(inputs, head, microbatch, part, reference)
                 scores.append([values.detach() for values in score])
-                slopes, values_of_part = self._slopes(scores[-1][0], terms, microbatch, part, own_loss)
+                slopes, values_of_part = self._slopes(
+                    scores[-1][0], terms, microbatch, part, own_loss
+                )
                 parts.append(values_of_part)
                 torch.autograd.backward([score[k] for k in slopes], list(slopes.values()))
                 assert inputs.grad is not None
@@ -258,14 +315,30 @@ class PolicyCore:
         values = None if custom is None else add_values(parts)
         with_nll = self._config.is_supervised
         sums = objective_sums(
-            logprobs, entropies, terms, loss, values, divergences, responses=responses, with_nll=with_nll
+            logprobs,
+            entropies,
+            terms,
+            loss,
+            values,
+            divergences,
+            responses=responses,
+            with_nll=with_nll,
         )
         if not rank_microbatch.indices:
             return sums
-        return {**sums, "positions": microbatch.num_tokens, "separate_positions": microbatch.separate_tokens}
+        return {
+            **sums,
+            "positions": microbatch.num_tokens,
+            "separate_positions": microbatch.separate_tokens,
+        }
 
     def _score_chunk(
-        self, inputs: Tensor, head: Any, microbatch: Microbatch, part: slice, reference: tuple[Tensor, Any] | None
+        self,
+        inputs: Tensor,
+        head: Any,
+        microbatch: Microbatch,
+        part: slice,
+        reference: tuple[Tensor, Any] | None,
     ) -> Sequence[Tensor]:
         """The scores of a chunk of hidden states (`score_tokens`)."""
         return score_tokens(
@@ -286,7 +359,9 @@ class PolicyCore:
         part: slice,
         custom: CustomLoss | None,
     ) -> tuple[dict[int, Tensor], Mapping[str, Tensor | float]]:
-        """The derivatives of the loss by the scores of a chunk, by their index, and the sums of a custom loss."""
+        """The derivatives of the loss by the scores of a chunk, by their index, and the sums of a
+        custom loss.
+        """
         chosen = microbatch.target_slice(part)
         of_part = {name: values[chosen] for name, values in terms.items()}
         found = objective_gradient(logprobs, of_part, self._loss, custom)
@@ -304,25 +379,36 @@ class Policy(PolicyCore):
     def weights(self, *, version: int) -> NamedWeights:
         """The weights for engines: adapters merged, in the type that the model computes in.
 
-        They are read when they are iterated over. `version` is ignored here: it names weights that a trainer group
-        writes to a file. Checkpoints hold the master weights unrounded (`save`). Raises NumericsError if a weight is
-        not finite.
+        They are read when they are iterated over. `version` is ignored here: it names weights that
+        a trainer group writes to a file. Checkpoints hold the master weights unrounded (`save`).
+        Raises NumericsError if a weight is not finite.
         """
         self._optimizer.require_finite()
         if self._adapters is not None:
             return self._adapters.merged(self._optimizer.master_weights, self._compute_dtype)
         weights = self._optimizer.model_weights
         layout = layout_of(weights, self._optimizer.tied)
-        return NamedWeights(lambda: ((name, weight.detach()) for name, weight in weights.items()), layout)
+        return NamedWeights(
+            lambda: ((name, weight.detach()) for name, weight in weights.items()), layout
+        )
 
-    @explain_out_of_memory(torch.OutOfMemoryError, "the old log-probabilities", SMALLER_MICROBATCHES)
+    @explain_out_of_memory(
+        torch.OutOfMemoryError, "the old log-probabilities", SMALLER_MICROBATCHES
+    )
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples, in order, with `old_logprobs`: pi_old of a step with several updates (Eq. 6)."""
+        """The samples, in order, with `old_logprobs`: pi_old of a step with several updates (Eq.
+        6).
+        """
         rows = self._score_all(samples, lambda microbatch: self._score(microbatch, self._model))
-        return [replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)]
+        return [
+            replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)
+        ]
 
     def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
-        """The critic's value of each response token, one row per sample. Needs `advantage.estimator: gae`."""
+        """The critic's value of each response token, one row per sample.
+
+        Needs `advantage.estimator: gae`.
+        """
         assert self.critic is not None, "values need a critic: advantage.estimator=gae"
         return self.critic.values(samples)
 
@@ -331,12 +417,16 @@ class Policy(PolicyCore):
         self._begin_step(step)
         return self._score_all(samples, self._reference_logprobs)
 
-    @explain_out_of_memory(torch.OutOfMemoryError, "the divergence to the reference", SMALLER_MICROBATCHES)
+    @explain_out_of_memory(
+        torch.OutOfMemoryError, "the divergence to the reference", SMALLER_MICROBATCHES
+    )
     def token_kl(self, samples: Sequence[Sample], *, step: int) -> list[Sequence[float]]:
-        """The divergence from the policy to the reference at each token, by `loss.kl_estimator`, for rewards.
+        """The divergence from the policy to the reference at each token, by `loss.kl_estimator`,
+        for rewards.
 
-        Tokens that are masked or were not sampled are included, and `loss.kl_coef` is not applied. Call it before step
-        `step` updates the policy; the reference is that step's. There is no gradient.
+        Tokens that are masked or were not sampled are included, and `loss.kl_coef` is not applied.
+        Call it before step `step` updates the policy; the reference is that step's. There is no
+        gradient.
         """
         self._begin_step(step)
         return self._score_all(samples, self._token_kl)
@@ -346,39 +436,54 @@ class Policy(PolicyCore):
         rows = zip(self.token_kl(samples, step=step), samples, strict=True)
         return [math.fsum(select(row, sample.sampled)) for row, sample in rows]
 
-    def _score_all(self, samples: Sequence[Sample], score: Callable[[Microbatch], Tensor]) -> list[Sequence[float]]:
-        microbatches = pack(samples, max_tokens=self._config.microbatch_tokens, device=self._model.device)
+    def _score_all(
+        self, samples: Sequence[Sample], score: Callable[[Microbatch], Tensor]
+    ) -> list[Sequence[float]]:
+        microbatches = pack(
+            samples, max_tokens=self._config.microbatch_tokens, device=self._model.device
+        )
         return in_callers_order(microbatches, list(map(score, microbatches)), len(samples))
 
     @explain_out_of_memory(torch.OutOfMemoryError, "an update of the policy", SMALLER_MICROBATCHES)
-    def update(self, minibatch: Sequence[Sample], *, step: int, custom: CustomLoss | None = None) -> dict[str, float]:
-        """One optimiser update on whole groups, at the learning rate of training step `step` (from 1).
+    def update(
+        self, minibatch: Sequence[Sample], *, step: int, custom: CustomLoss | None = None
+    ) -> dict[str, float]:
+        """One optimiser update on whole groups, at the learning rate of training step `step` (from
+        1).
 
-        Samples without `old_logprobs` are on policy: their ratio is 1. Samples with an advantage of exactly 0 count in
-        the loss weights (Eq. 12), but are computed only if KL, entropy or a custom loss need them. A critic is updated
-        on the same minibatch; during the first `critic.pretrain_steps` steps only the critic is. The update is skipped
-        if the loss or the gradient's norm is not finite, or if `loss/approx_kl` exceeds `loss.max_approx_kl`.
+        Samples without `old_logprobs` are on policy: their ratio is 1. Samples with an advantage of
+        exactly 0 count in the loss weights (Eq. 12), but are computed only if KL, entropy or a
+        custom loss need them. A critic is updated on the same minibatch; during the first
+        `critic.pretrain_steps` steps only the critic is. The update is skipped if the loss or the
+        gradient's norm is not finite, or if `loss/approx_kl` exceeds `loss.max_approx_kl`.
 
-        The samples of a group are adjacent. `custom` is a loss for this update that replaces `loss.function`. Returns
-        the metrics `loss/*`, `optim/*` and `rollout/engine_logprob_gap_*` of `dapo docs metrics`, and on a GPU
-        `time/peak_gpu_memory_gib`.
+        The samples of a group are adjacent. `custom` is a loss for this update that replaces
+        `loss.function`. Returns the metrics `loss/*`, `optim/*` and `rollout/engine_logprob_gap_*`
+        of `dapo docs metrics`, and on a GPU `time/peak_gpu_memory_gib`.
 
-        Raises NumericsError if the previous update made a weight infinite or NaN (`weights`, `save` and `snapshot` do
-        for the last update). The policy is unchanged by EngineError, if the engine's log-probabilities do not fit
-        `loss.old_logprobs: engine`, and by LossFailed, if a custom loss failed.
+        Raises NumericsError if the previous update made a weight infinite or NaN (`weights`, `save`
+        and `snapshot` do for the last update). The policy is unchanged by EngineError, if the
+        engine's log-probabilities do not fit `loss.old_logprobs: engine`, and by LossFailed, if a
+        custom loss failed.
         """
         if self.critic is not None and step <= self._config.critic.pretrain_steps:
             of_critic = self.critic.apply_gradient(self.critic.backward(minibatch), step=step)
             return of_critic | {"optim/lr": 0.0, "optim/update_tokens": 0.0, "optim/skipped": 0.0}
         custom = custom or self._custom_loss
         self._begin_step(step)
-        (passes,) = partition_minibatch(minibatch, self._config, ranks=1, every_sample=custom is not None)
+        (passes,) = partition_minibatch(
+            minibatch, self._config, ranks=1, every_sample=custom is not None
+        )
         self._optimizer.zero_grad()
         sums = list(map(partial(self._backward, custom=custom), passes))
         # both gradients before either is applied: an update that fails in between changes nothing
         of_critic = {} if self.critic is None else self.critic.backward(minibatch)
         metrics = self._apply_gradient(add_sums([*sums, self._optimizer.measure()]), step=step)
-        return metrics if self.critic is None else metrics | self.critic.apply_gradient(of_critic, step=step)
+        return (
+            metrics
+            if self.critic is None
+            else metrics | self.critic.apply_gradient(of_critic, step=step)
+        )
 
     def gradient(self, minibatch: Sequence[Sample], loss: LossConfig) -> dict[str, Tensor]:
         """The unclipped gradient of a loss on whole groups by the name of each trained weight.
@@ -393,27 +498,35 @@ class Policy(PolicyCore):
                 self._backward(rank_microbatch)
             self._optimizer.measure()  # gives weights that no sample reached a gradient of zeros
             weights = self._optimizer.master_weights
-            return {name: weight.grad for name, weight in weights.items() if weight.grad is not None}
+            return {
+                name: weight.grad for name, weight in weights.items() if weight.grad is not None
+            }
         finally:
             self._config = config
             self._optimizer.zero_grad()
 
     def save(self, directory: str | Path) -> None:
-        """Write the trained weights, AdamW's moments and counters into an existing `directory`, a critic's below it.
+        """Write the trained weights, AdamW's moments and counters into an existing `directory`, a
+        critic's below it.
 
-        Raises NumericsError, and writes nothing, if a weight is not finite; OSError if writing fails.
+        Raises NumericsError, and writes nothing, if a weight is not finite; OSError if writing
+        fails.
         """
         self._writer(copies=False)(Path(directory))
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy the state. The returned function writes the copy like `save`, in any thread, until the next snapshot.
+        """Copy the state.
+
+        The returned function writes the copy like `save`, in any thread, until the next snapshot.
 
         Raises NumericsError if a weight is not finite.
         """
         return self._writer(copies=True)
 
     def _writer(self, *, copies: bool) -> Callable[[Path], None]:
-        """A function that writes the state, or with `copies` a copy of the present one, into a directory."""
+        """A function that writes the state, or with `copies` a copy of the present one, into a
+        directory.
+        """
         self._optimizer.require_finite()
         write_critic = None if self.critic is None else self.critic.writer(copies=copies)
         state = self._copy.take(self._state()) if copies else self._state()

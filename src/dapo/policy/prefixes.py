@@ -6,20 +6,24 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-HEAD_TOKENS = 64  # most responses differ within these, so that their order is found without reading the others
+# most responses differ within these, so that their order is found without reading the others
+HEAD_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class SortedPrefixes:
-    """The lexicographic order of N sequences of token ids, in which a prefix precedes the sequences that begin with it.
+    """The lexicographic order of N sequences of token ids, in which a prefix precedes the sequences
+    that begin with it.
 
-    In this order the new nodes of the prefix tree are, for each sequence, its tokens after those shared with its
-    predecessor.
+    In this order the new nodes of the prefix tree are, for each sequence, its tokens after those
+    shared with its predecessor.
     """
 
     order: list[int]  # `[N]` the indices of the sequences
     shared: list[int]
-    """`[N]` the number of first tokens shared with the predecessor in `order`; no earlier sequence shares more."""
+    """`[N]` the number of first tokens shared with the predecessor in `order`; no earlier sequence
+    shares more.
+    """
 
 
 def token_array(token_ids: Sequence[int]) -> np.ndarray:
@@ -28,10 +32,15 @@ def token_array(token_ids: Sequence[int]) -> np.ndarray:
 
 
 def sorted_prefixes(sequences: Sequence[np.ndarray]) -> SortedPrefixes:
-    """Sort sequences made by `token_array`. Only sequences with equal first tokens are compared any further."""
+    """Sort sequences made by `token_array`.
+
+    Only sequences with equal first tokens are compared any further.
+    """
     heads = [_key(sequence[:HEAD_TOKENS]) for sequence in sequences]
     order: list[int] = []
-    for _, equal in groupby(sorted(range(len(heads)), key=heads.__getitem__), key=heads.__getitem__):
+    for _, equal in groupby(
+        sorted(range(len(heads)), key=heads.__getitem__), key=heads.__getitem__
+    ):
         tied = list(equal)
         order += tied if len(tied) == 1 else sorted(tied, key=lambda i: _key(sequences[i]))
     shared = [0] * len(order)

@@ -1,4 +1,6 @@
-"""The reference model of the KL divergence: the initial policy, or the policy of an earlier step."""
+"""The reference model of the KL divergence: the initial policy, or the policy of an earlier
+step.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,19 +9,23 @@ import torch
 from torch import Tensor
 
 REFERENCE = "reference"  # checkpoint tensors: the weights of the reference
-REFERENCE_STEP = "reference_step"  # checkpoint key: the training step whose policy the reference copies
+# checkpoint key: the training step whose policy the reference copies
+REFERENCE_STEP = "reference_step"
 
 
 class Reference:
-    """A frozen copy of the policy in the type that the policy computes in, sharded over the same ranks."""
+    """A frozen copy of the policy in the type that the policy computes in, sharded over the same
+    ranks.
+    """
 
     def __init__(self, model: Any, weights: Mapping[str, Tensor], *, every: int | None) -> None:
         """Take ownership of `model`, a copy of the initial policy.
 
-        `weights` are its weights by name, this rank's rows if it is sharded; `every` is the number of steps between
-        copies of the policy (None: never copied again).
+        `weights` are its weights by name, this rank's rows if it is sharded; `every` is the number
+        of steps between copies of the policy (None: never copied again).
         """
-        self.model, self.weights = model, weights
+        self.model = model
+        self.weights = weights
         self.step = 0  # the training step whose policy the reference copies; 0: the initial policy
         self._every = every
 
@@ -29,9 +35,11 @@ class Reference:
         return self._every is not None
 
     def sync_to(self, policy: Mapping[str, Tensor], *, step: int) -> None:
-        """Copy the weights of `policy` if a copy is due before training step `step` (from 1) changes them.
+        """Copy the weights of `policy` if a copy is due before training step `step` (from 1)
+        changes them.
 
-        Whether it is due depends only on the step number, so a resumed run copies at the same steps.
+        Whether it is due depends only on the step number, so a resumed run copies at the same
+        steps.
         """
         if self._every is not None and (due := (step - 1) // self._every * self._every) > self.step:
             self.restore(policy, step=due)

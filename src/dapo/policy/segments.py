@@ -8,9 +8,13 @@ import numpy as np
 
 
 class Segment(NamedTuple):
-    """Consecutive tokens of the stream, with their context, which may lie anywhere in the stream."""
+    """Consecutive tokens of the stream, with their context, which may lie anywhere in the
+    stream.
+    """
 
-    keys: np.ndarray  # stream indices of the context, then of the segment's own tokens, in the order of their positions
+    # stream indices of the context, then of the segment's own tokens, in the order of their
+    # positions
+    keys: np.ndarray
     length: int  # of its own tokens, the last of `keys`
 
     @property
@@ -25,12 +29,17 @@ class Segment(NamedTuple):
 
 
 def bucket_by_length(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Lists of segments whose lengths differ by less than a factor of two: less than half of a batch is padding.
+    """Lists of segments whose lengths differ by less than a factor of two: less than half of a
+    batch is padding.
 
     Segments without context need no mask, so they get buckets of their own.
     """
     buckets: dict[tuple[int, int, bool], list[Segment]] = defaultdict(list)
     for segment in segments:
-        kind = segment.length.bit_length(), len(segment.keys).bit_length(), segment.context_length > 0
+        kind = (
+            segment.length.bit_length(),
+            len(segment.keys).bit_length(),
+            segment.context_length > 0,
+        )
         buckets[kind].append(segment)
     return [buckets[kind] for kind in sorted(buckets)]

@@ -1,4 +1,6 @@
-"""Copies between main memory and a device: to the device without waiting, back in one copy for many numbers."""
+"""Copies between main memory and a device: to the device without waiting, back in one copy for many
+numbers.
+"""
 
 from collections.abc import Sequence
 
@@ -7,7 +9,9 @@ from torch import Tensor
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy `values` to `device`; to a GPU without waiting, from page-locked memory that torch keeps until the end."""
+    """Copy `values` to `device`; to a GPU without waiting, from page-locked memory that torch keeps
+    until the end.
+    """
     if device.type == "cuda" and torch.cuda.is_available():
         values = values.pin_memory()
     return values.to(device, non_blocking=True)

@@ -1,14 +1,18 @@
-"""Attention over a packed stream by the flash-attention kernel of `torch.nn.attention.varlen`: 16-bit types on a GPU.
+"""Attention over a packed stream by the flash-attention kernel of `torch.nn.attention.varlen`:
+16-bit types on a GPU.
 
-All segments attend in one call without padding, masks or repeated heads. To the kernel a segment is a sequence: its
-queries are its own tokens, its keys those of its context and its own, and the last query is aligned with the last key.
-The kernel needs a sequence's keys to be consecutive, so the keys of a context are copied for each of its segments: in
-the forward and again in the backward, so that autograd keeps no copy. Their gradients are added up in float32.
+All segments attend in one call without padding, masks or repeated heads. To the kernel a segment is
+a sequence: its queries are its own tokens, its keys those of its context and its own, and the last
+query is aligned with the last key. The kernel needs a sequence's keys to be consecutive, so the
+keys of a context are copied for each of its segments: in the forward and again in the backward, so
+that autograd keeps no copy. Their gradients are added up in float32.
 
-Gradients are not reproducible to the bit: the kernel adds up the gradients of queries, and this module the gradients of
-shared keys and values, in the order in which threads finish. `torch.use_deterministic_algorithms` changes both.
+Gradients are not reproducible to the bit: the kernel adds up the gradients of queries, and this
+module the gradients of shared keys and values, in the order in which threads finish.
+`torch.use_deterministic_algorithms` changes both.
 
-The operators are called like `varlen_attn` of PyTorch 2.13 calls them. Its own backward would keep the copies.
+The operators are called like `varlen_attn` of PyTorch 2.13 calls them. Its own backward would keep
+the copies.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +29,9 @@ from dapo.policy.segments import Segment
 from dapo.policy.transfer import to_device
 
 KEYS_PER_CALL = 2**16
-"""The most keys of one call with several sequences, which bounds the copies of a context that many segments share."""
+"""The most keys of one call with several sequences, which bounds the copies of a context that many
+segments share.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,11 +51,14 @@ class VarlenPlan:
     """The calls for a whole stream, in its order."""
 
     calls: tuple[VarlenCall, ...]
-    window_size: tuple[int, int]  # the number of keys before and after its own that a query sees; -1: no limit
+    # the number of keys before and after its own that a query sees; -1: no limit
+    window_size: tuple[int, int]
 
 
 def attends_by_varlen(query: Tensor, value: Tensor) -> bool:
-    """Whether the kernel is used for a layer with these states, `[T, heads, d]` and `[T, kv_heads, d]`."""
+    """Whether the kernel is used for a layer with these states, `[T, heads, d]` and `[T, kv_heads,
+    d]`.
+    """
     if query.device.type != "cuda" or value.shape[2] != query.shape[2]:
         return False
     capability = torch.cuda.get_device_capability(query.device)
@@ -57,7 +66,9 @@ def attends_by_varlen(query: Tensor, value: Tensor) -> bool:
 
 
 def supports_varlen(dtype: torch.dtype, head_width: int, capability: tuple[int, int]) -> bool:
-    """Whether the kernel runs forward and backward for heads of that width on a GPU of that compute capability."""
+    """Whether the kernel runs forward and backward for heads of that width on a GPU of that compute
+    capability.
+    """
     return (
         dtype in (torch.bfloat16, torch.float16)
         and capability >= BFLOAT16_CAPABILITY
@@ -66,23 +77,35 @@ def supports_varlen(dtype: torch.dtype, head_width: int, capability: tuple[int, 
     )
 
 
-def padded_attention_notes(dtype: torch.dtype, device_type: str, capability: tuple[int, int] | None) -> list[str]:
+def padded_attention_notes(
+    dtype: torch.dtype, device_type: str, capability: tuple[int, int] | None
+) -> list[str]:
     """A warning if training in 16 bits on a GPU cannot use the kernel, with the reason.
 
     `capability` is the GPU's compute capability; None: the GPU is on another machine.
     """
-    if device_type != "cuda" or dtype.itemsize != 2 or capability is None or capability >= BFLOAT16_CAPABILITY:
+    if (
+        device_type != "cuda"
+        or dtype.itemsize != 2
+        or capability is None
+        or capability >= BFLOAT16_CAPABILITY
+    ):
         return []
-    name, found = str(dtype).removeprefix("torch."), ".".join(map(str, capability))
+    name = str(dtype).removeprefix("torch.")
+    found = ".".join(map(str, capability))
     return [
-        f"warning: model.dtype={name} on a GPU of compute capability {found}, below 8.0: bfloat16 is emulated, and "
-        "updates attend in padded batches, which takes several times as long for long responses; model.dtype=auto "
-        "takes float32 there"
+        f"warning: model.dtype={name} on a GPU of compute capability {found}, below 8.0: bfloat16"
+        " is emulated, and updates attend in padded batches, which takes several times as long for"
+        " long responses; model.dtype=auto takes float32 there"
     ]
 
 
 def build_varlen_plan(
-    segments: Sequence[Segment], device: torch.device, window: int | None, *, keys_per_call: int = KEYS_PER_CALL
+    segments: Sequence[Segment],
+    device: torch.device,
+    window: int | None,
+    *,
+    keys_per_call: int = KEYS_PER_CALL,
 ) -> VarlenPlan:
     """The plan for segments that follow each other in the stream without a gap.
 
@@ -93,30 +116,43 @@ def build_varlen_plan(
     return VarlenPlan(calls, (-1 if window is None else window - 1, 0))
 
 
-def varlen_attention(query: Tensor, key: Tensor, value: Tensor, plan: VarlenPlan, *, scale: float | None) -> Tensor:
-    """`[T, heads, d]` outputs, differentiable once; query `[T, heads, d]`, key and value `[T, kv_heads, d]`."""
-    from torch.nn.attention import varlen  # noqa: F401  # defines the operators; slow, and useless on a CPU
+def varlen_attention(
+    query: Tensor, key: Tensor, value: Tensor, plan: VarlenPlan, *, scale: float | None
+) -> Tensor:
+    """`[T, heads, d]` outputs, differentiable once; query `[T, heads, d]`, key and value `[T,
+    kv_heads, d]`.
+    """
+    # defines the operators; slow, and useless on a CPU
+    from torch.nn.attention import varlen  # noqa: F401
 
     return _VarlenAttention.apply(query, key, value, plan, scale)
 
 
 class _VarlenAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: VarlenPlan, scale: float | None) -> Tensor:
-        is_grouped, is_causal = query.shape[1] != key.shape[1], plan.window_size == (-1, 0)
-        outs, saved = [], []
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: VarlenPlan, scale: float | None
+    ) -> Tensor:
+        is_grouped = query.shape[1] != key.shape[1]
+        is_causal = plan.window_size == (-1, 0)
+        outs = []
+        saved = []
         for call in plan.calls:
-            k, v = key.index_select(0, call.keys), value.index_select(0, call.keys)
+            k = key.index_select(0, call.keys)
+            v = value.index_select(0, call.keys)
             lengths = (call.cu_queries, call.cu_keys, call.max_queries, call.max_keys)
             options = (is_causal, scale, list(plan.window_size))
             out, *for_backward = torch.ops.torch_attn._varlen_attn(
                 query[call.rows], k, v, *lengths, *options, enable_gqa=is_grouped
             )
             outs.append(out)
-            saved += for_backward  # the logarithm of each softmax's denominator, and the dropout state
+            # the logarithm of each softmax's denominator, and the dropout state
+            saved += for_backward
         joined = _joined(outs)
         ctx.save_for_backward(query, key, value, joined, *saved)
-        ctx.plan, ctx.scale, ctx.is_causal = plan, scale, is_causal
+        ctx.plan = plan
+        ctx.scale = scale
+        ctx.is_causal = is_causal
         return joined
 
     @staticmethod
@@ -125,9 +161,12 @@ class _VarlenAttention(torch.autograd.Function):
         query, key, value, joined, *saved = ctx.saved_tensors
         wide = torch.promote_types(key.dtype, torch.float32)
         for_queries = []
-        for_key, for_value = (torch.zeros(s.shape, dtype=wide, device=s.device) for s in (key, value))
+        for_key, for_value = (
+            torch.zeros(s.shape, dtype=wide, device=s.device) for s in (key, value)
+        )
         for i, call in enumerate(ctx.plan.calls):
-            k, v = key.index_select(0, call.keys), value.index_select(0, call.keys)
+            k = key.index_select(0, call.keys)
+            v = value.index_select(0, call.keys)
             states = (gradient[call.rows], query[call.rows], k, v, joined[call.rows], saved[2 * i])
             lengths = (call.cu_queries, call.cu_keys, call.max_queries, call.max_keys)
             options = (ctx.is_causal, saved[2 * i + 1], ctx.scale, list(ctx.plan.window_size))
@@ -143,11 +182,15 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _visible_context(segment: Segment, window: int | None) -> int:
-    """The number of context tokens that a segment's first query sees; its other queries see no more."""
+    """The number of context tokens that a segment's first query sees; its other queries see no
+    more.
+    """
     return segment.context_length if window is None else min(segment.context_length, window - 1)
 
 
-def _neighbours(segments: Sequence[Segment], window: int | None, keys_per_call: int) -> Iterator[list[Segment]]:
+def _neighbours(
+    segments: Sequence[Segment], window: int | None, keys_per_call: int
+) -> Iterator[list[Segment]]:
     """The segments in stream order, cut into calls of at most `keys_per_call` keys."""
     found: list[Segment] = []
     num_keys = 0
@@ -155,7 +198,8 @@ def _neighbours(segments: Sequence[Segment], window: int | None, keys_per_call: 
         keys = _visible_context(segment, window) + segment.length
         if found and num_keys + keys > keys_per_call:
             yield found
-            found, num_keys = [], 0
+            found = []
+            num_keys = 0
         assert not found or found[-1].start + found[-1].length == segment.start
         found.append(segment)
         num_keys += keys
@@ -163,20 +207,26 @@ def _neighbours(segments: Sequence[Segment], window: int | None, keys_per_call: 
 
 
 def _call(segments: Sequence[Segment], device: torch.device, window: int | None) -> VarlenCall:
-    keys = [segment.keys[segment.context_length - _visible_context(segment, window) :] for segment in segments]
+    keys = [
+        segment.keys[segment.context_length - _visible_context(segment, window) :]
+        for segment in segments
+    ]
     num_queries = [segment.length for segment in segments]
     num_keys = [len(each) for each in keys]
     cumulative = [np.cumsum([0, *lengths]) for lengths in (num_queries, num_keys)]
     numbers = np.concatenate([*keys, *cumulative]).astype(np.int32)
     on_device = to_device(torch.from_numpy(numbers), device)
-    key_index, cu_queries, cu_keys = on_device.split([sum(num_keys), len(segments) + 1, len(segments) + 1])
+    key_index, cu_queries, cu_keys = on_device.split(
+        [sum(num_keys), len(segments) + 1, len(segments) + 1]
+    )
     start = segments[0].start
     return VarlenCall(
         rows=slice(start, start + sum(num_queries)),
         keys=key_index,
         cu_queries=cu_queries,
         cu_keys=cu_keys,
-        # if no sequence has two queries, the kernel may arrange heads, and so its results, differently
+        # if no sequence has two queries, the kernel may arrange heads, and so its results,
+        # differently
         max_queries=max(2, *num_queries),
         max_keys=max(num_keys),
     )

@@ -1,4 +1,6 @@
-"""One reward from one or several verifiers with weights: the specification, the sum, and the built verifiers."""
+"""One reward from one or several verifiers with weights: the specification, the sum, and the built
+verifiers.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +29,9 @@ Scope: TypeAlias = Literal["response", "group"]  # what a verifier sees in one c
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """The verifiers of a reward with weights and options, as JSON values from which a worker can rebuild it."""
+    """The verifiers of a reward with weights and options, as JSON values from which a worker can
+    rebuild it.
+    """
 
     weights: Mapping[str, float]
     options: Mapping[str, Mapping[str, Any]]  # options by verifier
@@ -41,7 +45,8 @@ class RewardSpec:
         options: Mapping[str, Any] | None = None,
         threshold: float | None = None,
     ) -> "RewardSpec":
-        """Read a `reward` section; `options` belong to the only verifier, or are keyed by verifier for several.
+        """Read a `reward` section; `options` belong to the only verifier, or are keyed by verifier
+        for several.
 
         Raises RewardError if the section is invalid.
         """
@@ -49,10 +54,19 @@ class RewardSpec:
         if isinstance(spec, str):
             return cls({spec: 1.0}, {spec: dict(options)}, threshold)
         if not spec:
-            raise RewardError("no verifier: expected a name, module:function, or a mapping of several to their weights")
+            raise RewardError(
+                "no verifier: expected a name, module:function, or a mapping of several to their"
+                " weights"
+            )
         for name, weight in spec.items():
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-                raise RewardError(f"the weight of verifier {name} must be a finite number, got {weight!r}")
+            if (
+                isinstance(weight, bool)
+                or not isinstance(weight, int | float)
+                or not math.isfinite(weight)
+            ):
+                raise RewardError(
+                    f"the weight of verifier {name} must be a finite number, got {weight!r}"
+                )
         for name, values in options.items():
             if name not in spec:
                 raise RewardError(
@@ -60,20 +74,26 @@ class RewardSpec:
                     "with several verifiers, options are given as {verifier: {option: value}}"
                 )
             if not isinstance(values, Mapping):
-                raise RewardError(f"the options of verifier {name} must be a mapping, got {values!r}")
+                raise RewardError(
+                    f"the options of verifier {name} must be a mapping, got {values!r}"
+                )
         return cls(dict(spec), {name: dict(options.get(name, {})) for name in spec}, threshold)
 
     @property
     def reads_answer(self) -> bool:
-        """Whether a registered verifier compares with the reference answer; functions name the columns they need."""
+        """Whether a registered verifier compares with the reference answer; functions name the
+        columns they need.
+        """
         return any(reads_answer(name, self.options[name]) for name in self.weights)
 
     def combine(self, verdicts: Sequence[Verdict | None]) -> Verdict:
-        """One verdict from one per verifier, in the order of `weights`; None where a verifier does not apply.
+        """One verdict from one per verifier, in the order of `weights`; None where a verifier does
+        not apply.
 
-        The score is the weighted sum over the verifiers that apply; their own scores are the `components`. `correct` is
-        whether all binary verdicts are right; without any, whether the score reaches the threshold (None without one).
-        An error of one verifier is the error of the sum: without a part it would be a different reward.
+        The score is the weighted sum over the verifiers that apply; their own scores are the
+        `components`. `correct` is whether all binary verdicts are right; without any, whether the
+        score reaches the threshold (None without one). An error of one verifier is the error of the
+        sum: without a part it would be a different reward.
         """
         applied = {name: o for name, o in zip(self.weights, verdicts, strict=True) if o is not None}
         errors = [verdict.error for verdict in applied.values() if verdict.error is not None]
@@ -86,31 +106,50 @@ class RewardSpec:
             score += self.weights[name] * verdict.score
         if not abs(score) <= MAX_SCORE:
             name = f"the {'weighted sum of the scores' if len(applied) > 1 else 'score'}"
-            return error_verdict(f"{', '.join(applied)}: {name} is {score:g}, expected {MAX_SCORE:g} at most in size")
+            return error_verdict(
+                f"{', '.join(applied)}: {name} is {score:g}, expected {MAX_SCORE:g} at most in size"
+            )
         decided = [verdict.correct for verdict in applied.values() if verdict.correct is not None]
         reaches_threshold = None if self.threshold is None else score >= self.threshold
-        answer = next((verdict.answer for verdict in applied.values() if verdict.answer is not None), None)
+        answer = next(
+            (verdict.answer for verdict in applied.values() if verdict.answer is not None), None
+        )
         components = {name: o.score for name, o in applied.items()} if len(self.weights) > 1 else {}
-        return Verdict(all(decided) if decided else reaches_threshold, score, answer=answer, components=components)
+        return Verdict(
+            all(decided) if decided else reaches_threshold,
+            score,
+            answer=answer,
+            components=components,
+        )
 
 
 class CombinedVerifier:
     """The verifiers of a specification, built to judge groups in this process."""
 
-    def __init__(self, spec: RewardSpec, functions: Mapping[str, Callable[..., Any]] = NO_FUNCTIONS) -> None:
+    def __init__(
+        self, spec: RewardSpec, functions: Mapping[str, Callable[..., Any]] = NO_FUNCTIONS
+    ) -> None:
         """Import all verifiers but `functions`, which are given. Raises RewardError."""
         self.spec = spec
         self._verifiers = [
-            function_verifier(name, functions[name], spec.options[name])
-            if name in functions
-            else get_verifier(name, **spec.options[name])
+            (
+                function_verifier(name, functions[name], spec.options[name])
+                if name in functions
+                else get_verifier(name, **spec.options[name])
+            )
             for name in spec.weights
         ]
         self.scopes: Mapping[Scope, tuple[int, ...]] = {
-            "response": tuple(i for i, v in enumerate(self._verifiers) if not isinstance(v, GroupVerifier)),
-            "group": tuple(i for i, v in enumerate(self._verifiers) if isinstance(v, GroupVerifier)),
+            "response": tuple(
+                i for i, v in enumerate(self._verifiers) if not isinstance(v, GroupVerifier)
+            ),
+            "group": tuple(
+                i for i, v in enumerate(self._verifiers) if isinstance(v, GroupVerifier)
+            ),
         }
-        """Positions in `spec.weights` of the verifiers that judge single responses, and of those that judge groups."""
+        """Positions in `spec.weights` of the verifiers that judge single responses, and of those
+        that judge groups.
+        """
         self.needed_columns: Mapping[str, Sequence[str]] = {
             name: sorted(verifier.needed_columns)
             for name, verifier in zip(spec.weights, self._verifiers, strict=True)
@@ -118,22 +157,33 @@ class CombinedVerifier:
         }
         """The data columns that each user function requires."""
 
-    def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> list[Verdict]:
-        columns = [self._column(index, problem, responses, token_ids) for index in range(len(self._verifiers))]
+    def judge_group(
+        self, problem: Problem, responses: Sequence[str], token_ids: TokenIds
+    ) -> list[Verdict]:
+        columns = [
+            self._column(index, problem, responses, token_ids)
+            for index in range(len(self._verifiers))
+        ]
         return [self.spec.combine(row) for row in zip(*columns, strict=True)]
 
     def verdicts(
         self, scope: Scope, problem: Problem, responses: Sequence[str], token_ids: TokenIds
     ) -> list[list[Verdict | None]]:
         """The verdicts of the verifiers of one scope, as `[response][verifier]`."""
-        columns = [self._column(index, problem, responses, token_ids) for index in self.scopes[scope]]
+        columns = [
+            self._column(index, problem, responses, token_ids) for index in self.scopes[scope]
+        ]
         return [[column[i] for column in columns] for i in range(len(responses))]
 
     def _column(
         self, index: int, problem: Problem, responses: Sequence[str], token_ids: TokenIds
     ) -> Sequence[Verdict | None]:
-        """The verdicts of one verifier; an episode whose environment failed has none of any verifier."""
-        failed = [text.episode.error if isinstance(text, EpisodeText) else None for text in responses]
+        """The verdicts of one verifier; an episode whose environment failed has none of any
+        verifier.
+        """
+        failed = [
+            text.episode.error if isinstance(text, EpisodeText) else None for text in responses
+        ]
         found = self._judged(index, problem, responses, token_ids)
         return [
             verdict if error is None else error_verdict(f"environment: {error}")
@@ -143,15 +193,20 @@ class CombinedVerifier:
     def _judged(
         self, index: int, problem: Problem, responses: Sequence[str], token_ids: TokenIds
     ) -> Sequence[Verdict | None]:
-        name, verifier = list(self.spec.weights)[index], self._verifiers[index]
+        name = list(self.spec.weights)[index]
+        verifier = self._verifiers[index]
         if isinstance(verifier, GroupVerifier):
             result = try_call(lambda: verifier.judge_group(problem, responses, token_ids))
             return (
-                [error_verdict(f"{name} {result.reason}")] * len(responses) if isinstance(result, Failure) else result
+                [error_verdict(f"{name} {result.reason}")] * len(responses)
+                if isinstance(result, Failure)
+                else result
             )
         verify = verifier.judge if isinstance(verifier, FunctionVerifier) else verifier
         results = [try_call(partial(verify, problem, response)) for response in responses]
-        return [error_verdict(f"{name} {r.reason}") if isinstance(r, Failure) else r for r in results]
+        return [
+            error_verdict(f"{name} {r.reason}") if isinstance(r, Failure) else r for r in results
+        ]
 
 
 def build_verifier(
@@ -178,7 +233,9 @@ def build_verifier(
 class Judge(Protocol):
     """Judges groups of responses, possibly in the background."""
 
-    def submit(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> "Future[tuple[Verdict, ...]]":
+    def submit(
+        self, problem: Problem, responses: Sequence[str], token_ids: TokenIds
+    ) -> "Future[tuple[Verdict, ...]]":
         """One verdict per response, in order; `token_ids[i]` are the tokens of `responses[i]`."""
 
     def close(self) -> None:
@@ -194,7 +251,9 @@ class TimedJudge(Protocol):
 
 
 class InlineJudge:
-    """Judges synchronously in this process, without a time limit: for tests, notebooks and trusted verifiers."""
+    """Judges synchronously in this process, without a time limit: for tests, notebooks and trusted
+    verifiers.
+    """
 
     def __init__(
         self,
@@ -204,8 +263,13 @@ class InlineJudge:
         threshold: float | None = None,
         functions: Mapping[str, Callable[..., Any]] = NO_FUNCTIONS,
     ) -> None:
-        """The arguments are those of `build_verifier`. Raises RewardError if the verifier cannot be built."""
-        self._verifier = build_verifier(spec, options=options, threshold=threshold, functions=functions)
+        """The arguments are those of `build_verifier`.
+
+        Raises RewardError if the verifier cannot be built.
+        """
+        self._verifier = build_verifier(
+            spec, options=options, threshold=threshold, functions=functions
+        )
         self.needed_columns = self._verifier.needed_columns
         """The data columns that each user function requires."""
         self._closed = False
@@ -213,7 +277,9 @@ class InlineJudge:
     def log_to(self, log: Callable[[str], None]) -> None:
         """Log nothing: there are no workers to lose."""
 
-    def submit(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> "Future[tuple[Verdict, ...]]":
+    def submit(
+        self, problem: Problem, responses: Sequence[str], token_ids: TokenIds
+    ) -> "Future[tuple[Verdict, ...]]":
         if self._closed:
             raise RewardError("the judge is closed")
         future: Future[tuple[Verdict, ...]] = Future()

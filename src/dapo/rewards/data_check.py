@@ -27,11 +27,14 @@ class UnusableRows:
     def __str__(self) -> str:
         """One line: the number of rows, the first of them, and the reason of the first."""
         rows = list(self.reasons)
-        named = ", ".join(f"{row:,}" for row in rows[:_SHOWN_ROWS]) + ", ..." * (len(rows) > _SHOWN_ROWS)
+        named = ", ".join(f"{row:,}" for row in rows[:_SHOWN_ROWS]) + ", ..." * (
+            len(rows) > _SHOWN_ROWS
+        )
         first = f"the first {self.num_checked:,} of " if self.num_checked < self.num_rows else ""
         return (
-            f"{self.verifier} can judge no response to {len(rows):,} of {first}{self.num_rows:,} rows "
-            f"({'rows' if len(rows) > 1 else 'row'} {named}); row {rows[0]:,}: {self.reasons[rows[0]]}"
+            f"{self.verifier} can judge no response to {len(rows):,} of {first}{self.num_rows:,}"
+            f" rows ({'rows' if len(rows) > 1 else 'row'} {named}); row {rows[0]:,}:"
+            f" {self.reasons[rows[0]]}"
         )
 
 
@@ -42,7 +45,8 @@ def unusable_rows(
     *,
     time_s: float = TIME_S,
 ) -> list[UnusableRows]:
-    """The rows that each verifier of a `reward` section cannot judge, one entry per verifier that has such rows.
+    """The rows that each verifier of a `reward` section cannot judge, one entry per verifier that
+    has such rows.
 
     Args:
         problems: the rows of a data set, in order.
@@ -65,7 +69,9 @@ def unusable_rows(
 def _reasons(
     name: str, check: Callable[[Problem], str | None], problems: Sequence[Problem], time_s: float
 ) -> tuple[dict[int, str], int]:
-    """The reasons by row number, and the number of rows checked, at least one of which can be judged."""
+    """The reasons by row number, and the number of rows checked, at least one of which can be
+    judged.
+    """
     checked: dict[int, str | None] = {}  # by object: equal rows of a file share one
     reasons: dict[int, str] = {}
     end = time.process_time() + time_s
@@ -81,9 +87,14 @@ def _reasons(
 
 
 def warnings_about_rows(
-    problems: Sequence[Problem], verifier: str | Mapping[str, float], options: Mapping[str, Any], *, where: str
+    problems: Sequence[Problem],
+    verifier: str | Mapping[str, float],
+    options: Mapping[str, Any],
+    *,
+    where: str,
 ) -> list[str]:
-    """Warnings about rows that cannot be judged, one line per verifier; `where` names the data, such as `data.train`.
+    """Warnings about rows that cannot be judged, one line per verifier; `where` names the data,
+    such as `data.train`.
 
     Raises RewardError if a verifier can judge none of the rows.
     """

@@ -1,7 +1,8 @@
-r"""Regular expressions of JSON Schema, which are ECMA 262's, as patterns of Python with the same meaning.
+r"""Regular expressions of JSON Schema, which are ECMA 262's, as patterns of Python with the same
+meaning.
 
-`$` is the end of the text, not before a last line feed; `\d`, `\w` and `\b` are ASCII; `.` is no line end; `\s` has the
-spaces of Unicode.
+`$` is the end of the text, not before a last line feed; `\d`, `\w` and `\b` are ASCII; `.` is no
+line end; `\s` has the spaces of Unicode.
 """
 
 import re
@@ -33,8 +34,8 @@ def python_pattern(pattern: str) -> str:
     r"""A pattern of ECMA 262, with the flag `u`, as one of Python's `re`.
 
     Raises:
-        ValueError: it has syntax of Python that ECMA 262 does not have, or an unknown property `\p{...}`.
-        re.error: it is no regular expression.
+        ValueError: it has syntax of Python that ECMA 262 does not have, or an unknown property
+        `\p{...}`. re.error: it is no regular expression.
     """
     pieces: list[str] = []
     in_class = False
@@ -43,10 +44,13 @@ def python_pattern(pattern: str) -> str:
         if in_class:
             piece, in_class = _in_class(token)
         elif token["character"] == "[":
-            piece, in_class = "[", True
+            piece = "["
+            in_class = True
         elif token["quantifier"]:
             if after_quantifier:
-                raise ValueError(f"{pattern[:80]!r} repeats a repetition, which ECMA 262 does not allow")
+                raise ValueError(
+                    f"{pattern[:80]!r} repeats a repetition, which ECMA 262 does not allow"
+                )
             piece = token["quantifier"]
         else:
             piece = _outside_class(token)
@@ -59,7 +63,9 @@ def python_pattern(pattern: str) -> str:
 
 
 def translated(schema: object) -> object:
-    """A JSON schema with the patterns of Python in `pattern` and `patternProperties`, wherever schemas stand in it."""
+    """A JSON schema with the patterns of Python in `pattern` and `patternProperties`, wherever
+    schemas stand in it.
+    """
     if isinstance(schema, list):
         return [translated(item) for item in schema]
     if not isinstance(schema, dict):
@@ -72,9 +78,17 @@ def _translated_value(key: str, value: object) -> object:
         return python_pattern(value)
     if key == "patternProperties" and isinstance(value, dict):
         return {python_pattern(pattern): translated(schema) for pattern, schema in value.items()}
-    if key in ("properties", "$defs", "definitions", "dependentSchemas", "dependencies") and isinstance(value, dict):
+    if key in (
+        "properties",
+        "$defs",
+        "definitions",
+        "dependentSchemas",
+        "dependencies",
+    ) and isinstance(value, dict):
         return {name: translated(schema) for name, schema in value.items()}
-    return value if key in ("const", "enum", "default", "examples", "required") else translated(value)
+    return (
+        value if key in ("const", "enum", "default", "examples", "required") else translated(value)
+    )
 
 
 def _outside_class(token: re.Match[str]) -> str:
@@ -108,7 +122,13 @@ def _in_class(token: re.Match[str]) -> tuple[str, bool]:
         return _category(token["property"]), True
     if token["character"] is not None and token["character"] in "[&|~":
         return f"\\{token['character']}", True
-    if token["plain"] or token["code"] or token["high"] or token["control"] or token["escape"] is not None:
+    if (
+        token["plain"]
+        or token["code"]
+        or token["high"]
+        or token["control"]
+        or token["escape"] is not None
+    ):
         return token["plain"] or _character(token), True
     return token[0], True
 
@@ -132,9 +152,15 @@ def _category(name: str) -> str:
     """The characters of a general category of Unicode, as ranges of a class."""
     short = name.removeprefix("General_Category=").removeprefix("gc=")
     short = _CATEGORIES.get(short, short)
-    members = [code for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)).startswith(short)]
+    members = [
+        code
+        for code in range(sys.maxunicode + 1)
+        if unicodedata.category(chr(code)).startswith(short)
+    ]
     if not members or len(short) > 2:
-        raise ValueError(f"\\p{{{name}}} is not read: only general categories are, such as \\p{{L}}")
+        raise ValueError(
+            f"\\p{{{name}}} is not read: only general categories are, such as \\p{{L}}"
+        )
     ranges: list[list[int]] = []
     for code in members:
         if ranges and ranges[-1][1] == code - 1:

@@ -1,11 +1,15 @@
-"""Small reward functions in TRL's convention: the reward of configs/tiny.yaml, and templates for your own."""
+"""Small reward functions in TRL's convention: the reward of configs/tiny.yaml, and templates for
+your own.
+"""
 
 from typing import Any
 
 
 def has_digit(completions: list[Any], **columns: Any) -> list[bool]:
     """Right if the response contains a digit; even a random model sometimes succeeds."""
-    return [any(character.isdigit() for character in _text(completion)) for completion in completions]
+    return [
+        any(character.isdigit() for character in _text(completion)) for completion in completions
+    ]
 
 
 def digit_share(completions: list[Any], **columns: Any) -> list[float]:
@@ -15,7 +19,9 @@ def digit_share(completions: list[Any], **columns: Any) -> list[float]:
 
 
 def brevity(completions: list[Any], **columns: Any) -> list[float]:
-    """A score between 0 and 1 that falls with the number of words; combine it with a verifier at a small weight."""
+    """A score between 0 and 1 that falls with the number of words; combine it with a verifier at a
+    small weight.
+    """
     return [1.0 / (1.0 + len(_text(completion).split())) for completion in completions]
 
 

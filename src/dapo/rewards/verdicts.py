@@ -1,4 +1,6 @@
-"""Makes verdicts: right or wrong, errors, and from the results of user code; None where a verifier does not apply."""
+"""Makes verdicts: right or wrong, errors, and from the results of user code; None where a verifier
+does not apply.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,22 +29,33 @@ def number_verdict(reference: Fraction | None, found: Fraction | None) -> Verdic
 
 
 def error_verdict(reason: str) -> Verdict:
-    """A verdict for a response that could not be judged: left out of training, never counted as zero.
+    """A verdict for a response that could not be judged: left out of training, never counted as
+    zero.
 
     `reason` starts with the verifier's name; secrets in it are masked.
     """
     # a reason may quote what no file can hold: halves of surrogate pairs
-    return Verdict(correct=None, score=0.0, error=mask_text(reason.encode(errors="backslashreplace").decode()))
+    return Verdict(
+        correct=None, score=0.0, error=mask_text(reason.encode(errors="backslashreplace").decode())
+    )
 
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:
-    """A problem as JSON values, for a judge in another process; `fields` are JSON values already."""
-    prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
+    """A problem as JSON values, for a judge in another process; `fields` are JSON values
+    already.
+    """
+    prompt = (
+        problem.prompt
+        if isinstance(problem.prompt, str)
+        else [dict(message) for message in problem.prompt]
+    )
     return {**vars(problem), "prompt": prompt, "fields": dict(problem.fields)}
 
 
 def responses_to_json(responses: Sequence[str]) -> dict[str, Any]:
-    """Responses as JSON values, for a judge in another process: texts, and the episodes of those that have one."""
+    """Responses as JSON values, for a judge in another process: texts, and the episodes of those
+    that have one.
+    """
     episodes = [vars(text.episode) if isinstance(text, EpisodeText) else None for text in responses]
     return {"responses": list(responses), **({"episodes": episodes} if any(episodes) else {})}
 
@@ -58,7 +71,8 @@ def responses_of_json(values: Mapping[str, Any]) -> list[str]:
 def to_verdict(name: str, value: Any) -> Verdict | None:
     """One result of the function `name` as a verdict.
 
-    A bool is right or wrong (Eq. 7: +1 or -1), a number a score without right or wrong; None means not applicable.
+    A bool is right or wrong (Eq. 7: +1 or -1), a number a score without right or wrong; None means
+    not applicable.
     """
     value = _unboxed(value)
     if value is None:
@@ -69,16 +83,23 @@ def to_verdict(name: str, value: Any) -> Verdict | None:
         return binary_verdict(value)
     score = _finite(value)
     if score is None:
-        return error_verdict(f"{name} returned {shown_result(value)}, expected a finite number, a bool or None")
+        return error_verdict(
+            f"{name} returned {shown_result(value)}, expected a finite number, a bool or None"
+        )
     return Verdict(None, score)
 
 
 def to_verdicts(name: str, results: Any, count: int) -> list[Verdict | None]:
-    """The results of one call over `count` responses; anything but a list of that length is an error for each."""
+    """The results of one call over `count` responses; anything but a list of that length is an
+    error for each.
+    """
     if hasattr(results, "tolist"):  # a NumPy array or a tensor
         results = results.tolist()
     if not isinstance(results, list | tuple):
-        reason = f"{name} returned {shown_result(results)}, expected a list with one number for each response ({count})"
+        reason = (
+            f"{name} returned {shown_result(results)}, expected a list with one number for each"
+            f" response ({count})"
+        )
     elif len(results) != count:
         reason = f"{name} returned {len(results)} results for {count} responses"
     else:
@@ -87,7 +108,9 @@ def to_verdicts(name: str, results: Any, count: int) -> list[Verdict | None]:
 
 
 def to_correct(value: Any) -> bool | None:
-    """A value that is equal to 1 or 0 as right or wrong, whatever its type; None for any other value."""
+    """A value that is equal to 1 or 0 as right or wrong, whatever its type; None for any other
+    value.
+    """
     value = _unboxed(value)
     if try_call(lambda: bool(value == 1)) is True:
         return True
@@ -125,4 +148,6 @@ def _checked(name: str, verdict: Verdict) -> Verdict:
     if score is None or (correct is None and verdict.correct is not None):
         expected = "a bool (or 1, 0) or None as correct, a finite score"
         return error_verdict(f"{name} returned {shown_result(verdict)}, expected {expected}")
-    return Verdict(correct, score, answer=verdict.answer if isinstance(verdict.answer, str) else None)
+    return Verdict(
+        correct, score, answer=verdict.answer if isinstance(verdict.answer, str) else None
+    )

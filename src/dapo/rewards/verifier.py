@@ -17,7 +17,10 @@ from dapo.types import Problem, Verdict
 
 
 class Verifier(Protocol):
-    """Judges one response. Never raises because of a response: one that it cannot judge gets an `error_verdict`."""
+    """Judges one response.
+
+    Never raises because of a response: one that it cannot judge gets an `error_verdict`.
+    """
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """The verdict on `response` as an answer to `problem`."""
@@ -27,11 +30,19 @@ class Verifier(Protocol):
 class GroupVerifier(Protocol):
     """A verifier that judges all responses of a group in one call."""
 
-    def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> Sequence[Verdict | None]:
-        """One verdict per response, None where it does not apply; `token_ids[i]` are the tokens of `responses[i]`."""
+    def judge_group(
+        self, problem: Problem, responses: Sequence[str], token_ids: TokenIds
+    ) -> Sequence[Verdict | None]:
+        """One verdict per response, None where it does not apply; `token_ids[i]` are the tokens of
+        `responses[i]`.
+        """
 
 
-ANSWER_MARKERS: Mapping[str, str] = {"answer:": "a line `Answer: ...`", "boxed": "\\boxed{...}", "####": "`#### ...`"}
+ANSWER_MARKERS: Mapping[str, str] = {
+    "answer:": "a line `Answer: ...`",
+    "boxed": "\\boxed{...}",
+    "####": "`#### ...`",
+}
 """How a prompt requests a marked answer, in lower case, and the name of the marker in messages."""
 _FOLDER = "dapo.rewards.verifiers"
 RowCheck: TypeAlias = Callable[[Problem], str | None]
@@ -40,19 +51,27 @@ RowCheck: TypeAlias = Callable[[Problem], str | None]
 
 @dataclass(frozen=True)
 class Registration:
-    """A row of VERIFIERS: the class of a verifier, and the facts that are needed before it is built."""
+    """A row of VERIFIERS: the class of a verifier, and the facts that are needed before it is
+    built.
+    """
 
     factory: str
-    """`module:Class` in `dapo.rewards.verifiers`; the constructor's parameters are the verifier's options."""
+    """`module:Class` in `dapo.rewards.verifiers`; the constructor's parameters are the verifier's
+    options.
+    """
     binary: bool = False
     """Every verdict is right or wrong, so that reward.threshold has no effect."""
     reads_answer: Callable[[Mapping[str, Any]], bool] = lambda options: False
     """Whether, with these options, every row needs a reference answer."""
     markers: Sequence[str] = ()
-    """The markers of ANSWER_MARKERS that it reads an answer from; empty if it reads unmarked answers as well."""
+    """The markers of ANSWER_MARKERS that it reads an answer from; empty if it reads unmarked
+    answers as well.
+    """
     check: Callable[[str, Mapping[str, Any]], RowCheck] | None = None
-    """Builds the check of a data set's rows, from the verifier's name and options; `_by_verdict` where a verdict on an
-    empty response is cheap, and an error exactly for rows that cannot be judged."""
+    """Builds the check of a data set's rows, from the verifier's name and options; `_by_verdict`
+    where a verdict on an empty response is cheap, and an error exactly for rows that cannot be
+    judged.
+    """
 
 
 def _by_verdict(name: str, options: Mapping[str, Any]) -> RowCheck:
@@ -77,10 +96,15 @@ def _for_groups(options: Mapping[str, Any]) -> bool:
 
 
 VERIFIERS: Mapping[str, Registration] = {
-    "choice": Registration("choice:ChoiceVerifier", binary=True, reads_answer=_always, check=_by_verdict),
-    "code": Registration("code:CodeVerifier", binary=True, check=_by_tests),  # the answer where a row has no tests
+    "choice": Registration(
+        "choice:ChoiceVerifier", binary=True, reads_answer=_always, check=_by_verdict
+    ),
+    # the answer where a row has no tests
+    "code": Registration("code:CodeVerifier", binary=True, check=_by_tests),
     "environment": Registration("environment:EnvironmentVerifier"),  # of episodes
-    "exact": Registration("exact:ExactVerifier", binary=True, reads_answer=_always, check=_by_verdict),
+    "exact": Registration(
+        "exact:ExactVerifier", binary=True, reads_answer=_always, check=_by_verdict
+    ),
     "gsm8k": Registration(
         "gsm8k:Gsm8kVerifier",
         binary=True,
@@ -88,11 +112,19 @@ VERIFIERS: Mapping[str, Registration] = {
         markers=("answer:", "boxed", "####"),
         check=_by_verdict,
     ),
-    "gym": Registration("gym:GymVerifier", check=lambda *_: resolve_name(f"{_FOLDER}.gym:missing_field")),
+    "gym": Registration(
+        "gym:GymVerifier", check=lambda *_: resolve_name(f"{_FOLDER}.gym:missing_field")
+    ),
     "json_schema": Registration("json_schema:JsonSchemaVerifier", binary=True, check=_by_verdict),
-    "math": Registration("math:MathVerifier", binary=True, reads_answer=_always, markers=("answer:", "boxed")),
-    "math_dapo": Registration("math_dapo:MathDapoVerifier", binary=True, reads_answer=_always, markers=("answer:",)),
-    "regex": Registration("regex:RegexVerifier", binary=True, reads_answer=_for_groups, check=_by_verdict),
+    "math": Registration(
+        "math:MathVerifier", binary=True, reads_answer=_always, markers=("answer:", "boxed")
+    ),
+    "math_dapo": Registration(
+        "math_dapo:MathDapoVerifier", binary=True, reads_answer=_always, markers=("answer:",)
+    ),
+    "regex": Registration(
+        "regex:RegexVerifier", binary=True, reads_answer=_for_groups, check=_by_verdict
+    ),
     "reward_model": Registration("reward_model:RewardModelVerifier"),
     "server": Registration("server:ServerVerifier"),
 }
@@ -105,7 +137,8 @@ def is_binary(name: str) -> bool:
 
 
 def problem_check(name: str, options: Mapping[str, Any]) -> RowCheck | None:
-    """The check that finds, before a run, the rows that the verifier `name` cannot judge; None where there is none.
+    """The check that finds, before a run, the rows that the verifier `name` cannot judge; None
+    where there is none.
 
     Raises RewardError if the verifier cannot be built with these options.
     """
@@ -114,35 +147,43 @@ def problem_check(name: str, options: Mapping[str, Any]) -> RowCheck | None:
 
 
 def reads_answer(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether the verifier `name` needs a reference answer in every row; functions name the columns they need."""
+    """Whether the verifier `name` needs a reference answer in every row; functions name the columns
+    they need.
+    """
     return name in VERIFIERS and VERIFIERS[name].reads_answer(options)
 
 
 def get_verifier(name: str, /, **options: Any) -> Verifier:
     """The verifier called `name`: one of VERIFIERS (`math`, `choice`, ...) or `module:function`.
 
-    Its packages are imported here, outside the time limit of a verdict. Raises RewardError for an unknown name or
-    option and for a function that cannot be imported.
+    Its packages are imported here, outside the time limit of a verdict. Raises RewardError for an
+    unknown name or option and for a function that cannot be imported.
     """
     if ":" in name:
         return function_verifier(name, load_callable(name, error=RewardError), options)
     if name not in VERIFIERS:
         suggestion = did_you_mean(name, VERIFIERS, otherwise="")
         raise RewardError(
-            f"unknown verifier {name!r}; {suggestion}{' ' * bool(suggestion)}known: {', '.join(VERIFIERS)}, "
-            "or your own function as module:function"
+            f"unknown verifier {name!r}; {suggestion}{' ' * bool(suggestion)}known:"
+            f" {', '.join(VERIFIERS)}, or your own function as module:function"
         )
     factory = resolve_name(f"{_FOLDER}.{VERIFIERS[name].factory}")
     known = inspect.signature(factory).parameters
     for option, value in options.items():
         if option not in known:
-            raise RewardError(f"verifier {name} has no option {option!r}; it has {', '.join(known) or 'none'}")
+            raise RewardError(
+                f"verifier {name} has no option {option!r}; it has {', '.join(known) or 'none'}"
+            )
         kind = known[option].annotation
         if kind is bool and not isinstance(value, bool):
             raise RewardError(f"{name}: {option} must be true or false, got {value!r}")
         if get_origin(kind) is Literal and value not in get_args(kind):
-            raise RewardError(f"{name}: {option} must be one of {', '.join(get_args(kind))}, got {value!r}")
+            raise RewardError(
+                f"{name}: {option} must be one of {', '.join(get_args(kind))}, got {value!r}"
+            )
     for option, parameter in known.items():
         if parameter.default is parameter.empty and option not in options:
-            raise RewardError(f"verifier {name} needs the option {option}: reward.options.{option}=...")
+            raise RewardError(
+                f"verifier {name} needs the option {option}: reward.options.{option}=..."
+            )
     return factory(**options)

@@ -1,4 +1,7 @@
-"""The checkpoints of a run: each is whole or absent, and damage is found by checksums. Imports no torch."""
+"""The checkpoints of a run: each is whole or absent, and damage is found by checksums.
+
+Imports no torch.
+"""
 
 import os
 import re
@@ -40,12 +43,16 @@ class Checkpoints:
         """The folder of a step's checkpoint, saved or not."""
         return self.folder / f"step_{step:06d}"
 
-    def save(self, step: int, write: Callable[[Path], None], keep: int, *, accuracy: float | None = None) -> Path:
-        """Save a checkpoint whose files `write(directory)` writes, then drop old ones by `drop_old`.
+    def save(
+        self, step: int, write: Callable[[Path], None], keep: int, *, accuracy: float | None = None
+    ) -> Path:
+        """Save a checkpoint whose files `write(directory)` writes, then drop old ones by
+        `drop_old`.
 
-        `accuracy` is from this step's evaluation; the checkpoint with the highest one is the best. A checkpoint gets
-        its name only when all its files and checksums are on disk: after a crash at any moment, every named checkpoint
-        is whole. Raises OSError if it cannot be written, and keeps the other checkpoints.
+        `accuracy` is from this step's evaluation; the checkpoint with the highest one is the best.
+        A checkpoint gets its name only when all its files and checksums are on disk: after a crash
+        at any moment, every named checkpoint is whole. Raises OSError if it cannot be written, and
+        keeps the other checkpoints.
         """
         final = self.path(step)
         temporary = self.folder / f".{final.name}.tmp"
@@ -68,15 +75,23 @@ class Checkpoints:
     def with_optimizer_state(self, *, but_newest: int) -> list[Path]:
         """List the checkpoints from which training could continue, except the newest ones."""
         saved = numbered(self.folder)
-        return [path for path in saved[: max(0, len(saved) - but_newest)] if not has_weights_only(path)]
+        return [
+            path for path in saved[: max(0, len(saved) - but_newest)] if not has_weights_only(path)
+        ]
 
     def keep_weights(self, checkpoint: Path, copy: Callable[[Path, Path], None]) -> None:
-        """Replace a checkpoint by its weights, which `copy(checkpoint, folder)` writes, and its counts."""
+        """Replace a checkpoint by its weights, which `copy(checkpoint, folder)` writes, and its
+        counts.
+        """
 
         def write(folder: Path) -> None:
             copy(checkpoint, folder)
             for path in [*checkpoint.glob("*.json"), checkpoint / PROBLEM_STATS_FILE]:
-                if path.name != CHECKPOINT_MANIFEST and path.is_file() and not (folder / path.name).exists():
+                if (
+                    path.name != CHECKPOINT_MANIFEST
+                    and path.is_file()
+                    and not (folder / path.name).exists()
+                ):
                     os.link(path, folder / path.name)
             (folder / WEIGHTS_ONLY).touch()
 
@@ -84,9 +99,15 @@ class Checkpoints:
         self.save(step, write, keep=step + 1, accuracy=accuracy_of(checkpoint))
 
     def drop_old(self, step: int, keep: int) -> None:
-        """Remove the checkpoints up to a step, except the newest `keep` and the (later) best evaluated one."""
+        """Remove the checkpoints up to a step, except the newest `keep` and the (later) best
+        evaluated one.
+        """
         up_to_step = [path for path in numbered(self.folder) if step_of(path) <= step]
-        scored = [(accuracy, step_of(path)) for path in up_to_step if (accuracy := accuracy_of(path)) is not None]
+        scored = [
+            (accuracy, step_of(path))
+            for path in up_to_step
+            if (accuracy := accuracy_of(path)) is not None
+        ]
         best = max(scored)[1] if scored else None
         for old in up_to_step[:-keep]:
             if step_of(old) != best:
@@ -111,7 +132,8 @@ class Checkpoints:
     def latest(self, warn: Callable[[str], None]) -> Path | None:
         """Find the newest checkpoint whose checksums hold; None if none was ever saved.
 
-        `warn` is called with a message about each damaged one. Raises CheckpointError if all are damaged or gone.
+        `warn` is called with a message about each damaged one. Raises CheckpointError if all are
+        damaged or gone.
         """
         saved = numbered(self.folder)
         for path in reversed(saved):
@@ -120,12 +142,14 @@ class Checkpoints:
                 return path
             warn(f"checkpoint {path} is damaged ({damage}); trying the one before it")
         if saved:
-            raise CheckpointError(f"every checkpoint in {self.folder} is damaged; start again in a new --run-dir")
+            raise CheckpointError(
+                f"every checkpoint in {self.folder} is damaged; start again in a new --run-dir"
+            )
         if (self.run_path / PROBLEM_STATS_FILE).exists():
             raise CheckpointError(
-                f"{self.folder} holds no checkpoint, though the run has saved some ({PROBLEM_STATS_FILE} was "
-                "written with one): without them it would begin at step 1 and lose its metrics; restore them, or "
-                "start again in a new --run-dir"
+                f"{self.folder} holds no checkpoint, though the run has saved some"
+                f" ({PROBLEM_STATS_FILE} was written with one): without them it would begin at step"
+                " 1 and lose its metrics; restore them, or start again in a new --run-dir"
             )
         return None
 
@@ -138,7 +162,9 @@ class Checkpoints:
         path = self.path(step)
         if not path.is_dir():
             steps = ", ".join(str(step_of(saved)) for saved in numbered(self.folder)) or "none"
-            raise CheckpointError(f"{self.run_path} has no checkpoint of step {step}; there are: {steps}")
+            raise CheckpointError(
+                f"{self.run_path} has no checkpoint of step {step}; there are: {steps}"
+            )
         damage = _find_damage(path)
         if damage is not None:
             raise CheckpointError(f"checkpoint {path} is damaged ({damage})")
@@ -157,25 +183,35 @@ def has_weights_only(checkpoint: Path) -> bool:
 
 
 def require_optimizer_state(checkpoint: Path, damage: Sequence[str] = ()) -> None:
-    """Raise CheckpointError if training cannot continue from a checkpoint; `damage` describes the newer ones."""
+    """Raise CheckpointError if training cannot continue from a checkpoint; `damage` describes the
+    newer ones.
+    """
     if has_weights_only(checkpoint):
-        run, newer = shlex.quote(str(checkpoint.parents[1])), "".join(f"{each}, but " for each in damage)
+        run = shlex.quote(str(checkpoint.parents[1]))
+        newer = "".join(f"{each}, but " for each in damage)
         raise CheckpointError(
-            f"{newer}{checkpoint} has its weights only, which can be evaluated and exported; to train on from "
-            f"them, export them (dapo export {run} my-model --step {step_of(checkpoint)}) and start a new run with "
-            f"model=my-model. A run with train.keep_checkpoints={1 + len(damage)} can be continued after its end"
+            f"{newer}{checkpoint} has its weights only, which can be evaluated and exported; to"
+            f" train on from them, export them (dapo export {run} my-model --step"
+            f" {step_of(checkpoint)}) and start a new run with model=my-model. A run with"
+            f" train.keep_checkpoints={1 + len(damage)} can be continued after its end"
         )
 
 
 def bytes_below(folder: Path, names: str = "*") -> int:
     """Measure the files of a folder, or the files and folders in it with such names."""
-    inner = (file for path in folder.glob(names) for file in (path.rglob("*") if path.is_dir() else (path,)))
+    inner = (
+        file
+        for path in folder.glob(names)
+        for file in (path.rglob("*") if path.is_dir() else (path,))
+    )
     return sum(file.stat().st_size for file in inner if file.is_file())
 
 
 def numbered(folder: Path) -> list[Path]:
     """List the entries named `step_NNNNNN` in a folder, by step."""
-    return sorted((path for path in folder.glob("step_*") if _STEP_NAME.fullmatch(path.name)), key=step_of)
+    return sorted(
+        (path for path in folder.glob("step_*") if _STEP_NAME.fullmatch(path.name)), key=step_of
+    )
 
 
 def step_of(path: Path) -> int:
@@ -200,8 +236,14 @@ def _write_checkpoint_manifest(directory: Path, step: int, accuracy: float | Non
     files = {}
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         fsync(path)
-        files[path.relative_to(directory).as_posix()] = {"bytes": path.stat().st_size, "crc32": crc32_of(path)}
-    atomic_write_text(directory / CHECKPOINT_MANIFEST, _sealed({"step": step, "accuracy": accuracy, "files": files}))
+        files[path.relative_to(directory).as_posix()] = {
+            "bytes": path.stat().st_size,
+            "crc32": crc32_of(path),
+        }
+    atomic_write_text(
+        directory / CHECKPOINT_MANIFEST,
+        _sealed({"step": step, "accuracy": accuracy, "files": files}),
+    )
     for folder in [*(path for path in directory.rglob("*") if path.is_dir()), directory]:
         fsync(folder)
 
@@ -213,7 +255,10 @@ def _sealed(manifest: Mapping[str, Any]) -> str:
 
 
 def _read_checkpoint_manifest(checkpoint: Path) -> dict[str, Any]:
-    """Read the manifest of a checkpoint: step, accuracy, files. Raises OSError, or ValueError with the damage."""
+    """Read the manifest of a checkpoint: step, accuracy, files.
+
+    Raises OSError, or ValueError with the damage.
+    """
     path = checkpoint / CHECKPOINT_MANIFEST
     try:
         manifest = read_json(path)
@@ -253,7 +298,11 @@ def _find_damage(checkpoint: Path) -> str | None:
     except (KeyError, TypeError, AttributeError):
         return f"{CHECKPOINT_MANIFEST} is not readable"
     present = (path for path in checkpoint.rglob("[!.]*") if path.is_file())
-    unlisted = {path.relative_to(checkpoint).as_posix() for path in present} - files.keys() - {CHECKPOINT_MANIFEST}
+    unlisted = (
+        {path.relative_to(checkpoint).as_posix() for path in present}
+        - files.keys()
+        - {CHECKPOINT_MANIFEST}
+    )
     return f"{min(unlisted)} does not belong to it" if unlisted else None
 
 

@@ -14,7 +14,14 @@ from typing import Any, NamedTuple, TextIO
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress_bar import ProgressBar
 from rich.segment import Segment
 from rich.table import Column, Table
@@ -43,7 +50,8 @@ class MetricColumn(NamedTuple):
 
     def show(self, metrics: Mapping[str, float]) -> str:
         """Format the number with its unit, right-aligned; a dash if it is missing or not finite."""
-        value, row = metrics.get(self.metric), metric_of(self.metric)
+        value = metrics.get(self.metric)
+        row = metric_of(self.metric)
         unit = _UNITS.get(row.unit, "")
         if value is None or not math.isfinite(value):
             return f"{'-':>{self.width}}{'':{len(unit)}}"
@@ -74,7 +82,8 @@ LEAST_IMPORTANT = (6, 5, 4, 7, 2, 3)
 
 
 class SafeConsole(Console):
-    """A console that prints text literally, without markup, emoji codes or highlighting, and escapes unsafe characters.
+    """A console that prints text literally, without markup, emoji codes or highlighting, and
+    escapes unsafe characters.
 
     Pass styled text as a `rich.text.Text` or with a style argument.
     """
@@ -86,31 +95,48 @@ class SafeConsole(Console):
         """Escape the text of a cell before its width is measured."""
         return super().render_str(printable(text, self.encoding), **options)
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         """Escape every segment of text; rich's own control codes are not text."""
         for segment in super().render(renderable, options):
             is_safe = segment.control or UNSAFE.search(segment.text) is None
-            yield segment if is_safe else Segment(printable(segment.text, self.encoding), segment.style)
+            yield (
+                segment
+                if is_safe
+                else Segment(printable(segment.text, self.encoding), segment.style)
+            )
 
 
 def start_live(render: Callable[[], RenderableType], stream: TextIO) -> Live | None:
-    """Start a live display of what `render` returns; None if the stream is no terminal that can show one."""
+    """Start a live display of what `render` returns; None if the stream is no terminal that can
+    show one.
+    """
     # not rich's own test, which variables such as FORCE_COLOR make true for a log file
     console = SafeConsole(file=stream, force_terminal=True) if stream.isatty() else None
     if console is None or console.is_dumb_terminal:
         return None
     is_own = stream in (sys.stdout, sys.stderr)
     redirects: dict[str, Any] = {"redirect_stdout": is_own, "redirect_stderr": is_own}
-    live = Live(get_renderable=render, console=console, refresh_per_second=REFRESHES_PER_SECOND, **redirects)
+    live = Live(
+        get_renderable=render, console=console, refresh_per_second=REFRESHES_PER_SECOND, **redirects
+    )
     live.start()
     return live
 
 
 class ProgressDisplay:
-    """A live display on a terminal; elsewhere (a log file, CI) one plain line per step, in stable columns."""
+    """A live display on a terminal; elsewhere (a log file, CI) one plain line per step, in stable
+    columns.
+    """
 
     def __init__(
-        self, num_steps: int, *, first_step: int = 1, token_budget: int | None = None, stream: TextIO | None = None
+        self,
+        num_steps: int,
+        *,
+        first_step: int = 1,
+        token_budget: int | None = None,
+        stream: TextIO | None = None,
     ) -> None:
         self._stream = stream if stream is not None else sys.stdout
         self._num_steps = num_steps
@@ -125,11 +151,13 @@ class ProgressDisplay:
     def phase(self, name: str, done: int = 0, total: int = 0, note: str = "") -> None:
         """Show the current phase and its progress; with a `total` of 0, its time only.
 
-        The call is cheap, because a thread draws. `note` summarizes the phase so far in a few words.
+        The call is cheap, because a thread draws. `note` summarizes the phase so far in a few
+        words.
         """
         if self._phase is None or name != self._phase[0]:
             self._phase_started = time.monotonic()
-        self._phase, self._note = (name, done, total), note
+        self._phase = (name, done, total)
+        self._note = note
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the metrics of a step, of an evaluation, or of both."""
@@ -140,7 +168,10 @@ class ProgressDisplay:
             metrics = {**metrics, "time/step_s": training_seconds(metrics)}
             _append_finite(self._accuracies, metrics.get("reward/accuracy"))
             width = None if self._live is None else self._live.console.width
-            self.message(step_line(step, self._num_steps, metrics, self._seconds_left(), width=width), cut=True)
+            self.message(
+                step_line(step, self._num_steps, metrics, self._seconds_left(), width=width),
+                cut=True,
+            )
         if evaluation:
             self.message(evaluation)
 
@@ -151,20 +182,27 @@ class ProgressDisplay:
             self._time_left.add(metrics, timed=False)
 
     def close(self) -> None:
-        """Stop, and leave the last state without its phase on the terminal; a second call does nothing."""
+        """Stop, and leave the last state without its phase on the terminal; a second call does
+        nothing.
+        """
         self._phase = None
         if self._live is not None:
             self._live.stop()
 
     def message(self, text: str, *, cut: bool = False) -> None:
-        """Print a text, above a live display; a terminal that is too narrow wraps it, or cuts it if `cut` is set."""
+        """Print a text, above a live display; a terminal that is too narrow wraps it, or cuts it if
+        `cut` is set.
+        """
         if self._live is None:
             try:
                 print_text(text, file=self._stream)
             except BrokenPipeError:
-                with open(os.devnull, "wb") as nowhere:  # for later messages, and the flush as the process ends
+                # for later messages, and the flush as the process ends
+                with open(os.devnull, "wb") as nowhere:
                     os.dup2(nowhere.fileno(), self._stream.fileno())
-                raise DapoError("the output was closed, so training ends here; dapo resume RUN continues it") from None
+                raise DapoError(
+                    "the output was closed, so training ends here; dapo resume RUN continues it"
+                ) from None
         else:
             self._live.console.print(text, no_wrap=cut, overflow="ellipsis" if cut else None)
 
@@ -178,38 +216,64 @@ class ProgressDisplay:
             rows.add_row(*self._phase_row(*phase))
         if self._accuracies:
             curve = Text(sparkline(self._accuracies, BAR_WIDTH), style="green")
-            now, first = self._accuracies[-1], self._accuracies[0]
-            note = f"{now:.1%} now, {first:.1%} at first" if len(self._accuracies) > 1 else f"{now:.1%}"
+            now = self._accuracies[-1]
+            first = self._accuracies[0]
+            note = (
+                f"{now:.1%} now, {first:.1%} at first"
+                if len(self._accuracies) > 1
+                else f"{now:.1%}"
+            )
             rows.add_row("accuracy", curve, note)
         note = self._note if self._phase is not None else ""
-        return Group(rows, Text(note, style="dim", no_wrap=True, overflow="ellipsis")) if note else rows
+        return (
+            Group(rows, Text(note, style="dim", no_wrap=True, overflow="ellipsis"))
+            if note
+            else rows
+        )
 
     def _steps_row(self) -> tuple[RenderableType, ...]:
-        done, total = self._finished_steps, self._num_steps
+        done = self._finished_steps
+        total = self._num_steps
         left = self._seconds_left()
         # the run ends at the last step or with the token budget, whichever comes first
         part = max(done / total, self._time_left.budget_fraction())
         is_over = self._phase is None or part >= 1
         note = f"{part:.0%}" if left is None or is_over else f"{part:.0%}, {duration(left)} left"
         bar = ProgressBar(total=1.0, completed=part, width=BAR_WIDTH)
-        return Text(f"step {min(done + (self._phase is not None), total)}/{total}", style="bold"), bar, note
+        return (
+            Text(f"step {min(done + (self._phase is not None), total)}/{total}", style="bold"),
+            bar,
+            note,
+        )
 
     def _phase_row(self, name: str, done: int, total: int) -> tuple[RenderableType, ...]:
         seconds = stopwatch(time.monotonic() - self._phase_started)
         if not total:
             return name, "", seconds
-        bar = ProgressBar(total=total, completed=done, width=BAR_WIDTH, complete_style="cyan", finished_style="cyan")
+        bar = ProgressBar(
+            total=total,
+            completed=done,
+            width=BAR_WIDTH,
+            complete_style="cyan",
+            finished_style="cyan",
+        )
         return name, bar, f"{done}/{total} {PHASES[name].counts}, {seconds}"
 
 
 def step_line(
-    step: int, num_steps: int, metrics: Mapping[str, float], seconds_left: float | None, *, width: int | None = None
+    step: int,
+    num_steps: int,
+    metrics: Mapping[str, float],
+    seconds_left: float | None,
+    *,
+    width: int | None = None,
 ) -> str:
     """Format a step as a line of a log file; the columns of all steps are equally wide.
 
     A line longer than `width` leaves out columns, in the order of `LEAST_IMPORTANT`, until it fits.
     """
-    start, columns = f"step {step:>{len(str(num_steps))}}/{num_steps}", metric_columns(metrics)
+    start = f"step {step:>{len(str(num_steps))}}/{num_steps}"
+    columns = metric_columns(metrics)
     end = [f"left {'-' if seconds_left is None else duration(seconds_left):>6}"]
     if short := metrics.get("rollout/shortfall_groups"):
         end.append(f"({short:.0f} group{'s' * (short != 1)} short)")
@@ -232,10 +296,16 @@ def metric_columns(metrics: Mapping[str, float]) -> list[str]:
 
 
 def accuracies_in(metrics: Mapping[str, float]) -> list[str]:
-    """Format the accuracy or the mean score of each evaluation among the metrics, with its name and its interval."""
+    """Format the accuracy or the mean score of each evaluation among the metrics, with its name and
+    its interval.
+    """
     entries = []
-    for name in dict.fromkeys(each[5:].rpartition("/")[0] for each in metrics if each.startswith("eval/")):
-        accuracy, *interval = (metrics.get(f"eval/{name}/{each}") for each in ("accuracy", "low", "high"))
+    for name in dict.fromkeys(
+        each[5:].rpartition("/")[0] for each in metrics if each.startswith("eval/")
+    ):
+        accuracy, *interval = (
+            metrics.get(f"eval/{name}/{each}") for each in ("accuracy", "low", "high")
+        )
         if accuracy is not None and is_mean_score(metrics, name):
             entries.append(f"{name} mean score {with_interval(accuracy, interval, '.3f')}")
         else:
@@ -246,12 +316,18 @@ def accuracies_in(metrics: Mapping[str, float]) -> list[str]:
 def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
     """Format the accuracies of an evaluation as one line; empty if there are none."""
     entries = accuracies_in(metrics)
-    took = f", in {stopwatch(metrics['time/evaluate_s'])}" if metrics.get("time/evaluate_s") is not None else ""
+    took = (
+        f", in {stopwatch(metrics['time/evaluate_s'])}"
+        if metrics.get("time/evaluate_s") is not None
+        else ""
+    )
     return f"step {step}: evaluation: {', '.join(entries)}{took}" if entries else ""
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw a curve of block characters from 0 to the largest value; more than `width` values are averaged in bins."""
+    """Draw a curve of block characters from 0 to the largest value; more than `width` values are
+    averaged in bins.
+    """
     bins = min(width, len(values))
     edges = [round(i * len(values) / bins) for i in range(bins + 1)]
     means = [fmean(values[start:stop]) for start, stop in pairwise(edges)]
@@ -274,7 +350,11 @@ def duration(seconds: float) -> str:
 
 def stopwatch(seconds: float) -> str:
     """Format seconds as a running clock: `45s`, `2m05s` or, from an hour on, like `duration`."""
-    return f"{int(seconds) // 60}m{int(seconds) % 60:02}s" if 59.5 <= seconds < 3600 else duration(seconds)
+    return (
+        f"{int(seconds) // 60}m{int(seconds) % 60:02}s"
+        if 59.5 <= seconds < 3600
+        else duration(seconds)
+    )
 
 
 def final_report(
@@ -285,21 +365,28 @@ def final_report(
     samples: Sequence[Mapping[str, Any]],
     files: Mapping[str, object],
 ) -> None:
-    """Print the report at the end of a run: accuracy before and after, responses to the same problems, and files.
+    """Print the report at the end of a run: accuracy before and after, responses to the same
+    problems, and files.
 
-    `before` and `after` are summaries of evaluations. A sample has question, answer, before, before_correct, after and
-    after_correct; its long texts are cut. `files` maps labels to paths or to next commands, in the order to print.
+    `before` and `after` are summaries of evaluations. A sample has question, answer, before,
+    before_correct, after and after_correct; its long texts are cut. `files` maps labels to paths or
+    to next commands, in the order to print.
     """
     if before is not None and after is not None:
         console.print(_comparison(before, after))
     for number, sample in enumerate(samples, start=1):
-        console.print(Text(f"\nProblem {number} of {len(samples)}, before and after training", style="bold"))
+        console.print(
+            Text(f"\nProblem {number} of {len(samples)}, before and after training", style="bold")
+        )
         console.print(_sample(sample, console))
     console.print()
     width = max((len(label) for label in files), default=0)
     for label, location in files.items():
-        line = Text.assemble((f"{label:<{width}}  ", "dim"), printable(str(location), console.encoding))
-        is_copied = str(location).startswith(("dapo ", "/")) or " " not in str(location)  # it must stay in one line
+        line = Text.assemble(
+            (f"{label:<{width}}  ", "dim"), printable(str(location), console.encoding)
+        )
+        # it must stay in one line
+        is_copied = str(location).startswith(("dapo ", "/")) or " " not in str(location)
         console.print(line, soft_wrap=is_copied)
 
 
@@ -313,13 +400,19 @@ def _comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
     table = Table("", *columns, title="Held-out problems", title_style="bold", title_justify="left")
     results = before, after
     label, style = ("accuracy", ".1%") if before.get("binary", True) else ("mean score", ".3f")
-    table.add_row(label, *(Text(with_interval(result["accuracy"], None, style), style="bold") for result in results))
+    table.add_row(
+        label,
+        *(Text(with_interval(result["accuracy"], None, style), style="bold") for result in results),
+    )
     intervals = [(result["low"], result["high"]) for result in results]
     table.add_row(
-        "95 % interval", *("none" if low is None else f"{low:{style}} to {high:{style}}" for low, high in intervals)
+        "95 % interval",
+        *("none" if low is None else f"{low:{style}} to {high:{style}}" for low, high in intervals),
     )
     table.add_row("problems", *(f"{result['problems']:,}" for result in results))
-    table.add_row("mean response, tokens", *(f"{result['response_tokens_mean']:,.1f}" for result in results))
+    table.add_row(
+        "mean response, tokens", *(f"{result['response_tokens_mean']:,.1f}" for result in results)
+    )
     table.add_row("truncated", *(f"{result['truncated_fraction']:.1%}" for result in results))
     return table
 
@@ -327,7 +420,9 @@ def _comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
 def _sample(sample: Mapping[str, Any], console: Console) -> RenderableType:
     rows = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     for label, text in (("question", sample["question"]), ("reference", sample["answer"])):
-        rows.add_row(Text(label, style="dim"), Text(printable(excerpt(str(text)), console.encoding)))
+        rows.add_row(
+            Text(label, style="dim"), Text(printable(excerpt(str(text)), console.encoding))
+        )
     for label in ("before", "after"):
         mark = Text.assemble((f"{label} ", "dim"), _mark(sample[f"{label}_correct"], console))
         rows.add_row(mark, Text(printable(excerpt(sample[label]), console.encoding)))
@@ -340,8 +435,11 @@ def _mark(correct: bool | None, console: Console) -> Text:
     return Text(symbol if printable(symbol, console.encoding) == symbol else word, style=style)
 
 
-LOG_PARTS, LOG_S = 10, 10.0
-"""A log file gets a line of progress after a tenth of the work, at least these seconds after the one before."""
+LOG_PARTS = 10
+LOG_S = 10.0
+"""A log file gets a line of progress after a tenth of the work, at least these seconds after the
+one before.
+"""
 REDRAW_S = 1.0  # minimum seconds between two updates of a notebook's line
 
 
@@ -353,18 +451,33 @@ def notebook_display() -> Callable[..., Any] | None:
 
 
 @contextmanager
-def progress(title: str, *, unit: str = "problems", after_s: float = 0) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function `(done, total)` that shows progress: a bar on a terminal, a line that is updated in a notebook.
+def progress(
+    title: str, *, unit: str = "problems", after_s: float = 0
+) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function `(done, total)` that shows progress: a bar on a terminal, a line that is
+    updated in a notebook.
 
-    Elsewhere it prints a line at the end, and a few before in a long run. All is on stderr. With `after_s`, nothing is
-    shown in the first `after_s` seconds after the first report.
+    Elsewhere it prints a line at the end, and a few before in a long run. All is on stderr. With
+    `after_s`, nothing is shown in the first `after_s` seconds after the first report.
     """
-    console, display = SafeConsole(stderr=True), notebook_display()
+    console = SafeConsole(stderr=True)
+    display = notebook_display()
     name = TextColumn("{task.description}", markup=False)
-    columns = name, BarColumn(), MofNCompleteColumn(), unit, TimeElapsedColumn(), "left", TimeRemainingColumn()
+    columns = (
+        name,
+        BarColumn(),
+        MofNCompleteColumn(),
+        unit,
+        TimeElapsedColumn(),
+        "left",
+        TimeRemainingColumn(),
+    )
     bar = Progress(*columns, console=console, disable=not console.is_terminal)
     task = bar.add_task(title)
-    began, shown_at, shown_parts, handle = None, time.monotonic(), 0, None
+    began = None
+    shown_at = time.monotonic()
+    shown_parts = 0
+    handle = None
 
     def report(done: int, total: int) -> None:
         nonlocal began, shown_at, shown_parts, handle
@@ -378,7 +491,8 @@ def progress(title: str, *, unit: str = "problems", after_s: float = 0) -> Itera
         is_due = done == total or now - shown_at >= (REDRAW_S if display else LOG_S)
         if console.is_terminal or parts <= shown_parts or not is_due:
             return
-        shown_at, shown_parts = now, parts
+        shown_at = now
+        shown_parts = parts
         left = bar.tasks[0].time_remaining
         line = f"{title}: {done:,}/{total:,} {unit}" + (f", {duration(left)} left" if left else "")
         if display is None:

@@ -19,21 +19,40 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]
 
-BLUE, ORANGE, GREEN, RED, INK, GRID = "#2563eb", "#ea580c", "#16a34a", "#dc2626", "#334155", "#e2e8f0"
+BLUE = "#2563eb"
+ORANGE = "#ea580c"
+GREEN = "#16a34a"
+RED = "#dc2626"
+INK = "#334155"
+GRID = "#e2e8f0"
 EVALUATION_COLOURS = (ORANGE, GREEN, RED, "#7c3aed")
-MARGINS = {"left": 0.07, "right": 0.935, "top": 0.885, "bottom": 0.085, "wspace": 0.24, "hspace": 0.21}
-"""Margins of the figure and its panels; matplotlib would measure every text to compute them, which is slow."""
+MARGINS = {
+    "left": 0.07,
+    "right": 0.935,
+    "top": 0.885,
+    "bottom": 0.085,
+    "wspace": 0.24,
+    "hspace": 0.21,
+}
+"""Margins of the figure and its panels; matplotlib would measure every text to compute them, which
+is slow.
+"""
 LABEL_DISTANCE = 0.12
 """Distance of a vertical axis label from its panel in panel widths, with space for five digits."""
 SIDE_MARGINS = MARGINS | {"left": 0.2, "right": 0.95, "hspace": 0.35}
 """Margins of the panels about predictions."""
 SKIPPED = "rollout/problems_skipped"
-DECIDED_COUNTS = tuple(f"groups_{outcome}" for outcome in OUTCOMES if outcome not in ("excess", "aborted", "stale"))
+DECIDED_COUNTS = tuple(
+    f"groups_{outcome}" for outcome in OUTCOMES if outcome not in ("excess", "aborted", "stale")
+)
 SMOOTHED_FROM_STEPS = 15  # fewer steps are not smoothed
 
 
 def plot_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = "") -> None:
-    """Plot the curves of a run into a PNG file (see `curves_figure`). Raises DataError if the metrics hold no steps."""
+    """Plot the curves of a run into a PNG file (see `curves_figure`).
+
+    Raises DataError if the metrics hold no steps.
+    """
     save_figure(curves_figure(metrics_jsonl, title=title), Path(out_png))
 
 
@@ -59,9 +78,10 @@ def save_figure(figure: "Figure", path: Path) -> Path:
 def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
     """Plot the four curves that the paper monitors (Fig. 7).
 
-    Of a supervised run these are accuracy, loss, entropy and the probability of the demonstrations' tokens.
-    With `dynamic_sampling.predict` two more show the skipped problems and the calibration of predictions. Metrics that
-    were not logged are left out. Raises DataError if the file holds no steps.
+    Of a supervised run these are accuracy, loss, entropy and the probability of the demonstrations'
+    tokens. With `dynamic_sampling.predict` two more show the skipped problems and the calibration
+    of predictions. Metrics that were not logged are left out. Raises DataError if the file holds no
+    steps.
     """
     records = list(metrics_by_step(metrics_jsonl).values())
     if not records:
@@ -89,13 +109,19 @@ def _accuracy(axes: "Axes", records: Sequence[Record]) -> None:
     names = _evaluation_names(records)
     has_scores = any(is_mean_score(record, name) for record in records for name in names)
     has_accuracy = any("reward/accuracy" in record for record in records)
-    is_binary = not has_scores and (has_accuracy or not any("reward/score_mean" in record for record in records))
+    is_binary = not has_scores and (
+        has_accuracy or not any("reward/score_mean" in record for record in records)
+    )
     if is_binary:
         frame(axes, title="Accuracy", unit="correct (%)")
-        _curve(axes, records, "reward/accuracy", colour=BLUE, label="training: all judged responses")
+        _curve(
+            axes, records, "reward/accuracy", colour=BLUE, label="training: all judged responses"
+        )
     else:
         frame(axes, title="Score", unit="mean score of the verifier")
-        _curve(axes, records, "reward/score_mean", colour=BLUE, label="training: all judged responses")
+        _curve(
+            axes, records, "reward/score_mean", colour=BLUE, label="training: all judged responses"
+        )
     for name, colour in zip(names, EVALUATION_COLOURS, strict=False):
         _evaluation(axes, records, name, colour, scale=1.0 if is_binary else 0.01)
     if is_binary:
@@ -103,17 +129,38 @@ def _accuracy(axes: "Axes", records: Sequence[Record]) -> None:
     _legend(axes)
 
 
-def _evaluation(axes: "Axes", records: Sequence[Record], name: str, colour: str, *, scale: float) -> None:
+def _evaluation(
+    axes: "Axes", records: Sequence[Record], name: str, colour: str, *, scale: float
+) -> None:
     steps, accuracy = _series(records, f"eval/{name}/accuracy", scale)
-    low, high = (dict(zip(*_series(records, f"eval/{name}/{end}", scale), strict=True)) for end in ("low", "high"))
+    low, high = (
+        dict(zip(*_series(records, f"eval/{name}/{end}", scale), strict=True))
+        for end in ("low", "high")
+    )
     label = f"held out: {plain_text(name)}"
     if low:
-        # an interval may just miss its mean by rounding; matplotlib refuses negative bars, and NaN stays NaN
-        below = [max(mean - low.get(step, nan), 0.0) for step, mean in zip(steps, accuracy, strict=True)]
-        above = [max(high.get(step, nan) - mean, 0.0) for step, mean in zip(steps, accuracy, strict=True)]
-        axes.errorbar(steps, accuracy, yerr=[below, above], color=colour, capsize=3, linewidth=1.2, zorder=4)
+        # an interval may just miss its mean by rounding; matplotlib refuses negative bars, and NaN
+        # stays NaN
+        below = [
+            max(mean - low.get(step, nan), 0.0) for step, mean in zip(steps, accuracy, strict=True)
+        ]
+        above = [
+            max(high.get(step, nan) - mean, 0.0) for step, mean in zip(steps, accuracy, strict=True)
+        ]
+        axes.errorbar(
+            steps, accuracy, yerr=[below, above], color=colour, capsize=3, linewidth=1.2, zorder=4
+        )
         label += " (95 % interval)"
-    axes.plot(steps, accuracy, color=colour, marker="o", markersize=4.5, linewidth=1.2, label=label, zorder=4)
+    axes.plot(
+        steps,
+        accuracy,
+        color=colour,
+        marker="o",
+        markersize=4.5,
+        linewidth=1.2,
+        label=label,
+        zorder=4,
+    )
 
 
 def _length(axes: "Axes", records: Sequence[Record]) -> None:
@@ -131,14 +178,20 @@ def _length(axes: "Axes", records: Sequence[Record]) -> None:
 
 
 def _entropy(axes: "Axes", records: Sequence[Record]) -> None:
-    frame(axes, title="Entropy of the policy at the sampled positions", unit=metric_of("loss/entropy").unit)
+    frame(
+        axes,
+        title="Entropy of the policy at the sampled positions",
+        unit=metric_of("loss/entropy").unit,
+    )
     _curve(axes, records, "loss/entropy", colour=BLUE)
     axes.set_xlabel("training step", color=INK)
     axes.set_ylim(bottom=0)
 
 
 def _likelihood(loss: "Axes", probability: "Axes", records: Sequence[Record]) -> None:
-    """Plot what supervised steps have instead of responses: the loss, and the probability of the imitated tokens."""
+    """Plot what supervised steps have instead of responses: the loss, and the probability of the
+    imitated tokens.
+    """
     frame(loss, title="Loss: negative log-probability of the demonstrations", unit="nats per token")
     _curve(loss, records, "loss/nll", colour=BLUE)
     loss.set_ylim(bottom=0)
@@ -166,12 +219,19 @@ def _skipped(axes: "Axes", records: Sequence[Record]) -> None:
         sampled = sum(record.get(f"rollout/{groups}", 0) for groups in DECIDED_COUNTS)
         if total := record.get(SKIPPED, 0) + sampled:
             points.append((record["step"], 100 * record.get(SKIPPED, 0) / total))
-    axes.plot(*zip(*points, strict=True), color=BLUE, linewidth=2.0, marker="o" if len(points) == 1 else None)
+    axes.plot(
+        *zip(*points, strict=True),
+        color=BLUE,
+        linewidth=2.0,
+        marker="o" if len(points) == 1 else None,
+    )
     axes.set_ylim(0, 102)
 
 
 def _calibration(axes: "Axes", records: Sequence[Record]) -> None:
-    """Plot the frequency of groups with a signal by predicted chance; correct predictions are on the diagonal."""
+    """Plot the frequency of groups with a signal by predicted chance; correct predictions are on
+    the diagonal.
+    """
     frame(axes, title="Calibration, 2 % of the problems", unit="groups with a signal (%)")
     axes.set_xlabel("predicted chance of a signal (%)", color=INK)
     axes.plot((0, 100), (0, 100), color=INK, linewidth=0.8, linestyle="--")
@@ -183,16 +243,21 @@ def _calibration(axes: "Axes", records: Sequence[Record]) -> None:
 
 
 def reliability(records: Sequence[Record]) -> list[tuple[float, float, int]]:
-    """Return mean chance, frequency of a signal and number of groups for each bin of predicted chances."""
+    """Return mean chance, frequency of a signal and number of groups for each bin of predicted
+    chances.
+    """
     sums: dict[str, dict[str, float]] = {}
     for record in records:
         for name, value in record.items():
             if match := re.fullmatch(r"rollout/calibration_(groups|chance|signals)_(\w+)", name):
-                of_bin = sums.setdefault(match[2], dict.fromkeys(("groups", "chance", "signals"), 0))
+                of_bin = sums.setdefault(
+                    match[2], dict.fromkeys(("groups", "chance", "signals"), 0)
+                )
                 of_bin[match[1]] += value
     ordered = sorted(sums.values(), key=lambda each: each["chance"] / each["groups"])
     return [
-        (each["chance"] / each["groups"], each["signals"] / each["groups"], int(each["groups"])) for each in ordered
+        (each["chance"] / each["groups"], each["signals"] / each["groups"], int(each["groups"]))
+        for each in ordered
     ]
 
 
@@ -208,16 +273,34 @@ def frame(axes: "Axes", *, title: str, unit: str) -> None:
 
 
 def _curve(
-    axes: "Axes", records: Sequence[Record], metric: str, *, colour: str, label: str | None = None, width: float = 2.0
+    axes: "Axes",
+    records: Sequence[Record],
+    metric: str,
+    *,
+    colour: str,
+    label: str | None = None,
+    width: float = 2.0,
 ) -> None:
     steps, values = _series(records, metric)
     if not steps:
         return
     # a point between two gaps has no line
-    alone = [i for i in range(len(steps)) if all(isnan(each) for each in (*values[i - 1 : i], *values[i + 1 : i + 2]))]
+    alone = [
+        i
+        for i in range(len(steps))
+        if all(isnan(each) for each in (*values[i - 1 : i], *values[i + 1 : i + 2]))
+    ]
     if len(steps) >= SMOOTHED_FROM_STEPS:
         axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
-    axes.plot(steps, smoothed(values), color=colour, linewidth=width, marker="o", markevery=alone, label=label)
+    axes.plot(
+        steps,
+        smoothed(values),
+        color=colour,
+        linewidth=width,
+        marker="o",
+        markevery=alone,
+        label=label,
+    )
 
 
 def _caption(figure: "Figure", steps: Sequence[int]) -> None:
@@ -234,16 +317,22 @@ def _legend(axes: "Axes") -> None:
         axes.legend(frameon=False, fontsize=9, loc="best")
 
 
-def _series(records: Sequence[Record], metric: str, scale: float = 1.0) -> tuple[list[int], list[float]]:
-    """Return the steps of a metric's curve and its values, NaN for a gap in its line; fractions are in per cent.
+def _series(
+    records: Sequence[Record], metric: str, scale: float = 1.0
+) -> tuple[list[int], list[float]]:
+    """Return the steps of a metric's curve and its values, NaN for a gap in its line; fractions are
+    in per cent.
 
-    A step without a value is a gap in a metric of training; an evaluation without a verdict is one in its accuracy.
+    A step without a value is a gap in a metric of training; an evaluation without a verdict is one
+    in its accuracy.
     """
     scale *= metric_of(metric).scale
-    is_evaluation, of_data = metric.startswith("eval/"), metric.rpartition("/")[0]
+    is_evaluation = metric.startswith("eval/")
+    of_data = metric.rpartition("/")[0]
     points: list[tuple[int, float]] = []
     for record in records:
-        step, value = record["step"], record.get(metric)
+        step = record["step"]
+        value = record.get(metric)
         if points and not is_evaluation and step > points[-1][0] + 1:
             points.append((step - 1, nan))
         if value is not None or not is_evaluation or f"{of_data}/truncated_fraction" in record:
@@ -254,9 +343,13 @@ def _series(records: Sequence[Record], metric: str, scale: float = 1.0) -> tuple
 
 
 def _evaluation_names(records: Sequence[Record]) -> list[str]:
-    """List the evaluations in order of appearance; only the ones with an interval, if there are any."""
+    """List the evaluations in order of appearance; only the ones with an interval, if there are
+    any.
+    """
     metrics = dict.fromkeys(metric for record in records for metric in record)
-    names = [m.removeprefix("eval/").removesuffix("/accuracy") for m in metrics if m.startswith("eval/")]
+    names = [
+        m.removeprefix("eval/").removesuffix("/accuracy") for m in metrics if m.startswith("eval/")
+    ]
     names = [name for name in names if f"eval/{name}/accuracy" in metrics]
     return [name for name in names if f"eval/{name}/low" in metrics] or names
 
@@ -267,16 +360,26 @@ def smoothing_window(steps: int) -> int:
 
 
 def smoothed(values: Sequence[float]) -> Sequence[float]:
-    """Compute the running mean of a curve without its gaps, over fewer values at its ends, from some steps on."""
+    """Compute the running mean of a curve without its gaps, over fewer values at its ends, from
+    some steps on.
+    """
     if len(values) < SMOOTHED_FROM_STEPS:
         return values
     half = smoothing_window(len(values)) // 2
-    around = [[v for v in values[max(0, i - half) : i + half + 1] if not isnan(v)] for i in range(len(values))]
-    return [nan if isnan(value) else sum(near) / len(near) for value, near in zip(values, around, strict=True)]
+    around = [
+        [v for v in values[max(0, i - half) : i + half + 1] if not isnan(v)]
+        for i in range(len(values))
+    ]
+    return [
+        nan if isnan(value) else sum(near) / len(near)
+        for value, near in zip(values, around, strict=True)
+    ]
 
 
 def plain_text(text: str) -> str:
-    """Escape text for a figure, where `$` begins a formula, and characters without a glyph in its fonts, too."""
+    """Escape text for a figure, where `$` begins a formula, and characters without a glyph in its
+    fonts, too.
+    """
     shown = []
     for character in printable(text):
         if not character.isascii() and not _has_glyph(character):
@@ -286,12 +389,16 @@ def plain_text(text: str) -> str:
 
 
 def _has_glyph(character: str) -> bool:
-    """Whether a font of matplotlib's configuration has the character, in normal and in bold weight."""
+    """Whether a font of matplotlib's configuration has the character, in normal and in bold
+    weight.
+    """
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     for weight in ("normal", "bold"):
         families = FontProperties().get_family()
-        fonts = [get_font(findfont(FontProperties(family=family, weight=weight))) for family in families]
+        fonts = [
+            get_font(findfont(FontProperties(family=family, weight=weight))) for family in families
+        ]
         if not any(font.get_char_index(ord(character)) for font in fonts):
             return False
     return True

@@ -1,4 +1,7 @@
-"""The run directory: the paths of a run's files, its lock, and truncation after a step. Imports no torch."""
+"""The run directory: the paths of a run's files, its lock, and truncation after a step.
+
+Imports no torch.
+"""
 
 import errno
 import fcntl
@@ -17,15 +20,39 @@ from dapo.core.files import atomic_write_json, atomic_write_text, open_no_link, 
 from dapo.runs.checkpoints import METRICS_FILE, PROBLEM_STATS_FILE, Checkpoints, numbered, step_of
 from dapo.runs.metrics_file import read_metrics, truncate_after
 
-_LOCK_ATTEMPTS, _LOCK_INTERVAL_S = 5, 0.05
+_LOCK_ATTEMPTS = 5
+_LOCK_INTERVAL_S = 0.05
 _LOCK_BYTES = 40
 _FILES = (
-    *("config.yaml", "manifest.json", "summary.json", "clock.jsonl", "lock", "curves.png"),
+    "config.yaml",
+    "manifest.json",
+    "summary.json",
+    "clock.jsonl",
+    "lock",
+    "curves.png",
     METRICS_FILE,
     PROBLEM_STATS_FILE,
 )
-_FOLDERS = ("checkpoints", "rollouts", "eval", "configs", "logs", "profile", "code", "data", "tokenizer")
-SUMMARY_FIELDS = ("steps", "wall_s", "tokens_generated", "tokens_trained", "eval_first", "eval_last", "exit_reason")
+_FOLDERS = (
+    "checkpoints",
+    "rollouts",
+    "eval",
+    "configs",
+    "logs",
+    "profile",
+    "code",
+    "data",
+    "tokenizer",
+)
+SUMMARY_FIELDS = (
+    "steps",
+    "wall_s",
+    "tokens_generated",
+    "tokens_trained",
+    "eval_first",
+    "eval_last",
+    "exit_reason",
+)
 
 
 class _Entry:
@@ -46,9 +73,11 @@ class RunDirectory:
     config = _Entry("config.yaml")  # all options of the run, now in force
     manifest = _Entry("manifest.json")  # versions, machine, command line, seed
     metrics = _Entry(METRICS_FILE)  # one JSON object per step
-    problem_stats = _Entry(PROBLEM_STATS_FILE)  # statistics per problem, as of the newest checkpoint
+    # statistics per problem, as of the newest checkpoint
+    problem_stats = _Entry(PROBLEM_STATS_FILE)
     summary = _Entry("summary.json")  # facts and last evaluation, written at the end
-    clock = _Entry("clock.jsonl")  # the poll at which each event took effect (rollout.clock=arrival)
+    # the poll at which each event took effect (rollout.clock=arrival)
+    clock = _Entry("clock.jsonl")
     curves = _Entry("curves.png")  # the plot of the metrics
     profile = _Entry("profile")  # the directory of the traces of `profile.steps`
     logs = _Entry("logs")  # the directory of the other processes' output
@@ -57,8 +86,10 @@ class RunDirectory:
     _lock = _Entry("lock")
     rollouts_folder = _Entry("rollouts")  # the folder of the tables of judged responses
     evaluations_folder = _Entry("eval")  # the folder of the stored evaluations
-    exported_folder = _Entry("exported")  # the folder of checkpoints as models, with which other runs begin
-    configs_folder = _Entry("configs")  # the folder of earlier options: step_000010.yaml held up to step 10
+    # the folder of checkpoints as models, with which other runs begin
+    exported_folder = _Entry("exported")
+    # the folder of earlier options: step_000010.yaml held up to step 10
+    configs_folder = _Entry("configs")
 
     @classmethod
     def create(
@@ -70,10 +101,12 @@ class RunDirectory:
         prepared: Collection[str] = (),
         write_first: Callable[["RunDirectory"], None] = lambda run: None,
     ) -> "RunDirectory":
-        """Create a run in a new or empty directory. Raises CheckpointError if it holds anything not `prepared`.
+        """Create a run in a new or empty directory.
 
-        `write_first` writes `tokenizer/`. The config is written last, and whole: a process killed before that leaves no
-        run, and can be started again.
+        Raises CheckpointError if it holds anything not `prepared`.
+
+        `write_first` writes `tokenizer/`. The config is written last, and whole: a process killed
+        before that leaves no run, and can be started again.
         """
         run = cls(Path(path))
         try:
@@ -87,12 +120,17 @@ class RunDirectory:
                 atomic_write_json(run.manifest, manifest)
                 atomic_write_text(run.config, config_yaml)
         except OSError as error:
-            raise CheckpointError(f"cannot create the run directory {path}: {error.strerror}") from None
+            raise CheckpointError(
+                f"cannot create the run directory {path}: {error.strerror}"
+            ) from None
         return run
 
     @classmethod
     def open(cls, path: str | Path) -> "RunDirectory":
-        """Open an existing run. Raises CheckpointError if it is incomplete, or holds links, pipes and the like."""
+        """Open an existing run.
+
+        Raises CheckpointError if it is incomplete, or holds links, pipes and the like.
+        """
         run = cls(Path(path))
         if not os.path.isdir(path):
             raise CheckpointError(f"no run directory {path}; expected one that `dapo train` made")
@@ -102,11 +140,16 @@ class RunDirectory:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
         if links := sorted(entry.name for entry in entries.values() if entry.is_symlink()):
             raise CheckpointError(
-                f"{path} holds links ({', '.join(links[:3])}), through which a run would change files elsewhere; "
-                "replace them by their targets. The run directory itself may be a link to another disk"
+                f"{path} holds links ({', '.join(links[:3])}), through which a run would change"
+                " files elsewhere; replace them by their targets. The run directory itself may be"
+                " a link to another disk"
             )
-        if missing := [file.name for file in (run.config, run.manifest) if file.name not in entries]:
-            raise CheckpointError(f"{path} is not a run directory: it has no {' and no '.join(missing)}")
+        if missing := [
+            file.name for file in (run.config, run.manifest) if file.name not in entries
+        ]:
+            raise CheckpointError(
+                f"{path} is not a run directory: it has no {' and no '.join(missing)}"
+            )
         for name, entry in sorted(entries.items()):
             if name in _FILES and not entry.is_file():
                 raise CheckpointError(f"{path} is damaged: {name} is not a regular file")
@@ -143,12 +186,16 @@ class RunDirectory:
         return {step_of(path): path for path in numbered(self.evaluations_folder)}
 
     def earlier_configs(self) -> dict[int, Path]:
-        """Find the files of options that a resume replaced, by the last step that they were in force."""
+        """Find the files of options that a resume replaced, by the last step that they were in
+        force.
+        """
         return {step_of(path): path for path in numbered(self.configs_folder)}
 
     def config_of(self, step: int) -> Path:
         """Return the path of the options that were in force in a training step."""
-        return next((path for last, path in self.earlier_configs().items() if last >= step), self.config)
+        return next(
+            (path for last, path in self.earlier_configs().items() if last >= step), self.config
+        )
 
     def replace_config(self, config_yaml: str, *, after: int) -> None:
         """Put options in force after a step, and keep those of the steps up to it."""
@@ -171,17 +218,25 @@ class RunDirectory:
             return None
 
     def missing_metrics(self, step: int) -> list[int]:
-        """Find the steps up to `step` without a line in the metrics. Raises DataError if a line is damaged."""
-        found = {record["step"] for record in read_metrics(self.metrics)} if self.metrics.exists() else set()
+        """Find the steps up to `step` without a line in the metrics.
+
+        Raises DataError if a line is damaged.
+        """
+        found = (
+            {record["step"] for record in read_metrics(self.metrics)}
+            if self.metrics.exists()
+            else set()
+        )
         return sorted(set(range(1, step + 1)) - found)
 
     @contextmanager
     def lock(self, num_steps: int | None = None) -> Iterator[None]:
-        """Lock the run for the one process that writes to it; the kernel frees the lock when that process dies.
+        """Lock the run for the one process that writes to it; the kernel frees the lock when that
+        process dies.
 
-        The file has the process id and, if given, the number of steps that this process trains to. Raises
-        CheckpointError naming the holder. Child processes must be spawned, not forked: a forked child that outlives
-        its parent would keep the lock.
+        The file has the process id and, if given, the number of steps that this process trains to.
+        Raises CheckpointError naming the holder. Child processes must be spawned, not forked: a
+        forked child that outlives its parent would keep the lock.
         """
         with open_no_link(self._lock, "a+", encoding="ascii") as file:
             for attempt in range(_LOCK_ATTEMPTS):
@@ -193,8 +248,8 @@ class RunDirectory:
                     holder = file.readline().strip()
                     if attempt + 1 == _LOCK_ATTEMPTS:
                         raise CheckpointError(
-                            f"{self.path} is in use by process {holder or '(just starting)'}; wait until it has "
-                            "ended, or stop it"
+                            f"{self.path} is in use by process {holder or '(just starting)'}; wait"
+                            " until it has ended, or stop it"
                         ) from None
                     time.sleep(_LOCK_INTERVAL_S)  # `dapo status` may hold it for a moment
             file.truncate(0)
@@ -203,7 +258,8 @@ class RunDirectory:
             yield
 
     def holder(self) -> tuple[int | None, int | None] | None:
-        """Read the id of the process that holds the lock and the step it trains to, each None if not written yet.
+        """Read the id of the process that holds the lock and the step it trains to, each None if
+        not written yet.
 
         None if no process holds the lock. A process that is about to lock the run waits a moment.
         """
@@ -211,7 +267,9 @@ class RunDirectory:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                numbers = [int(line) if line.isdigit() else None for line in file.read(_LOCK_BYTES).split()]
+                numbers = [
+                    int(line) if line.isdigit() else None for line in file.read(_LOCK_BYTES).split()
+                ]
                 process, num_steps = (*numbers, None, None)[:2]
                 return process, num_steps
         return None
@@ -225,10 +283,15 @@ class RunDirectory:
     def truncate_after(self, step: int, *, is_logged: bool = True) -> None:
         """Before resuming from a step, remove later files and lines of the run, and its summary.
 
-        Half-written files of a killed process are removed as well. With `is_logged=False` the step's own line in the
-        metrics is removed too, and will be written again. Later checkpoints are damaged, or the run would resume there.
+        Half-written files of a killed process are removed as well. With `is_logged=False` the
+        step's own line in the metrics is removed too, and will be written again. Later checkpoints
+        are damaged, or the run would resume there.
         """
-        for leftover in (entry for name in ("", "rollouts", "eval") for entry in (self.path / name).glob(".*.tmp")):
+        for leftover in (
+            entry
+            for name in ("", "rollouts", "eval")
+            for entry in (self.path / name).glob(".*.tmp")
+        ):
             remove(leftover)
         truncate_after(self.metrics, step if is_logged else step - 1)
         self.summary.unlink(missing_ok=True)
@@ -248,13 +311,17 @@ class RunDirectory:
         atomic_write_json(self.summary, summary)
 
     def _require_empty(self, prepared: Collection[str] = ()) -> None:
-        found = {entry.name for entry in self.path.iterdir() if not entry.match(".*.tmp")}  # of a killed process
+        # of a killed process
+        found = {entry.name for entry in self.path.iterdir() if not entry.match(".*.tmp")}
         if self.config.name in found:
             command = f"dapo resume {shlex.quote(str(self.path))}"
             raise CheckpointError(
-                f"{self.path} already holds a run; continue it with `{command}` or choose another --run-dir"
+                f"{self.path} already holds a run; continue it with `{command}` or choose another"
+                " --run-dir"
             )
-        if unexpected := sorted(found - {"lock", self.manifest.name, self.tokenizer.name, *prepared}):
+        if unexpected := sorted(
+            found - {"lock", self.manifest.name, self.tokenizer.name, *prepared}
+        ):
             raise CheckpointError(
                 f"{self.path} is not empty and holds no run (found {', '.join(unexpected[:3])}); "
                 "choose a new or empty --run-dir"
@@ -278,6 +345,8 @@ def require_new_run(path: Path, *, prepared: Collection[str] = ()) -> None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         above = next(folder for folder in [path, *path.absolute().parents] if folder.exists())
         if not above.is_dir() or not os.access(above, os.W_OK):
-            raise PermissionError(errno.EACCES, f"{above} is no directory that this user may write to")
+            raise PermissionError(
+                errno.EACCES, f"{above} is no directory that this user may write to"
+            )
     except OSError as error:
         raise CheckpointError(f"cannot create the run directory {path}: {error.strerror}") from None

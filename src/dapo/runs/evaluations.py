@@ -1,4 +1,7 @@
-"""Writes and reads the evaluations of a run; damaged ones are left out with a warning. Imports no torch."""
+"""Writes and reads the evaluations of a run; damaged ones are left out with a warning.
+
+Imports no torch.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,8 +24,11 @@ def write_evaluation(
     atomic_write_json(run.eval(step), {"step": step, **summary, "table": table})
 
 
-def first_and_last_evaluation(run: RunDirectory, warn: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
-    """Read the first and the last readable evaluation of a run, with their tables; fewer if it has fewer.
+def first_and_last_evaluation(
+    run: RunDirectory, warn: Callable[[str], None] | None = None
+) -> list[dict[str, Any]]:
+    """Read the first and the last readable evaluation of a run, with their tables; fewer if it has
+    fewer.
 
     No other evaluation is read. `warn`, if given, is called with a message about each damaged one.
     """
@@ -61,11 +67,16 @@ def load_evaluation(path: Path) -> dict[str, Any]:
 
 
 def with_verifier(found: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Add the verifier to a run's evaluation that does not store it: the one in force in its step, if it is known."""
+    """Add the verifier to a run's evaluation that does not store it: the one in force in its step,
+    if it is known.
+    """
     run = RunDirectory(path.parent.parent)
     with suppress(DapoError, KeyError, TypeError, ValueError):
         if "verifier" not in found and run.eval(found["step"]) == path:
-            return found | resolve_auto_verifier(load_config(run.config_of(found["step"]))).reward.judging
+            return (
+                found
+                | resolve_auto_verifier(load_config(run.config_of(found["step"]))).reward.judging
+            )
     return found
 
 
@@ -92,7 +103,9 @@ _RESPONSE: Mapping[str, Kinds] = {
 
 
 def _require_types(found: Any, kinds: Mapping[str, Kinds]) -> None:
-    """Raise ValueError for a mapping that lacks a value, or has one of another type; float stands for any number."""
+    """Raise ValueError for a mapping that lacks a value, or has one of another type; float stands
+    for any number.
+    """
     if not isinstance(found, dict):
         raise ValueError(f"{quoted(found)} where an object is expected")
     for name, allowed in kinds.items():

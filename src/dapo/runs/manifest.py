@@ -1,4 +1,7 @@
-"""The manifest of a run: versions, machine, command line, seed, and the parent of a fork. Imports no torch."""
+"""The manifest of a run: versions, machine, command line, seed, and the parent of a fork.
+
+Imports no torch.
+"""
 
 import importlib.metadata
 import json
@@ -37,9 +40,11 @@ class Fork:
 
     parent: str  # the parent's run directory
     step: int  # the last step that the run shares with its parent
-    branch: int | None  # the number of a branch with a seed of its own, from 1; None: the parent's seed
+    # the number of a branch with a seed of its own, from 1; None: the parent's seed
+    branch: int | None
     parent_config_crc32: str  # checksum of the parent's config.yaml when the fork was made
-    changed: Mapping[str, tuple[Any, Any]]  # the changed options, each with the parent's value and the run's own
+    # the changed options, each with the parent's value and the run's own
+    changed: Mapping[str, tuple[Any, Any]]
 
     @classmethod
     def of(cls, run: RunDirectory) -> "Fork | None":
@@ -52,7 +57,11 @@ class Fork:
         try:
             changed = {str(name): (old, new) for name, (old, new) in found["changed"].items()}
             return cls(
-                str(found["parent"]), int(found["step"]), found["branch"], str(found["parent_config_crc32"]), changed
+                str(found["parent"]),
+                int(found["step"]),
+                found["branch"],
+                str(found["parent_config_crc32"]),
+                changed,
             )
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
@@ -60,11 +69,16 @@ class Fork:
     def describe(self) -> str:
         """Describe the fork: `step 40 of runs/x, branch 2; train.seed 0 -> 7`."""
         branch = "" if self.branch is None else f", branch {self.branch}"
-        return f"step {self.step} of {self.parent}{branch}; {describe_changes(self.changed) or 'no option changed'}"
+        return (
+            f"step {self.step} of {self.parent}{branch};"
+            f" {describe_changes(self.changed) or 'no option changed'}"
+        )
 
 
 def describe_changes(changed: Mapping[str, Sequence[Any]]) -> str:
-    """Describe options with an old and a new value: `train.seed 0 -> 7, optim.lr 1e-06 -> 2e-06`."""
+    """Describe options with an old and a new value: `train.seed 0 -> 7, optim.lr 1e-06 ->
+    2e-06`.
+    """
     return ", ".join(f"{name} {_show(old)} -> {_show(new)}" for name, (old, new) in changed.items())
 
 
@@ -79,9 +93,12 @@ def make_manifest(
     fork: Fork | None = None,
     template_time: datetime | None = None,
 ) -> dict[str, Any]:
-    """Make the manifest of a new run. Reads no environment variable; secrets in `command` are masked.
+    """Make the manifest of a new run.
 
-    `template_time` is the local time that chat templates read as now, in this process and all that continue the run.
+    Reads no environment variable; secrets in `command` are masked.
+
+    `template_time` is the local time that chat templates read as now, in this process and all that
+    continue the run.
     """
     local_time = template_time or local(started)
     return {
@@ -89,12 +106,19 @@ def make_manifest(
         TEMPLATE_TIME: local_time.isoformat(timespec="seconds"),
         "command": mask_secrets(command),
         "folder": os.getcwd(),  # of relative paths and modules of the configuration
-        **({} if run_dir is None else {"run_dir": str(run_dir.absolute())}),  # files of the run move with it
-        **({"module_folders": list(module_folders)} if module_folders else {}),  # of further modules
+        # files of the run move with it
+        **({} if run_dir is None else {"run_dir": str(run_dir.absolute())}),
+        # of further modules
+        **({"module_folders": list(module_folders)} if module_folders else {}),
         "seed": seed,
         "git_commit": _git_commit(),
         "versions": package_versions(),
-        "machine": {"platform": platform.platform(), "cpu": cpu_model(), "cores": os.cpu_count(), "gpus": list(gpus)},
+        "machine": {
+            "platform": platform.platform(),
+            "cpu": cpu_model(),
+            "cores": os.cpu_count(),
+            "gpus": list(gpus),
+        },
         **({} if fork is None else {"fork": asdict(fork)}),
     }
 
@@ -122,19 +146,27 @@ def local(time: datetime) -> datetime:
 
 
 def template_time_of(run: RunDirectory) -> datetime | None:
-    """The local time that chat templates read as now in a run: the recorded one, or when the run was started.
+    """The local time that chat templates read as now in a run: the recorded one, or when the run
+    was started.
 
     None if the manifest is damaged.
     """
-    recorded, started = manifest_entry(run, TEMPLATE_TIME), manifest_entry(run, "started")
+    recorded = manifest_entry(run, TEMPLATE_TIME)
+    started = manifest_entry(run, "started")
     try:
-        return datetime.fromisoformat(recorded) if recorded is not None else local(datetime.fromisoformat(started))
+        return (
+            datetime.fromisoformat(recorded)
+            if recorded is not None
+            else local(datetime.fromisoformat(started))
+        )
     except (TypeError, ValueError):
         return None
 
 
 def package_versions() -> dict[str, str | None]:
-    """Read the package versions on which the bytes of a run depend; None for a package that is not installed."""
+    """Read the package versions on which the bytes of a run depend; None for a package that is not
+    installed.
+    """
     return {
         "dapo": dapo.__version__,
         "python": platform.python_version(),
@@ -150,8 +182,11 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """Read the commit of the current directory, with `-dirty` if tracked files differ; None outside a repository."""
-    options = ["--no-optional-locks", "-c", "core.fsmonitor=false"]  # a repository may name a program as its monitor
+    """Read the commit of the current directory, with `-dirty` if tracked files differ; None outside
+    a repository.
+    """
+    # a repository may name a program as its monitor
+    options = ["--no-optional-locks", "-c", "core.fsmonitor=false"]
     command = ["git", *options, "describe", "--always", "--dirty", "--abbrev=40", "--match="]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
@@ -161,14 +196,23 @@ def _git_commit() -> str | None:
 
 
 def _show(value: Any) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 PROVENANCE_FILE = "provenance.json"
 
 _FREE_OPTIONS = (
-    *("train.num_steps", "train.token_budget", "train.save_every", "train.eval_every", "train.keep_checkpoints"),
-    *("log.", "profile."),
+    "train.num_steps",
+    "train.token_budget",
+    "train.save_every",
+    "train.eval_every",
+    "train.keep_checkpoints",
+    "log.",
+    "profile.",
 )
 """Options, and prefixes of options, that change no step."""
 _PATHS = re.compile(rf"data\.({'|'.join(DATA_SOURCES)})(\.mix\.[^.]+)?(\.path)?")
@@ -176,29 +220,46 @@ _PATHS = re.compile(rf"data\.({'|'.join(DATA_SOURCES)})(\.mix\.[^.]+)?(\.path)?"
 _ROUNDING_OPTIONS = ("train.microbatch_tokens", "train.recompute", "rollout.native.kernels")
 """Options, and prefixes of options, that only change how the same sums are split."""
 _END_OF_DECAY = "train.num_steps"
-"""The step at which a decaying learning rate reaches its floor; with a constant rate it changes no step."""
+"""The step at which a decaying learning rate reaches its floor; with a constant rate it changes no
+step.
+"""
 
 
-def provenance(config: Config, train: Sequence[Problem], held_out: Sequence[Problem]) -> dict[str, dict[str, Any]]:
+def provenance(
+    config: Config, train: Sequence[Problem], held_out: Sequence[Problem]
+) -> dict[str, dict[str, Any]]:
     """Collect options, versions, processor and data of this process, as JSON values."""
-    import torch  # a process that trains has imported both already; `dapo status` does not need them
+    # a process that trains has imported both already; `dapo status` does not need them
+    import torch
 
     import cpu_kernels
 
-    options, layers = flat_options(config), "compiled" if cpu_kernels.is_compiled() else "not compiled"
+    options = flat_options(config)
+    layers = "compiled" if cpu_kernels.is_compiled() else "not compiled"
     kept = {name: value for name, value in options.items() if not name.startswith(_FREE_OPTIONS)}
     if config.decays_lr:
         kept[_END_OF_DECAY] = config.train.num_steps
     return {
         "options": kept,
         "versions": package_versions(),
-        "machine": {"processor": cpu_model(), "number of threads": torch.get_num_threads(), "layers": layers},
-        "data": {"training problems": _fingerprint(train), "evaluation problems": _fingerprint(held_out)},
+        "machine": {
+            "processor": cpu_model(),
+            "number of threads": torch.get_num_threads(),
+            "layers": layers,
+        },
+        "data": {
+            "training problems": _fingerprint(train),
+            "evaluation problems": _fingerprint(held_out),
+        },
     }
 
 
 def provenance_diff(
-    checkpoint: Path, now: Mapping[str, Mapping[str, Any]], *, step: int, expected: Collection[str] = ()
+    checkpoint: Path,
+    now: Mapping[str, Mapping[str, Any]],
+    *,
+    step: int,
+    expected: Collection[str] = (),
 ) -> list[str]:
     """Describe each difference from the provenance of a step's checkpoint in one line.
 
@@ -211,15 +272,27 @@ def provenance_diff(
     lines = []
     for kind, values in now.items():
         for name in sorted(values.keys() | before[kind].keys()):
-            old, new = before[kind].get(name), values.get(name)
-            if old != new and not _PATHS.fullmatch(name) and not (kind == "options" and name in expected):
+            old = before[kind].get(name)
+            new = values.get(name)
+            if (
+                old != new
+                and not _PATHS.fullmatch(name)
+                and not (kind == "options" and name in expected)
+            ):
                 is_other = kind in ("options", "data") and not name.startswith(_ROUNDING_OPTIONS)
                 means = "this is another run" if is_other else "results may differ by rounding"
                 if name == _END_OF_DECAY:
-                    if old is None or new is None:  # a constant rate, then or now: optim.schedule differs
+                    # a constant rate, then or now: optim.schedule differs
+                    if old is None or new is None:
                         continue
-                    means = f"the learning rate (optim.schedule={values['optim.schedule']}) falls until there"
-                lines.append(f"warning: {name} was {old} up to step {step} and is {new} now; from here on {means}")
+                    means = (
+                        f"the learning rate (optim.schedule={values['optim.schedule']}) falls until"
+                        " there"
+                    )
+                lines.append(
+                    f"warning: {name} was {old} up to step {step} and is {new} now; from here on"
+                    f" {means}"
+                )
     return lines
 
 
@@ -227,6 +300,8 @@ def _fingerprint(problems: Sequence[Problem]) -> str:
     """Summarize problems by their number, and a checksum of all of them in their order."""
     crc = 0
     for problem in problems:
-        text = json.dumps([problem.id, problem.prompt, problem.answer, other_fields(problem)], default=str)
+        text = json.dumps(
+            [problem.id, problem.prompt, problem.answer, other_fields(problem)], default=str
+        )
         crc = zlib.crc32(text.encode(), crc)
     return f"{len(problems)} with checksum {crc:08x}"

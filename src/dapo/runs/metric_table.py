@@ -1,6 +1,8 @@
-"""The table of all metrics that a run logs: unit, meaning, place in the paper, and how a step's updates are combined.
+"""The table of all metrics that a run logs: unit, meaning, place in the paper, and how a step's
+updates are combined.
 
-The rows are in metrics.tsv; the console, the curves, `mean_of_updates` and docs/metrics.md read them.
+The rows are in metrics.tsv; the console, the curves, `mean_of_updates` and docs/metrics.md read
+them.
 """
 
 import csv
@@ -15,15 +17,26 @@ from dapo.runs.outcomes import OUTCOMES
 
 SECTIONS = {
     "reward": "Rewards of the step's judged responses.",
-    "audit": "Verdicts of a second verifier (`audit.verifier`), which never trains, on a share of trained responses.",
-    "rollout": "Responses that a step generated. `groups_*` and `tokens_*` count all of them; the other metrics, "
-    "and those of `reward/`, leave out groups with outcome `excess`: none depends on the number of groups in flight.",
+    "audit": (
+        "Verdicts of a second verifier (`audit.verifier`), which never trains, on a share of"
+        " trained responses."
+    ),
+    "rollout": (
+        "Responses that a step generated. `groups_*` and `tokens_*` count all of them; the other"
+        " metrics, and those of `reward/`, leave out groups with outcome `excess`: none depends on"
+        " the number of groups in flight."
+    ),
     "loss": "The loss, and means over the tokens that train.",
     "critic": "The value function of PPO (`advantage.estimator: gae`, `dapo docs losses`).",
     "optim": "The optimizer.",
-    "time": "Seconds, speed, memory and warnings. Only these depend on the machine and the moment; all other metrics "
-    "are the same in every repetition of a run.",
-    "eval": "Evaluations: before the first step, then every `train.eval_every` steps. `{data}` is the data set's name.",
+    "time": (
+        "Seconds, speed, memory and warnings. Only these depend on the machine and the moment; all"
+        " other metrics are the same in every repetition of a run."
+    ),
+    "eval": (
+        "Evaluations: before the first step, then every `train.eval_every` steps. `{data}` is the"
+        " data set's name."
+    ),
 }
 
 
@@ -51,7 +64,8 @@ PHASES = {
     "old_logprobs": Phase("computing the log-probabilities of the policy before the step's first update",
                           when="with more than one update per step"),
     "update": Phase("the optimizer updates", "minibatches"),
-    "trainer_idle": Phase("waiting for the next batch after the updates", "groups", when="with `schedule: async`"),
+    "trainer_idle": Phase("waiting for the next batch after the updates", "groups",
+    when="with `schedule: async`"),
     "engine_idle": Phase("with no batch to sample, from the close of the last one on, without the evaluation",
                          when="with `schedule: async`"),
     "evaluate": Phase("evaluation", "problems", when="in steps with an evaluation"),
@@ -68,8 +82,12 @@ class Metric:
     unit: str
     meaning: str  # A full sentence
     paper: str = ""  # the figure, table or equation of the paper that it belongs to
-    over_updates: Literal["", "mean", "mean over tokens", "mean over tokens at the upper clip", "sum", "max"] = ""
-    """How a step's optimizer updates are combined into one value; empty for a metric of the whole step."""
+    over_updates: Literal[
+        "", "mean", "mean over tokens", "mean over tokens at the upper clip", "sum", "max"
+    ] = ""
+    """How a step's optimizer updates are combined into one value; empty for a metric of the whole
+    step.
+    """
     when: str = ""  # the condition under which it is logged; empty if every run logs it
 
     @property
@@ -85,9 +103,13 @@ def _read_table() -> Iterator[Metric]:
             for name, phase in PHASES.items():
                 doing = f"{'on ' * (name in ('update', 'evaluate'))}{phase.meaning}"
                 if phase.is_logged:
-                    yield Metric(f"time/{name}_s", "s", f"The seconds spent {doing}.", when=phase.when)
+                    yield Metric(
+                        f"time/{name}_s", "s", f"The seconds spent {doing}.", when=phase.when
+                    )
         over_updates: Any = row["updates"]
-        yield Metric(row["name"], row["unit"], row["meaning"], row["paper"], over_updates, row["when"])
+        yield Metric(
+            row["name"], row["unit"], row["meaning"], row["paper"], over_updates, row["when"]
+        )
 
 
 METRICS = tuple(_read_table())
@@ -104,7 +126,8 @@ def metric_of(name: str) -> Metric:
 
 
 def is_mean_score(metrics: Mapping[str, Any], data: str) -> bool:
-    """Whether `eval/{data}/accuracy` among the metrics of a step is a mean score instead of a fraction.
+    """Whether `eval/{data}/accuracy` among the metrics of a step is a mean score instead of a
+    fraction.
 
     Runs of older versions did not log `score_mean`; there, values outside of 0 to 1 show it.
     """

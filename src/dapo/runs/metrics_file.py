@@ -17,7 +17,8 @@ _MAX_LINE_BYTES = 2**22
 
 
 class JsonlSink:
-    """Appends one line `{"step": 12, "reward/mean": 0.5, ...}` per call, readable as soon as it is logged.
+    """Appends one line `{"step": 12, "reward/mean": 0.5, ...}` per call, readable as soon as it is
+    logged.
 
     Keys keep their order. Infinity and NaN, which JSON lacks, are written as null.
     """
@@ -34,7 +35,9 @@ class JsonlSink:
 
 
 def metrics_by_step(path: str | Path) -> dict[int, dict[str, Any]]:
-    """Read the metrics of each step, merging several lines of a step; empty if there is no file yet."""
+    """Read the metrics of each step, merging several lines of a step; empty if there is no file
+    yet.
+    """
     rows: dict[int, dict[str, Any]] = {}
     for record in read_metrics(path) if Path(path).exists() else []:
         rows.setdefault(record["step"], {}).update(record)
@@ -42,7 +45,8 @@ def metrics_by_step(path: str | Path) -> dict[int, dict[str, Any]]:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Read all lines of a metrics file, oldest first, without a last line that is still being written.
+    """Read all lines of a metrics file, oldest first, without a last line that is still being
+    written.
 
     Raises DataError if the file is missing or a line is not an object with a "step".
     """
@@ -50,7 +54,8 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def truncate_after(path: str | Path, step: int) -> None:
-    """Remove the lines of later steps and an incomplete last line, so that a resumed run writes them again.
+    """Remove the lines of later steps and an incomplete last line, so that a resumed run writes
+    them again.
 
     The file is replaced atomically. A missing file stays missing.
     """
@@ -67,29 +72,49 @@ def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     try:
         lines = open_regular(path)
     except FileNotFoundError:
-        raise DataError(f"no metrics file {path}; expected the metrics.jsonl of a run directory") from None
+        raise DataError(
+            f"no metrics file {path}; expected the metrics.jsonl of a run directory"
+        ) from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     with lines:
         for number, line in enumerate(iter(lambda: lines.readline(_MAX_LINE_BYTES), b""), start=1):
             if len(line) == _MAX_LINE_BYTES:
-                raise DataError(f"{path}, line {number}: expected at most {_MAX_LINE_BYTES:,} bytes; remove the line")
+                raise DataError(
+                    f"{path}, line {number}: expected at most {_MAX_LINE_BYTES:,} bytes; remove the"
+                    " line"
+                )
             if not line.endswith(b"\n"):
                 return  # the writer has not finished this line, or was killed
             yield line, _record(line, f"{path}, line {number}")
 
 
 def _record(line: bytes, where: str) -> dict[str, Any]:
-    """Parse one line; numbers that are not finite become None. Raises DataError for anything that no run writes."""
+    """Parse one line; numbers that are not finite become None.
+
+    Raises DataError for anything that no run writes.
+    """
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
         record = None
-    if not isinstance(record, dict) or type(step := record.get("step")) is not int or not 0 <= step <= MAX_STEP:
-        raise DataError(f'{where}: expected an object with a "step", got {line[:80]!r}; remove the line')
+    if (
+        not isinstance(record, dict)
+        or type(step := record.get("step")) is not int
+        or not 0 <= step <= MAX_STEP
+    ):
+        raise DataError(
+            f'{where}: expected an object with a "step", got {line[:80]!r}; remove the line'
+        )
     for name, value in record.items():
         if isinstance(value, float) and not isfinite(value):
             record[name] = None
-        elif not (value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)):
-            raise DataError(f"{where}: {quoted(name)} must be a number, got {quoted(value)}; remove the line")
+        elif not (
+            value is None
+            or isinstance(value, float)
+            or (isinstance(value, int) and abs(value) < 2**63)
+        ):
+            raise DataError(
+                f"{where}: {quoted(name)} must be a number, got {quoted(value)}; remove the line"
+            )
     return record

@@ -1,4 +1,6 @@
-"""Feeds a tracker that may fail or hang: the run goes on, and the steps it has missed are sent when it works again."""
+"""Feeds a tracker that may fail or hang: the run goes on, and the steps it has missed are sent when
+it works again.
+"""
 
 import queue
 import threading
@@ -14,7 +16,9 @@ from dapo.runs.sinks import Metrics, Sink
 OpenSink: TypeAlias = Callable[[int], Sink]
 """Opens a tracker whose first values will be those of this step."""
 OPEN_S = 120.0
-"""Seconds that the run waits for the first delivery, in which the tracker is opened: W&B itself gives up after 90."""
+"""Seconds that the run waits for the first delivery, in which the tracker is opened: W&B itself
+gives up after 90.
+"""
 LOG_S = 30.0
 """Seconds that the run waits for the delivery of a step."""
 CLOSE_S = 300.0
@@ -41,9 +45,10 @@ class _Entry:
 class OptionalSink:
     """A sink whose failures, of any type, never end the run.
 
-    A thread of its own opens the tracker and calls it, so that a call that hangs delays the run by a bounded time. What
-    could not be delivered is kept, and sent in order, each with its own step, by the next call. A tracker that has
-    failed twice in a row is opened again. Metrics that it refuses then too are left out if it takes the ones behind.
+    A thread of its own opens the tracker and calls it, so that a call that hangs delays the run by
+    a bounded time. What could not be delivered is kept, and sent in order, each with its own step,
+    by the next call. A tracker that has failed twice in a row is opened again. Metrics that it
+    refuses then too are left out if it takes the ones behind.
     """
 
     def __init__(
@@ -57,9 +62,16 @@ class OptionalSink:
         log_s: float = LOG_S,
         close_s: float = CLOSE_S,
     ) -> None:
-        """Open nothing yet: the first `log` does. `warn` gets one message for each kind of failure."""
-        self._name, self._open_sink, self._warn = name, open_sink, warn
-        self._open_s, self._log_s, self._close_s = open_s, log_s, close_s
+        """Open nothing yet: the first `log` does.
+
+        `warn` gets one message for each kind of failure.
+        """
+        self._name = name
+        self._open_sink = open_sink
+        self._warn = warn
+        self._open_s = open_s
+        self._log_s = log_s
+        self._close_s = close_s
         self._first_step = first_step
         self._sink: Sink | None = None
         self._entries: deque[_Entry] = deque()
@@ -67,7 +79,9 @@ class OptionalSink:
         self._failures_in_a_row = 0
         self._warned: set[tuple[str, str]] = set()
         self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._calls: queue.SimpleQueue[tuple[Callable[[], None], threading.Event] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], None], threading.Event] | None] = (
+            queue.SimpleQueue()
+        )
         self._interrupt: KeyboardInterrupt | None = None
         self._unfinished: threading.Event | None = None
         self._has_opened = False
@@ -84,7 +98,9 @@ class OptionalSink:
         self._call(self._deliver, limit_s, doing="log")
 
     def close(self) -> None:
-        """Try once more to deliver what is kept, close the tracker, and warn of the steps that it lacks."""
+        """Try once more to deliver what is kept, close the tracker, and warn of the steps that it
+        lacks.
+        """
         if self._unfinished is not None:
             self._unfinished.wait(self._log_s)
         if self._entries:
@@ -95,11 +111,14 @@ class OptionalSink:
         if missing:
             steps = "1 step was" if len(missing) == 1 else f"{len(missing)} steps were"
             self._warn(
-                f"{self._name}: {steps} not delivered, the first is {min(missing)}; metrics.jsonl has all of them"
+                f"{self._name}: {steps} not delivered, the first is {min(missing)}; metrics.jsonl"
+                " has all of them"
             )
 
     def _call(self, function: Callable[[], None], limit_s: float, *, doing: str) -> None:
-        """Let the thread call `function`; wait until it has, but not at all behind an earlier call that hangs."""
+        """Let the thread call `function`; wait until it has, but not at all behind an earlier call
+        that hangs.
+        """
         done = threading.Event()
         self._calls.put((function, done))
         is_behind = self._unfinished is not None and not self._unfinished.is_set()
@@ -112,7 +131,8 @@ class OptionalSink:
         while not self._messages.empty():
             self._warn(self._messages.get())
         if self._interrupt is not None:
-            interrupt, self._interrupt = self._interrupt, None
+            interrupt = self._interrupt
+            self._interrupt = None
             raise interrupt
 
     def _work(self) -> None:
@@ -160,7 +180,8 @@ class OptionalSink:
         return True
 
     def _close(self) -> None:
-        sink, self._sink = self._sink, None
+        sink = self._sink
+        self._sink = None
         if sink is None:
             return
         try:
@@ -170,7 +191,8 @@ class OptionalSink:
 
     def _discard(self) -> None:
         """Close a tracker that has failed; what it says to that is of no interest."""
-        sink, self._sink = self._sink, None
+        sink = self._sink
+        self._sink = None
         try:
             if sink is not None:
                 sink.close()
@@ -190,8 +212,13 @@ class OptionalSink:
         if (doing, kind) in self._warned:
             return
         self._warned.add((doing, kind))
-        does = {"open": "cannot be opened", "log": "has not taken a step", "finish": "did not finish"}[doing]
+        does = {
+            "open": "cannot be opened",
+            "log": "has not taken a step",
+            "finish": "did not finish",
+        }[doing]
         again = "" if doing == "finish" else "; the next step tries again"
         self._messages.put(
-            f"{self._name} {does} ({mask_text(reason)}); the run goes on, and metrics.jsonl has all metrics{again}"
+            f"{self._name} {does} ({mask_text(reason)}); the run goes on, and metrics.jsonl has all"
+            f" metrics{again}"
         )

@@ -1,4 +1,5 @@
-"""The outcomes of groups and the verdicts of responses: their names in metrics and tables, and their words in messages.
+"""The outcomes of groups and the verdicts of responses: their names in metrics and tables, and
+their words in messages.
 
 Imports no torch.
 """
@@ -7,7 +8,15 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
 Outcome: TypeAlias = Literal[
-    "trained", "all_correct", "all_wrong", "zero_variance", "filtered", "invalid", "excess", "aborted", "stale"
+    "trained",
+    "all_correct",
+    "all_wrong",
+    "zero_variance",
+    "filtered",
+    "invalid",
+    "excess",
+    "aborted",
+    "stale",
 ]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 COUNTED = OUTCOMES[:-1]
@@ -16,14 +25,27 @@ OUTCOME_MEANINGS: Mapping[Outcome, str] = {
     "trained": "it carries a signal and trains",
     "all_correct": "all its responses are correct (Eq. 11 drops it)",
     "all_wrong": "all its responses are wrong (Eq. 11 drops it)",
-    "zero_variance": "all its responses have the same score, from a verifier that does not decide correct or wrong",
+    "zero_variance": (
+        "all its responses have the same score, from a verifier that does not decide correct or"
+        " wrong"
+    ),
     "filtered": "`dynamic_sampling.filter` rejected it",
     "invalid": "fewer than two of its responses have a verdict",
-    "excess": "it was complete after the batch had closed; its problem comes again in the next step",
-    "aborted": "it was still being generated when the batch closed; its problem comes again in the next step",
-    "stale": "its first token was older than `max_staleness` when the batch closed; it began again in its place",
+    "excess": (
+        "it was complete after the batch had closed; its problem comes again in the next step"
+    ),
+    "aborted": (
+        "it was still being generated when the batch closed; its problem comes again in the next"
+        " step"
+    ),
+    "stale": (
+        "its first token was older than `max_staleness` when the batch closed; it began again in"
+        " its place"
+    ),
 }
-"""The outcomes of a group, as in the names `rollout/groups_OUTCOME` and in the column `outcome` of rollouts/."""
+"""The outcomes of a group, as in the names `rollout/groups_OUTCOME` and in the column `outcome` of
+rollouts/.
+"""
 
 DROPPED: Mapping[Outcome, str] = {
     "all_wrong": "all wrong",
@@ -41,22 +63,32 @@ VERDICT_WORDS: Mapping[VerdictName, str] = {
     "score": "score",
     "error": "no verdict",
 }
-"""The verdicts on a response, as tables show them; `score` where the verifier does not decide correct or wrong."""
+"""The verdicts on a response, as tables show them; `score` where the verifier does not decide
+correct or wrong.
+"""
 VERDICT_SQL = """CASE WHEN error IS NOT NULL THEN 'error' WHEN correct THEN 'correct'
   WHEN NOT correct THEN 'wrong' ELSE 'score' END"""
 """The name of a verdict from the columns of a table of responses: `verdict_name` in SQL."""
 
 
 def count_dropped(counts: Mapping[Outcome, int]) -> str:
-    """Format the counts of decided groups that do not train: `3 all wrong, 1 all correct`; empty without any."""
-    return ", ".join(f"{counts[outcome]} {words}" for outcome, words in DROPPED.items() if counts.get(outcome))
+    """Format the counts of decided groups that do not train: `3 all wrong, 1 all correct`; empty
+    without any.
+    """
+    return ", ".join(
+        f"{counts[outcome]} {words}" for outcome, words in DROPPED.items() if counts.get(outcome)
+    )
 
 
 def verdict_name(correct: bool | None, error: str | None) -> VerdictName:
     """Return the name of a verdict."""
     if error is not None:
         return "error"
-    return "score" if correct is None else "correct" if correct else "wrong"
+    if correct is None:
+        return "score"
+    if correct:
+        return "correct"
+    return "wrong"
 
 
 def verdict_word(correct: bool | None, error: str | None) -> str:

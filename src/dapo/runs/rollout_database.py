@@ -1,9 +1,11 @@
-"""An index of a run's judged responses, so that filters over a thousand Parquet files answer at once.
+"""An index of a run's judged responses, so that filters over a thousand Parquet files answer at
+once.
 
-The index has the short columns of `rollouts/step_*.parquet`; texts and token ids stay in the files, and are read for
-the rows that are shown. It is filled in the background, the newest steps first, and follows a run that is training: new
-files are added, changed ones are read again, removed ones leave. The index of a run with many steps is kept in the
-cache folder, of other runs in memory; nothing is written into the run.
+The index has the short columns of `rollouts/step_*.parquet`; texts and token ids stay in the files,
+and are read for the rows that are shown. It is filled in the background, the newest steps first,
+and follows a run that is training: new files are added, changed ones are read again, removed ones
+leave. The index of a run with many steps is kept in the cache folder, of other runs in memory;
+nothing is written into the run.
 """
 
 import hashlib
@@ -25,7 +27,9 @@ from dapo.runs.outcomes import VERDICT_SQL
 from dapo.runs.rollout_table import short_rows
 
 KEPT_FROM_STEPS = 100
-"""Steps from which the index is kept in the cache folder; a smaller index is built in well under a second."""
+"""Steps from which the index is kept in the cache folder; a smaller index is built in well under a
+second.
+"""
 FORMAT = 1
 """Format of the tables below; an index of another format is rebuilt."""
 FILES_PER_READ = 16
@@ -52,13 +56,17 @@ GROUPS = """INSERT INTO groups SELECT step, group_id, any_value(problem_id), any
 
 
 class RolloutDatabase:
-    """The tables of one run's responses and groups. The methods may be called from several threads."""
+    """The tables of one run's responses and groups.
+
+    The methods may be called from several threads.
+    """
 
     def __init__(self, rollouts: Path) -> None:
         """Open the index of the tables in the folder `rollouts`, which need not exist."""
         self._folder = rollouts
         self._lock = threading.Lock()  # held by the one thread that reads files into the index
-        self._scanned, self._version = 0.0, 0
+        self._scanned = 0.0
+        self._version = 0
         self._present: dict[int, tuple[int, int]] = {}
         self._worker: threading.Thread | None = None
         self._closed = False
@@ -78,14 +86,18 @@ class RolloutDatabase:
             self._worker.join()
 
     def _open(self) -> duckdb.DuckDBPyConnection:
-        """Open the cached index of a long run, or an empty one for a short run or if the cached one is unusable."""
+        """Open the cached index of a long run, or an empty one for a short run or if the cached one
+        is unusable.
+        """
         if self._folder.is_dir() and len(os.listdir(self._folder)) >= KEPT_FROM_STEPS:
             key = hashlib.sha256(os.fsencode(self._folder.resolve())).hexdigest()[:24]
             path = cache_folder() / "view" / f"{key}.{FORMAT}.duckdb"
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 database = duckdb.connect(str(path), config=OPTIONS)
-                if not database.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'groups'").fetchone():
+                if not database.execute(
+                    "SELECT 1 FROM duckdb_tables() WHERE table_name = 'groups'"
+                ).fetchone():
                     database.execute(TABLES)
                 return database
             except (duckdb.Error, OSError):
@@ -101,9 +113,15 @@ class RolloutDatabase:
         with self._lock:
             self._present = self._scan()
             self._scanned = time.monotonic()
-            known = {step: (size, mtime) for step, size, mtime in self._all("SELECT step, size, mtime FROM files")}
+            known = {
+                step: (size, mtime)
+                for step, size, mtime in self._all("SELECT step, size, mtime FROM files")
+            }
             stale = [step for step, version in known.items() if self._present.get(step) != version]
-            missing = sorted((step for step in self._present if known.get(step) != self._present[step]), reverse=True)
+            missing = sorted(
+                (step for step in self._present if known.get(step) != self._present[step]),
+                reverse=True,
+            )
             if stale:
                 self._forget(stale)
             if missing and (self._worker is None or not self._worker.is_alive()):
@@ -146,20 +164,29 @@ class RolloutDatabase:
         cursor.execute("COMMIT")
         self._version += 1
 
-    def _short_rows(self, steps: Sequence[int], text: str = "") -> tuple[list[pa.Table], dict[int, str]]:
-        """Read the short columns of some steps' responses that contain a text, and the problems of damaged files."""
-        tables, problems = [], dict[int, str]()
+    def _short_rows(
+        self, steps: Sequence[int], text: str = ""
+    ) -> tuple[list[pa.Table], dict[int, str]]:
+        """Read the short columns of some steps' responses that contain a text, and the problems of
+        damaged files.
+        """
+        tables = []
+        problems = dict[int, str]()
         for step in steps:
             try:
                 rows = short_rows(self._path(step), text)  # the file's name decides the step
-                tables.append(rows.set_column(0, "step", pa.array([step] * rows.num_rows, pa.int32())))
+                tables.append(
+                    rows.set_column(0, "step", pa.array([step] * rows.num_rows, pa.int32()))
+                )
             except DataError as error:
                 problems[step] = str(error)
         return tables, problems
 
     def _forget(self, steps: list[int]) -> None:
         for table in ("files", "responses", "groups"):
-            self._database.cursor().execute(f"DELETE FROM {table} WHERE step IN (SELECT unnest(?))", [steps])
+            self._database.cursor().execute(
+                f"DELETE FROM {table} WHERE step IN (SELECT unnest(?))", [steps]
+            )
         self._version += 1
 
     def _path(self, step: int) -> Path:

@@ -1,4 +1,6 @@
-"""Queries an index of a run's judged responses for the page: filters, groups, problems, and searches in texts."""
+"""Queries an index of a run's judged responses for the page: filters, groups, problems, and
+searches in texts.
+"""
 
 import time
 from collections.abc import Sequence
@@ -79,25 +81,38 @@ class RolloutIndex(RolloutDatabase):
     def __init__(self, rollouts: Path) -> None:
         super().__init__(rollouts)
         self._searches: dict[tuple[Filter, str], _Search] = {}
-        self._unreadable: dict[tuple[int, tuple[int, int] | None], str] = {}  # by step and version of the file
+        # by step and version of the file
+        self._unreadable: dict[tuple[int, tuple[int, int] | None], str] = {}
 
     def state(self) -> dict[str, Any]:
-        """Return `steps` and `indexed` (numbers of files), `responses`, and `problems` (damaged files)."""
+        """Return `steps` and `indexed` (numbers of files), `responses`, and `problems` (damaged
+        files).
+        """
         self._refresh()
-        indexed, problems = self._one("SELECT count(*), list(problem) FILTER (problem IS NOT NULL) FROM files")
+        indexed, problems = self._one(
+            "SELECT count(*), list(problem) FILTER (problem IS NOT NULL) FROM files"
+        )
         present = self._present.items()
         return {
             "steps": len(self._present),
             "indexed": min(indexed, len(self._present)),
             "responses": self._one("SELECT count(*) FROM responses")[0],
-            "problems": list({*(problems or []), *(text for key, text in self._unreadable.items() if key in present)}),
+            "problems": list(
+                {
+                    *(problems or []),
+                    *(text for key, text in self._unreadable.items() if key in present),
+                }
+            ),
         }
 
-    def page(self, wanted: Filter, *, sort: str = "newest", offset: int = 0, limit: int = 50) -> dict[str, Any]:
+    def page(
+        self, wanted: Filter, *, sort: str = "newest", offset: int = 0, limit: int = 50
+    ) -> dict[str, Any]:
         """Select responses that pass a filter, with the beginning of their texts.
 
         Returns:
-            `rows`, `total` (of the indexed or, with a text, the searched responses) and `steps_left` to search.
+            `rows`, `total` (of the indexed or, with a text, the searched responses) and
+            `steps_left` to search.
         """
         self._refresh()
         left = 0
@@ -108,8 +123,8 @@ class RolloutIndex(RolloutDatabase):
             condition, values = wanted.where()
             total = self._one(f"SELECT count(*) FROM responses WHERE {condition}", values)[0]
             keys = self._all(
-                f"SELECT step, row FROM responses WHERE {condition} ORDER BY {SORTS[sort]} LIMIT {limit:d} "
-                f"OFFSET {offset:d}",
+                f"SELECT step, row FROM responses WHERE {condition} ORDER BY {SORTS[sort]} LIMIT"
+                f" {limit:d} OFFSET {offset:d}",
                 values,
             )
         return {"rows": self._rows(keys), "total": total, "steps_left": left, "index": self.state()}
@@ -124,8 +139,12 @@ class RolloutIndex(RolloutDatabase):
         return sorted(rows.to_pylist(), key=lambda row: row["sample"])
 
     def groups(self) -> list[dict[str, Any]]:
-        """List step, group_id, outcome and mean score of every indexed group, in the order of the stream."""
-        return self._records("SELECT step, group_id, outcome, score FROM groups ORDER BY step, row", [])
+        """List step, group_id, outcome and mean score of every indexed group, in the order of the
+        stream.
+        """
+        return self._records(
+            "SELECT step, group_id, outcome, score FROM groups ORDER BY step, row", []
+        )
 
     def neighbours(self, step: int, group_id: int) -> dict[str, int | None]:
         """Find the ids of the groups before and after a group in its step."""
@@ -136,8 +155,11 @@ class RolloutIndex(RolloutDatabase):
             "next": ids[at + 1] if at is not None and at + 1 < len(ids) else None,
         }
 
-    def problems(self, *, kind: str = "all", sort: str = "visits", offset: int = 0, limit: int = 50) -> dict[str, Any]:
-        """Sort problems into kinds by their verdicts: the size of each kind, and a page of one kind.
+    def problems(
+        self, *, kind: str = "all", sort: str = "visits", offset: int = 0, limit: int = 50
+    ) -> dict[str, Any]:
+        """Sort problems into kinds by their verdicts: the size of each kind, and a page of one
+        kind.
 
         Excess groups do not count, because their problems are sampled again.
         """
@@ -155,7 +177,8 @@ class RolloutIndex(RolloutDatabase):
         }
         condition = "true" if kind == "all" else "kind = ?"
         rows = self._records(
-            f"SELECT * FROM ({table}) WHERE {condition} ORDER BY {orders[sort]} LIMIT {limit:d} OFFSET {offset:d}",
+            f"SELECT * FROM ({table}) WHERE {condition} ORDER BY {orders[sort]} LIMIT {limit:d}"
+            f" OFFSET {offset:d}",
             [] if kind == "all" else [kind],
         )
         visits = self._visits([row["problem_id"] for row in rows])
@@ -173,15 +196,18 @@ class RolloutIndex(RolloutDatabase):
         """Find the groups of each problem, by step."""
         found: dict[str, list[dict[str, Any]]] = {problem: [] for problem in problems}
         for row in self._records(
-            "SELECT problem_id, step, group_id, size, decided, correct, score, outcome FROM groups "
-            "WHERE problem_id IN (SELECT unnest(?)) AND outcome NOT IN ('excess', 'aborted') ORDER BY step, row",
+            "SELECT problem_id, step, group_id, size, decided, correct, score, outcome FROM groups"
+            " WHERE problem_id IN (SELECT unnest(?)) AND outcome NOT IN ('excess', 'aborted') ORDER"
+            " BY step, row",
             [problems],
         ):
             found[row.pop("problem_id")].append(row)
         return found
 
     def _solved_by_step(self) -> list[dict[str, Any]]:
-        """Count the groups per step with a pass rate of 0, below one half, from one half, and of 1."""
+        """Count the groups per step with a pass rate of 0, below one half, from one half, and of
+        1.
+        """
         return self._records(
             """SELECT step, count_if(correct = 0) AS none, count_if(correct > 0 AND 2 * correct < decided) AS few,
               count_if(2 * correct >= decided AND correct < decided) AS many, count_if(correct = decided) AS all
@@ -194,22 +220,31 @@ class RolloutIndex(RolloutDatabase):
         if not rows:
             return rows
         found = self._all(
-            "SELECT problem_id, max(step), arg_max(row, step) FROM groups WHERE problem_id IN (SELECT unnest(?)) "
-            "GROUP BY problem_id",
+            "SELECT problem_id, max(step), arg_max(row, step) FROM groups WHERE problem_id IN"
+            " (SELECT unnest(?)) GROUP BY problem_id",
             [[row["problem_id"] for row in rows]],
         )
-        texts = {row["problem_id"]: row for row in self._rows([(step, row) for _, step, row in found])}
+        texts = {
+            row["problem_id"]: row for row in self._rows([(step, row) for _, step, row in found])
+        }
         return [
-            row | {name: texts.get(row["problem_id"], {}).get(name) for name in ("question", "answer")} for row in rows
+            row
+            | {name: texts.get(row["problem_id"], {}).get(name) for name in ("question", "answer")}
+            for row in rows
         ]
 
-    def _search(self, wanted: Filter, sort: str, needed: int) -> tuple[list[tuple[int, int]], int, int]:
-        """Continue the search for a text until enough is found or time is up; return hits, count and steps left."""
+    def _search(
+        self, wanted: Filter, sort: str, needed: int
+    ) -> tuple[list[tuple[int, int]], int, int]:
+        """Continue the search for a text until enough is found or time is up; return hits, count
+        and steps left.
+        """
         newest_first = sort != "oldest"
         with self._lock:
             search = self._searches.get((wanted, sort))
             if search is None or search.version != self._version:
-                first, last = wanted.first_step or 0, wanted.last_step
+                first = wanted.first_step or 0
+                last = wanted.last_step
                 steps = [s for s in self._present if s >= first and (last is None or s <= last)]
                 search = _Search(sorted(steps, reverse=newest_first), self._version)
                 self._searches[wanted, sort] = search
@@ -218,15 +253,22 @@ class RolloutIndex(RolloutDatabase):
             condition, values = wanted.where()
             until = time.monotonic() + SEARCH_S
             while search.left and len(search.found) < needed and time.monotonic() < until:
-                chunk, search.left = search.left[:FILES_PER_READ], search.left[FILES_PER_READ:]
+                chunk = search.left[:FILES_PER_READ]
+                search.left = search.left[FILES_PER_READ:]
                 order = "step DESC, row" if newest_first else "step, row"
-                search.found += self._hits(chunk, wanted.text.lower(), f"WHERE {condition} ORDER BY {order}", values)
+                search.found += self._hits(
+                    chunk, wanted.text.lower(), f"WHERE {condition} ORDER BY {order}", values
+                )
             return search.found, len(search.found), len(search.left)
 
-    def _hits(self, steps: Sequence[int], text: str, condition: str, values: Sequence[Any]) -> list[tuple[int, int]]:
+    def _hits(
+        self, steps: Sequence[int], text: str, condition: str, values: Sequence[Any]
+    ) -> list[tuple[int, int]]:
         """Find the responses of some steps that contain a text and meet a condition."""
         tables, problems = self._short_rows(steps, text)
-        self._unreadable |= {(step, self._present.get(step)): problem for step, problem in problems.items()}
+        self._unreadable |= {
+            (step, self._present.get(step)): problem for step, problem in problems.items()
+        }
         if not tables:
             return []
         cursor = self._database.cursor()
@@ -236,14 +278,18 @@ class RolloutIndex(RolloutDatabase):
         ).fetchall()
 
     def _rows(self, keys: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """Read the short columns of rows, and the beginnings of their texts, in the order of the keys."""
+        """Read the short columns of rows, and the beginnings of their texts, in the order of the
+        keys.
+        """
         by_step: dict[int, list[int]] = {}
         for step, row in keys:
             by_step.setdefault(step, []).append(row)
         found: dict[tuple[int, int], dict[str, Any]] = {}
         for step, rows in by_step.items():
             try:
-                found |= {(step, record["row"]): record for record in read_rows(self._path(step), rows)}
+                found |= {
+                    (step, record["row"]): record for record in read_rows(self._path(step), rows)
+                }
             except DataError as error:
                 self._unreadable[step, self._present.get(step)] = str(error)
         return [found[key] for key in keys if key in found]

@@ -1,4 +1,5 @@
-"""Writes and reads the judged responses of a step: a Parquet table, to query with DuckDB, pandas or pyarrow.
+"""Writes and reads the judged responses of a step: a Parquet table, to query with DuckDB, pandas or
+pyarrow.
 
 `rollout_database.py` and `rollout_index.py` query them for the page.
 """
@@ -39,14 +40,17 @@ ROLLOUT_SCHEMA = pa.schema(
         _required("problem_id", pa.string()),
         _required("source", pa.string()),
         _required("sample", pa.int32()),  # index in the group
-        pa.field("question", pa.string()),  # the problem's text, without instruction, system message and chat template
+        # the problem's text, without instruction, system message and chat template
+        pa.field("question", pa.string()),
         _required("prompt", pa.string()),  # the text that the model read
         _required("response", pa.string()),
         _required("answer", pa.string()),
-        pa.field("fields", pa.string()),  # the problem's other short columns as JSON; null without any
+        # the problem's other short columns as JSON; null without any
+        pa.field("fields", pa.string()),
         pa.field("correct", pa.bool_()),  # null: the verifier gives only a score, or no verdict
         pa.field("score", pa.float64()),  # null: no verdict
-        pa.field("components", pa.string()),  # the score of each verifier as JSON; null with one verifier
+        # the score of each verifier as JSON; null with one verifier
+        pa.field("components", pa.string()),
         pa.field("error", pa.string()),  # the reason for no verdict; null with a verdict
         pa.field("reward", pa.float64()),  # shaped; null: no verdict
         pa.field("advantage", pa.float64()),  # null: did not train
@@ -57,54 +61,92 @@ ROLLOUT_SCHEMA = pa.schema(
         _required("response_ids", pa.list_(pa.int32())),
         pa.field("engine_logprobs", pa.list_(pa.float32())),  # null: `log.rollouts: no-logprobs`
         _required("version", pa.int64()),
-        pa.field("audit_correct", pa.bool_()),  # by audit.verifier; null: not audited, or it gives only a score
+        # by audit.verifier; null: not audited, or it gives only a score
+        pa.field("audit_correct", pa.bool_()),
         pa.field("audit_score", pa.float64()),  # null: not audited, or no verdict
-        pa.field("audit_error", pa.string()),  # the reason for no verdict; null: not audited, or with a verdict
-        pa.field("weight", pa.float64()),  # the group's factor in the loss by `dynamic_sampling.weights`; null: none
+        # the reason for no verdict; null: not audited, or with a verdict
+        pa.field("audit_error", pa.string()),
+        # the group's factor in the loss by `dynamic_sampling.weights`; null: none
+        pa.field("weight", pa.float64()),
     ]
 )
-"""One row per response; `response_tokens` are the sampled ones. Tables of older runs lack OPTIONAL_COLUMNS."""
+"""One row per response; `response_tokens` are the sampled ones.
+
+Tables of older runs lack OPTIONAL_COLUMNS.
+"""
 OPTIONAL_COLUMNS = ("question", "audit_correct", "audit_score", "audit_error", "weight")
 SAMPLED = pa.field("sampled", pa.list_(pa.int32()))
-"""Starts and ends of the sampled ranges of `response_ids`; null: all. Only tables with observed tokens have it."""
+"""Starts and ends of the sampled ranges of `response_ids`; null: all.
+
+Only tables with observed tokens have it.
+"""
 EPISODE = pa.field("episode", pa.string())
-"""The conversation, rewards and counts of an Episode as JSON; null: no episode. Only tables with episodes have it."""
+"""The conversation, rewards and counts of an Episode as JSON; null: no episode.
+
+Only tables with episodes have it.
+"""
 VERSIONS = pa.field("versions", pa.list_(pa.int32()))
-"""Starts and versions of the parts of a response that several policies sampled; null: `version` sampled all."""
+"""Starts and versions of the parts of a response that several policies sampled; null: `version`
+sampled all.
+"""
 _OF_SOME = {field.name: field for field in (SAMPLED, EPISODE, VERSIONS)}
 _WITH_ALL = pa.schema([*ROLLOUT_SCHEMA, *_OF_SOME.values()])
 
 TOKEN_COLUMNS = ("response_ids", "engine_logprobs")
 CURVES = ("reward", "accuracy", "entropy", "length")
-"""The means of a step's responses that are compared: shaped reward, fraction correct, nats per token, tokens."""
+"""The means of a step's responses that are compared: shaped reward, fraction correct, nats per
+token, tokens.
+"""
 _CURVE_COLUMNS = ("problem_id", "outcome", "reward", "correct", "response_tokens")
 PREVIEW_CHARS = 400
 SHORT_COLUMNS = [
-    *("step", "group_id", "sample", "problem_id", "source", "outcome", "correct", "error", "score", "reward"),
-    *("advantage", "response_tokens", "finish"),
+    "step",
+    "group_id",
+    "sample",
+    "problem_id",
+    "source",
+    "outcome",
+    "correct",
+    "error",
+    "score",
+    "reward",
+    "advantage",
+    "response_tokens",
+    "finish",
 ]
 SHOWN_COLUMNS = [*SHORT_COLUMNS, "question", "response", "answer"]
 _KNOWN_VALUES: Mapping[str, Sequence[str]] = {"outcome": OUTCOMES, "finish": get_args(Finish)}
 _COUNTS = ("step", "sample", "prompt_tokens", "response_tokens", "version")
 
 # the other columns have distinct values, for which a dictionary wastes time
-_DICTIONARIES = [n for n in ROLLOUT_SCHEMA.names if n not in ("response", "response_ids", "engine_logprobs")]
+_DICTIONARIES = [
+    n for n in ROLLOUT_SCHEMA.names if n not in ("response", "response_ids", "engine_logprobs")
+]
 
 
 def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows with exactly the columns of ROLLOUT_SCHEMA and those of episodes; OPTIONAL_COLUMNS may be missing.
+    """Write rows with exactly the columns of ROLLOUT_SCHEMA and those of episodes; OPTIONAL_COLUMNS
+    may be missing.
 
-    The table has the columns `sampled` and `episode` if the first row has them. With one pyarrow version, equal rows
-    give equal bytes. Lone surrogates, which a tokenizer may decode to and UTF-8 cannot hold, become U+FFFD. The file is
-    written atomically. Raises ValueError for a row with other columns.
+    The table has the columns `sampled` and `episode` if the first row has them. With one pyarrow
+    version, equal rows give equal bytes. Lone surrogates, which a tokenizer may decode to and UTF-8
+    cannot hold, become U+FFFD. The file is written atomically. Raises ValueError for a row with
+    other columns.
     """
     remaining = iter(rows)
     first = list(islice(remaining, 1))
     remaining = chain(first, remaining)
-    schema = pa.schema([*ROLLOUT_SCHEMA, *(field for name, field in _OF_SOME.items() if first and name in first[0])])
+    schema = pa.schema(
+        [
+            *ROLLOUT_SCHEMA,
+            *(field for name, field in _OF_SOME.items() if first and name in first[0]),
+        ]
+    )
     with (
         atomic_file(Path(path)) as temporary,
-        pq.ParquetWriter(temporary, schema, compression="zstd", use_dictionary=_DICTIONARIES) as writer,
+        pq.ParquetWriter(
+            temporary, schema, compression="zstd", use_dictionary=_DICTIONARIES
+        ) as writer,
     ):
         while chunk := list(islice(remaining, ROWS_PER_CHUNK)):
             writer.write_table(_table(chunk, schema))
@@ -114,14 +156,21 @@ def _table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     for row in rows:
         # pyarrow silently drops unknown columns and fills missing ones with nulls
         if odd := sorted((row.keys() | set(OPTIONAL_COLUMNS)) ^ set(schema.names)):
-            raise ValueError(f"a rollout row must have exactly the columns of ROLLOUT_SCHEMA; these differ: {odd}")
+            raise ValueError(
+                "a rollout row must have exactly the columns of ROLLOUT_SCHEMA; these differ:"
+                f" {odd}"
+            )
     columns = [column_of([row.get(field.name) for row in rows], field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
 def episode_json(generation: Generation) -> str | None:
     """The value of the column `episode` for a response."""
-    return None if generation.episode is None else storable(json.dumps(vars(generation.episode), ensure_ascii=False))
+    return (
+        None
+        if generation.episode is None
+        else storable(json.dumps(vars(generation.episode), ensure_ascii=False))
+    )
 
 
 def episode_of(row: Mapping[str, Any]) -> Episode | None:
@@ -140,12 +189,19 @@ def episode_of(row: Mapping[str, Any]) -> Episode | None:
 
 
 def _has_valid_values(episode: Episode) -> bool:
-    """Whether the values of an episode are of its types, with at most one reward per turn. May raise TypeError."""
+    """Whether the values of an episode are of its types, with at most one reward per turn.
+
+    May raise TypeError.
+    """
     counts = (episode.tool_calls, episode.tool_errors)
     return (
         isinstance(episode.messages, list)
         and isinstance(episode.rewards, list)
-        and all(isinstance(message[name], str) for message in episode.messages for name in ("role", "content"))
+        and all(
+            isinstance(message[name], str)
+            for message in episode.messages
+            for name in ("role", "content")
+        )
         and len(episode.rewards) <= episode.num_turns
         and all(type(reward) in (int, float) and abs(reward) < inf for reward in episode.rewards)
         and all(type(count) is int and count >= 0 for count in counts)
@@ -157,7 +213,9 @@ def _has_valid_values(episode: Episode) -> bool:
 
 def flat_ranges(generation: Generation) -> list[int] | None:
     """The value of the column `sampled` for a response."""
-    return None if generation.sampled is None else [end for each in generation.sampled for end in each]
+    return (
+        None if generation.sampled is None else [end for each in generation.sampled for end in each]
+    )
 
 
 def ranges_of(row: Mapping[str, Any]) -> Ranges | None:
@@ -168,7 +226,11 @@ def ranges_of(row: Mapping[str, Any]) -> Ranges | None:
 
 def flat_versions(generation: Generation) -> list[int] | None:
     """The value of the column `versions` for a response."""
-    return None if generation.versions is None else [number for each in generation.versions for number in each]
+    return (
+        None
+        if generation.versions is None
+        else [number for each in generation.versions for number in each]
+    )
 
 
 def versions_of(row: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
@@ -178,7 +240,10 @@ def versions_of(row: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Make a column of a table. Rows of numbers are copied from memory, without a Python object per number."""
+    """Make a column of a table.
+
+    Rows of numbers are copied from memory, without a Python object per number.
+    """
     if kind == pa.string():
         values = [None if value is None else storable(value) for value in values]
     if not pa.types.is_list(kind) or any(value is None for value in values):
@@ -190,14 +255,16 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 def rows_of(column: pa.ListArray) -> list[NDArray[Any]]:
     """Return the rows of a column of lists without nulls, as views."""
-    numbers, ends = column.values.to_numpy(), column.offsets.to_numpy()
+    numbers = column.values.to_numpy()
+    ends = column.offsets.to_numpy()
     return [numbers[start:end] for start, end in pairwise(ends)]
 
 
 def short_fields(fields: Mapping[str, Any], *, known: Sequence[str]) -> str | None:
     """Format the columns of a problem that are numbers or short texts as JSON; None without any.
 
-    The `known` texts, such as the answer, have a column of their own in the table, and are left out.
+    The `known` texts, such as the answer, have a column of their own in the table, and are left
+    out.
     """
     kept = {
         name: value
@@ -209,7 +276,9 @@ def short_fields(fields: Mapping[str, Any], *, known: Sequence[str]) -> str | No
 
 
 def storable(text: str) -> str:
-    """Join surrogate pairs and replace lone surrogates by U+FFFD, so that UTF-8 can encode the text."""
+    """Join surrogate pairs and replace lone surrogates by U+FFFD, so that UTF-8 can encode the
+    text.
+    """
     if text.isascii():  # a flag of the string, which costs nothing
         return text
     try:
@@ -220,12 +289,15 @@ def storable(text: str) -> str:
 
 
 def read_rollouts(
-    paths: Sequence[Path], columns: Sequence[str] | None = None, *, groups: Collection[int] | None = None
+    paths: Sequence[Path],
+    columns: Sequence[str] | None = None,
+    *,
+    groups: Collection[int] | None = None,
 ) -> pa.Table:
     """Read tables of judged responses as one, all rows or those of the `groups` with these ids.
 
-    Without `columns`, all that the first table has are read except TOKEN_COLUMNS. Raises DataError for a table that no
-    run has written.
+    Without `columns`, all that the first table has are read except TOKEN_COLUMNS. Raises DataError
+    for a table that no run has written.
     """
     wanted = columns or [name for name in all_columns(*paths) if name not in TOKEN_COLUMNS]
     parts = [part for path in paths for part in _parts(path, wanted, groups)]
@@ -236,27 +308,41 @@ def _parts(path: Path, columns: Sequence[str], groups: Collection[int] | None) -
     """Read columns of a table: its chunks that hold rows of the groups, or all at once."""
     with stored_table(path, _WITH_ALL) as table:
         for name, field in _OF_SOME.items():
-            if name in columns and name not in table.names:  # a step without observations, among others
+            # a step without observations, among others
+            if name in columns and name not in table.names:
                 parts = _parts(path, [each for each in columns if each != name], groups)
-                return [each.append_column(field, pa.nulls(len(each), field.type)).select(columns) for each in parts]
+                return [
+                    each.append_column(field, pa.nulls(len(each), field.type)).select(columns)
+                    for each in parts
+                ]
         if groups is None:
             return [_checked(table.read(columns))]
         chosen = [
-            pc.is_in(table.read(["group_id"], [i])["group_id"], pa.array(groups, pa.int64())) for i in table.chunks
+            pc.is_in(table.read(["group_id"], [i])["group_id"], pa.array(groups, pa.int64()))
+            for i in table.chunks
         ]
-        return [_checked(table.read(columns, [i]).filter(chosen[i])) for i in table.chunks if pc.any(chosen[i]).as_py()]
+        return [
+            _checked(table.read(columns, [i]).filter(chosen[i]))
+            for i in table.chunks
+            if pc.any(chosen[i]).as_py()
+        ]
 
 
 def _checked(rows: pa.Table) -> pa.Table:
     """Return rows of a table. Raises ValueError for values that no run writes."""
     for name in rows.column_names:
-        if name in _KNOWN_VALUES and not pc.all(pc.is_in(rows[name], pa.array(_KNOWN_VALUES[name]))).as_py():
+        if (
+            name in _KNOWN_VALUES
+            and not pc.all(pc.is_in(rows[name], pa.array(_KNOWN_VALUES[name]))).as_py()
+        ):
             raise ValueError(f"a row has an unknown {name}")
         if name in _COUNTS and rows.num_rows and pc.min(rows[name]).as_py() < 0:
             raise ValueError(f"a row has a negative {name}")
         if (
             name == SAMPLED.name
-            and pc.any(pc.bit_wise_and(pc.list_value_length(rows[name]), 1).cast(pa.bool_())).as_py()
+            and pc.any(
+                pc.bit_wise_and(pc.list_value_length(rows[name]), 1).cast(pa.bool_())
+            ).as_py()
         ):
             raise ValueError("a sampled range of a row has no end")
         if name == VERSIONS.name and any(len(each or ()) % 2 for each in rows[name].to_pylist()):
@@ -293,51 +379,76 @@ def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
 
 
 def read_rows(path: Path, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Read some rows of a table of responses in the form of the page; only their chunks are read."""
+    """Read some rows of a table of responses in the form of the page; only their chunks are
+    read.
+    """
     records = []
     with stored_table(path, _WITH_ALL) as table:
         start = 0
         for i, length in enumerate(table.chunk_rows):
             if here := [row for row in rows if start <= row < start + length]:
-                columns = [n if n in table.names else "prompt" for n in SHOWN_COLUMNS]  # older runs have no question
+                # older runs have no question
+                columns = [n if n in table.names else "prompt" for n in SHOWN_COLUMNS]
                 columns += [EPISODE.name] * (EPISODE.name in table.names)
                 taken = _checked(table.read(columns, [i]).take([row - start for row in here]))
-                records += [_preview(record, row) for record, row in zip(taken.to_pylist(), here, strict=True)]
+                records += [
+                    _preview(record, row)
+                    for record, row in zip(taken.to_pylist(), here, strict=True)
+                ]
             start += length
     return records
 
 
 def short_rows(path: Path, text: str = "") -> pa.Table:
-    """Read the short columns of the responses that contain a text, in lower case, with the number of each `row`."""
+    """Read the short columns of the responses that contain a text, in lower case, with the number
+    of each `row`.
+    """
     with stored_table(path, _WITH_ALL) as table:
         rows = _checked(table.read(SHORT_COLUMNS))
         rows = rows.append_column("row", pa.array(range(rows.num_rows), pa.int32()))
         if not text:
             return rows
         responses = (table.read(["response"], [i])["response"] for i in table.chunks)
-        hits = [chunk for each in responses for chunk in pc.match_substring(pc.utf8_lower(each), text).chunks]
+        hits = [
+            chunk
+            for each in responses
+            for chunk in pc.match_substring(pc.utf8_lower(each), text).chunks
+        ]
         return rows.filter(pa.chunked_array(hits, pa.bool_()))
 
 
 def _preview(record: dict[str, Any], row: int) -> dict[str, Any]:
-    """Give a row the name of its verdict and its number of turns, and cut its texts, as the page shows them."""
+    """Give a row the name of its verdict and its number of turns, and cut its texts, as the page
+    shows them.
+    """
     question = record.get("question") or record.pop("prompt", "")
     texts = {"question": question[:PREVIEW_CHARS], "response": record["response"][:PREVIEW_CHARS]}
     verdict = verdict_name(record.pop("correct"), record["error"])
     turns = None if (episode := episode_of(record)) is None else episode.num_turns
     record.pop(EPISODE.name, None)
-    return record | texts | {"row": row, "verdict": verdict, "tokens": record.pop("response_tokens"), "turns": turns}
+    return (
+        record
+        | texts
+        | {
+            "row": row,
+            "verdict": verdict,
+            "tokens": record.pop("response_tokens"),
+            "turns": turns,
+        }
+    )
 
 
 def problem_means(table: Path) -> dict[str, dict[str, float]]:
-    """Compute the mean of each problem's decided responses in a step, for each curve, by problem id.
+    """Compute the mean of each problem's decided responses in a step, for each curve, by problem
+    id.
 
-    The entropy is estimated as the mean of -log p over the sampled tokens; it is missing if the table has no
-    log-probabilities. A problem without any verdict is missing in the rewards.
+    The entropy is estimated as the mean of -log p over the sampled tokens; it is missing if the
+    table has no log-probabilities. A problem without any verdict is missing in the rewards.
     """
     rows = read_rollouts([table], [*_CURVE_COLUMNS, "engine_logprobs"])
     rows = rows.filter(pc.not_equal(rows["outcome"], "excess"))
-    logprobs, surprisal = rows["engine_logprobs"], np.full(rows.num_rows, np.nan)
+    logprobs = rows["engine_logprobs"]
+    surprisal = np.full(rows.num_rows, np.nan)
     if not logprobs.null_count:
         owner = np.repeat(np.arange(rows.num_rows), pc.list_value_length(logprobs).to_numpy())
         flat = pc.list_flatten(logprobs).to_numpy(zero_copy_only=False).astype(np.float64)
@@ -351,5 +462,7 @@ def problem_means(table: Path) -> dict[str, dict[str, float]]:
     curves: dict[str, dict[str, float]] = {}
     for name, column in zip(CURVES, columns, strict=True):
         known = zip(found["problem_id"].to_pylist(), column.to_pylist(), strict=True)
-        curves[name] = {problem: mean for problem, mean in known if mean is not None and isfinite(mean)}
+        curves[name] = {
+            problem: mean for problem, mean in known if mean is not None and isfinite(mean)
+        }
     return curves

@@ -1,4 +1,5 @@
-"""Reads the small files of a run for the page: metrics, configuration, manifest, summary and evaluations.
+"""Reads the small files of a run for the page: metrics, configuration, manifest, summary and
+evaluations.
 
 Nothing is written into the run. Values are cached until their file changes.
 """
@@ -41,10 +42,11 @@ class RunReader:
         RunDirectory.open(self.directory.path)
 
     def metrics(self) -> dict[str, Any]:
-        """Return all metrics by column: `steps`, `columns` (a list per metric, None if a step lacks it), `problem`.
+        """Return all metrics by column: `steps`, `columns` (a list per metric, None if a step lacks
+        it), `problem`.
 
-        Several lines of one step are merged. A line that is still being written is left out; a damaged file gives no
-        steps, and `problem` explains it.
+        Several lines of one step are merged. A line that is still being written is left out; a
+        damaged file gives no steps, and `problem` explains it.
         """
         try:
             self.require_run()
@@ -55,7 +57,10 @@ class RunReader:
     def _rows_and_columns(self) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
         with damage_of(self.directory.metrics):
             try:
-                return self._keep(self.directory.metrics, lambda path: (rows := metrics_by_step(path), _columns(rows)))
+                return self._keep(
+                    self.directory.metrics,
+                    lambda path: (rows := metrics_by_step(path), _columns(rows)),
+                )
             except FileNotFoundError:
                 return {}, _columns({})
 
@@ -67,7 +72,10 @@ class RunReader:
             return "none"
 
     def config(self) -> dict[str, Any]:
-        """Read the options in config.yaml by dotted name; secrets are masked. Raises ConfigError or DataError."""
+        """Read the options in config.yaml by dotted name; secrets are masked.
+
+        Raises ConfigError or DataError.
+        """
         return self._options()[0]
 
     def _options(self) -> tuple[dict[str, Any], dict[str, str | None]]:
@@ -79,7 +87,13 @@ class RunReader:
         found = []
         for step in self.directory.evaluations():
             try:
-                found.append({name: value for name, value in self.evaluation(step).items() if name != "table"})
+                found.append(
+                    {
+                        name: value
+                        for name, value in self.evaluation(step).items()
+                        if name != "table"
+                    }
+                )
             except DataError as error:
                 found.append({"step": step, "problem": str(error)})
         return found
@@ -97,8 +111,17 @@ class RunReader:
 
         A run with a damaged file has the state `damaged`, with the reason in `problem`.
         """
-        blank = dict.fromkeys(("model", "data", "held_out", "num_steps", "note", "started", "seconds_left", "problem"))
-        known = {"name": self.name, "path": str(self.directory.path), **blank, "steps": 0, "seconds": 0.0, "tokens": 0}
+        blank = dict.fromkeys(
+            ("model", "data", "held_out", "num_steps", "note", "started", "seconds_left", "problem")
+        )
+        known = {
+            "name": self.name,
+            "path": str(self.directory.path),
+            **blank,
+            "steps": 0,
+            "seconds": 0.0,
+            "tokens": 0,
+        }
         try:
             self.require_run()
             with damage_of(self.directory.path):
@@ -120,7 +143,9 @@ class RunReader:
             "started": manifest.get("started"),
             "seconds": sum(value or 0.0 for value in metrics["columns"].get("time/step_s", [])),
             "seconds_left": progress.seconds_left,
-            "tokens": sum(value or 0 for value in metrics["columns"].get("rollout/tokens_generated", [])),
+            "tokens": sum(
+                value or 0 for value in metrics["columns"].get("rollout/tokens_generated", [])
+            ),
         }
 
     def _keep(self, path: Path, read: Callable[[Path], Value]) -> Value:
@@ -136,12 +161,15 @@ class RunReader:
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """Find the named runs.
 
-    A folder of runs stands for its runs, the newest first, the damaged ones included; it may hold none yet. Raises
-    CheckpointError for a path that does not exist, and if there is only a damaged run.
+    A folder of runs stands for its runs, the newest first, the damaged ones included; it may hold
+    none yet. Raises CheckpointError for a path that does not exist, and if there is only a damaged
+    run.
     """
     found: list[Path] = []
     for path in paths:
-        found += [path] if RunDirectory.is_run(path) or not os.path.isdir(path) else _runs_inside(path)
+        found += (
+            [path] if RunDirectory.is_run(path) or not os.path.isdir(path) else _runs_inside(path)
+        )
     found = list(dict.fromkeys(found))
     for path in found:
         if len(found) == 1 or not RunDirectory.is_run(path):
@@ -159,7 +187,11 @@ def unique_name(path: Path, taken: Container[str]) -> str:
 def _runs_inside(folder: Path) -> list[Path]:
     """The runs in a folder, the newest first. Raises CheckpointError if it cannot be read."""
     try:
-        entries = [entry for entry in os.scandir(folder) if entry.is_dir() and RunDirectory.is_run(entry.path)]
+        entries = [
+            entry
+            for entry in os.scandir(folder)
+            if entry.is_dir() and RunDirectory.is_run(entry.path)
+        ]
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from None
     inside = []
@@ -189,6 +221,10 @@ def _rounded(value: Any) -> Any:
 def _options_and_labels(path: Path) -> tuple[dict[str, Any], dict[str, str | None]]:
     """Return options by dotted name, and short names of the training and the held-out problems."""
     options = read_options(path)
-    train, held_out = options["data"]["train"], options["data"].get("eval")
-    labels = {"data": parse_spec(train).label, "held_out": None if held_out is None else parse_spec(held_out).label}
+    train = options["data"]["train"]
+    held_out = options["data"].get("eval")
+    labels = {
+        "data": parse_spec(train).label,
+        "held_out": None if held_out is None else parse_spec(held_out).label,
+    }
     return dict(flatten(mask_options(options))), labels

@@ -1,4 +1,6 @@
-"""Sinks of metrics: experiment trackers, which are optional packages, and the `Tracker` that feeds all sinks."""
+"""Sinks of metrics: experiment trackers, which are optional packages, and the `Tracker` that feeds
+all sinks.
+"""
 
 import importlib
 import uuid
@@ -16,7 +18,9 @@ PACKAGES: Mapping[str, str] = {"tensorboard": "tensorboard", "wandb": "wandb", "
 
 
 def require_tracker(name: str) -> None:
-    """Raise ConfigError with the command that installs the package of a tracker, if it is not installed."""
+    """Raise ConfigError with the command that installs the package of a tracker, if it is not
+    installed.
+    """
     require_package(PACKAGES[name], purpose="log.sinks", error=ConfigError)
 
 
@@ -35,7 +39,8 @@ class Sink(Protocol):
 class TensorBoardSink:
     """Event files for `tensorboard --logdir DIRECTORY`.
 
-    A resumed run passes its `first_step`: TensorBoard then hides an earlier process's values from that step on.
+    A resumed run passes its `first_step`: TensorBoard then hides an earlier process's values from
+    that step on.
     """
 
     def __init__(self, directory: str | Path, *, first_step: int | None = None) -> None:
@@ -55,17 +60,25 @@ class TensorBoardSink:
 class WandbSink:
     """Weights & Biases. Secrets in `config` are masked.
 
-    The run's id is chosen here and kept in `directory`, so that a resumed run, or a second attempt to connect,
-    continues the same curves. W&B cannot overwrite: it keeps the first values of steps that a resumed run repeats.
+    The run's id is chosen here and kept in `directory`, so that a resumed run, or a second attempt
+    to connect, continues the same curves. W&B cannot overwrite: it keeps the first values of steps
+    that a resumed run repeats.
     """
 
-    def __init__(self, project: str, name: str, config: Mapping[str, Any], directory: str | Path) -> None:
+    def __init__(
+        self, project: str, name: str, config: Mapping[str, Any], directory: str | Path
+    ) -> None:
         require_tracker("wandb")
         wandb: Any = importlib.import_module("wandb")
         id_file = Path(directory) / "wandb-run-id"
         if not id_file.exists():
             atomic_write_text(id_file, f"{uuid.uuid4().hex[:8]}\n")
-        where = {"project": project, "name": name, "dir": str(directory), "id": id_file.read_text().strip()}
+        where = {
+            "project": project,
+            "name": name,
+            "dir": str(directory),
+            "id": id_file.read_text().strip(),
+        }
         self._run = wandb.init(**where, config=mask_options(config), resume="allow")
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -107,7 +120,9 @@ class Display(Sink, Protocol):
 class Tracker:
     """Sends each step's metrics to all sinks, the display, and then `listeners`."""
 
-    def __init__(self, sinks: Sequence[Sink], display: Display, listeners: Sequence[Sink] = ()) -> None:
+    def __init__(
+        self, sinks: Sequence[Sink], display: Display, listeners: Sequence[Sink] = ()
+    ) -> None:
         self._sinks = (*sinks, display, *listeners)
         self.phase = display.phase
         self.message = display.message

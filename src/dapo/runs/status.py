@@ -19,7 +19,9 @@ from dapo.runs.stored_config import option_changes
 from dapo.runs.time_left import TimeLeft
 
 State = Literal["running", "stopped", "finished", "solved", "failed"]
-"""`running`: a process holds the run's lock; `stopped`: a signal or a kill has ended it; `failed`: an error."""
+"""`running`: a process holds the run's lock; `stopped`: a signal or a kill has ended it; `failed`:
+an error.
+"""
 _PARTS = ("checkpoints", "rollouts", "eval", "logs")
 
 
@@ -29,11 +31,13 @@ class RunProgress:
 
     state: State
     process: int | None  # id of the training process on its machine; None if the run is not running
-    exit_reason: str | None  # reason for the end; None while the run is running, or if its process was killed
+    # reason for the end; None while the run is running, or if its process was killed
+    exit_reason: str | None
     step: int  # the newest step with metrics
     num_steps: int | None  # step at which training ends; None if the configuration cannot be read
     seconds_left: float | None
-    """An estimate from the latest steps; None if the run is not running, or has finished no step."""
+    """An estimate from the latest steps; None if the run is not running, or has finished no step.
+    """
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,13 @@ class RunStatus(RunProgress):
     metrics: dict[str, float | None]  # metrics of the newest step, without evaluations
     evaluations: dict[str, dict[str, float | None]]
     """Newest evaluation of each set: step, accuracy, low, high and other metrics."""
-    checkpoint: dict[str, Any] | None  # the newest checkpoint: step and path; its checksums are not verified
+    # the newest checkpoint: step and path; its checksums are not verified
+    checkpoint: dict[str, Any] | None
     disk_bytes: dict[str, int]  # disk usage: total, checkpoints, rollouts, eval, logs
     fork: dict[str, Any] | None
     """Parent, step, branch, checksum of the parent's options, and changed options of a fork."""
-    changes: list[dict[str, Any]]  # the options that resumes changed, with the last step before each change
+    # the options that resumes changed, with the last step before each change
+    changes: list[dict[str, Any]]
     summary: dict[str, Any] | None  # the content of summary.json, which is written at the end
 
     def as_json(self) -> dict[str, Any]:
@@ -57,7 +63,8 @@ class RunStatus(RunProgress):
 
 
 def run_progress(run: RunDirectory, records: Sequence[Mapping[str, Any]]) -> RunProgress:
-    """Read the progress of a run from its lock, its summary, its options and the `records` of its metrics.
+    """Read the progress of a run from its lock, its summary, its options and the `records` of its
+    metrics.
 
     Raises DataError or ConfigError if a file is damaged.
     """
@@ -82,7 +89,8 @@ def run_progress(run: RunDirectory, records: Sequence[Mapping[str, Any]]) -> Run
 def run_status(path: str | Path) -> RunStatus:
     """Read the status of the run at `path`.
 
-    Raises CheckpointError if it is not a run directory, and DataError or ConfigError if a file is damaged.
+    Raises CheckpointError if it is not a run directory, and DataError or ConfigError if a file is
+    damaged.
     """
     run = RunDirectory.open(path)
     read_manifest(run)
@@ -99,10 +107,14 @@ def _read_status(run: RunDirectory) -> RunStatus:
     return RunStatus(
         run=str(run.path),
         **asdict(progress),
-        seconds_since_step=max(0.0, time.time() - run.metrics.stat().st_mtime) if is_live and steps else None,
+        seconds_since_step=(
+            max(0.0, time.time() - run.metrics.stat().st_mtime) if is_live and steps else None
+        ),
         metrics={k: v for k, v in steps[-1].items() if _is_of_training(k)} if steps else {},
         evaluations=_newest_evaluations(records),
-        checkpoint=None if newest is None else {"step": newest, "path": str(run.checkpoints.path(newest))},
+        checkpoint=(
+            None if newest is None else {"step": newest, "path": str(run.checkpoints.path(newest))}
+        ),
         disk_bytes=_disk_bytes(run.path),
         fork=None if (fork := Fork.of(run)) is None else asdict(fork),
         changes=option_changes(run),
@@ -111,7 +123,9 @@ def _read_status(run: RunDirectory) -> RunStatus:
 
 
 def _training_steps(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Select the records of finished steps, without evaluations before the first or after the last step."""
+    """Select the records of finished steps, without evaluations before the first or after the last
+    step.
+    """
     return [dict(each) for each in records if each["step"] > 0 and any(map(_is_of_training, each))]
 
 
@@ -133,7 +147,9 @@ def _read_summary(run: RunDirectory) -> dict[str, Any] | None:
             found = read_json(run.summary)
         except FileNotFoundError:
             return None
-        if not isinstance(found["exit_reason"], str) or not isinstance(found.get("num_steps"), int | None):
+        if not isinstance(found["exit_reason"], str) or not isinstance(
+            found.get("num_steps"), int | None
+        ):
             raise ValueError("its exit_reason must be a text, and its num_steps a number")
         return dict(found)
 
@@ -172,7 +188,9 @@ def _newest_evaluations(records: list[dict[str, Any]]) -> dict[str, dict[str, fl
 
 
 def _disk_bytes(path: Path) -> dict[str, int]:
-    """Measure the disk usage of the whole run and of its larger parts; files may disappear meanwhile."""
+    """Measure the disk usage of the whole run and of its larger parts; files may disappear
+    meanwhile.
+    """
     sizes: dict[str, int] = dict.fromkeys(("total", *_PARTS), 0)
     for folder, _, names in os.walk(path):
         part = Path(folder).relative_to(path).parts[:1]

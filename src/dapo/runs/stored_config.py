@@ -25,14 +25,19 @@ DATA_FOLDER = "data"
 OWN_FOLDERS = (CODE_FOLDER, DATA_FOLDER)
 
 
-def load_run_config(run: RunDirectory, overrides: Sequence[str] = (), *, step: int | None = None) -> Config:
-    """Load the options of a run, or those in force in a `step`; relative paths are resolved where it was started.
+def load_run_config(
+    run: RunDirectory, overrides: Sequence[str] = (), *, step: int | None = None
+) -> Config:
+    """Load the options of a run, or those in force in a `step`; relative paths are resolved where
+    it was started.
 
-    Files missing there, and the paths of `overrides`, are resolved in the current folder. Files in the run directory
-    are found after it was moved, as are modules in its `code`. Raises ConfigError.
+    Files missing there, and the paths of `overrides`, are resolved in the current folder. Files in
+    the run directory are found after it was moved, as are modules in its `code`. Raises
+    ConfigError.
     """
     file = run.config if step is None else run.config_of(step)
-    own, made_in = load_config(file), manifest_entry(run, "run_dir")
+    own = load_config(file)
+    made_in = manifest_entry(run, "run_dir")
     started_in = _started_in(run)
     add_code_folder(run.path / CODE_FOLDER)
     there = []
@@ -52,13 +57,18 @@ def load_run_config(run: RunDirectory, overrides: Sequence[str] = (), *, step: i
 
 def without_old_options(overrides: Sequence[str]) -> list[str]:
     """Overrides in which another verifier drops the options of the one before."""
-    is_replaced = any(item.startswith(("reward=", "reward.verifier=", "reward.verifier.")) for item in overrides)
+    is_replaced = any(
+        item.startswith(("reward=", "reward.verifier=", "reward.verifier.")) for item in overrides
+    )
     return [*["reward.options={}"] * is_replaced, *overrides]
 
 
 def changed_config(file: Path, overrides: Sequence[str]) -> Config:
-    """The options in a run's file with overrides; the path of a new data file that is here becomes absolute."""
-    before, overrides = load_config(file).data, without_old_options(overrides)
+    """The options in a run's file with overrides; the path of a new data file that is here becomes
+    absolute.
+    """
+    before = load_config(file).data
+    overrides = without_old_options(overrides)
     after = load_config(file, overrides).data
     found = []
     for name, now in after.sources.items():
@@ -69,7 +79,9 @@ def changed_config(file: Path, overrides: Sequence[str]) -> Config:
 
 
 def keep_overrides(run: RunDirectory, overrides: Sequence[str], *, after: int) -> None:
-    """Write the options of a process that continues a run after a step: they last, and `configs` keeps the former."""
+    """Write the options of a process that continues a run after a step: they last, and `configs`
+    keeps the former.
+    """
     changed = dump_config(changed_config(run.config, overrides)) if overrides else None
     run.replace_config(changed or run.config.read_text(encoding="utf-8"), after=after)
 
@@ -80,39 +92,60 @@ def option_changes(run: RunDirectory) -> list[dict[str, Any]]:
     Example: [{"after_step": 10, "options": {"optim.lr": [1e-06, 2e-06]}}]
     """
     earlier = run.earlier_configs()
-    tables = [dict(flatten(mask_options(read_options(path)))) for path in [*earlier.values(), run.config]]
+    tables = [
+        dict(flatten(mask_options(read_options(path)))) for path in [*earlier.values(), run.config]
+    ]
     changes = zip(earlier, pairwise(tables), strict=True)
     return [{"after_step": step, "options": differing(both)} for step, both in changes]
 
 
 def trust_module_folders(path: str | Path) -> None:
-    """Import modules also from the folders that the manifest of a run names, and print these folders.
+    """Import modules also from the folders that the manifest of a run names, and print these
+    folders.
 
     Someone else's manifest may name any folder, so this is done only on request (`--trust`).
     """
-    folders = [str(folder.absolute()) for folder in _module_folders(RunDirectory.open(path)) if folder.is_dir()]
-    print_text(f"{path} is trusted: modules are imported also from {', '.join(folders) or 'no folder'}")
+    folders = [
+        str(folder.absolute())
+        for folder in _module_folders(RunDirectory.open(path))
+        if folder.is_dir()
+    ]
+    print_text(
+        f"{path} is trusted: modules are imported also from {', '.join(folders) or 'no folder'}"
+    )
     sys.path.extend(folder for folder in folders if folder not in sys.path)
 
 
 def _module_folders(run: RunDirectory) -> list[Path]:
     """Return the folders of modules that a manifest names."""
-    more, started_in = manifest_entry(run, "module_folders"), _started_in(run)
+    more = manifest_entry(run, "module_folders")
+    started_in = _started_in(run)
     named = map(_as_path, more if isinstance(more, list) else [])
     return list(dict.fromkeys(folder for folder in (*named, started_in) if folder is not None))
 
 
 @contextmanager
 def with_start_folder(run: RunDirectory) -> Iterator[None]:
-    """Name the start folder, if it is not this one, in the block's errors of the run's data files and of modules."""
+    """Name the start folder, if it is not this one, in the block's errors of the run's data files
+    and of modules.
+    """
     try:
         yield
     except (ConfigError, DataError, RewardError) as error:
-        folder, modules = _started_in(run), [str(each) for each in _module_folders(run) if each != Path.cwd()]
+        folder = _started_in(run)
+        modules = [str(each) for each in _module_folders(run) if each != Path.cwd()]
         if not modules:
             raise
-        paths = {option: path for option, path in load_config(run.config).data.paths.items() if path in str(error)}
-        files = [f"{option}=PATH" for option, path in paths.items() if isinstance(parse_spec(path), FileSource)]
+        paths = {
+            option: path
+            for option, path in load_config(run.config).data.paths.items()
+            if path in str(error)
+        }
+        files = [
+            f"{option}=PATH"
+            for option, path in paths.items()
+            if isinstance(parse_spec(path), FileSource)
+        ]
         if files:
             advice = f"its data is searched there, then here; override it by {' or '.join(files)}"
         elif "module" in str(error):

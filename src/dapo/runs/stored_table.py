@@ -1,4 +1,6 @@
-"""Reads Parquet tables that somebody else may have written: kind, types and size are checked before values are read."""
+"""Reads Parquet tables that somebody else may have written: kind, types and size are checked before
+values are read.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +13,8 @@ import pyarrow.parquet as pq
 from dapo.core.errors import DataError
 from dapo.core.files import damage_of, open_no_link
 
-MAX_BYTES, MAX_EXPANSION = 2**28, 16
+MAX_BYTES = 2**28
+MAX_EXPANSION = 16
 """A table may unpack to MAX_BYTES, or to MAX_EXPANSION times its own bytes if that is more."""
 _MAX_COLUMN_CHUNKS = 10**6
 _VALUE_BYTES = (64, 8)  # a value becomes a Python object; a value in a list stays in an array
@@ -19,12 +22,19 @@ _VALUE_BYTES = (64, 8)  # a value becomes a Python object; a value in a list sta
 
 @contextmanager
 def stored_table(path: str | Path, schema: pa.Schema | None = None) -> Iterator["StoredTable"]:
-    """Open a table. Raises DataError for one that is missing, damaged or of another schema, also in the block."""
+    """Open a table.
+
+    Raises DataError for one that is missing, damaged or of another schema, also in the block.
+    """
     with damage_of(path, pa.ArrowException, MemoryError), open_no_link(path, "rb") as source:
         metadata = pq.read_metadata(source)
         if metadata.num_columns * metadata.num_row_groups > _MAX_COLUMN_CHUNKS:
-            raise ValueError(f"it has {metadata.num_row_groups:,} chunks of {metadata.num_columns:,} columns")
-        with pq.ParquetFile(source, metadata=metadata, read_dictionary=_dictionaries(metadata)) as file:
+            raise ValueError(
+                f"it has {metadata.num_row_groups:,} chunks of {metadata.num_columns:,} columns"
+            )
+        with pq.ParquetFile(
+            source, metadata=metadata, read_dictionary=_dictionaries(metadata)
+        ) as file:
             yield StoredTable(path, file, schema)
 
 
@@ -38,7 +48,8 @@ class StoredTable:
         self._present: pa.Schema = file.metadata.schema.to_arrow_schema()
         self._schema = self._present if schema is None else schema
         self._leaves: dict[str, list[int]] = {}
-        self._stored, self._unpacked = 0, 0  # bytes of all reads
+        self._stored = 0
+        self._unpacked = 0  # bytes of all reads
         for index in range(self._metadata.num_columns):
             name = self._metadata.schema.column(index).path.partition(".")[0]
             self._leaves.setdefault(name, []).append(index)
@@ -47,23 +58,36 @@ class StoredTable:
         for field in self._schema:
             if field.name in self._leaves or not field.nullable:
                 self._require_type(field.name)
-        self.chunk_rows = [self._metadata.row_group(i).num_rows for i in range(self._metadata.num_row_groups)]
+        self.chunk_rows = [
+            self._metadata.row_group(i).num_rows for i in range(self._metadata.num_row_groups)
+        ]
         """The number of rows of each chunk."""
         self.chunks = range(len(self.chunk_rows))
 
     def read(self, columns: Sequence[str], chunks: Sequence[int] | None = None) -> pa.Table:
         """Read columns of some chunks, or of all.
 
-        Raises DataError for a column that the table does not have, ValueError for ill-typed or too large ones.
+        Raises DataError for a column that the table does not have, ValueError for ill-typed or too
+        large ones.
         """
         chunks = self.chunks if chunks is None else chunks
         for name in columns:
             if name not in self.names:
-                raise DataError(f"{self._path} has no column {name}; it has {', '.join(self.names)}")
+                raise DataError(
+                    f"{self._path} has no column {name}; it has {', '.join(self.names)}"
+                )
             self._require_type(name)
-        found = [self._metadata.row_group(i).column(leaf) for i in chunks for c in columns for leaf in self._leaves[c]]
+        found = [
+            self._metadata.row_group(i).column(leaf)
+            for i in chunks
+            for c in columns
+            for leaf in self._leaves[c]
+        ]
         self._stored += sum(c.total_compressed_size for c in found)
-        self._count(c.total_uncompressed_size + c.num_values * _VALUE_BYTES["." in c.path_in_schema] for c in found)
+        self._count(
+            c.total_uncompressed_size + c.num_values * _VALUE_BYTES["." in c.path_in_schema]
+            for c in found
+        )
         table = self._file.read_row_groups(list(chunks), columns=list(columns), use_threads=False)
         self._count(map(_repeated_bytes, table.columns))
         fields = [self._schema.field(name) for name in columns]
@@ -86,17 +110,22 @@ class StoredTable:
     def _require_type(self, name: str) -> None:
         if name not in self._leaves:
             raise ValueError(f"it has no column {name}")
-        found, wanted = self._present.field(name).type, self._schema.field(name).type
+        found = self._present.field(name).type
+        wanted = self._schema.field(name).type
         if not found.equals(wanted):
             raise ValueError(f"its column {name} holds {found} instead of {wanted}")
 
 
 def _dictionaries(metadata: pq.FileMetaData) -> list[str]:
-    """The columns of texts that name their values by number: a short column may stand for gigabytes."""
+    """The columns of texts that name their values by number: a short column may stand for
+    gigabytes.
+    """
     found = set()
     for chunk in map(metadata.row_group, range(metadata.num_row_groups)):
         for column in map(chunk.column, range(metadata.num_columns)):
-            if column.physical_type == "BYTE_ARRAY" and any("DICTIONARY" in each for each in column.encodings):
+            if column.physical_type == "BYTE_ARRAY" and any(
+                "DICTIONARY" in each for each in column.encodings
+            ):
                 found.add(column.path_in_schema)
     return sorted(found)
 
@@ -105,4 +134,6 @@ def _repeated_bytes(column: pa.ChunkedArray) -> int:
     """The bytes that the texts of a column with a dictionary take without one."""
     if not pa.types.is_dictionary(column.type):
         return 0
-    return sum(pc.sum(pc.binary_length(c.dictionary).take(c.indices)).as_py() or 0 for c in column.chunks)
+    return sum(
+        pc.sum(pc.binary_length(c.dictionary).take(c.indices)).as_py() or 0 for c in column.chunks
+    )

@@ -1,4 +1,6 @@
-"""Estimates the seconds left of a run from the metrics of its latest steps, for the console, status and the page."""
+"""Estimates the seconds left of a run from the metrics of its latest steps, for the console, status
+and the page.
+"""
 
 import math
 from collections import deque
@@ -9,7 +11,9 @@ STEPS_FOR_ETA = 20
 
 
 class TimeLeft:
-    """An estimate of the seconds left of a run, from the seconds and tokens of its latest STEPS_FOR_ETA steps."""
+    """An estimate of the seconds left of a run, from the seconds and tokens of its latest
+    STEPS_FOR_ETA steps.
+    """
 
     def __init__(self, token_budget: int | None) -> None:
         """`token_budget` is `train.token_budget`."""
@@ -20,7 +24,9 @@ class TimeLeft:
         """Seconds of each step without its evaluation, and of the evaluation."""
 
     def add(self, metrics: Mapping[str, float | None], *, timed: bool = True) -> None:
-        """Add the metrics of a step; `timed`: whether its seconds predict those of the next steps."""
+        """Add the metrics of a step; `timed`: whether its seconds predict those of the next
+        steps.
+        """
         known = {name: value for name, value in metrics.items() if value is not None}
         if (tokens := known.get("rollout/tokens_generated")) is not None:
             self._tokens += tokens
@@ -33,10 +39,14 @@ class TimeLeft:
         return min(1.0, self._tokens / self._token_budget) if self._token_budget else 0.0
 
     def seconds(self, steps: int) -> float | None:
-        """Estimate the seconds left, with `steps` steps to `train.num_steps`; None if no step was measured."""
+        """Estimate the seconds left, with `steps` steps to `train.num_steps`; None if no step was
+        measured.
+        """
         if not self._seconds:
             return None
-        per_step = median(training for training, _ in self._seconds) + fmean(each for _, each in self._seconds)
+        per_step = median(training for training, _ in self._seconds) + fmean(
+            each for _, each in self._seconds
+        )
         return per_step * self._steps(steps)
 
     def _steps(self, steps: int) -> int:

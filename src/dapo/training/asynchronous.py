@@ -1,6 +1,8 @@
-"""`schedule: async`: Algorithm 1, where the engine samples while the policy updates, with a bound on the staleness.
+"""`schedule: async`: Algorithm 1, where the engine samples while the policy updates, with a bound
+on the staleness.
 
-Let theta_s be the policy after s steps, theta_0 the initial one, and eta = `max_staleness`, from 1 on (0 is `sync`).
+Let theta_s be the policy after s steps, theta_0 the initial one, and eta = `max_staleness`, from 1
+on (0 is `sync`).
 
     theta_0 samples B_1                                             lines 4 to 8
     for step s = 1 .. S:
@@ -9,33 +11,39 @@ Let theta_s be the policy after s steps, theta_0 the initial one, and eta = `max
             theta_{s-1}, in the trainer, learns from B_s            lines 9 to 11; it becomes theta_s
         evaluate theta_s and save, where due
 
-A batch closes with its last group, in the order of the stream. Weights change only then. With eta = 1 later groups are
-dropped and come again, so a batch has the tokens of one policy. With eta >= 2 the engine works eta // 2 batches ahead:
-a group that is undecided when B_b closes is kept if its first token was sampled by theta_v with b - v <= eta, and goes
-on under the next weights; an older one begins again in its place. So the staleness of every trained token, s - 1 less
-the version that sampled it, is 0 to eta: a group begun during B_b was begun by theta_{b-2}, and trains in step b at
-staleness 1; one that trains in step b + 1 was kept when B_b closed, at b - v <= eta. `bounded_staleness` checks it.
+A batch closes with its last group, in the order of the stream. Weights change only then. With eta =
+1 later groups are dropped and come again, so a batch has the tokens of one policy. With eta >= 2
+the engine works eta // 2 batches ahead: a group that is undecided when B_b closes is kept if its
+first token was sampled by theta_v with b - v <= eta, and goes on under the next weights; an older
+one begins again in its place. So the staleness of every trained token, s - 1 less the version that
+sampled it, is 0 to eta: a group begun during B_b was begun by theta_{b-2}, and trains in step b at
+staleness 1; one that trains in step b + 1 was kept when B_b closed, at b - v <= eta.
+`bounded_staleness` checks it.
 
-In the words of the field theta is the current policy, theta_{s-1}, with which the step begins, the proximal policy
-(pi_prox), and the one that sampled a token, whatever its version, the behaviour policy (mu):
+In the words of the field theta is the current policy, theta_{s-1}, with which the step begins, the
+proximal policy (pi_prox), and the one that sampled a token, whatever its version, the behaviour
+policy (mu):
 
     J = E[ min(pi_prox / mu, c) x min(u A, clip(u) A) ]             u = pi_theta / pi_prox, c = loss.engine_correction
 
-The clip bounds how far one step moves the policy, whichever policies have sampled. The factor corrects for responses of
-other policies, and is truncated so that no token can dominate (`loss.engine_correction: tis`, required).
+The clip bounds how far one step moves the policy, whichever policies have sampled. The factor
+corrects for responses of other policies, and is truncated so that no token can dominate
+(`loss.engine_correction: tis`, required).
 
-A step ends when both of its halves have, so nothing runs between two steps. An evaluation then has the engine
-to itself, with exactly the policy that is evaluated, and the state of a run is policy, stream, sampler, the prefetched
-batch and the kept groups, which a checkpoint holds. Stream, engine, judge and sampler belong to the sampling thread
-while it runs, and otherwise to the loop. No clock is read: two runs, or a run and its resumption, are equal.
+A step ends when both of its halves have, so nothing runs between two steps. An evaluation then has
+the engine to itself, with exactly the policy that is evaluated, and the state of a run is policy,
+stream, sampler, the prefetched batch and the kept groups, which a checkpoint holds. Stream, engine,
+judge and sampler belong to the sampling thread while it runs, and otherwise to the loop. No clock
+is read: two runs, or a run and its resumption, are equal.
 
-With `rollout.clock: arrival` an engine whose batch has closed samples for later batches until the updates have ended,
-and one whose batch has not takes the weights of theta_s at once. The polls of both are recorded (`core/clock.py`), so a
-run and its resumption are equal, and two runs are not.
+With `rollout.clock: arrival` an engine whose batch has closed samples for later batches until the
+updates have ended, and one whose batch has not takes the weights of theta_s at once. The polls of
+both are recorded (`core/clock.py`), so a run and its resumption are equal, and two runs are not.
 
-A step that fails before its first update undoes both halves, and its batch stays prefetched. After that update the
-other half is always finished, even if a signal comes, because its policy will be gone. If it fails, the next step has
-no prefetched batch and begins, like the first, by sampling from the newest policy.
+A step that fails before its first update undoes both halves, and its batch stays prefetched. After
+that update the other half is always finished, even if a signal comes, because its policy will be
+gone. If it fails, the next step has no prefetched batch and begins, like the first, by sampling
+from the newest policy.
 """
 
 import time
@@ -60,11 +68,13 @@ _POLL_INTERVAL_S = 0.5
 
 
 def train(run: Run) -> None:
-    """Train from the run's state to `train.num_steps`; differs from `train.train` in the lines marked with a star.
+    """Train from the run's state to `train.num_steps`; differs from `train.train` in the lines
+    marked with a star.
 
     With `max_staleness: 0` it is `train.train`.
 
-    Raises DapoError, or OSError from the run directory, if it cannot continue; the state is then saved.
+    Raises DapoError, or OSError from the run directory, if it cannot continue; the state is then
+    saved.
     """
     if not run.config.samples_ahead:
         train_in_turn(run)
@@ -76,19 +86,24 @@ def train(run: Run) -> None:
             with run.timed(step):
                 run.stop.check()
                 batch = prefetched_batch(run, step=step)  # * sampled during the step before
-                is_last = run.config.train.is_budget_spent(state.tokens_generated + batch.num_generated_tokens)
-                with next_batch(run, step=step + 1, is_last=is_last) as pending:  # * lines 2 to 8 of it, in a thread
+                is_last = run.config.train.is_budget_spent(
+                    state.tokens_generated + batch.num_generated_tokens
+                )
+                # * lines 2 to 8 of it, in a thread
+                with next_batch(run, step=step + 1, is_last=is_last) as pending:
                     samples = run.estimate_advantages(batch, step=step)
                     with rollouts_in_background(run, batch, samples) as text_metrics:
                         updates = run.prepare_updates(samples, step=step)
                     staleness = bounded_staleness(run, batch)
                     with run.stop.deferred():
                         if pending is not None:
-                            pending.raise_if_failed()  # * the last time that both halves can be undone
+                            # * the last time that both halves can be undone
+                            pending.raise_if_failed()
                         for minibatch in run.track("update", updates):
                             state.updates.append(run.policy.update(minibatch, step=step))
                         report_step(run, batch, samples, text_metrics | staleness)
-                        del batch, samples, updates  # freed now, not while the trainer waits for the next ones
+                        # freed now, not while the trainer waits for the next ones
+                        del batch, samples, updates
                         state.prefetched_batch = await_batch(run, pending)  # *
                 evaluate_and_log(run)
             check_divergence(run)
@@ -98,11 +113,15 @@ def train(run: Run) -> None:
 
 
 def prefetched_batch(run: Run, *, step: int) -> Batch:
-    """Return the prefetched batch, or a batch sampled now from the policy that the step begins with."""
+    """Return the prefetched batch, or a batch sampled now from the policy that the step begins
+    with.
+    """
     if run.state.prefetched_batch is None:
         run.begin_sampling(step)
         with run.phase("generate", total=run.config.rollout.prompts_per_step) as on_progress:
-            run.state.prefetched_batch = sample(run, step=step, on_progress=on_progress, check=run.stop.check)
+            run.state.prefetched_batch = sample(
+                run, step=step, on_progress=on_progress, check=run.stop.check
+            )
         run.sampling.start = None
     return run.state.prefetched_batch.batch
 
@@ -117,22 +136,37 @@ def sample(
 
 
 def requeue(run: Run) -> None:
-    """Requeue the problems of the prefetched batch; a resumed run samples them with its policy and options."""
+    """Requeue the problems of the prefetched batch; a resumed run samples them with its policy and
+    options.
+    """
     if run.state.prefetched_batch is None:
         return
     prefetched = run.state.prefetched_batch
     run.sampling.discard_kept()
-    run.sampling.restart_at(prefetched.start.without_kept, discarding=prefetched.batch.num_generated_tokens)
-    run.state.prefetched_batch, run.state.is_saved = None, False
+    run.sampling.restart_at(
+        prefetched.start.without_kept, discarding=prefetched.batch.num_generated_tokens
+    )
+    run.state.prefetched_batch = None
+    run.state.is_saved = False
 
 
 def bounded_staleness(run: Run, batch: Batch) -> dict[str, float]:
-    """Return the metrics of staleness. Raises EngineError beyond `max_staleness`: the engine had the wrong weights."""
-    metrics, most = staleness_metrics(batch.groups, version=run.state.step), run.config.max_staleness
-    if not 0 <= metrics.get("rollout/staleness_min", 0) <= metrics.get("rollout/staleness_max", 0) <= most:
+    """Return the metrics of staleness.
+
+    Raises EngineError beyond `max_staleness`: the engine had the wrong weights.
+    """
+    metrics = staleness_metrics(batch.groups, version=run.state.step)
+    most = run.config.max_staleness
+    if (
+        not 0
+        <= metrics.get("rollout/staleness_min", 0)
+        <= metrics.get("rollout/staleness_max", 0)
+        <= most
+    ):
         raise EngineError(
-            f"the tokens of the batch are {metrics['rollout/staleness_min']:g} to {metrics['rollout/staleness_max']:g} "
-            f"steps stale, expected 0 to {most} (max_staleness)"
+            f"the tokens of the batch are {metrics['rollout/staleness_min']:g} to"
+            f" {metrics['rollout/staleness_max']:g} steps stale, expected 0 to {most}"
+            " (max_staleness)"
         )
     if run.config.suspends_responses:
         metrics["rollout/recomputed_tokens"] = batch.recomputed_tokens
@@ -142,10 +176,12 @@ def bounded_staleness(run: Run, batch: Batch) -> dict[str, float]:
 
 @contextmanager
 def next_batch(run: Run, *, step: int, is_last: bool = False) -> "Iterator[PendingBatch | None]":
-    """Sample the batch of a step while the block runs; None after the last step. Leaving early cancels the sampling.
+    """Sample the batch of a step while the block runs; None after the last step.
 
-    `is_last`: the step before is the last, though it is not `train.num_steps`. If the block raises ShortfallError,
-    the batch that it trains on is requeued as well.
+    Leaving early cancels the sampling.
+
+    `is_last`: the step before is the last, though it is not `train.num_steps`. If the block raises
+    ShortfallError, the batch that it trains on is requeued as well.
     """
     if is_last or step > run.config.train.num_steps:
         pending = None
@@ -184,7 +220,9 @@ class SamplingCancelled(Exception):
 
 
 class PendingBatch:
-    """A batch that a thread samples; until it has ended, stream, engine, judge and sampler belong to it."""
+    """A batch that a thread samples; until it has ended, stream, engine, judge and sampler belong
+    to it.
+    """
 
     seconds = 0.0  # the duration of the sampling
     closed_at = 0.0  # the `time.perf_counter` at its end
@@ -193,7 +231,9 @@ class PendingBatch:
         self._is_cancelled = Event()
         self._progress = (0, run.sampling.sampler.prompts_per_step, "")
         self._new_weights = NewWeights(step - 1)
-        run.sampling.new_weights = None if run.sampling.clock.kind == "history" else self._new_weights
+        run.sampling.new_weights = (
+            None if run.sampling.clock.kind == "history" else self._new_weights
+        )
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"dapo-batch-{step}")
         self._future = self._pool.submit(self._sample, run, step)
 
@@ -202,10 +242,13 @@ class PendingBatch:
         if self._future.done():
             self._future.result()
 
-    def result(self, on_progress: Callable[[int, int, str], None], load_weights: Callable[[], None]) -> PrefetchedBatch:
+    def result(
+        self, on_progress: Callable[[int, int, str], None], load_weights: Callable[[], None]
+    ) -> PrefetchedBatch:
         """Wait for the batch. Raises the thread's error if it has failed.
 
-        The step's updates are made: `load_weights` is called if the thread wants their weights before its end.
+        The step's updates are made: `load_weights` is called if the thread wants their weights
+        before its end.
         """
         new = self._new_weights
         new.exist.set()
@@ -213,7 +256,9 @@ class PendingBatch:
             if new.wanted.done() and not new.are_loaded.is_set():
                 load_weights()
                 new.are_loaded.set()
-            awaited: list[Future[Any]] = [self._future] if new.wanted.done() else [self._future, new.wanted]
+            awaited: list[Future[Any]] = (
+                [self._future] if new.wanted.done() else [self._future, new.wanted]
+            )
             wait(awaited, timeout=_POLL_INTERVAL_S, return_when=FIRST_COMPLETED)
             on_progress(*self._progress)
         return self._future.result()

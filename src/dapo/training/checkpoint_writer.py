@@ -1,4 +1,6 @@
-"""Writes checkpoints in the background: the state is copied at once, and a thread writes the copy to the disk."""
+"""Writes checkpoints in the background: the state is copied at once, and a thread writes the copy
+to the disk.
+"""
 
 import contextlib
 import errno
@@ -31,7 +33,8 @@ _OF_OPEN_FILES = frozenset(
     )
 )
 """The errors of open files, which carry no name."""
-WRITER_NICENESS = 19  # niceness of the writing thread, which uses the processor time that training leaves idle
+# niceness of the writing thread, which uses the processor time that training leaves idle
+WRITER_NICENESS = 19
 
 
 class StorageError(DapoError):
@@ -43,11 +46,17 @@ class ConnectionFailed(DapoError):
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time in a thread. Its methods are called from the thread that trains."""
+    """Writes one checkpoint at a time in a thread.
+
+    Its methods are called from the thread that trains.
+    """
 
     def __init__(self, run: RunDirectory, *, log: Callable[[str], None]) -> None:
-        self._run, self._log = run, log
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="dapo-checkpoint", initializer=_lower_thread_priority)
+        self._run = run
+        self._log = log
+        self._pool = ThreadPoolExecutor(
+            1, thread_name_prefix="dapo-checkpoint", initializer=_lower_thread_priority
+        )
         self._pending: Future[object] | None = None
         self._step = 0
         self._failures = 0
@@ -58,7 +67,8 @@ class CheckpointWriter:
         return self._failures > 0
 
     def start(self, step: int, save: Callable[[], object]) -> None:
-        """Call `save` in the background, once the checkpoint before is written; it writes the checkpoint of a step.
+        """Call `save` in the background, once the checkpoint before is written; it writes the
+        checkpoint of a step.
 
         The data that `save` writes must not change before `join` has returned.
         """
@@ -81,11 +91,13 @@ class CheckpointWriter:
     def join(self) -> None:
         """Wait until the checkpoint is written, and log its failure.
 
-        Raises StorageError at the `MAX_FAILED_SAVES`-th failure in a row, and any error that is not an OSError.
+        Raises StorageError at the `MAX_FAILED_SAVES`-th failure in a row, and any error that is not
+        an OSError.
         """
         if self._pending is None:
             return
-        error, self._pending = self._pending.exception(), None
+        error = self._pending.exception()
+        self._pending = None
         if error is None:
             self._failures = 0
             return
@@ -95,46 +107,59 @@ class CheckpointWriter:
         reason = self._failure(self._step, error)
         if self._failures >= MAX_FAILED_SAVES:
             raise StorageError(f"{reason}; that was attempt {self._failures} in a row") from error
-        self._log(f"{reason}; training continues, attempt {self._failures + 1} of {MAX_FAILED_SAVES} follows")
+        self._log(
+            f"{reason}; training continues, attempt {self._failures + 1} of {MAX_FAILED_SAVES}"
+            " follows"
+        )
 
     def _failure(self, step: int, error: OSError) -> str:
         newest = self._run.checkpoints.newest_step()
-        kept = f"the checkpoint of step {newest} is kept" if newest is not None else "there is no earlier one"
+        kept = (
+            f"the checkpoint of step {newest} is kept"
+            if newest is not None
+            else "there is no earlier one"
+        )
         return f"the checkpoint of step {step} could not be written ({describe(error)}); {kept}"
 
 
 @contextmanager
 def os_errors_as_dapo_errors() -> Iterator[None]:
-    """Turn an OSError of the block into a StorageError if a file has caused it, else into a ConnectionFailed."""
+    """Turn an OSError of the block into a StorageError if a file has caused it, else into a
+    ConnectionFailed.
+    """
     try:
         yield
     except OSError as error:
         if is_of_files(error):
             raise StorageError(
-                f"a file could not be read or written ({describe(error)}); free space there, or make it writable"
+                f"a file could not be read or written ({describe(error)}); free space there, or"
+                " make it writable"
             ) from error
         raise ConnectionFailed(
-            f"a connection or another process has failed ({type(error).__name__}: {describe(error)}); what is saved "
-            "stays, and the run can be resumed"
+            f"a connection or another process has failed ({type(error).__name__}:"
+            f" {describe(error)}); what is saved stays, and the run can be resumed"
         ) from error
 
 
 def is_of_files(error: OSError) -> bool:
     """Whether a file or a disk has caused an OSError, and not a network or another process.
 
-    ConnectionError, TimeoutError and the errors of HTTP clients are OSErrors too. An error of a file names it, or is
-    one that a write to an open file gives.
+    ConnectionError, TimeoutError and the errors of HTTP clients are OSErrors too. An error of a
+    file names it, or is one that a write to an open file gives.
     """
     if isinstance(error, DiskRefused):
         return True
-    if isinstance(error, URLError | socket.gaierror | ssl.SSLError | ConnectionError):  # URLError may name its address
+    # URLError may name its address
+    if isinstance(error, URLError | socket.gaierror | ssl.SSLError | ConnectionError):
         return False
     return error.filename is not None or error.errno in _OF_OPEN_FILES
 
 
 def describe(error: OSError) -> str:
     """Return the system's message and the file that it names."""
-    return f"{error.strerror}: {error.filename}" if error.strerror and error.filename else str(error)
+    return (
+        f"{error.strerror}: {error.filename}" if error.strerror and error.filename else str(error)
+    )
 
 
 def _lower_thread_priority() -> None:

@@ -6,12 +6,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dapo.core.errors import CheckpointError, DapoError, NumericsError, OutOfMemory, ShortfallError, TrainerLost
+from dapo.core.errors import (
+    CheckpointError,
+    DapoError,
+    NumericsError,
+    OutOfMemory,
+    ShortfallError,
+    TrainerLost,
+)
 from dapo.core.files import atomic_write_json, read_json
 from dapo.runs.checkpoints import PROBLEM_STATS_FILE
 from dapo.runs.manifest import PROVENANCE_FILE
 from dapo.training.checkpoint_writer import StorageError
-from dapo.training.prefetched_batch import read_kept, read_prefetched_batch, write_kept, write_prefetched_batch
+from dapo.training.prefetched_batch import (
+    read_kept,
+    read_prefetched_batch,
+    write_kept,
+    write_prefetched_batch,
+)
 from dapo.training.problem_stats import read_problem_stats, write_problem_stats
 from dapo.training.state import Run, TrainState
 
@@ -19,8 +31,11 @@ STATE_FILE = "state.json"
 
 
 def save_if_due(run: Run) -> None:
-    """Start a checkpoint in the background after every `train.save_every`-th step, and again where one failed."""
-    config, state = run.config, run.state
+    """Start a checkpoint in the background after every `train.save_every`-th step, and again where
+    one failed.
+    """
+    config = run.config
+    state = run.state
     run.checkpoints.poll()
     every = config.train.save_every
     is_due = bool(every and state.step % every == 0) or run.checkpoints.has_failed
@@ -32,7 +47,10 @@ def save_if_due(run: Run) -> None:
 
 
 def save_now(run: Run) -> None:
-    """Write the last finished step to the disk before returning. Raises StorageError if that fails."""
+    """Write the last finished step to the disk before returning.
+
+    Raises StorageError if that fails.
+    """
     with run.phase("save"):
         run.checkpoints.join()
         if not run.state.is_saved or run.checkpoints.has_failed:
@@ -41,8 +59,12 @@ def save_now(run: Run) -> None:
 
 
 def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[], Path]:
-    """Return a function that writes a checkpoint of the present state; `write_policy` writes the policy's files."""
-    config, directory, state = run.config, run.directory, run.state
+    """Return a function that writes a checkpoint of the present state; `write_policy` writes the
+    policy's files.
+    """
+    config = run.config
+    directory = run.directory
+    state = run.state
     counts: dict[str, Any] = {
         "train_state": state.state_dict(),
         "stream": run.sampling.stream.state_dict(),
@@ -51,8 +73,11 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
     }
     if state.pending_metrics is not None:
         counts["pending_metrics"] = state.pending_metrics
-    step, accuracy, prefetched_batch = state.step, state.accuracy, state.prefetched_batch
-    problem_stats, kept = run.problem_stats.table(), run.sampling.kept
+    step = state.step
+    accuracy = state.accuracy
+    prefetched_batch = state.prefetched_batch
+    problem_stats = run.problem_stats.table()
+    kept = run.sampling.kept
 
     def write(folder: Path) -> None:
         write_policy(folder)
@@ -65,7 +90,9 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
         write_kept(folder, kept)
 
     def save() -> Path:
-        path = directory.checkpoints.save(step, write, config.train.kept_in_training, accuracy=accuracy)
+        path = directory.checkpoints.save(
+            step, write, config.train.kept_in_training, accuracy=accuracy
+        )
         write_problem_stats(directory.problem_stats, problem_stats)
         return path
 
@@ -75,14 +102,19 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
 def save_after_failure(run: Run, error: DapoError | OSError) -> None:
     """Save the last finished step if possible, and log where the run will continue.
 
-    A step that ended between its updates leaves a policy that belongs to no step: it is not saved. Neither are weights
-    that are not finite, or that were lost with their processes.
+    A step that ended between its updates leaves a policy that belongs to no step: it is not saved.
+    Neither are weights that are not finite, or that were lost with their processes.
     """
-    log, state = run.tracker.message, run.state
+    log = run.tracker.message
+    state = run.state
     try:
         if not state.is_consistent:
             log(f"step {state.step + 1} ended between its updates; it is discarded")
-        if state.is_consistent and not state.is_new and not isinstance(error, StorageError | TrainerLost):
+        if (
+            state.is_consistent
+            and not state.is_new
+            and not isinstance(error, StorageError | TrainerLost)
+        ):
             save_now(run)
         else:
             run.checkpoints.join()  # a resuming process removes half-written checkpoints
@@ -90,7 +122,11 @@ def save_after_failure(run: Run, error: DapoError | OSError) -> None:
         if str(another) != str(error):
             log(str(another))
     newest = run.directory.checkpoints.newest_step()
-    saved = "nothing is saved yet" if newest is None else f"saved: step {newest} of {run.config.train.num_steps}"
+    saved = (
+        "nothing is saved yet"
+        if newest is None
+        else f"saved: step {newest} of {run.config.train.num_steps}"
+    )
     resume = f"dapo resume {shlex.quote(str(run.directory.path))}"
     if isinstance(error, ShortfallError | OutOfMemory):  # a step is a function of the options
         log(f"{saved}; with the same options the step would fail again: {resume} OPTION=VALUE")
@@ -99,12 +135,16 @@ def save_after_failure(run: Run, error: DapoError | OSError) -> None:
 
 
 def restore(run: Run, checkpoint: Path) -> None:
-    """Restore a run to the state of a checkpoint, with the next step's batch if the checkpoint has one."""
+    """Restore a run to the state of a checkpoint, with the next step's batch if the checkpoint has
+    one.
+    """
     state = read_state(checkpoint)
     run.policy.load(checkpoint)
     run.sampling.stream.load_state_dict(state["stream"])
     is_same_verifier = state.get("judging") == run.config.reward.judging
-    run.sampling.sampler.load_state_dict(state["sampler"] | ({} if is_same_verifier else {"errors": []}))
+    run.sampling.sampler.load_state_dict(
+        state["sampler"] | ({} if is_same_verifier else {"errors": []})
+    )
     try:
         run.problem_stats = read_problem_stats(checkpoint / PROBLEM_STATS_FILE)
     except DapoError as error:
@@ -112,10 +152,14 @@ def restore(run: Run, checkpoint: Path) -> None:
         raise CheckpointError(f"{error}; {older}") from None
     # a kill may have come between the checkpoint and the copy in the run directory
     write_problem_stats(run.directory.problem_stats, run.problem_stats.table())
-    pending, prefetched_batch = _pending_metrics(state), read_prefetched_batch(checkpoint, run.sampling.stream)
+    pending = _pending_metrics(state)
+    prefetched_batch = read_prefetched_batch(checkpoint, run.sampling.stream)
     run.sampling.kept = read_kept(checkpoint, run.sampling.stream)
     run.state = TrainState(
-        **state["train_state"], pending_metrics=pending, prefetched_batch=prefetched_batch, is_saved=True
+        **state["train_state"],
+        pending_metrics=pending,
+        prefetched_batch=prefetched_batch,
+        is_saved=True,
     )
 
 
@@ -125,7 +169,10 @@ def is_logged(checkpoint: Path) -> bool:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Read the counts of a checkpoint with the state of its stream and sampler. Raises CheckpointError."""
+    """Read the counts of a checkpoint with the state of its stream and sampler.
+
+    Raises CheckpointError.
+    """
     path = checkpoint / STATE_FILE
     try:
         state = read_json(path)
@@ -141,4 +188,6 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 def _pending_metrics(state: Mapping[str, Any]) -> dict[str, float] | None:
     """Read the metrics that were not written yet; null stands for NaN, as in metrics.jsonl."""
     pending_metrics = state.get("pending_metrics")
-    return pending_metrics and {name: math.nan if value is None else value for name, value in pending_metrics.items()}
+    return pending_metrics and {
+        name: math.nan if value is None else value for name, value in pending_metrics.items()
+    }

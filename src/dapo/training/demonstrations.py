@@ -34,7 +34,9 @@ class Answer:
 
 
 class AnswerEncoder:
-    """Encodes the turns of demonstrations as the model would sample them, each with its end token."""
+    """Encodes the turns of demonstrations as the model would sample them, each with its end
+    token.
+    """
 
     def __init__(
         self,
@@ -46,21 +48,42 @@ class AnswerEncoder:
     ) -> None:
         """`encoder` encodes the prompts, and `history` is the option of environments.
 
-        Raises DataError, at the first demonstration of several turns, for a chat template that cannot be continued.
+        Raises DataError, at the first demonstration of several turns, for a chat template that
+        cannot be continued.
         """
         self._history = history
-        self._tokenizer, self._config, self._prompts = tokenizer, config, encoder
+        self._tokenizer = tokenizer
+        self._config = config
+        self._prompts = encoder
         self._renderers: dict[tuple[str, ...], TurnRenderer] = {}
         end = encoder.turn_end
-        self._end_id = tokenizer.eos_token_id if end is None or end.token_id is None else end.token_id
-        self._end = "" if self._end_id is None else str(tokenizer.decode([self._end_id], skip_special_tokens=False))
+        self._end_id = (
+            tokenizer.eos_token_id if end is None or end.token_id is None else end.token_id
+        )
+        self._end = (
+            ""
+            if self._end_id is None
+            else str(tokenizer.decode([self._end_id], skip_special_tokens=False))
+        )
         self._begun = begun_text(encoder)
-        """The beginning of a turn that the prompt holds, such as `<think>`; it is no part of what is imitated."""
-        self._before_end = "" if end is None else end.text.partition(self._end)[0] if self._end else end.text
+        """The beginning of a turn that the prompt holds, such as `<think>`; it is no part of what
+        is imitated.
+        """
+        if end is None:
+            self._before_end = ""
+        elif self._end:
+            self._before_end = end.text.partition(self._end)[0]
+        else:
+            self._before_end = end.text
 
     def encode(self, demonstration: Problem) -> Answer:
-        """The tokens behind the prompt. Raises DataError for a turn that contains the end of a turn."""
-        turns, ids, ranges = turns_of(demonstration), list[int](), list[tuple[int, int]]()
+        """The tokens behind the prompt.
+
+        Raises DataError for a turn that contains the end of a turn.
+        """
+        turns = turns_of(demonstration)
+        ids = list[int]()
+        ranges = list[tuple[int, int]]()
         position = 0
         while position < len(turns):
             own = self._turn_ids(turns[position], demonstration, is_first=not ids)
@@ -79,17 +102,21 @@ class AnswerEncoder:
 
     def _renderer(self, roles: tuple[str, ...]) -> TurnRenderer:
         if roles not in self._renderers:
-            renderer = TurnRenderer(self._tokenizer, self._config, roles=roles, history=self._history)
+            renderer = TurnRenderer(
+                self._tokenizer, self._config, roles=roles, history=self._history
+            )
             self._renderers[roles] = renderer
         return self._renderers[roles]
 
     def _turn_ids(self, turn: Message, demonstration: Problem, *, is_first: bool) -> list[int]:
-        """The ids of one turn with its end, as the chat template writes it behind the header of the turn."""
+        """The ids of one turn with its end, as the chat template writes it behind the header of the
+        turn.
+        """
         content = content_text(turn)
         if self._end and self._end in content:
             raise DataError(
-                f"demonstration {demonstration.id}: the response {quoted(content)} contains {self._end}, which ends a "
-                "turn; leave it out, it is added"
+                f"demonstration {demonstration.id}: the response {quoted(content)} contains"
+                f" {self._end}, which ends a turn; leave it out, it is added"
             )
         asked = demonstration if is_first else Problem(demonstration.id, _QUESTION, "")
         if turn.keys() <= {"role", "content", *_THOUGHT_KEYS}:
@@ -97,46 +124,65 @@ class AnswerEncoder:
         else:
             text = self._whole_turn_text(turn, asked, demonstration)
         if is_first:
-            before, prompt = self._prompts.render(demonstration), self._prompts.encode(demonstration)
+            before = self._prompts.render(demonstration)
+            prompt = self._prompts.encode(demonstration)
             whole = self._prompts.encode_rendered(before + text)
             if whole[: len(prompt)] == tuple(prompt):
                 return list(whole[len(prompt) :])
         return list(self._prompts.encode_rendered(text))
 
     def _whole_turn_text(self, turn: Message, asked: Problem, demonstration: Problem) -> str:
-        """The text of a turn with further keys, such as calls or a thought, as the chat template writes it.
+        """The text of a turn with further keys, such as calls or a thought, as the chat template
+        writes it.
 
-        Raises DataError if there is no template, or it writes a turn otherwise than behind the prompt.
+        Raises DataError if there is no template, or it writes a turn otherwise than behind the
+        prompt.
         """
         keys = ", ".join(key for key in turn if key not in ("role", "content"))
         template = self._prompts.template
         if template is None:
-            raise DataError(f"demonstration {demonstration.id}: {keys} of a message need a chat template; leave it out")
+            raise DataError(
+                f"demonstration {demonstration.id}: {keys} of a message need a chat template; leave"
+                " it out"
+            )
         if template.unread_keys([turn]) == keys.split(", "):
             return self._turn_text({"role": turn["role"], "content": content_text(turn)}, asked)
-        messages = chat_messages(asked, instruction=self._config.instruction, system=self._config.system)
+        messages = chat_messages(
+            asked, instruction=self._config.instruction, system=self._config.system
+        )
         before = self._prompts.render(asked)
         try:
             columns = template_columns(asked)
-            rendered = template.render(template.in_its_forms([*messages, turn]), header=False, **columns)
+            rendered = template.render(
+                template.in_its_forms([*messages, turn]), header=False, **columns
+            )
         except ValueError as error:
-            raise DataError(f"demonstration {demonstration.id}: the chat template rejects a turn: {error}") from None
-        if not rendered.startswith(before) or (self._end and self._end not in rendered[len(before) :]):
             raise DataError(
-                f"demonstration {demonstration.id}: the chat template does not write {keys} behind the prompt; write "
-                "the turn into its content, in the form in which the model writes it"
+                f"demonstration {demonstration.id}: the chat template rejects a turn: {error}"
+            ) from None
+        if not rendered.startswith(before) or (
+            self._end and self._end not in rendered[len(before) :]
+        ):
+            raise DataError(
+                f"demonstration {demonstration.id}: the chat template does not write {keys} behind"
+                " the prompt; write the turn into its content, in the form in which the model"
+                " writes it"
             )
         behind = rendered[len(before) :]
         return f"{behind.rpartition(self._end)[0]}{self._end}" if self._end else behind
 
     def _turn_text(self, turn: Message, asked: Problem) -> str:
-        """The text of a turn with its end behind a prompt, maybe with a thought or a channel before its content.
+        """The text of a turn with its end behind a prompt, maybe with a thought or a channel before
+        its content.
 
-        Raises DataError where it would stand in a thought that the prompt has opened and that it does not close.
+        Raises DataError where it would stand in a thought that the prompt has opened and that it
+        does not close.
         """
         if self._prompts.turn_end is None:
             return f"{content_text(turn)}{self._before_end}{self._end}"
-        messages = chat_messages(asked, instruction=self._config.instruction, system=self._config.system)
+        messages = chat_messages(
+            asked, instruction=self._config.instruction, system=self._config.system
+        )
         prompt = self._prompts.render(asked)
         rendered = self._prompts.render_messages([*messages, dict(turn)], header=False)
         thought = str(next((turn[key] for key in _THOUGHT_KEYS if turn.get(key)), "") or "")
@@ -159,14 +205,17 @@ class AnswerEncoder:
         closing = [pair[1] for pair in THOUGHT_MARKS if pair[0] in self._begun]
         if ends_in_thought(self._begun + text) or not all(mark in text for mark in closing):
             raise DataError(
-                f"demonstration {asked.id}: the prompt ends with {quoted(self._begun)}, and the response "
-                f"{quoted(content)} does not close this thought; the chat template itself writes {quoted(rendered)}. "
-                "Begin the response with a thought and its end, or leave the demonstration out"
+                f"demonstration {asked.id}: the prompt ends with {quoted(self._begun)}, and the"
+                f" response {quoted(content)} does not close this thought; the chat template itself"
+                f" writes {quoted(rendered)}. Begin the response with a thought and its end, or"
+                " leave the demonstration out"
             )
         return f"{text}{self._before_end}{self._end}"
 
     def _with_end(self, shown: str, content: str) -> str:
-        """What the template shows of a turn, with its end; white space behind the content is the template's."""
+        """What the template shows of a turn, with its end; white space behind the content is the
+        template's.
+        """
         core = content.strip()
         if core and core in shown:
             head, found, rest = shown.rpartition(core)
@@ -174,15 +223,17 @@ class AnswerEncoder:
         return f"{shown if self._end else shown.rstrip()}{self._end}"
 
     def _with_thought(self, thought: str, content: str, asked: Problem) -> str:
-        """The content behind its thought between the marks of the template, which reads no key for thoughts."""
+        """The content behind its thought between the marks of the template, which reads no key for
+        thoughts.
+        """
         template = str(self._tokenizer.chat_template)
         marks = [pair for pair in THOUGHT_MARKS if pair[0] in self._begun] or [
             pair for pair in THOUGHT_MARKS if pair[1] in template
         ]
         if not marks:
             raise DataError(
-                f"demonstration {asked.id}: the chat template shows no {', '.join(_THOUGHT_KEYS)}; put the thought "
-                "into the content, as the model writes it"
+                f"demonstration {asked.id}: the chat template shows no {', '.join(_THOUGHT_KEYS)};"
+                " put the thought into the content, as the model writes it"
             )
         opening, closing = marks[0]
         return f"{opening}\n{thought.strip()}\n{closing}\n\n{content}"
@@ -196,7 +247,8 @@ def _words(text: str) -> str:
 def encode_answers(
     demonstrations: Sequence[Problem], encoder: AnswerEncoder, *, max_tokens: int
 ) -> tuple[list[Problem], dict[str, Answer], int]:
-    """Encode demonstrations: those of at most `max_tokens` tokens, their answers by id, and the number of longer ones.
+    """Encode demonstrations: those of at most `max_tokens` tokens, their answers by id, and the
+    number of longer ones.
 
     Raises DataError if all are longer.
     """
@@ -205,7 +257,7 @@ def encode_answers(
     if demonstrations and not kept:
         shortest = min(len(answer.token_ids) for answer in answers.values())
         raise DataError(
-            f"all {len(demonstrations):,} demonstrations are longer than rollout.max_response_tokens={max_tokens}; the "
-            f"shortest has {shortest:,} tokens"
+            f"all {len(demonstrations):,} demonstrations are longer than"
+            f" rollout.max_response_tokens={max_tokens}; the shortest has {shortest:,} tokens"
         )
     return kept, {each.id: answers[each.id] for each in kept}, len(demonstrations) - len(kept)

@@ -1,4 +1,6 @@
-"""Dynamic sampling (Eq. 11): the outcome of a group, how many groups to have in flight, the rate of verifier errors."""
+"""Dynamic sampling (Eq. 11): the outcome of a group, how many groups to have in flight, the rate of
+verifier errors.
+"""
 
 import math
 import re
@@ -19,7 +21,9 @@ _FADING = discount(1)  # the factor by which the decisions of a batch fade with 
 
 
 class DynamicSampler:
-    """Decides on each group by Eq. 11, and derives the number of groups in flight from a running keep rate."""
+    """Decides on each group by Eq. 11, and derives the number of groups in flight from a running
+    keep rate.
+    """
 
     def __init__(
         self,
@@ -35,16 +39,20 @@ class DynamicSampler:
     ) -> None:
         """A group with fewer than `least_verdicts` does not train.
 
-        `reward_test` is the command that tests the run's reward; the error about missing verdicts names it.
+        `reward_test` is the command that tests the run's reward; the error about missing verdicts
+        names it.
         """
         self.prompts_per_step = prompts_per_step
         self.max_groups_per_step = max_groups_per_step
         self._enabled = enabled
         self._keep = keep
-        self._thresholds, self._least_verdicts = thresholds, least_verdicts
-        self._decay = 1.0 - 1.0 / (4 * prompts_per_step)  # the keep rate of about the last four batches
+        self._thresholds = thresholds
+        self._least_verdicts = least_verdicts
+        # the keep rate of about the last four batches
+        self._decay = 1.0 - 1.0 / (4 * prompts_per_step)
         self._kept = self._decided = 1.0
-        self._selected, self._chances = 0.0, 0.0
+        self._selected = 0.0
+        self._chances = 0.0
         self._errors = RollingErrorRate(max_error_rate, reward_test)
 
     def outcome(self, group: Group) -> Outcome:
@@ -52,37 +60,53 @@ class DynamicSampler:
 
         Raises VerifierFailed where `max_error_rate` of the last responses is exceeded.
         """
-        self._errors.add(group.problem.id, group.texts or [""] * len(group.verdicts), group.verdicts)
+        self._errors.add(
+            group.problem.id, group.texts or [""] * len(group.verdicts), group.verdicts
+        )
         outcome = self._outcome_of(group)
         self._kept = self._decay * self._kept + (outcome == "trained")
         self._decided = self._decay * self._decided + 1.0
         return outcome
 
     def in_flight_target(self, shortfall: int) -> int:
-        """Undecided groups to keep in flight so that, at the running keep rate, they just meet the shortfall."""
+        """Undecided groups to keep in flight so that, at the running keep rate, they just meet the
+        shortfall.
+        """
         return math.ceil(shortfall * self._decided / max(self._kept, 0.1))
 
     @property
     def weight_scale(self) -> float | None:
-        """K of `dynamic_sampling.weights`: the mean q of the problems decided so far, by chance; None before any.
+        """K of `dynamic_sampling.weights`: the mean q of the problems decided so far, by chance;
+        None before any.
 
-        It comes from finished batches, so it does not depend on the groups of the batch whose weights it scales.
+        It comes from finished batches, so it does not depend on the groups of the batch whose
+        weights it scales.
         """
         return self._selected / self._chances if self._chances > 0 else None
 
     def count_selection(self, decisions: Sequence[tuple[float, float]]) -> None:
-        """Count (q, chance) of the problems that a batch has decided on; earlier batches fade by half in ten."""
+        """Count (q, chance) of the problems that a batch has decided on; earlier batches fade by
+        half in ten.
+        """
         self._selected = _FADING * self._selected + math.fsum(q * chance for q, chance in decisions)
         self._chances = _FADING * self._chances + math.fsum(chance for _, chance in decisions)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the running keep rate, the window of verifier errors, and the sums of K; JSON keeps them exactly."""
+        """Return the running keep rate, the window of verifier errors, and the sums of K; JSON
+        keeps them exactly.
+        """
         sums = {"selection": [self._selected, self._chances]} if self._chances else {}
-        return {"kept": self._kept, "decided": self._decided, "errors": self._errors.state(), **sums}
+        return {
+            "kept": self._kept,
+            "decided": self._decided,
+            "errors": self._errors.state(),
+            **sums,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with a saved state."""
-        self._kept, self._decided = float(state["kept"]), float(state["decided"])
+        self._kept = float(state["kept"])
+        self._decided = float(state["decided"])
         self._selected, self._chances = map(float, state.get("selection", (0.0, 0.0)))
         self._errors.load(state.get("errors", ()))
 
@@ -95,7 +119,11 @@ class DynamicSampler:
         if self._keep is not None:
             return "trained" if self._user_keeps(group) else "filtered"
         if is_informative(group.verdicts):
-            return "trained" if self._thresholds is None or self._thresholds.is_met_by(group.verdicts) else "filtered"
+            return (
+                "trained"
+                if self._thresholds is None or self._thresholds.is_met_by(group.verdicts)
+                else "filtered"
+            )
         if any(verdict.correct is None for verdict in valid):
             return "zero_variance"
         return "all_correct" if valid[0].correct else "all_wrong"
@@ -106,7 +134,8 @@ class DynamicSampler:
             answer = self._keep(group)
         except Exception as error:
             raise RewardError(
-                f"dynamic_sampling.filter raised {describe(error)}; it must take a Group and return a bool"
+                f"dynamic_sampling.filter raised {describe(error)}; it must take a Group and return"
+                " a bool"
             ) from None  # the error's text may quote a response, and Python would print it as it is
         if not isinstance(answer, bool):
             raise RewardError(f"dynamic_sampling.filter must return a bool, got {answer!r}")
@@ -115,10 +144,12 @@ class DynamicSampler:
 
 WINDOW = 256  # responses over which the rate of verifier errors is taken
 FIRST_RESPONSES = 32  # the fewest first responses that stop a run if none of them has a verdict
-MAX_ERROR_RATE = 0.5  # fraction of error verdicts among the last WINDOW responses above which a run stops
+# fraction of error verdicts among the last WINDOW responses above which a run stops
+MAX_ERROR_RATE = 0.5
 _CAUSES = 3
 _SHOWN_CHARS = 200
-_PARTICULAR = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")  # the quoted texts and numbers in which errors of one cause differ
+# the quoted texts and numbers in which errors of one cause differ
+_PARTICULAR = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
 _Entry: TypeAlias = tuple[str, str, str] | None
 """Error, problem and response of a response without a verdict; None for a response with one."""
 
@@ -127,21 +158,25 @@ class RollingErrorRate:
     """The last WINDOW judged responses, in the order in which their groups were decided."""
 
     def __init__(self, max_rate: float, reward_test: str = REWARD_TEST) -> None:
-        self._max_rate, self._reward_test = max_rate, reward_test
+        self._max_rate = max_rate
+        self._reward_test = reward_test
         self._last: deque[_Entry] = deque(maxlen=WINDOW)
 
     def add(self, problem_id: str, responses: Sequence[str], verdicts: Sequence[Verdict]) -> None:
         """Add a group's verdicts.
 
-        Raises VerifierFailed when a full window holds more errors than `max_rate` allows, or when all first responses
-        are errors.
+        Raises VerifierFailed when a full window holds more errors than `max_rate` allows, or when
+        all first responses are errors.
         """
         for response, verdict in zip(responses, verdicts, strict=True):
             shown = repr(response[:_SHOWN_CHARS])
             self._last.append(None if verdict.error is None else (verdict.error, problem_id, shown))
         errors = [entry for entry in self._last if entry is not None]
-        is_full, none_has_a_verdict = len(self._last) == WINDOW, len(errors) == len(self._last) >= FIRST_RESPONSES
-        if (is_full and len(errors) > self._max_rate * WINDOW) or (none_has_a_verdict and self._max_rate < 1):
+        is_full = len(self._last) == WINDOW
+        none_has_a_verdict = len(errors) == len(self._last) >= FIRST_RESPONSES
+        if (is_full and len(errors) > self._max_rate * WINDOW) or (
+            none_has_a_verdict and self._max_rate < 1
+        ):
             raise VerifierFailed(self._explain(errors))
 
     def state(self) -> list[Any]:
@@ -156,17 +191,19 @@ class RollingErrorRate:
         by_cause: dict[str, list[tuple[str, str, str]]] = {}
         for entry in errors:
             by_cause.setdefault(_PARTICULAR.sub("", entry[0]), []).append(entry)
-        counts = Counter({cause: len(entries) for cause, entries in by_cause.items()}).most_common(_CAUSES)
+        counts = Counter({cause: len(entries) for cause, entries in by_cause.items()}).most_common(
+            _CAUSES
+        )
         message = "; ".join(f"{count} times: {by_cause[cause][-1][0]}" for cause, count in counts)
         _, problem, response = by_cause[counts[0][0]][-1]
         if len(errors) == len(self._last):
             found = f"none of the {len(errors)} responses judged last has a verdict"
         else:
             found = (
-                f"{len(errors)} of the last {WINDOW} judged responses have no verdict, more than the "
-                f"{self._max_rate:.0%} that a run accepts"
+                f"{len(errors)} of the last {WINDOW} judged responses have no verdict, more than"
+                f" the {self._max_rate:.0%} that a run accepts"
             )
         return (
-            f"{found}. {message}. For example problem {problem}, response {response}.\n"
-            f"Correct the verifier or the references ({self._reward_test} shows its verdicts), and continue"
+            f"{found}. {message}. For example problem {problem}, response {response}.\nCorrect the"
+            f" verifier or the references ({self._reward_test} shows its verdicts), and continue"
         )

@@ -1,12 +1,15 @@
-"""A fork: a new run that begins with a checkpoint of another run, and is equal to it up to that step.
+"""A fork: a new run that begins with a checkpoint of another run, and is equal to it up to that
+step.
 
-The fork has the parent's files up to the step: metrics, evaluations, judged responses, the checkpoint. Files that runs
-replace, and never change, are hard links, which cost no space; `metrics.jsonl`, to which a run appends, is a copy. So
-neither run can change a file of the other, and either may be removed.
+The fork has the parent's files up to the step: metrics, evaluations, judged responses, the
+checkpoint. Files that runs replace, and never change, are hard links, which cost no space;
+`metrics.jsonl`, to which a run appends, is a copy. So neither run can change a file of the other,
+and either may be removed.
 
-All random numbers of a run are keyed (`core/rng.py`). A fork without a change therefore repeats its parent to the byte,
-and a fork with another learning rate gets the same problems and the same random numbers for their responses. A branch
-(`--times`) has its own seed, and so different random numbers after the step.
+All random numbers of a run are keyed (`core/rng.py`). A fork without a change therefore repeats its
+parent to the byte, and a fork with another learning rate gets the same problems and the same random
+numbers for their responses. A branch (`--times`) has its own seed, and so different random numbers
+after the step.
 """
 
 import errno
@@ -21,7 +24,15 @@ from typing import Any
 from dapo.config import Config, dump_config, load_config
 from dapo.config.option_entries import option_differences
 from dapo.core.errors import CheckpointError, ConfigError
-from dapo.core.files import PRIVATE, atomic_write_json, atomic_write_text, crc32_of, open_no_link, read_json, remove
+from dapo.core.files import (
+    PRIVATE,
+    atomic_write_json,
+    atomic_write_text,
+    crc32_of,
+    open_no_link,
+    read_json,
+    remove,
+)
 from dapo.core.loading import add_code_folder
 from dapo.core.rng import keyed_seed
 from dapo.runs.checkpoints import accuracy_of, numbered, require_optimizer_state, step_of
@@ -33,14 +44,27 @@ from dapo.training.checkpointing import STATE_FILE, is_logged, read_state
 from dapo.training.prefetched_batch import SAMPLING_FILES, read_sampling_start
 
 SEEDS = 10**9  # upper bound of the seeds of branches, which people read and type
-_LOCATIONS = ("folder", "run_dir", "module_folders")  # entries of a manifest that locate the data and modules of a run
-_KEEPS_NEXT_BATCH = ("advantage.", "loss.", "optim.", "eval.", "log.", "profile.", "distributed.", "launcher", "train.")
+# entries of a manifest that locate the data and modules of a run
+_LOCATIONS = ("folder", "run_dir", "module_folders")
+_KEEPS_NEXT_BATCH = (
+    "advantage.",
+    "loss.",
+    "optim.",
+    "eval.",
+    "log.",
+    "profile.",
+    "distributed.",
+    "launcher",
+    "train.",
+)
 """Options, and prefixes of options, on which a batch sampled in advance does not depend."""
 
 
 @dataclass(frozen=True)
 class ForkPlan:
-    """A fork that can be made: its options and checkpoint were checked, and nothing is written yet."""
+    """A fork that can be made: its options and checkpoint were checked, and nothing is written
+    yet.
+    """
 
     parent: RunDirectory
     checkpoint: Path
@@ -52,31 +76,37 @@ class ForkPlan:
         """Notes for the user on the random numbers after the step."""
         changed = self.fork.changed
         if _moves_stream(changed):
-            return [f"the training data changed: after step {self.fork.step} the stream begins at its first problem"]
+            return [
+                f"the training data changed: after step {self.fork.step} the stream begins at its"
+                " first problem"
+            ]
         if "train.seed" in changed:
             return [
-                f"the seed changed: after step {self.fork.step} the order of the problems and all random numbers "
-                "differ, and problems may repeat within the epoch"
+                f"the seed changed: after step {self.fork.step} the order of the problems and all"
+                " random numbers differ, and problems may repeat within the epoch"
             ]
         if any(name.startswith("data.") for name in changed):
             return ["prompts or problems changed: the same random numbers give different responses"]
         return []
 
 
-def plan_fork(parent: RunDirectory, step: int, overrides: Sequence[str] = (), *, branch: int | None = None) -> ForkPlan:
+def plan_fork(
+    parent: RunDirectory, step: int, overrides: Sequence[str] = (), *, branch: int | None = None
+) -> ForkPlan:
     """Plan a fork of a run, which may be training, at the step of one of its checkpoints.
 
-    `overrides` change options after the step, as `key=value`. The seed of a `branch` is a function of the run's seed
-    and this number.
+    `overrides` change options after the step, as `key=value`. The seed of a `branch` is a function
+    of the run's seed and this number.
 
-    Raises ConfigError if an option is wrong or cannot change within a run, and CheckpointError, which names the whole
-    checkpoints of the parent, if it has none of the step.
+    Raises ConfigError if an option is wrong or cannot change within a run, and CheckpointError,
+    which names the whole checkpoints of the parent, if it has none of the step.
     """
     checkpoint = parent.checkpoints.find(step)
     require_optimizer_state(checkpoint)
     add_code_folder(parent.path / CODE_FOLDER)
     file = parent.config_of(step + 1)
-    before, config = load_config(file), changed_config(file, overrides)
+    before = load_config(file)
+    config = changed_config(file, overrides)
     if branch is not None:
         seed = keyed_seed(config.train.seed, "branch", branch) % SEEDS
         config = config.changed("train", seed=seed)
@@ -90,9 +120,9 @@ def plan_fork(parent: RunDirectory, step: int, overrides: Sequence[str] = (), *,
 def create_fork(plan: ForkPlan, path: Path, command: Sequence[str]) -> RunDirectory:
     """Make the run directory of a fork, which `dapo resume` continues.
 
-    `path` must be new or empty, and the manifest records `command`. The directory gets its name when it is complete, so
-    a killed process leaves no run. Raises CheckpointError if `path` has a run or cannot be written, or the parent has
-    removed its checkpoint.
+    `path` must be new or empty, and the manifest records `command`. The directory gets its name
+    when it is complete, so a killed process leaves no run. Raises CheckpointError if `path` has a
+    run or cannot be written, or the parent has removed its checkpoint.
     """
     require_new_run(path)
     fork = RunDirectory(path.with_name(f".{path.name}.fork.tmp"))
@@ -106,8 +136,8 @@ def create_fork(plan: ForkPlan, path: Path, command: Sequence[str]) -> RunDirect
             os.rename(fork.path, path)
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{error.filename} has just been removed: {plan.parent.path} is training and removes old checkpoints; "
-            "fork a newer one, or raise train.keep_checkpoints"
+            f"{error.filename} has just been removed: {plan.parent.path} is training and removes"
+            " old checkpoints; fork a newer one, or raise train.keep_checkpoints"
         ) from None
     except OSError as error:
         raise CheckpointError(f"cannot create the run directory {path}: {error.strerror}") from None
@@ -123,28 +153,34 @@ def default_fork_path(parent: RunDirectory, step: int, now: datetime) -> Path:
 def require_same_preset(before: Config, after: Config, where: str) -> None:
     """Raise ConfigError for another preset, whose options would not come with its name."""
     if after.preset != before.preset:
-        why = "a run has a value for each option; change those that differ, or start a new run with model=RUN"
+        why = (
+            "a run has a value for each option; change those that differ, or start a new run with"
+            " model=RUN"
+        )
         raise ConfigError(f"preset cannot change in {where}: {why}")
 
 
 def _require_possible(config: Config, changed: Mapping[str, Any], step: int) -> None:
-    """Raise ConfigError for a change that a checkpoint does not allow, and if no step is left to train."""
+    """Raise ConfigError for a change that a checkpoint does not allow, and if no step is left to
+    train.
+    """
     for name in changed:
         if name.startswith("model."):
             raise ConfigError(
-                f"{name} cannot change in a fork: the checkpoint holds this model's weights and its tokenizer's ids; "
-                "start a new run with dapo train"
+                f"{name} cannot change in a fork: the checkpoint holds this model's weights and its"
+                " tokenizer's ids; start a new run with dapo train"
             )
     if config.train.num_steps <= step:
         raise ConfigError(
-            f"the fork begins after step {step}, and train.num_steps={config.train.num_steps} leaves nothing to train; "
-            f"set for example train.num_steps={2 * step}"
+            f"the fork begins after step {step}, and train.num_steps={config.train.num_steps}"
+            f" leaves nothing to train; set for example train.num_steps={2 * step}"
         )
 
 
 def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:
     """Write the files of a fork; `config.yaml`, which makes the directory a run, comes last."""
-    parent, step = plan.parent, plan.fork.step
+    parent = plan.parent
+    step = plan.fork.step
     logged = step if is_logged(plan.checkpoint) else step - 1
     if parent.metrics.exists():
         shutil.copyfile(parent.metrics, fork.metrics)
@@ -157,16 +193,26 @@ def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:
         for path in sorted((parent.path / name).rglob("*")):
             if path.is_symlink() or not path.is_dir():
                 _copy(path, fork.path / path.relative_to(parent.path))
-    fork.checkpoints.save(step, lambda folder: _fill_checkpoint(folder, plan), 1, accuracy=accuracy_of(plan.checkpoint))
+    fork.checkpoints.save(
+        step,
+        lambda folder: _fill_checkpoint(folder, plan),
+        1,
+        accuracy=accuracy_of(plan.checkpoint),
+    )
     shutil.copyfile(plan.checkpoint / fork.problem_stats.name, fork.problem_stats)
     atomic_write_json(fork.manifest, _manifest(plan, command))
     atomic_write_text(fork.config, dump_config(plan.config))
 
 
 def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
-    """Link the parent's checkpoint, except a batch and groups in advance that the fork would sample differently."""
-    changed, start = plan.fork.changed, read_sampling_start(plan.checkpoint)
-    keeps_batch = all(name.startswith(_KEEPS_NEXT_BATCH) and name != "train.seed" for name in changed)
+    """Link the parent's checkpoint, except a batch and groups in advance that the fork would sample
+    differently.
+    """
+    changed = plan.fork.changed
+    start = read_sampling_start(plan.checkpoint)
+    keeps_batch = all(
+        name.startswith(_KEEPS_NEXT_BATCH) and name != "train.seed" for name in changed
+    )
     drops_batch = start is not None and not keeps_batch
     omitted = {plan.parent.manifest.name}
     if drops_batch:
@@ -178,7 +224,8 @@ def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
     if not drops_batch and not _moves_stream(changed):
         return
     state = read_state(plan.checkpoint)
-    if start is not None and drops_batch:  # its problems and the keep rate return to the state before it
+    # its problems and the keep rate return to the state before it
+    if start is not None and drops_batch:
         epoch, offset = divmod(start.position, state["stream"]["size"])
         state |= {"stream": state["stream"] | {"epoch": epoch, "offset": offset}}
         state |= {"sampler": dict(start.sampler or state["sampler"])}
@@ -189,7 +236,10 @@ def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
 
 def _moves_stream(changed: Mapping[str, Any]) -> bool:
     """Whether the training problems differ, so that a position in the old stream means nothing."""
-    return any(name == "data.train" or name.startswith(("data.train.", "data.max_prompt_tokens")) for name in changed)
+    return any(
+        name == "data.train" or name.startswith(("data.train.", "data.max_prompt_tokens"))
+        for name in changed
+    )
 
 
 def _link(source: Path, target: Path) -> None:
@@ -208,7 +258,10 @@ def _copy(source: Path, target: Path) -> None:
     """Copy a regular file. Raises CheckpointError for a link, a pipe and the like."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with open_no_link(source, "rb") as file, open_no_link(target, "xb", permissions=PRIVATE) as copy:
+        with (
+            open_no_link(source, "rb") as file,
+            open_no_link(target, "xb", permissions=PRIVATE) as copy,
+        ):
             shutil.copyfileobj(file, copy)
     except OSError as error:
         raise CheckpointError(f"{source} cannot be copied: {error.strerror}") from None
@@ -220,7 +273,10 @@ def _manifest(plan: ForkPlan, command: Sequence[str]) -> dict[str, Any]:
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     time = template_time_of(plan.parent)
-    started, seed = datetime.now(UTC), plan.config.train.seed
-    manifest = make_manifest(command, seed=seed, started=started, gpus=gpus, fork=plan.fork, template_time=time)
+    started = datetime.now(UTC)
+    seed = plan.config.train.seed
+    manifest = make_manifest(
+        command, seed=seed, started=started, gpus=gpus, fork=plan.fork, template_time=time
+    )
     of_parent = read_json(plan.parent.manifest)
     return manifest | {name: of_parent[name] for name in _LOCATIONS if name in of_parent}

@@ -1,4 +1,6 @@
-"""The sampling in a checkpoint, as JSON and Parquet: the next step's batch, and the groups that go on."""
+"""The sampling in a checkpoint, as JSON and Parquet: the next step's batch, and the groups that go
+on.
+"""
 
 import json
 from array import array
@@ -35,7 +37,8 @@ from dapo.training.selection import Decision, Prediction
 from dapo.types import EpisodeText, Generation, Group, Problem, Verdict
 
 PREFETCHED_BATCH_FILE = "prefetched_batch.json"
-RESPONSES_FILE = "prefetched_batch.parquet"  # one row per judged response, groups in the order of the stream
+# one row per judged response, groups in the order of the stream
+RESPONSES_FILE = "prefetched_batch.parquet"
 KEPT_FILE = "kept_groups.json"
 KEPT_RESPONSES_FILE = "kept_groups.parquet"  # one row per response, finished or not
 SAMPLING_FILES = {PREFETCHED_BATCH_FILE, RESPONSES_FILE, KEPT_FILE, KEPT_RESPONSES_FILE}
@@ -55,10 +58,13 @@ _SCHEMA = pa.schema(
         pa.field("finish", pa.string(), nullable=False),
         pa.field("version", pa.int64(), nullable=False),
         pa.field("reward", pa.float64()),  # shaped; null where the verdict is an error
-        pa.field("judged", pa.string(), nullable=False),  # text and verdict; JSON holds any text, lone surrogates too
+        # text and verdict; JSON holds any text, lone surrogates too
+        pa.field("judged", pa.string(), nullable=False),
     ]
 )
-_PLAIN_SCHEMA = _SCHEMA.set(_SCHEMA.get_field_index("logprobs"), pa.field("logprobs", pa.list_(pa.float64()), False))
+_PLAIN_SCHEMA = _SCHEMA.set(
+    _SCHEMA.get_field_index("logprobs"), pa.field("logprobs", pa.list_(pa.float64()), False)
+)
 """Schema of a batch whose rows are Python numbers; it keeps each of their bits."""
 
 
@@ -72,9 +78,14 @@ class PrefetchedBatch:
 
 def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -> None:
     """Write a batch into a checkpoint; with one pyarrow version, equal batches give equal bytes."""
-    batch, start = prefetched_batch.batch, prefetched_batch.start.without_kept
+    batch = prefetched_batch.batch
+    start = prefetched_batch.start.without_kept
     generations = [generation for group, _ in batch.judged for generation in group.generations]
-    _write_table(directory / RESPONSES_FILE, [_rows(group, outcome) for group, outcome in batch.judged], generations)
+    _write_table(
+        directory / RESPONSES_FILE,
+        [_rows(group, outcome) for group, outcome in batch.judged],
+        generations,
+    )
     state = {
         "step": start.step,
         "position": start.position,
@@ -90,9 +101,11 @@ def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -
 
 
 def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedBatch | None:
-    """Read the batch of a checkpoint, equal to the one that was written; None if the checkpoint has none.
+    """Read the batch of a checkpoint, equal to the one that was written; None if the checkpoint has
+    none.
 
-    Problems come from the stream by their position. Raises CheckpointError where they are not the ones sampled.
+    Problems come from the stream by their position. Raises CheckpointError where they are not the
+    ones sampled.
     """
     if not (directory / PREFETCHED_BATCH_FILE).exists():
         return None
@@ -112,7 +125,8 @@ def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedB
 
 
 def read_sampling_start(directory: Path) -> SamplingStart | None:
-    """Read the state before anything that a checkpoint holds of later steps was sampled; None if it holds nothing.
+    """Read the state before anything that a checkpoint holds of later steps was sampled; None if it
+    holds nothing.
 
     Without a batch the state of the sampler is the checkpoint's own, and empty here.
     """
@@ -125,7 +139,9 @@ def read_sampling_start(directory: Path) -> SamplingStart | None:
 
 
 def _read_state(directory: Path) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads((directory / PREFETCHED_BATCH_FILE).read_text(encoding="utf-8"))
+    state: dict[str, Any] = json.loads(
+        (directory / PREFETCHED_BATCH_FILE).read_text(encoding="utf-8")
+    )
     return state
 
 
@@ -138,7 +154,9 @@ def write_kept(directory: Path, kept: Kept) -> None:
     if not kept.groups:
         return
     generations = [generation_of(response) for group in kept.groups for response in group.responses]
-    _write_table(directory / KEPT_RESPONSES_FILE, [_kept_rows(group) for group in kept.groups], generations)
+    _write_table(
+        directory / KEPT_RESPONSES_FILE, [_kept_rows(group) for group in kept.groups], generations
+    )
     groups = [
         {
             "step": group.step,
@@ -147,7 +165,9 @@ def write_kept(directory: Path, kept: Kept) -> None:
             "prompt_ids": group.prompt_ids,
             "version": group.version,
             "lag": group.lag,
-            "lags": [each.lag if isinstance(each, Unfinished) else None for each in group.responses],
+            "lags": [
+                each.lag if isinstance(each, Unfinished) else None for each in group.responses
+            ],
             "is_finished": [isinstance(each, Generation) for each in group.responses],
         }
         for group in kept.groups
@@ -157,7 +177,10 @@ def write_kept(directory: Path, kept: Kept) -> None:
 
 
 def read_kept(directory: Path, stream: ProblemStream) -> Kept:
-    """Read the groups that go on from a checkpoint. Raises CheckpointError where their problems are different ones."""
+    """Read the groups that go on from a checkpoint.
+
+    Raises CheckpointError where their problems are different ones.
+    """
     if not (directory / KEPT_FILE).exists():
         return Kept()
     state = json.loads((directory / KEPT_FILE).read_text(encoding="utf-8"))
@@ -179,7 +202,9 @@ def read_kept(directory: Path, stream: ProblemStream) -> Kept:
                 tuple(each["prompt_ids"]),
                 tuple(
                     generation if is_finished else Unfinished(generation, lag)
-                    for generation, is_finished, lag in zip(generations, each["is_finished"], each["lags"], strict=True)
+                    for generation, is_finished, lag in zip(
+                        generations, each["is_finished"], each["lags"], strict=True
+                    )
                 ),
                 each["version"],
                 () if verdicts is None else tuple(map(_text, judged, generations)),
@@ -191,7 +216,9 @@ def read_kept(directory: Path, stream: ProblemStream) -> Kept:
 
 
 def _kept_rows(group: KeptGroup) -> Iterator[dict[str, Any]]:
-    verdicts = group.verdicts.result() if group.verdicts is not None else (None,) * len(group.responses)
+    verdicts = (
+        group.verdicts.result() if group.verdicts is not None else (None,) * len(group.responses)
+    )
     texts = group.texts or ("",) * len(group.responses)
     for response, verdict, text in zip(group.responses, verdicts, texts, strict=True):
         yield {
@@ -205,7 +232,9 @@ def _kept_rows(group: KeptGroup) -> Iterator[dict[str, Any]]:
         }
 
 
-def _write_table(path: Path, groups: Sequence[Iterable[Mapping[str, Any]]], generations: Sequence[Generation]) -> None:
+def _write_table(
+    path: Path, groups: Sequence[Iterable[Mapping[str, Any]]], generations: Sequence[Generation]
+) -> None:
     schema = _SCHEMA if _is_compact(generations) else _PLAIN_SCHEMA
     for field, name in ((SAMPLED, "sampled"), (EPISODE, "episode"), (VERSIONS, "versions")):
         if any(getattr(generation, name) for generation in generations):
@@ -213,7 +242,9 @@ def _write_table(path: Path, groups: Sequence[Iterable[Mapping[str, Any]]], gene
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for start in range(0, len(groups), _GROUPS_PER_CHUNK):
             rows = [row for group in groups[start : start + _GROUPS_PER_CHUNK] for row in group]
-            columns = [column_of([row[field.name] for row in rows], field.type) for field in schema if rows]
+            columns = [
+                column_of([row[field.name] for row in rows], field.type) for field in schema if rows
+            ]
             if rows:
                 writer.write_table(pa.Table.from_arrays(columns, schema=schema))
 
@@ -260,12 +291,17 @@ def _is_compact(generations: Sequence[Generation]) -> bool:
     return all(
         isinstance(row, array) and row.typecode == code
         for generation in generations
-        for row, code in ((generation.token_ids, _TYPES["token_ids"]), (generation.logprobs, _TYPES["logprobs"]))
+        for row, code in (
+            (generation.token_ids, _TYPES["token_ids"]),
+            (generation.logprobs, _TYPES["logprobs"]),
+        )
     )
 
 
 def _read_rows(chunk: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table; numbers are in arrays, or in tuples for a batch that is not compact."""
+    """Yield the rows of a table; numbers are in arrays, or in tuples for a batch that is not
+    compact.
+    """
     is_compact = chunk.schema.field("logprobs").type == _SCHEMA.field("logprobs").type
     columns: dict[str, Sequence[Any]] = {}
     for name, column in zip(chunk.column_names, chunk.combine_chunks().itercolumns(), strict=True):
@@ -273,11 +309,17 @@ def _read_rows(chunk: pa.Table) -> Iterator[dict[str, Any]]:
     for values in zip(*columns.values(), strict=True):
         row = dict(zip(columns, values, strict=True))
         for name, code in _TYPES.items():
-            row[name] = array(code, row[name].tobytes()) if is_compact and code else tuple(row[name].tolist())
+            row[name] = (
+                array(code, row[name].tobytes())
+                if is_compact and code
+                else tuple(row[name].tolist())
+            )
         yield row
 
 
-def _groups(rows: Iterable[Mapping[str, Any]], stream: ProblemStream) -> Iterator[tuple[Group, Outcome]]:
+def _groups(
+    rows: Iterable[Mapping[str, Any]], stream: ProblemStream
+) -> Iterator[tuple[Group, Outcome]]:
     for position, of_group in groupby(rows, key=lambda row: row["group_id"]):
         members = list(of_group)
         judged = [json.loads(row["judged"]) for row in members]
@@ -298,15 +340,17 @@ def _problem_at(stream: ProblemStream, position: int, problem_id: str) -> Proble
     problem = stream.problem_at(position)
     if problem.id != problem_id:
         raise CheckpointError(
-            f"the checkpoint holds responses to problem {problem_id}, where the data source now has {problem.id}; "
-            "resume with the data the run began with"
+            f"the checkpoint holds responses to problem {problem_id}, where the data source now has"
+            f" {problem.id}; resume with the data the run began with"
         )
     return problem
 
 
 def _generation(row: Mapping[str, Any]) -> Generation:
     given = {name: row[name] for name in _GENERATION}
-    return Generation(**given, sampled=ranges_of(row), episode=episode_of(row), versions=versions_of(row))
+    return Generation(
+        **given, sampled=ranges_of(row), episode=episode_of(row), versions=versions_of(row)
+    )
 
 
 def _verdict(judged: Sequence[Any]) -> Verdict:

@@ -1,4 +1,6 @@
-"""Checks the machine, the user's code and the rows of the data before a run, without torch and in about a second."""
+"""Checks the machine, the user's code and the rows of the data before a run, without torch and in
+about a second.
+"""
 
 import os
 from collections import Counter
@@ -30,13 +32,17 @@ NO_COLUMNS: Mapping[str, Collection[str]] = {}
 
 
 def load_rows(
-    data: DataConfig, verifier: RewardConfig, split: Split, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS
+    data: DataConfig,
+    verifier: RewardConfig,
+    split: Split,
+    needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS,
 ) -> tuple[list[Problem], list[str]]:
-    """Load the rows of `data.train` or `data.eval`, with warnings about rows that the reward cannot judge.
+    """Load the rows of `data.train` or `data.eval`, with warnings about rows that the reward cannot
+    judge.
 
-    In the options of the reward `auto` is resolved. `needed_columns` are those that each user function of the reward
-    requires (`VerifierPool`). Raises DataError if rows lack a column that the reward reads, and RewardError if it can
-    judge no row.
+    In the options of the reward `auto` is resolved. `needed_columns` are those that each user
+    function of the reward requires (`VerifierPool`). Raises DataError if rows lack a column that
+    the reward reads, and RewardError if it can judge no row.
     """
     source = data.train_source if split == "train" else data.eval_source
     assert source is not None
@@ -50,13 +56,15 @@ def load_rows(
         warnings.append(f"{where}: {describe_texts(texts)}")
     if reward.reads_answer and (conflicts := conflicting_answers(rows)):
         warnings.append(
-            f"{where}: texts with different answers: {conflicts:,}, so a row rewards what another refuses; dapo data "
-            "dedupe keeps the answer of most rows, and none without a majority"
+            f"{where}: texts with different answers: {conflicts:,}, so a row rewards what another"
+            " refuses; dapo data dedupe keeps the answer of most rows, and none without a majority"
         )
     return rows, [*warnings, *_unrequested_markers(data, rows, reward, where)]
 
 
-def _unrequested_markers(data: DataConfig, rows: Sequence[Problem], reward: RewardSpec, where: str) -> Iterator[str]:
+def _unrequested_markers(
+    data: DataConfig, rows: Sequence[Problem], reward: RewardSpec, where: str
+) -> Iterator[str]:
     """Warn of each verifier that reads an answer marker which most prompts do not request."""
     always = f"{data.instruction}\n{data.system or ''}"
     for name in reward.weights:
@@ -64,43 +72,68 @@ def _unrequested_markers(data: DataConfig, rows: Sequence[Problem], reward: Rewa
         if not markers or reward.options[name].get("flexible"):
             continue
         requested = Counter(
-            marker for row in rows for marker in ANSWER_MARKERS if marker in f"{_text(row.prompt)}\n{always}".casefold()
+            marker
+            for row in rows
+            for marker in ANSWER_MARKERS
+            if marker in f"{_text(row.prompt)}\n{always}".casefold()
         )
         most = max(requested[marker] for marker in markers)
         if 2 * most >= len(rows):
             continue
         known = [ANSWER_MARKERS[marker] for marker in markers]
-        others = [f"{ANSWER_MARKERS[m]} ({count:,} rows)" for m, count in requested.items() if m not in markers]
+        others = [
+            f"{ANSWER_MARKERS[m]} ({count:,} rows)"
+            for m, count in requested.items()
+            if m not in markers
+        ]
         yield (
-            f"{where}: the verifier {name} reads an answer marked by {' or '.join(known)}, which {most:,} of "
-            f"{len(rows):,} prompts request{'; they request ' + ' and '.join(others) if others else ''}. Request it in "
-            "data.instruction, or use another verifier"
+            f"{where}: the verifier {name} reads an answer marked by {' or '.join(known)}, which"
+            f" {most:,} of {len(rows):,} prompts"
+            f" request{'; they request ' + ' and '.join(others) if others else ''}. Request it in"
+            " data.instruction, or use another verifier"
         )
 
 
 def _text(prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(content_text(message) for message in prompt)
+    return (
+        prompt
+        if isinstance(prompt, str)
+        else "\n".join(content_text(message) for message in prompt)
+    )
 
 
 @contextmanager
 def open_judge(
-    config: Config, *, run_dir: Path | None = None, elsewhere: bool = False, prepared: Collection[str] = ()
+    config: Config,
+    *,
+    run_dir: Path | None = None,
+    elsewhere: bool = False,
+    prepared: Collection[str] = (),
 ) -> Iterator[VerifierPool]:
     """Check everything that needs neither torch nor the data, and open the verifiers of a run.
 
-    `run_dir` is the directory of a new run, in which the names in `prepared` were written for it. If the run is for a
-    machine `elsewhere`, packages and models may be missing here.
+    `run_dir` is the directory of a new run, in which the names in `prepared` were written for it.
+    If the run is for a machine `elsewhere`, packages and models may be missing here.
 
-    Raises ConfigError if a package, a model, or a user's filter or loss is missing, CheckpointError if `run_dir` has a
-    run or cannot be made, and RewardError if a verifier does not exist or cannot be used.
+    Raises ConfigError if a package, a model, or a user's filter or loss is missing, CheckpointError
+    if `run_dir` has a run or cannot be made, and RewardError if a verifier does not exist or cannot
+    be used.
     """
     if run_dir is not None:
         require_new_run(run_dir, prepared=prepared)
-    for option, source in (("data.train", config.data.train_source), ("data.eval", config.data.eval_source)):
-        if source is not None and "environment" in kinds(source) and config.environment.name is None:
+    for option, source in (
+        ("data.train", config.data.train_source),
+        ("data.eval", config.data.eval_source),
+    ):
+        if (
+            source is not None
+            and "environment" in kinds(source)
+            and config.environment.name is None
+        ):
             raise ConfigError(
-                f"{option}=environment: expected environment.name, whose environment gives the prompts, got none; set "
-                f"environment.name=my_games:Game, or name problems in {option}"
+                f"{option}=environment: expected environment.name, whose environment gives the"
+                " prompts, got none; set environment.name=my_games:Game, or name problems in"
+                f" {option}"
             )
     if not elsewhere:
         _require_packages(config)
@@ -116,14 +149,20 @@ def open_judge(
 
 
 def load_filter(name: str | ScoreThresholdsConfig | None) -> Callable[[Group], bool] | None:
-    """Load the user's filter if `dynamic_sampling.filter` is `module:function`. Raises ConfigError."""
+    """Load the user's filter if `dynamic_sampling.filter` is `module:function`.
+
+    Raises ConfigError.
+    """
     if not isinstance(name, str):
         return None
     return load_callable(name, error=ConfigError, option="dynamic_sampling.filter=")
 
 
 def _columns_of_audit(config: Config) -> Mapping[str, Collection[str]]:
-    """Return the columns that the audit's verifier requires. Raises RewardError if it cannot be used."""
+    """Return the columns that the audit's verifier requires.
+
+    Raises RewardError if it cannot be used.
+    """
     if config.audit_reward is None:
         return {}
     try:
@@ -134,7 +173,9 @@ def _columns_of_audit(config: Config) -> Mapping[str, Collection[str]]:
 
 
 def _require_packages(config: Config) -> None:
-    """Raise ConfigError for a missing package that an option needs; the message has the command to install it."""
+    """Raise ConfigError for a missing package that an option needs; the message has the command to
+    install it.
+    """
     needed: list[tuple[str, str]] = [("log.sinks", sink) for sink in config.log.sinks]
     needed += [("launcher", "ray")] if config.uses_ray else []
     needed += [("model.lora", "peft")] if config.model.lora is not None else []
@@ -143,7 +184,9 @@ def _require_packages(config: Config) -> None:
 
 
 def _require_model(name: str) -> None:
-    """Raise ConfigError for a name that can be neither an alias nor a directory nor a Hugging Face id."""
+    """Raise ConfigError for a name that can be neither an alias nor a directory nor a Hugging Face
+    id.
+    """
     path = Path(name).expanduser()
     if name in MODEL_ALIASES or name.count("/") == 1 or os.path.lexists(path):
         return
@@ -151,6 +194,6 @@ def _require_model(name: str) -> None:
         raise ConfigError(f"model {name!r}: there is no such directory")
     near = did_you_mean(name, MODEL_ALIASES, otherwise="")
     raise ConfigError(
-        f"model {name!r} is no alias ({', '.join(MODEL_ALIASES)}), no directory here and no Hugging Face id, which is "
-        f"OWNER/NAME{'; ' * bool(near)}{near}"
+        f"model {name!r} is no alias ({', '.join(MODEL_ALIASES)}), no directory here and no Hugging"
+        f" Face id, which is OWNER/NAME{'; ' * bool(near)}{near}"
     )

@@ -1,4 +1,6 @@
-"""Statistics per problem: how often a run has sampled it, how many responses were right, and the last step."""
+"""Statistics per problem: how often a run has sampled it, how many responses were right, and the
+last step.
+"""
 
 from array import array
 from collections.abc import Iterable, Mapping
@@ -19,10 +21,15 @@ from dapo.runs.stored_table import stored_table
 from dapo.types import Group, Problem
 
 COUNTS = ("visits", "responses", "decided", "correct", "last_step")
-"""Visits, judged responses, responses judged right or wrong, right responses, and the step of the last visit."""
+"""Visits, judged responses, responses judged right or wrong, right responses, and the step of the
+last visit.
+"""
 SUMS = ("score_sum", "recent_correct", "recent_wrong")
-"""The sum of a problem's scores, and its right and wrong responses, each discounted by its age at the last step."""
-HALF_LIFE_STEPS = 10  # the age at which a response counts half, because the policy has changed since
+"""The sum of a problem's scores, and its right and wrong responses, each discounted by its age at
+the last step.
+"""
+# the age at which a response counts half, because the policy has changed since
+HALF_LIFE_STEPS = 10
 _PARTS = np.array([exp(-log(2.0) * part / HALF_LIFE_STEPS) for part in range(HALF_LIFE_STEPS)])
 """`2^(-age / HALF_LIFE_STEPS)` of the ages below a half-life."""
 
@@ -31,7 +38,8 @@ _PARTS = np.array([exp(-log(2.0) * part / HALF_LIFE_STEPS) for part in range(HAL
 class OutcomeHistory:
     """A copy of the counts of the problems sampled so far, which later steps do not change."""
 
-    rows: Mapping[str, int]  # the row of each problem in the arrays; a row beyond their end was added after the copy
+    # the row of each problem in the arrays; a row beyond their end was added after the copy
+    rows: Mapping[str, int]
     sources: Mapping[str, int]  # the number of each source
     source: NDArray[np.int64]  # `[n]` the number of each problem's source
     correct: NDArray[np.float64]  # `[n]` right responses, each discounted by its age at `last_step`
@@ -61,7 +69,12 @@ class ProblemStats:
             decided = sum(verdict.correct is not None for verdict in valid)
             correct = sum(verdict.correct is True for verdict in valid)
             kept = discount(step - self._counts["last_step"][row])
-            for name, count in (("visits", 1), ("responses", len(valid)), ("decided", decided), ("correct", correct)):
+            for name, count in (
+                ("visits", 1),
+                ("responses", len(valid)),
+                ("decided", decided),
+                ("correct", correct),
+            ):
                 self._counts[name][row] += count
             self._counts["last_step"][row] = step
             self._sums["score_sum"][row] += fsum(verdict.score for verdict in valid)
@@ -80,14 +93,19 @@ class ProblemStats:
         )
 
     def table(self) -> pa.Table:
-        """A copy as a table with one row per problem, in the order in which they were first sampled.
+        """A copy as a table with one row per problem, in the order in which they were first
+        sampled.
 
         Columns: problem, source, COUNTS, SUMS.
         """
         numbers = {name: np.array(column) for name, column in (self._counts | self._sums).items()}
         names = list(self._sources)
         return pa.table(
-            {"problem": _texts(list(self._rows)), "source": _texts([names[i] for i in self._source]), **numbers}
+            {
+                "problem": _texts(list(self._rows)),
+                "source": _texts([names[i] for i in self._source]),
+                **numbers,
+            }
         )
 
     def load_table(self, table: pa.Table) -> None:
@@ -97,13 +115,20 @@ class ProblemStats:
         self._sums = {name: array("d", table[name].to_numpy().tobytes()) for name in SUMS}
         self._sources = {}
         self._source = array(
-            "q", [self._sources.setdefault(each, len(self._sources)) for each in _from_texts(table["source"])]
+            "q",
+            [
+                self._sources.setdefault(each, len(self._sources))
+                for each in _from_texts(table["source"])
+            ],
         )
 
     def by_problem(self) -> dict[str, dict[str, float]]:
         """Return COUNTS and score_sum by problem id."""
         columns: dict[str, array[Any]] = {**self._counts, "score_sum": self._sums["score_sum"]}
-        return {problem: {name: column[row] for name, column in columns.items()} for problem, row in self._rows.items()}
+        return {
+            problem: {name: column[row] for name, column in columns.items()}
+            for problem, row in self._rows.items()
+        }
 
     def _row(self, problem: Problem) -> int:
         row = self._rows.setdefault(problem.id, len(self._rows))
@@ -119,15 +144,20 @@ def discount(age: int) -> float: ...
 @overload
 def discount(age: NDArray[np.int64]) -> NDArray[np.float64]: ...
 def discount(age: Any) -> Any:
-    """The weight of a response by its age in steps: `2^(-age / HALF_LIFE_STEPS)`, the same on every processor."""
-    # the powers of numpy and of the C library differ in the last bit with the processor; halving is exact
+    """The weight of a response by its age in steps: `2^(-age / HALF_LIFE_STEPS)`, the same on every
+    processor.
+    """
+    # the powers of numpy and of the C library differ in the last bit with the processor; halving is
+    # exact
     halvings, part = np.divmod(age, HALF_LIFE_STEPS)
     weights = np.ldexp(_PARTS[part], -halvings)
     return weights if isinstance(age, np.ndarray) else float(weights)
 
 
 def write_problem_stats(path: Path, table: pa.Table) -> None:
-    """Write a table as Parquet, atomically; equal tables give equal bytes (of one pyarrow version)."""
+    """Write a table as Parquet, atomically; equal tables give equal bytes (of one pyarrow
+    version).
+    """
     with atomic_file(path) as temporary:
         pq.write_table(table, temporary, compression="zstd", use_dictionary=["source", *COUNTS])
 
@@ -140,14 +170,19 @@ def read_problem_stats(path: Path) -> ProblemStats:
         if stored.names != wanted.names:
             raise ValueError(f"it has the columns {shorten(', '.join(stored.names), 120)}")
         table = stored.read(stored.names)
-        if any(table[name].type != wanted.field(name).type or table[name].null_count for name in (*COUNTS, *SUMS)):
+        if any(
+            table[name].type != wanted.field(name).type or table[name].null_count
+            for name in (*COUNTS, *SUMS)
+        ):
             raise ValueError("a column holds other values than numbers")
         stats.load_table(table)
     return stats
 
 
 def _texts(texts: list[str]) -> pa.Array:
-    """Make a column of texts; of bytes where a text holds a lone surrogate, which Parquet's texts cannot."""
+    """Make a column of texts; of bytes where a text holds a lone surrogate, which Parquet's texts
+    cannot.
+    """
     try:
         return pa.array(texts, pa.string())
     except UnicodeEncodeError:
@@ -157,4 +192,6 @@ def _texts(texts: list[str]) -> pa.Array:
 def _from_texts(column: pa.ChunkedArray) -> list[str]:
     """The texts that a column of `_texts` was made from."""
     texts = column.to_pylist()
-    return [each.decode("utf-8", "surrogatepass") if isinstance(each, bytes) else each for each in texts]
+    return [
+        each.decode("utf-8", "surrogatepass") if isinstance(each, bytes) else each for each in texts
+    ]

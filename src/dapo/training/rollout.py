@@ -1,4 +1,6 @@
-"""Collects one training batch: exactly the groups wanted, and counts of everything else that was generated."""
+"""Collects one training batch: exactly the groups wanted, and counts of everything else that was
+generated.
+"""
 
 import time
 from collections import deque
@@ -24,9 +26,12 @@ from dapo.training.selection import Decision, Prediction, ProblemSelector
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
 VERDICT_LAG_POLLS = 2
-"""Polls from a group's last token to its decision (`rollout.clock: history`): the engine works while verifiers do."""
+"""Polls from a group's last token to its decision (`rollout.clock: history`): the engine works
+while verifiers do.
+"""
 _CHECK_INTERVAL_S = 0.5
-TOP_P = 1.0  # training samples from the whole distribution, which the trainer's log-probabilities describe
+# training samples from the whole distribution, which the trainer's log-probabilities describe
+TOP_P = 1.0
 
 
 @dataclass(frozen=True)
@@ -56,24 +61,32 @@ class Batch:
     """
 
     groups: tuple[Group, ...]  # the groups that train, in the order of the stream
-    judged: tuple[tuple[Group, Outcome], ...]  # every group whose responses were all generated, in the stream's order
+    # every group whose responses were all generated, in the stream's order
+    judged: tuple[tuple[Group, Outcome], ...]
     group_counts: Mapping[Outcome, int]
     token_counts: Mapping[Outcome, int]
-    shortfall: int  # groups missing from a full batch; above 0 only where `max_groups_per_step` was reached
+    # groups missing from a full batch; above 0 only where `max_groups_per_step` was reached
+    shortfall: int
     epoch: int = 0  # the epoch of the problem after the batch's last one
     prediction: Prediction | None = None
     """The skipped problems and the calibration of predictions, with `dynamic_sampling.predict`."""
     recomputed_tokens: int = 0
-    """Tokens of suspended responses, with their prompts, that were read again to go on with new weights."""
+    """Tokens of suspended responses, with their prompts, that were read again to go on with new
+    weights.
+    """
 
     @property
     def weights(self) -> Mapping[int, float]:
-        """The loss weight of each group that trains, by its id; a group that is missing weighs 1."""
+        """The loss weight of each group that trains, by its id; a group that is missing weighs
+        1.
+        """
         return {} if self.prediction is None else self.prediction.weights
 
     @property
     def decided(self) -> list[tuple[Group, Outcome]]:
-        """The judged groups without the excess; they do not depend on the number of groups in flight."""
+        """The judged groups without the excess; they do not depend on the number of groups in
+        flight.
+        """
         return [(group, outcome) for group, outcome in self.judged if outcome != "excess"]
 
     @property
@@ -91,7 +104,9 @@ class KeptGroup:
     problem: Problem
     prompt_ids: tuple[int, ...]
     responses: tuple[Generation | Unfinished, ...] = ()
-    """The finished and the suspended responses; empty: it begins again, because its first token was too old."""
+    """The finished and the suspended responses; empty: it begins again, because its first token was
+    too old.
+    """
     version: int | None = None  # of the weights that sampled its first token; None: it has none
     texts: tuple[str, ...] = ()  # of a complete group
     verdicts: "Future[tuple[Verdict, ...]] | None" = None
@@ -116,7 +131,9 @@ def generation_of(response: Generation | Unfinished) -> Generation:
 
 @dataclass(frozen=True)
 class Kept:
-    """Undecided groups that go on from one batch to the next, and the decisions on the problems among them."""
+    """Undecided groups that go on from one batch to the next, and the decisions on the problems
+    among them.
+    """
 
     groups: tuple[KeptGroup, ...] = ()
     decisions: tuple[Decision, ...] = ()
@@ -149,12 +166,20 @@ class _Pending:
         verdicts = self.verdicts.result()
         rewards = tuple(reward(g, v) for g, v in zip(generations, verdicts, strict=True))
         return Group(
-            self.problem, self.prompt_ids, generations, verdicts, id=self.position, texts=self.texts, rewards=rewards
+            self.problem,
+            self.prompt_ids,
+            generations,
+            verdicts,
+            id=self.position,
+            texts=self.texts,
+            rewards=rewards,
         )
 
 
 class NewWeights:
-    """The weights that updates make while a thread samples; the engine takes them in the middle of a batch."""
+    """The weights that updates make while a thread samples; the engine takes them in the middle of
+    a batch.
+    """
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -164,7 +189,9 @@ class NewWeights:
         self.are_loaded = Event()
 
     def take(self, check: Callable[[], None]) -> None:
-        """Let the trainer's thread load them, and wait for it; `check` may end the wait by an error."""
+        """Let the trainer's thread load them, and wait for it; `check` may end the wait by an
+        error.
+        """
         self.wanted.set_result(None)
         while not self.are_loaded.wait(_CHECK_INTERVAL_S):
             check()
@@ -185,12 +212,18 @@ class Sampling:
     )
     """Computes the shaped reward of a response; None where its verdict is an error."""
     selector: ProblemSelector | None = None
-    """The selection of problems, set before each step is sampled; None: every problem is sampled."""
-    start: "SamplingStart | None" = None  # the state before the newest batch; None once the batch is kept for later
+    """The selection of problems, set before each step is sampled; None: every problem is sampled.
+    """
+    # the state before the newest batch; None once the batch is kept for later
+    start: "SamplingStart | None" = None
     max_staleness: int = 0
-    """The largest age in steps of the weights that sampled a trained token, from 2 on with a SuspendableEngine."""
+    """The largest age in steps of the weights that sampled a trained token, from 2 on with a
+    SuspendableEngine.
+    """
     lookahead: int = 0
-    """Number of batches after the present one whose groups are begun already, set before each step is sampled."""
+    """Number of batches after the present one whose groups are begun already, set before each step
+    is sampled.
+    """
     kept: Kept = Kept()
     """The groups that were undecided when the last batch closed."""
     clock: Clock = field(default_factory=Clock)
@@ -200,22 +233,30 @@ class Sampling:
     has_suspended: bool = False
     """Whether the engine has suspended responses since its weights were loaded."""
     judge_wait_s: float = 0.0
-    """Seconds since the last reported step in which verdicts were outstanding and nothing was left to generate."""
+    """Seconds since the last reported step in which verdicts were outstanding and nothing was left
+    to generate.
+    """
 
-    tokens_since_start: int = 0  # tokens generated for the newest batch, whether it is complete or has failed
+    # tokens generated for the newest batch, whether it is complete or has failed
+    tokens_since_start: int = 0
     tokens_discarded: int = 0  # tokens generated for batches that were undone
 
     def roll_back(self, *, finished_steps: int) -> None:
-        """Undo the newest batch if its step is not finished: requeue its problems, and restore the keep rate."""
+        """Undo the newest batch if its step is not finished: requeue its problems, and restore the
+        keep rate.
+        """
         if self.start is not None and self.start.step > finished_steps:
             self.restart_at(self.start, discarding=self.tokens_since_start)
 
     def restart_at(self, start: "SamplingStart", *, discarding: int) -> None:
-        """Return stream and sampler to the start of a batch, whose generated tokens are discarded."""
+        """Return stream and sampler to the start of a batch, whose generated tokens are
+        discarded.
+        """
         self.tokens_discarded += discarding
         self.stream.seek(start.position)
         self.sampler.load_state_dict(start.sampler)
-        self.kept, self.start = start.kept, None
+        self.kept = start.kept
+        self.start = None
 
     def discard_kept(self) -> None:
         """Give up the kept groups; their problems come again."""
@@ -254,7 +295,9 @@ class SamplingStart(NamedTuple):
 
     @property
     def without_kept(self) -> "SamplingStart":
-        """The same state where kept groups are begun again: the stream is at the first undecided problem."""
+        """The same state where kept groups are begun again: the stream is at the first undecided
+        problem.
+        """
         first = self.kept.groups[0].position if self.kept.groups else self.position
         return self._replace(position=first, kept=Kept())
 
@@ -266,22 +309,28 @@ def collect(
     on_progress: Callable[[int, int, str], None] = lambda done, total, note: None,
     check: Callable[[], None] = lambda: None,
 ) -> Batch:
-    """Algorithm 1, lines 4 to 8: sample until the batch holds exactly `prompts_per_step` groups that Eq. 11 keeps.
+    """Algorithm 1, lines 4 to 8: sample until the batch holds exactly `prompts_per_step` groups
+    that Eq. 11 keeps.
 
-    Groups are accepted in the order in which they were submitted, whichever finishes first. When the batch closes, the
-    stream is at the position after the last decided group: later groups are dropped, counted, and sampled again in the
-    next step. At `max_groups_per_step` the batch is short.
+    Groups are accepted in the order in which they were submitted, whichever finishes first. When
+    the batch closes, the stream is at the position after the last decided group: later groups are
+    dropped, counted, and sampled again in the next step. At `max_groups_per_step` the batch is
+    short.
 
-    With `sampling.lookahead` later groups are kept instead, in `sampling.kept`: the engine suspends what runs, and the
-    next call goes on with it. Let the batch of step b close: a group is kept whose first token was sampled by theta_v
-    with b - v <= `sampling.max_staleness`, and an older one begins again in its place.
+    With `sampling.lookahead` later groups are kept instead, in `sampling.kept`: the engine suspends
+    what runs, and the next call goes on with it. Let the batch of step b close: a group is kept
+    whose first token was sampled by theta_v with b - v <= `sampling.max_staleness`, and an older
+    one begins again in its place.
 
-    The step is a part of every random key. `sampling.start` is set, so that `roll_back` can undo a step that fails.
-    `on_progress` gets the number of accepted groups, the number wanted, and the outcomes so far as text. `check` is
-    called before each poll of the engine; its error ends the sampling. Raises EngineError if the engine breaks its
-    contract, and VerifierFailed if too many responses have no verdict.
+    The step is a part of every random key. `sampling.start` is set, so that `roll_back` can undo a
+    step that fails. `on_progress` gets the number of accepted groups, the number wanted, and the
+    outcomes so far as text. `check` is called before each poll of the engine; its error ends the
+    sampling. Raises EngineError if the engine breaks its contract, and VerifierFailed if too many
+    responses have no verdict.
     """
-    sampling.start = SamplingStart(step, sampling.stream.position, sampling.sampler.state_dict(), sampling.kept)
+    sampling.start = SamplingStart(
+        step, sampling.stream.position, sampling.sampler.state_dict(), sampling.kept
+    )
     return _Collector(sampling, step, on_progress, check).run()
 
 
@@ -307,7 +356,9 @@ class _Collector:
         except BaseException as error:
             if isinstance(error, RewardError):  # the engine is intact, and will sample again
                 self.abort_all()
-            received = (g for pending in self.undecided for g in pending.generations if g is not None)
+            received = (
+                g for pending in self.undecided for g in pending.generations if g is not None
+            )
             self.count_since_start(sum(self.tokens.values()) + sum(g.num_sampled for g in received))
             raise
         self.count_since_start(batch.num_generated_tokens + self.sampling.kept.num_tokens)
@@ -332,7 +383,8 @@ class _Collector:
             self.classify()
         self.sample_until_the_update_ends()
         self.clock.end()
-        shortfall, end = self.shortfall, self.judged[-1][0].id + 1
+        shortfall = self.shortfall
+        end = self.judged[-1][0].id + 1
         if self.sampling.lookahead:
             self.keep(end)
         else:
@@ -349,12 +401,16 @@ class _Collector:
         )
 
     def prediction(self, end: int) -> Prediction | None:
-        """The decisions on the problems up to the last decided group; later ones belong to a later batch."""
+        """The decisions on the problems up to the last decided group; later ones belong to a later
+        batch.
+        """
         if self.sampling.selector is None:
             return None
         final = [each for each in self.decisions if each.position < end]
         judged = [group for group, outcome in self.judged if outcome != "excess"]
-        found = self.sampling.selector.summarize(final, judged, self.accepted, scale=self.sampling.sampler.weight_scale)
+        found = self.sampling.selector.summarize(
+            final, judged, self.accepted, scale=self.sampling.sampler.weight_scale
+        )
         self.sampling.sampler.count_selection([(each.probability, each.chance) for each in final])
         return found
 
@@ -376,7 +432,8 @@ class _Collector:
         return self.shortfall > 0 and len(self.judged) < self.sampling.sampler.max_groups_per_step
 
     def refill(self) -> None:
-        sampler, lookahead = self.sampling.sampler, self.sampling.lookahead
+        sampler = self.sampling.sampler
+        lookahead = self.sampling.lookahead
         target = sampler.in_flight_target(self.shortfall + lookahead * sampler.prompts_per_step)
         most = (1 + lookahead) * sampler.max_groups_per_step - self.submitted
         for _ in range(min(target - len(self.undecided), most)):
@@ -402,9 +459,13 @@ class _Collector:
         return self.sampling.clock
 
     def take_new_weights(self) -> None:
-        """Go on with the weights that the trainer has made in the meantime, if there are any at this poll."""
+        """Go on with the weights that the trainer has made in the meantime, if there are any at
+        this poll.
+        """
         new = self.sampling.new_weights
-        if new is None or not self.clock.takes("weights", new.version, has_arrived=new.exist.is_set):
+        if new is None or not self.clock.takes(
+            "weights", new.version, has_arrived=new.exist.is_set
+        ):
             return
         self.sampling.new_weights = None
         parts = self.suspend()
@@ -419,18 +480,27 @@ class _Collector:
         self.resume(parts)
 
     def suspend(self) -> list[Unfinished]:
-        """Stop everything that runs, receive the responses that have just ended, and return the others."""
+        """Stop everything that runs, receive the responses that have just ended, and return the
+        others.
+        """
         found = self.engine.suspend(list(self.by_request))
         self.receive([each for each in found if not isinstance(each, Unfinished)])
         return [each for each in found if isinstance(each, Unfinished)]
 
     def resume(self, parts: Sequence[Unfinished]) -> None:
-        """Go on with suspended responses of the groups in `by_request`; their tokens so far are read again."""
-        requests, prompts = [], {}
+        """Go on with suspended responses of the groups in `by_request`; their tokens so far are
+        read again.
+        """
+        requests = []
+        prompts = {}
         for part in parts:
             pending, i = self.by_request[part.generation.request_id]
             prompt_ids = pending.prompt_ids
-            requests.append(self.sampling.request(pending.step, pending.position, i, pending.problem, prompt_ids))
+            requests.append(
+                self.sampling.request(
+                    pending.step, pending.position, i, pending.problem, prompt_ids
+                )
+            )
             if tokens := len(part.generation.token_ids):
                 self.recomputed_tokens += tokens
                 prompts[pending.position] = len(prompt_ids)
@@ -439,8 +509,11 @@ class _Collector:
             self.engine.resume(requests, parts)
 
     def go_on(self) -> None:
-        """Go on with the kept groups; those that are too old, or do not fit the options any more, begin again."""
-        kept, self.sampling.kept = self.sampling.kept, Kept()
+        """Go on with the kept groups; those that are too old, or do not fit the options any more,
+        begin again.
+        """
+        kept = self.sampling.kept
+        self.sampling.kept = Kept()
         self.decisions.extend(kept.decisions)
         parts: list[Unfinished] = []
         for group in kept.groups:
@@ -448,8 +521,12 @@ class _Collector:
                 self.count_stale(group)
                 self.submit_group(group.position, group.problem, group.prompt_ids)
                 continue
-            pending = self.add(_Pending(group.step, group.position, group.problem, group.prompt_ids, [], missing=0))
-            pending.texts, pending.verdicts, pending.due_poll = group.texts, group.verdicts, group.lag
+            pending = self.add(
+                _Pending(group.step, group.position, group.problem, group.prompt_ids, [], missing=0)
+            )
+            pending.texts = group.texts
+            pending.verdicts = group.verdicts
+            pending.due_poll = group.lag
             for i, response in enumerate(group.responses):
                 pending.generations.append(None if isinstance(response, Unfinished) else response)
                 if isinstance(response, Unfinished):
@@ -459,13 +536,17 @@ class _Collector:
         self.resume(parts)
 
     def can_go_on(self, group: KeptGroup) -> bool:
-        """Whether a kept group fits the bound on staleness and the sizes, which a resumed run may have changed."""
+        """Whether a kept group fits the bound on staleness and the sizes, which a resumed run may
+        have changed.
+        """
         parts = [each.generation for each in group.responses if isinstance(each, Unfinished)]
         has_room = all(part.num_sampled < self.sampling.plan.max_response_tokens for part in parts)
         return has_room and self.is_fresh(group.version, self.step - 1) and bool(group.responses)
 
     def is_fresh(self, version: int | None, closed: int) -> bool:
-        """Whether a group may train after step `closed`, by the version that sampled its first token."""
+        """Whether a group may train after step `closed`, by the version that sampled its first
+        token.
+        """
         return version is None or closed - version <= self.sampling.max_staleness
 
     @property
@@ -478,7 +559,9 @@ class _Collector:
         return pending
 
     def next_problem(self) -> tuple[int, Problem]:
-        """Take problems from the stream up to one to sample; return its position and the problem."""
+        """Take problems from the stream up to one to sample; return its position and the
+        problem.
+        """
         while True:
             position, problem = self.sampling.stream.take()
             if self.sampling.selector is None:
@@ -489,8 +572,12 @@ class _Collector:
 
     def submit_group(self, position: int, problem: Problem, prompt_ids: tuple[int, ...]) -> None:
         size = self.sampling.plan.group_size
-        pending = self.add(_Pending(self.step, position, problem, prompt_ids, [None] * size, missing=size))
-        requests = [self.sampling.request(self.step, position, i, problem, prompt_ids) for i in range(size)]
+        pending = self.add(
+            _Pending(self.step, position, problem, prompt_ids, [None] * size, missing=size)
+        )
+        requests = [
+            self.sampling.request(self.step, position, i, problem, prompt_ids) for i in range(size)
+        ]
         self.sampling.engine.submit(requests)
         self.by_request.update((request.id, (pending, i)) for i, request in enumerate(requests))
 
@@ -508,7 +595,9 @@ class _Collector:
             pending.due_poll = self.clock.poll + VERDICT_LAG_POLLS
 
     def classify(self) -> None:
-        """Decide groups from the head of the queue; wait for verdicts where nothing is left to generate."""
+        """Decide groups from the head of the queue; wait for verdicts where nothing is left to
+        generate.
+        """
         while self.undecided and self.is_open:
             head = self.undecided[0]
             if head.missing or (self.by_request and not self.is_due(head)):
@@ -536,7 +625,9 @@ class _Collector:
         return self.clock.takes("verdict", head.position, has_arrived=head.verdicts.done)
 
     def keep(self, end: int) -> None:
-        """Suspend the undecided groups for the next batch, where those whose first token is too old begin again."""
+        """Suspend the undecided groups for the next batch, where those whose first token is too old
+        begin again.
+        """
         for response in self.suspend():
             pending, i = self.by_request.pop(response.generation.request_id)
             pending.suspended[i] = response
@@ -548,14 +639,17 @@ class _Collector:
                 self.count_stale(group)
                 groups.append(KeptGroup(self.step, group.position, group.problem, group.prompt_ids))
         decisions = [each for each in self.decisions if each.position >= end]
-        self.sampling.kept, self.sampling.has_suspended = Kept(tuple(groups), tuple(decisions)), True
+        self.sampling.kept = Kept(tuple(groups), tuple(decisions))
+        self.sampling.has_suspended = True
 
     def kept_group(self, pending: _Pending) -> KeptGroup:
         responses = tuple(
             generation if generation is not None else pending.suspended[i]
             for i, generation in enumerate(pending.generations)
         )
-        versions = [generation_of(each).version for each in responses if generation_of(each).token_ids]
+        versions = [
+            generation_of(each).version for each in responses if generation_of(each).token_ids
+        ]
         return KeptGroup(
             pending.step,
             pending.position,
@@ -576,10 +670,11 @@ class _Collector:
             self.tokens["stale"] = self.tokens.get("stale", 0) + group.num_tokens
 
     def abort_excess(self, end: int) -> None:
-        """Close the batch right after its last decided group: drop and count later groups, and rewind the stream.
+        """Close the batch right after its last decided group: drop and count later groups, and
+        rewind the stream.
 
-        A problem that was skipped beyond that group is decided again, whether a group was in flight beyond it or not:
-        otherwise the end of the batch would depend on the speed of the engine.
+        A problem that was skipped beyond that group is decided again, whether a group was in flight
+        beyond it or not: otherwise the end of the batch would depend on the speed of the engine.
         """
         self.sampling.stream.rewind(end)
         if not self.undecided:

@@ -1,4 +1,6 @@
-"""Computes the metrics of a step from its groups and updates, which `dapo.runs.metric_table` describes."""
+"""Computes the metrics of a step from its groups and updates, which `dapo.runs.metric_table`
+describes.
+"""
 
 import math
 import re
@@ -19,7 +21,8 @@ from dapo.training.selection import Prediction
 from dapo.types import Episode, Generation, Group
 
 REFLECTION = (
-    r"\b(wait|hold on|let me (re-?)?check|let's (re-?)?check|re-?check|double-?check|on second thought|"
+    r"\b(wait|hold on|let me (re-?)?check|let's (re-?)?check|re-?check|double-?check|on second"
+    r" thought|"
     r"re-?think|re-?consider|i made a mistake)\b"
 )
 """The phrases that count as reflection (the paper's Table 2), upper or lower case."""
@@ -34,9 +37,9 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """The metrics of one step's generation: `reward/*` and most of `rollout/*`.
 
-    `decided` are the judged groups without the excess: no metric may depend on the number of groups in flight when the
-    batch closed. Groups and response tokens of everything generated are counted by outcome; `shortfall` groups are
-    missing from a full batch.
+    `decided` are the judged groups without the excess: no metric may depend on the number of groups
+    in flight when the batch closed. Groups and response tokens of everything generated are counted
+    by outcome; `shortfall` groups are missing from a full batch.
     """
     groups = [group for group, _ in decided]
     generations = [generation for group in groups for generation in group.generations]
@@ -44,10 +47,19 @@ def rollout_metrics(
     valid = [verdict for verdict in verdicts if verdict.error is None]
     lengths = [generation.num_sampled for generation in generations]
     num_tokens = sum(len(generation.token_ids) for generation in generations)  # with observations
-    shared = sum(shared_tokens([generation.token_ids for generation in group.generations]) for group in groups)
+    shared = sum(
+        shared_tokens([generation.token_ids for generation in group.generations])
+        for group in groups
+    )
     outcomes = [outcome for _, outcome in decided]
     shaped = [reward for group in groups for reward in group.rewards if reward is not None]
-    trained = [r for group, outcome in decided if outcome == "trained" for r in group.rewards if r is not None]
+    trained = [
+        r
+        for group, outcome in decided
+        if outcome == "trained"
+        for r in group.rewards
+        if r is not None
+    ]
     metrics: dict[str, float] = {
         "reward/mean": _mean(shaped),
         "reward/trained_mean": _mean(trained),
@@ -63,16 +75,21 @@ def rollout_metrics(
         "rollout/verifier_errors": len(verdicts) - len(valid),
         "rollout/shortfall_groups": shortfall,
     }
-    if episodes := [generation.episode for generation in generations if generation.episode is not None]:
+    if episodes := [
+        generation.episode for generation in generations if generation.episode is not None
+    ]:
         metrics |= episode_metrics(episodes)
         metrics["rollout/observation_tokens"] = num_tokens - sum(lengths)
     if any(verdict.correct is not None for verdict in valid):
         metrics["reward/accuracy"] = _mean([verdict.correct is True for verdict in valid])
-    if pass_rates := list(signal_pass_rates(group for group, outcome in decided if outcome == "trained")):
+    if pass_rates := list(
+        signal_pass_rates(group for group, outcome in decided if outcome == "trained")
+    ):
         metrics["rollout/trained_pass_rate_mean"] = _mean(pass_rates)
     for name in dict.fromkeys(name for verdict in valid for name in verdict.components):
         scores = [verdict.components[name] for verdict in valid if name in verdict.components]
-        metrics[f"reward/component/{name.replace(':', '.')}"] = _mean(scores)  # trackers do not take a colon
+        # trackers do not take a colon
+        metrics[f"reward/component/{name.replace(':', '.')}"] = _mean(scores)
     for kind, counts in (("groups", group_counts), ("tokens", token_counts)):
         metrics[f"rollout/{kind}_generated"] = sum(counts.values())
         metrics.update({f"rollout/{kind}_{outcome}": count for outcome, count in counts.items()})
@@ -80,7 +97,9 @@ def rollout_metrics(
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Compute the mean number of turns, and the counts of tool calls, failed ones, cut episodes and errors."""
+    """Compute the mean number of turns, and the counts of tool calls, failed ones, cut episodes and
+    errors.
+    """
     return {
         "rollout/turns_mean": _mean([episode.num_turns for episode in episodes]),
         "rollout/episodes_cut_fraction": _mean([episode.is_cut for episode in episodes]),
@@ -93,17 +112,19 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 def common_verdict(group: Group) -> bool | None:
     """Return True if all responses with a verdict are correct, False if all are wrong, else None.
 
-    It depends on the verdicts, not on the outcome: without dynamic sampling such groups train, with advantages of 0.
+    It depends on the verdicts, not on the outcome: without dynamic sampling such groups train, with
+    advantages of 0.
     """
     correct = [verdict.correct for verdict in group.verdicts if verdict.error is None]
     return correct[0] if len(correct) > 1 and len(set(correct)) == 1 else None
 
 
 def signal_pass_rates(groups: Iterable[Group]) -> Iterator[float]:
-    """Yield the fraction of correct responses of each group with both correct and wrong ones (Eq. 11).
+    """Yield the fraction of correct responses of each group with both correct and wrong ones (Eq.
+    11).
 
-    Without dynamic sampling the batch also has groups without a signal, whose advantages are 0: leaving them out makes
-    the rates comparable with a run that drops them.
+    Without dynamic sampling the batch also has groups without a signal, whose advantages are 0:
+    leaving them out makes the rates comparable with a run that drops them.
     """
     for group in groups:
         correct = [verdict.correct for verdict in group.verdicts if verdict.error is None]
@@ -112,7 +133,9 @@ def signal_pass_rates(groups: Iterable[Group]) -> Iterator[float]:
 
 
 def shared_tokens(responses: Sequence[Sequence[int]]) -> int:
-    """Count the tokens in prefixes that several responses share: all tokens less the distinct prefixes."""
+    """Count the tokens in prefixes that several responses share: all tokens less the distinct
+    prefixes.
+    """
     return sum(sorted_prefixes([token_array(tokens) for tokens in responses]).shared)
 
 
@@ -127,8 +150,13 @@ def chance_bin(chance: float) -> str:
 
 
 def prediction_metrics(found: Prediction) -> dict[str, float]:
-    """Compute the metrics of one step's selection: skipped problems, and the accuracy of predictions."""
-    metrics = {"rollout/problems_skipped": found.skipped, "rollout/skipped_chance": found.skipped_chance}
+    """Compute the metrics of one step's selection: skipped problems, and the accuracy of
+    predictions.
+    """
+    metrics = {
+        "rollout/problems_skipped": found.skipped,
+        "rollout/skipped_chance": found.skipped_chance,
+    }
     bins: dict[str, list[tuple[float, bool]]] = {}
     for chance, had_signal in sorted(found.calibration):
         bins.setdefault(chance_bin(chance), []).append((chance, had_signal))
@@ -139,25 +167,34 @@ def prediction_metrics(found: Prediction) -> dict[str, float]:
         metrics[f"rollout/calibration_signals_{name}"] = sum(signals)
     if weights := list(found.weights.values()):
         total = fsum(weights)  # products, not powers: those come from the C library
-        metrics["rollout/effective_groups"] = total * total / fsum(weight * weight for weight in weights)
+        metrics["rollout/effective_groups"] = (
+            total * total / fsum(weight * weight for weight in weights)
+        )
     return metrics
 
 
 def reflection_metrics(groups: Iterable[Group]) -> dict[str, float]:
     """Compute the fraction of responses with a phrase of reflection."""
     texts = [text for group in groups for text in group.texts]
-    found = sum(pc.sum(pc.match_substring_regex(part, REFLECTION, ignore_case=True)).as_py() for part in _parts(texts))
+    found = sum(
+        pc.sum(pc.match_substring_regex(part, REFLECTION, ignore_case=True)).as_py()
+        for part in _parts(texts)
+    )
     return {"rollout/reflection_fraction": found / len(texts) if texts else 0.0}
 
 
 def _parts(texts: Sequence[str]) -> Iterator[pa.Array]:
-    """Yield texts in parts for native search: at scale hundreds of megabytes, while other threads run."""
+    """Yield texts in parts for native search: at scale hundreds of megabytes, while other threads
+    run.
+    """
     for start in range(0, len(texts), _TEXTS_PER_SEARCH):
         yield pa.array(map(storable, texts[start : start + _TEXTS_PER_SEARCH]), pa.large_string())
 
 
 def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, float]:
-    """Compute mean, minimum and maximum age, in steps, of the weights that sampled each token of the groups."""
+    """Compute mean, minimum and maximum age, in steps, of the weights that sampled each token of
+    the groups.
+    """
     tokens: Counter[int] = Counter()
     for group in groups:
         for generation in group.generations:
@@ -166,14 +203,17 @@ def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, flo
     if not tokens:
         return {}
     return {
-        "rollout/staleness_mean": sum(age * count for age, count in tokens.items()) / tokens.total(),
+        "rollout/staleness_mean": (
+            sum(age * count for age, count in tokens.items()) / tokens.total()
+        ),
         "rollout/staleness_min": min(tokens),
         "rollout/staleness_max": max(tokens),
     }
 
 
 def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Combine the metrics of a step's updates by mean, sum or maximum, as the table of metrics defines.
+    """Combine the metrics of a step's updates by mean, sum or maximum, as the table of metrics
+    defines.
 
     A mean over tokens is over all tokens of the step: updates with more tokens weigh more.
     """
@@ -183,8 +223,12 @@ def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name, value in update.items():
             values.setdefault(name, []).append(value)
             weights.setdefault(name, []).append(_weight(metric_of(name).over_updates, update))
-    means = {name: _combine(metric_of(name).over_updates, found, weights[name]) for name, found in values.items()}
-    if updates and "loss/approx_kl" in updates[-1]:  # half the mean square of the log ratios, where they are small
+    means = {
+        name: _combine(metric_of(name).over_updates, found, weights[name])
+        for name, found in values.items()
+    }
+    # half the mean square of the log ratios, where they are small
+    if updates and "loss/approx_kl" in updates[-1]:
         means["loss/movement"] = math.sqrt(2 * max(updates[-1]["loss/approx_kl"], 0.0))
     return means
 
@@ -194,7 +238,9 @@ def _weight(over_updates: str, update: Mapping[str, float]) -> float:
     if not over_updates.startswith("mean over tokens"):
         return 1.0
     at_upper_clip = over_updates.endswith("at the upper clip")
-    return update["optim/update_tokens"] * (update["loss/clip_high_fraction"] if at_upper_clip else 1.0)
+    return update["optim/update_tokens"] * (
+        update["loss/clip_high_fraction"] if at_upper_clip else 1.0
+    )
 
 
 def _combine(over_updates: str, values: Sequence[float], weights: Sequence[float]) -> float:
@@ -216,25 +262,36 @@ def _logprob(generation: Generation) -> float:
 
 
 ANSWER_MARK = r"(?im)\banswer\s*:|\\boxed\s*\{|####\s*-?[\d.,/]+\s*$"
-"""The marks of an answer that dapo's verifiers read: `Answer:`, `\\boxed{`, or `####` and a number."""
+"""The marks of an answer that dapo's verifiers read: `Answer:`, `\\boxed{`, or `####` and a number.
+"""
 MANY_ANSWERS = 3
-"""Marked answers in a response from which they are too many: a response may repeat its answer once to check it."""
+"""Marked answers in a response from which they are too many: a response may repeat its answer once
+to check it.
+"""
 REPEATS = 4  # repetitions of the same tokens at the end of a response from which it is a loop
-MIN_LOOP_TOKENS, MAX_PERIOD = 24, 64  # the smallest number of tokens in a loop, and the largest in its repeated unit
+MIN_LOOP_TOKENS = 24
+MAX_PERIOD = 64  # the smallest number of tokens in a loop, and the largest in its repeated unit
 _TEXTS_PER_SEARCH = 256
 
 
 def response_metrics(groups: Iterable[Group]) -> dict[str, float]:
-    """Compute `rollout/looping_fraction` and `rollout/many_answers_fraction`; zeros are left out."""
+    """Compute `rollout/looping_fraction` and `rollout/many_answers_fraction`; zeros are left
+    out.
+    """
     judged = list(groups)
     texts = [text for group in judged for text in group.texts]
     generations = [generation for group in judged for generation in group.generations]
     counts = {
         "rollout/looping_fraction": int(
-            looping([last_turn(g.token_ids, g.sampled) for g in generations], [g.finish for g in generations]).sum()
+            looping(
+                [last_turn(g.token_ids, g.sampled) for g in generations],
+                [g.finish for g in generations],
+            ).sum()
         ),
         "rollout/many_answers_fraction": sum(
-            pc.sum(pc.greater_equal(pc.count_substring_regex(part, ANSWER_MARK), MANY_ANSWERS)).as_py()
+            pc.sum(
+                pc.greater_equal(pc.count_substring_regex(part, ANSWER_MARK), MANY_ANSWERS)
+            ).as_py()
             for part in _parts(texts)
         ),
     }
@@ -250,9 +307,12 @@ def last_turn(token_ids: Sequence[int], sampled: Sequence[Sequence[int]] | None)
 
 
 def looping(responses: Sequence[Sequence[int]], finishes: Sequence[str]) -> np.ndarray:
-    """Find responses that end in REPEATS repetitions of the same tokens before the end token. Returns `[n]` booleans.
+    """Find responses that end in REPEATS repetitions of the same tokens before the end token.
 
-    Only the last REPEATS * MAX_PERIOD tokens are read, so the work does not grow with the length of responses.
+    Returns `[n]` booleans.
+
+    Only the last REPEATS * MAX_PERIOD tokens are read, so the work does not grow with the length of
+    responses.
     """
     width = REPEATS * MAX_PERIOD
     tails = np.full((len(responses), width), -1, dtype=np.int64)  # [n, width]

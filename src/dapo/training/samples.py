@@ -1,4 +1,6 @@
-"""Turns judged groups into samples: shaped rewards (Eq. 13), advantages (Eq. 9 and variants), masks."""
+"""Turns judged groups into samples: shaped rewards (Eq. 13), advantages (Eq. 9 and variants),
+masks.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,30 +23,43 @@ NO_WEIGHTS: Mapping[int, float] = {}
 
 
 @collections_paused()  # the trainer waits for it
-def with_advantages(groups: Sequence[Group], config: Config, weights: Mapping[int, float] = NO_WEIGHTS) -> list[Sample]:
-    """Algorithm 1, line 9: make one sample per response with a verdict; the samples of a group are adjacent.
+def with_advantages(
+    groups: Sequence[Group], config: Config, weights: Mapping[int, float] = NO_WEIGHTS
+) -> list[Sample]:
+    """Algorithm 1, line 9: make one sample per response with a verdict; the samples of a group are
+    adjacent.
 
-    The advantages (Eq. 9, or by `advantage.estimator`) come from `Group.rewards`; `groups` are all that the step
-    trains on. A response whose verdict is an error has no reward: it is left out of every mean and of the batch.
-    `overlong.mode: filter` masks the tokens of truncated responses, whose rewards still count in the means. `weights`
-    are the groups' factors in the loss by id; a group that is missing has 1. With `environment.credit: turn` samples
-    have `token_advantages`.
+    The advantages (Eq. 9, or by `advantage.estimator`) come from `Group.rewards`; `groups` are all
+    that the step trains on. A response whose verdict is an error has no reward: it is left out of
+    every mean and of the batch. `overlong.mode: filter` masks the tokens of truncated responses,
+    whose rewards still count in the means. `weights` are the groups' factors in the loss by id; a
+    group that is missing has 1. With `environment.credit: turn` samples have `token_advantages`.
     """
     rewards = [[reward for reward in group.rewards if reward is not None] for group in groups]
     pairs = zip(groups, advantages_of(rewards, config), strict=True)
-    samples = [_group_samples(group, own, config, weights.get(group.id, 1.0)) for group, own in pairs]
+    samples = [
+        _group_samples(group, own, config, weights.get(group.id, 1.0)) for group, own in pairs
+    ]
     if config.credits_turns:
-        samples = [_with_turn_advantages(own, group, config) for own, group in zip(samples, groups, strict=True)]
+        samples = [
+            _with_turn_advantages(own, group, config)
+            for own, group in zip(samples, groups, strict=True)
+        ]
     return [sample for of_group in samples for sample in of_group]
 
 
 def advantages_of(rewards: Sequence[Sequence[float]], config: Config) -> list[list[float]]:
-    """Compute the advantages of a step's responses, times `reward.coef`, from their rewards, both by group."""
+    """Compute the advantages of a step's responses, times `reward.coef`, from their rewards, both
+    by group.
+    """
     each = [torch.tensor(of_group, dtype=torch.float64) for of_group in rewards]
-    estimator, coef = ESTIMATORS[config.advantage.estimator], config.reward.coef
+    estimator = ESTIMATORS[config.advantage.estimator]
+    coef = config.reward.coef
     if estimator.function is None or not each or not coef:
-        return [[0.0] * len(of_group) for of_group in rewards]  # until the critic has estimated: with_token_advantages
-    estimate, sizes = estimator.load(), torch.tensor([len(of_group) for of_group in each])
+        # until the critic has estimated: with_token_advantages
+        return [[0.0] * len(of_group) for of_group in rewards]
+    estimate = estimator.load()
+    sizes = torch.tensor([len(of_group) for of_group in each])
     if estimator.takes_batch:
         whole = estimate(torch.cat(each), torch.arange(len(each)).repeat_interleave(sizes))
         return [(part * coef).tolist() for part in whole.split(sizes.tolist())]
@@ -52,15 +67,22 @@ def advantages_of(rewards: Sequence[Sequence[float]], config: Config) -> list[li
     return [(estimate(of_group, **keywords) * coef).tolist() for of_group in each]
 
 
-def with_kl_in_rewards(samples: Sequence[Sample], kl: Sequence[float], config: Config) -> list[Sample]:
-    """`loss.kl_in: reward`: give samples the rewards R - kl_coef KL, and the advantages of these rewards.
+def with_kl_in_rewards(
+    samples: Sequence[Sample], kl: Sequence[float], config: Config
+) -> list[Sample]:
+    """`loss.kl_in: reward`: give samples the rewards R - kl_coef KL, and the advantages of these
+    rewards.
 
-    `samples` are all that a step trains on, and the samples of a group are adjacent. `kl` is the divergence of each to
-    the reference, summed over its sampled tokens (`Policy.response_kl`).
+    `samples` are all that a step trains on, and the samples of a group are adjacent. `kl` is the
+    divergence of each to the reference, summed over its sampled tokens (`Policy.response_kl`).
     """
     penalised = with_reward_less_kl(samples, kl, config)
-    groups = [list(members) for _, members in groupby(penalised, key=lambda sample: sample.group_id)]
-    advantages = advantages_of([[sample.reward for sample in members] for members in groups], config)
+    groups = [
+        list(members) for _, members in groupby(penalised, key=lambda sample: sample.group_id)
+    ]
+    advantages = advantages_of(
+        [[sample.reward for sample in members] for members in groups], config
+    )
     return [
         replace(sample, advantage=advantage)
         for members, of_group in zip(groups, advantages, strict=True)
@@ -69,7 +91,9 @@ def with_kl_in_rewards(samples: Sequence[Sample], kl: Sequence[float], config: C
 
 
 def shaped_reward(generation: Generation, verdict: Verdict, config: Config) -> float | None:
-    """Add Eq. 13's penalty for the response's length to the verdict's score; None where the verdict is an error."""
+    """Add Eq. 13's penalty for the response's length to the verdict's score; None where the verdict
+    is an error.
+    """
     if verdict.error is not None:
         return None
     return verdict.score + length_penalty(generation, config)
@@ -87,24 +111,37 @@ def length_penalty(generation: Generation, config: Config) -> float:
     )
 
 
-def with_reward_less_kl(samples: Sequence[Sample], kl: Sequence[float], config: Config) -> list[Sample]:
+def with_reward_less_kl(
+    samples: Sequence[Sample], kl: Sequence[float], config: Config
+) -> list[Sample]:
     """Give samples the rewards R - kl_coef KL; their advantages do not change."""
     coef = config.loss.kl_coef
-    return [replace(each, reward=each.reward - coef * own, kl=own) for each, own in zip(samples, kl, strict=True)]
+    return [
+        replace(each, reward=each.reward - coef * own, kl=own)
+        for each, own in zip(samples, kl, strict=True)
+    ]
 
 
 def minibatches(samples: Sequence[Sample], config: Config, *, step: int) -> list[list[Sample]]:
-    """Algorithm 1, line 10: cut a step into updates of `train.minibatch_groups` whole groups, in a keyed order.
+    """Algorithm 1, line 10: cut a step into updates of `train.minibatch_groups` whole groups, in a
+    keyed order.
 
-    The samples of a group must be adjacent, and remain so. A short batch has fewer updates; the last of a pass may be
-    smaller. Each of `train.passes_per_step` passes holds every group, in an order of its own.
+    The samples of a group must be adjacent, and remain so. A short batch has fewer updates; the
+    last of a pass may be smaller. Each of `train.passes_per_step` passes holds every group, in an
+    order of its own.
     """
     groups = [list(members) for _, members in groupby(samples, key=lambda sample: sample.group_id)]
-    size, updates = config.train.minibatch_groups, []
+    size = config.train.minibatch_groups
+    updates = []
     for number in range(config.train.passes_per_step):
-        order = keyed_permutation(len(groups), config.train.seed, "minibatches", step, *([number] if number else []))
+        order = keyed_permutation(
+            len(groups), config.train.seed, "minibatches", step, *([number] if number else [])
+        )
         starts = range(0, len(groups), size)
-        updates += [[sample for i in order[start : start + size] for sample in groups[i]] for start in starts]
+        updates += [
+            [sample for i in order[start : start + size] for sample in groups[i]]
+            for start in starts
+        ]
     return updates
 
 
@@ -114,18 +151,22 @@ def with_old_logprobs(
     *,
     source: Literal["policy", "engine"] = "policy",
 ) -> list[list[Sample]]:
-    """Record pi_old of Eq. 6 in the minibatches of a step from the second one on, once for each sample.
+    """Record pi_old of Eq. 6 in the minibatches of a step from the second one on, once for each
+    sample.
 
-    In the first update the policy still is pi_old: that update uses its own detached log-probabilities, and compares
-    them with the engine's. `record` computes log-probabilities with the policy; with `source` `engine` the engine's are
-    used instead, unless the first update would compare none with them.
+    In the first update the policy still is pi_old: that update uses its own detached
+    log-probabilities, and compares them with the engine's. `record` computes log-probabilities with
+    the policy; with `source` `engine` the engine's are used instead, unless the first update would
+    compare none with them.
     """
     first, *later = minibatches
     samples = list({id(sample): sample for minibatch in later for sample in minibatch}.values())
     is_compared = any(sample.has_signal and sample.num_trained_tokens for sample in first)
     found: Sequence[Sample]
     if source == "engine" and is_compared:  # the gap of a number to itself is no metric
-        found = [replace(each, old_logprobs=each.engine_logprobs, engine_logprobs=()) for each in samples]
+        found = [
+            replace(each, old_logprobs=each.engine_logprobs, engine_logprobs=()) for each in samples
+        ]
     else:
         found = record(samples)
     recorded = {id(sample): own for sample, own in zip(samples, found, strict=True)}
@@ -133,10 +174,12 @@ def with_old_logprobs(
 
 
 def _with_turn_advantages(samples: Sequence[Sample], group: Group, config: Config) -> list[Sample]:
-    """Give the tokens of turn k the advantage of R_ik, the sum of the rewards of episode i from turn k on.
+    """Give the tokens of turn k the advantage of R_ik, the sum of the rewards of episode i from
+    turn k on.
 
-    It is compared with R_jk of the members that reached turn k. A turn that one member alone reached has the advantage
-    of its episode. The part of the shaped reward that the environment did not pay belongs to the last turn.
+    It is compared with R_jk of the members that reached turn k. A turn that one member alone
+    reached has the advantage of its episode. The part of the shaped reward that the environment did
+    not pay belongs to the last turn.
     """
     returns: list[list[float]] = []
     for sample in samples:
@@ -156,15 +199,27 @@ def _with_turn_advantages(samples: Sequence[Sample], group: Group, config: Confi
     for sample, own in zip(samples, rows, strict=True):
         length = len(sample.response_ids)
         sizes = [end - start for start, end in sample.sampled or ((0, length),)]
-        of_tokens = [advantage for advantage, size in zip(own, sizes, strict=True) for _ in range(size)]
+        of_tokens = [
+            advantage for advantage, size in zip(own, sizes, strict=True) for _ in range(size)
+        ]
         mean = fsum(of_tokens) / max(1, len(of_tokens))
-        found.append(replace(sample, advantage=mean, token_advantages=spread(of_tokens, sample.sampled, length)))
+        found.append(
+            replace(
+                sample, advantage=mean, token_advantages=spread(of_tokens, sample.sampled, length)
+            )
+        )
     return found
 
 
-def _group_samples(group: Group, advantages: Sequence[float], config: Config, weight: float) -> list[Sample]:
+def _group_samples(
+    group: Group, advantages: Sequence[float], config: Config, weight: float
+) -> list[Sample]:
     responses = zip(group.generations, group.rewards, strict=True)
-    valid = [(i, generation, reward) for i, (generation, reward) in enumerate(responses) if reward is not None]
+    valid = [
+        (i, generation, reward)
+        for i, (generation, reward) in enumerate(responses)
+        if reward is not None
+    ]
     samples = []
     for (i, generation, reward), advantage in zip(valid, advantages, strict=True):
         is_trained = trains(generation.finish, mode=config.overlong.mode)
@@ -177,7 +232,11 @@ def _group_samples(group: Group, advantages: Sequence[float], config: Config, we
                 advantage=advantage,
                 engine_logprobs=generation.logprobs,
                 old_logprobs=None,
-                mask=generation.mask if is_trained else constant_row(False, len(generation.token_ids)),
+                mask=(
+                    generation.mask
+                    if is_trained
+                    else constant_row(False, len(generation.token_ids))
+                ),
                 index=i,
                 weight=weight,
                 sampled=generation.sampled,

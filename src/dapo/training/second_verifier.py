@@ -1,4 +1,6 @@
-"""The audit: a second verifier judges a keyed sample of the responses that train; its verdicts never train."""
+"""The audit: a second verifier judges a keyed sample of the responses that train; its verdicts
+never train.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,17 +20,23 @@ class Audit:
     judge: Judge
     share: float  # the fraction of the trained responses that is audited
     seed: int  # the run's seed
-    output: VerifierOutput | None = None  # the output of the judge; None where it goes to the console
+    # the output of the judge; None where it goes to the console
+    output: VerifierOutput | None = None
 
     def submit(self, groups: Sequence[Group], *, step: int) -> "Callable[[], AuditedStep]":
-        """Judge responses of a step's trained groups in the background; the result waits for the verdicts.
+        """Judge responses of a step's trained groups in the background; the result waits for the
+        verdicts.
 
         The responses are sampled like their tokens, keyed by seed, step and position.
         """
         pending = []
         for group in groups:
             uniforms = keyed_uniforms(keyed_seed(self.seed, "audit", step, group.id), group.size)
-            if indices := [i for i, v in enumerate(group.verdicts) if v.error is None and uniforms[i] < self.share]:
+            if indices := [
+                i
+                for i, v in enumerate(group.verdicts)
+                if v.error is None and uniforms[i] < self.share
+            ]:
                 texts = [group.texts[i] for i in indices]
                 token_ids = [group.generations[i].token_ids for i in indices]
                 pending.append((group, indices, self.judge.submit(group.problem, texts, token_ids)))
@@ -43,7 +51,9 @@ class Audit:
 
 @dataclass(frozen=True)
 class AuditedStep:
-    """The audited responses of a step: the group, the response's index in it, and the audit's verdict."""
+    """The audited responses of a step: the group, the response's index in it, and the audit's
+    verdict.
+    """
 
     responses: Sequence[tuple[Group, int, Verdict]] = ()
 
@@ -53,15 +63,24 @@ class AuditedStep:
     def metrics(self) -> dict[str, float]:
         """Compute `audit/*`. Error verdicts of the audit are counted, and are in no mean.
 
-        The gap is between accuracies where both verifiers decide right or wrong, else between scores. Gap and interval
-        are over problems, because the responses to one problem are not independent.
+        The gap is between accuracies where both verifiers decide right or wrong, else between
+        scores. Gap and interval are over problems, because the responses to one problem are not
+        independent.
         """
-        judged = [(group, i, verdict) for group, i, verdict in self.responses if verdict.error is None]
+        judged = [
+            (group, i, verdict) for group, i, verdict in self.responses if verdict.error is None
+        ]
         responses = len(self.responses)
-        metrics: dict[str, float] = {"audit/responses": responses, "audit/errors": responses - len(judged)}
+        metrics: dict[str, float] = {
+            "audit/responses": responses,
+            "audit/errors": responses - len(judged),
+        }
         if not judged:
             return metrics
-        decides = all(v.correct is not None and group.verdicts[i].correct is not None for group, i, v in judged)
+        decides = all(
+            v.correct is not None and group.verdicts[i].correct is not None
+            for group, i, v in judged
+        )
         by_problem: dict[str, list[float]] = {}
         for group, i, verdict in judged:
             gap = _value(group.verdicts[i], decides) - _value(verdict, decides)

@@ -1,4 +1,5 @@
-"""Selects the problems to sample (`dynamic_sampling.predict`), by the predicted chance that a group carries a signal.
+"""Selects the problems to sample (`dynamic_sampling.predict`), by the predicted chance that a group
+carries a signal.
 
 The history gives each problem a posterior over the probability p that its responses are correct:
 
@@ -10,9 +11,10 @@ The history gives each problem a posterior over the probability p that its respo
     r      = chance / (1 - 2^(1-G))                                     proportional
     r      = P(1 - p^G - (1-p)^G >= (1 - 2^(1-G)) / 2)                  thompson: p is sampled from the posterior
 
-Each position of the stream has two keyed random numbers: u selects it by prediction, and v puts it into the calibration
-sample, which is generated regardless of predictions and shows whether they hold. A posterior includes the steps that
-had finished when the sampling began, so the selection does not depend on an engine's speed.
+Each position of the stream has two keyed random numbers: u selects it by prediction, and v puts it
+into the calibration sample, which is generated regardless of predictions and shows whether they
+hold. A posterior includes the steps that had finished when the sampling began, so the selection
+does not depend on an engine's speed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +23,23 @@ from functools import cache
 from math import fsum
 from typing import Any
 
-from dapo.algo.chance import UNIFORM, Beta, beta_cdf, expected_chance, fit_beta, largest_chance, likely_interval
+from dapo.algo.chance import (
+    UNIFORM,
+    Beta,
+    beta_cdf,
+    expected_chance,
+    fit_beta,
+    largest_chance,
+    likely_interval,
+)
 from dapo.config.rollout_options import DynamicSamplingConfig
 from dapo.core.errors import RewardError
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.training.problem_stats import OutcomeHistory, ProblemStats, discount
 from dapo.types import Group, Problem
 
-FLOOR = 0.05  # smallest probability of selecting a problem: policies change, and a prediction may be wrong
+# smallest probability of selecting a problem: policies change, and a prediction may be wrong
+FLOOR = 0.05
 CALIBRATION_SHARE = 0.02  # fraction of the stream that is sampled regardless of predictions
 
 
@@ -74,16 +85,29 @@ class ProblemSelector:
     """Selects the problems of one step; it does not change while the step is sampled."""
 
     def __init__(
-        self, history: OutcomeHistory, *, step: int, predict: str, group_size: int, seed: int, weights: str = "none"
+        self,
+        history: OutcomeHistory,
+        *,
+        step: int,
+        predict: str,
+        group_size: int,
+        seed: int,
+        weights: str = "none",
     ) -> None:
         """Fit each source's distribution to the history of the finished steps, to sample `step`.
 
         `predict`, `weights` and `seed` are the run's options; `group_size` is G.
         """
-        self._history, self._step, self._predict = history, step, predict
-        self._group_size, self._seed, self._is_weighted = group_size, seed, weights == "inverse"
-        self._largest, self._interval = largest_chance(group_size), likely_interval(group_size)
-        self._of_posterior = cache(self._admission)  # problems that were never seen share their source's
+        self._history = history
+        self._step = step
+        self._predict = predict
+        self._group_size = group_size
+        self._seed = seed
+        self._is_weighted = weights == "inverse"
+        self._largest = largest_chance(group_size)
+        self._interval = likely_interval(group_size)
+        # problems that were never seen share their source's
+        self._of_posterior = cache(self._admission)
         kept = discount(step - history.last_step)
         self._of_source = {
             name: fit_beta(history.correct[rows], history.wrong[rows], kept[rows])
@@ -94,7 +118,8 @@ class ProblemSelector:
     def decide(self, position: int, problem: Problem) -> Decision:
         """Decide whether to sample the problem at a position of the stream."""
         chance, admitted = self._of_posterior(self.posterior(problem))
-        u, v = keyed_uniforms(keyed_seed(self._seed, "ask", position), 2)  # the key is part of what a run reproduces
+        # the key is part of what a run reproduces
+        u, v = keyed_uniforms(keyed_seed(self._seed, "ask", position), 2)
         return Decision(
             position,
             chance,
@@ -110,17 +135,23 @@ class ProblemSelector:
         trained: Sequence[Group],
         scale: float | None = None,
     ) -> Prediction:
-        """Summarize the decisions on all problems of the stream from a batch's first to its last, and its calibration.
+        """Summarize the decisions on all problems of the stream from a batch's first to its last,
+        and its calibration.
 
-        With `dynamic_sampling.weights: inverse` the weight of a group is K / q. Weights of 1 / q make the expected
-        gradient the one of sampling every problem. K keeps its length: with K = sum q chance / sum chance the mean
-        weight of trained groups is 1 if predictions hold. The sums are over earlier batches, because a K of the batch
-        itself is small where the batch closed on likely problems, which biases small batches towards unlikely ones.
-        `scale` is K; None before the first batch: q of a problem about which nothing is known.
+        With `dynamic_sampling.weights: inverse` the weight of a group is K / q. Weights of 1 / q
+        make the expected gradient the one of sampling every problem. K keeps its length: with K =
+        sum q chance / sum chance the mean weight of trained groups is 1 if predictions hold. The
+        sums are over earlier batches, because a K of the batch itself is small where the batch
+        closed on likely problems, which biases small batches towards unlikely ones. `scale` is K;
+        None before the first batch: q of a problem about which nothing is known.
         """
-        carried = {group.id: group.is_informative for group in judged if group.size - group.num_errors >= 2}
+        carried = {
+            group.id: group.is_informative for group in judged if group.size - group.num_errors >= 2
+        }
         skipped = [each.chance for each in decisions if not each.is_sampled]
-        calibration = [each for each in decisions if each.is_calibration and each.position in carried]
+        calibration = [
+            each for each in decisions if each.is_calibration and each.position in carried
+        ]
         weights: dict[int, float] = {}
         if self._is_weighted:
             scale = _probability(self._of_posterior(UNIFORM)[1]) if scale is None else scale
@@ -134,11 +165,14 @@ class ProblemSelector:
         )
 
     def require_binary(self, group: Group) -> None:
-        """Raise RewardError for a group with a score that is neither correct nor wrong: no chance can be predicted."""
+        """Raise RewardError for a group with a score that is neither correct nor wrong: no chance
+        can be predicted.
+        """
         if any(verdict.error is None and verdict.correct is None for verdict in group.verdicts):
             raise RewardError(
-                f"dynamic_sampling.predict={self._predict} needs a reward that decides correct or wrong, and problem "
-                f"{group.problem.id} got a score alone; set dynamic_sampling.predict=off, or reward.threshold"
+                f"dynamic_sampling.predict={self._predict} needs a reward that decides correct or"
+                f" wrong, and problem {group.problem.id} got a score alone; set"
+                " dynamic_sampling.predict=off, or reward.threshold"
             )
 
     def posterior(self, problem: Problem) -> Beta:
@@ -158,7 +192,8 @@ class ProblemSelector:
         if self._predict == "proportional":
             return chance, max(FLOOR, chance / self._largest)
         low, high = self._interval
-        # a sample by inversion is within the interval exactly where a uniform number is between these two
+        # a sample by inversion is within the interval exactly where a uniform number is between
+        # these two
         return chance, max(FLOOR, beta_cdf(high, posterior) - beta_cdf(low, posterior))
 
 

@@ -1,4 +1,6 @@
-"""Turns SIGINT and SIGTERM into a stop request, which a run checks before each poll of its engine."""
+"""Turns SIGINT and SIGTERM into a stop request, which a run checks before each poll of its
+engine.
+"""
 
 import os
 import signal
@@ -32,7 +34,9 @@ class StopRequest:
         self._is_deferred = False
 
     def check(self, advice: str = "") -> None:
-        """Raise Interrupted after a signal, with advice on how to continue, unless stopping is deferred."""
+        """Raise Interrupted after a signal, with advice on how to continue, unless stopping is
+        deferred.
+        """
         if self._is_deferred:
             return
         self.check_listeners()
@@ -41,14 +45,17 @@ class StopRequest:
 
     def check_listeners(self) -> None:
         if self.failure is not None:
-            raise ListenerFailed(f"a callback after a step raised {describe(self.failure)}") from self.failure
+            raise ListenerFailed(
+                f"a callback after a step raised {describe(self.failure)}"
+            ) from self.failure
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
         """Let the block finish even if a signal comes. Raises Interrupted if one came before."""
         self._is_deferred = True
         try:
-            # after deferring: a sampling thread that saw the signal first has ended, and must not be waited for
+            # after deferring: a sampling thread that saw the signal first has ended, and must not
+            # be waited for
             if self.signum is not None:
                 raise Interrupted(self.signum)
             yield
@@ -57,10 +64,13 @@ class StopRequest:
 
 
 class StepListener:
-    """A sink that calls a function with each finished step and its metrics; an error of the function stops the run."""
+    """A sink that calls a function with each finished step and its metrics; an error of the
+    function stops the run.
+    """
 
     def __init__(self, stop: StopRequest, call: Callable[[int, Mapping[str, float]], None]) -> None:
-        self._stop, self._call = stop, call
+        self._stop = stop
+        self._call = call
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         try:
@@ -74,13 +84,16 @@ class StepListener:
 
 @contextmanager
 def signals_as_requests(
-    message: str = "saving, then stopping; Ctrl-C now ends at once", *, on_second: InterruptHandler = END_AT_ONCE
+    message: str = "saving, then stopping; Ctrl-C now ends at once",
+    *,
+    on_second: InterruptHandler = END_AT_ONCE,
 ) -> Iterator[StopRequest]:
-    """Turn the block's first SIGINT or SIGTERM into a request; a SIGINT after that ends the process at once.
+    """Turn the block's first SIGINT or SIGTERM into a request; a SIGINT after that ends the process
+    at once.
 
-    Python handles signals in the main thread only; in any other thread the block does not change their handlers. The
-    first signal prints `message`; `on_second` handles the second SIGINT (`signal.default_int_handler` raises
-    KeyboardInterrupt, which the process survives).
+    Python handles signals in the main thread only; in any other thread the block does not change
+    their handlers. The first signal prints `message`; `on_second` handles the second SIGINT
+    (`signal.default_int_handler` raises KeyboardInterrupt, which the process survives).
     """
     request = StopRequest()
 
@@ -98,7 +111,9 @@ def signals_as_requests(
         yield request
         return
     STOP_SIGNAL.clear()
-    before = {signum: signal.signal(signum, on_signal) for signum in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        signum: signal.signal(signum, on_signal) for signum in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield request
     finally:

@@ -62,12 +62,16 @@ class TrainState:
     pending_metrics: dict[str, float] | None = field(default_factory=dict)
     """Metrics of `step`, which are written after its evaluation; None once they are."""
     accuracy: float | None = None  # accuracy in the evaluation after `step`, if there was one
-    prefetched_batch: PrefetchedBatch | None = None  # the next step's batch, if the schedule samples it before the step
+    # the next step's batch, if the schedule samples it before the step
+    prefetched_batch: PrefetchedBatch | None = None
     updates: list[Mapping[str, float]] = field(default_factory=list, compare=False)
     """The metrics of each finished update of step `step + 1`."""
-    is_saved: bool = field(default=False, compare=False)  # whether a checkpoint of it is written, or being written
-    closed_at: float | None = field(default=None, compare=False)  # the moment at which the last batch had closed
-    engine_version: int | None = field(default=None, compare=False)  # version of the engine's weights; None: no weights
+    # whether a checkpoint of it is written, or being written
+    is_saved: bool = field(default=False, compare=False)
+    # the moment at which the last batch had closed
+    closed_at: float | None = field(default=None, compare=False)
+    # version of the engine's weights; None: no weights
+    engine_version: int | None = field(default=None, compare=False)
 
     @property
     def is_new(self) -> bool:
@@ -77,18 +81,33 @@ class TrainState:
     @property
     def is_consistent(self) -> bool:
         """Whether no update of the next step has changed the policy of `step`."""
-        return all(update["optim/skipped"] and update.get("critic/skipped", True) for update in self.updates)
+        return all(
+            update["optim/skipped"] and update.get("critic/skipped", True)
+            for update in self.updates
+        )
 
-    def advance(self, metrics: dict[str, float], *, tokens_generated: int, tokens_trained: int) -> None:
+    def advance(
+        self, metrics: dict[str, float], *, tokens_generated: int, tokens_trained: int
+    ) -> None:
         """Count one more step; its metrics are pending."""
         self.step += 1
         self.tokens_generated += tokens_generated
         self.tokens_trained += tokens_trained
-        self.pending_metrics, self.accuracy, self.updates, self.is_saved = metrics, None, [], False
+        self.pending_metrics = metrics
+        self.accuracy = None
+        self.updates = []
+        self.is_saved = False
 
     def state_dict(self) -> dict[str, float]:
         """Return the counts as JSON values."""
-        names = ("step", "tokens_generated", "tokens_trained", "wall_s", "entropy_collapse_steps", "empty_steps")
+        names = (
+            "step",
+            "tokens_generated",
+            "tokens_trained",
+            "wall_s",
+            "entropy_collapse_steps",
+            "empty_steps",
+        )
         return {name: getattr(self, name) for name in names}
 
 
@@ -110,12 +129,17 @@ class Run:
     state: TrainState = field(default_factory=TrainState)
     timer: StepTimer = field(default_factory=StepTimer)  # seconds per phase of the step at hand
     audit: Audit | None = None  # the second verifier; None in a run without one
-    live_rules: LiveRules | None = None  # rules over the last steps; None before this process's first metrics
+    # rules over the last steps; None before this process's first metrics
+    live_rules: LiveRules | None = None
     provenance: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Options, versions, processor and data of this process (`runs/manifest.py`), stored in each checkpoint."""
+    """Options, versions, processor and data of this process (`runs/manifest.py`), stored in each
+    checkpoint.
+    """
     is_solved: bool = False  # whether the run has ended because its problems are solved
-    verifier_output: VerifierOutput | None = None  # the output of the verifiers; None where it goes to the console
-    environment: EnvironmentPool | None = None  # the processes that answer turns; None without an environment
+    # the output of the verifiers; None where it goes to the console
+    verifier_output: VerifierOutput | None = None
+    # the processes that answer turns; None without an environment
+    environment: EnvironmentPool | None = None
     checkpoints: CheckpointWriter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -135,18 +159,23 @@ class Run:
     @property
     def is_complete(self) -> bool:
         """Whether the run has finished its last step."""
-        train, state = self.config.train, self.state
+        train = self.config.train
+        state = self.state
         return state.step >= train.num_steps or train.is_budget_spent(state.tokens_generated)
 
     @contextmanager
     def timed(self, step: int) -> Iterator[None]:
         """Time the block as one step; write a trace of it if `profile.steps` names the step."""
-        with profiled_step(step, self.config.profile.steps, self.directory.profile, self.tracker.message) as self.timer:
+        with profiled_step(
+            step, self.config.profile.steps, self.directory.profile, self.tracker.message
+        ) as self.timer:
             yield
 
     @contextmanager
     def phase(self, name: str, *, total: int = 0) -> Iterator[Callable[..., None]]:
-        """Show and time a phase of the step under one name; yields a function (done, total, note) for its progress."""
+        """Show and time a phase of the step under one name; yields a function (done, total, note)
+        for its progress.
+        """
         self.tracker.phase(name, 0, total)
         with self.timer.phase(name):
             yield partial(self.tracker.phase, name)
@@ -160,22 +189,33 @@ class Run:
 
     def estimate_advantages(self, batch: Batch, *, step: int) -> list[Sample]:
         """Algorithm 1, line 9: turn a batch into samples with advantages (`updates.py`)."""
-        groups, weights = batch.groups, batch.weights
-        return estimate_advantages(groups, self.policy, self.config, step=step, weights=weights, phase=self.phase)
+        groups = batch.groups
+        weights = batch.weights
+        return estimate_advantages(
+            groups, self.policy, self.config, step=step, weights=weights, phase=self.phase
+        )
 
     def prepare_updates(self, samples: Sequence[Sample], *, step: int) -> list[list[Sample]]:
-        """Algorithm 1, line 10: cut a step into minibatches, with pi_old of Eq. 6 from the second one on."""
+        """Algorithm 1, line 10: cut a step into minibatches, with pi_old of Eq. 6 from the second
+        one on.
+        """
         return prepare_updates(samples, self.policy, self.config, step=step, phase=self.phase)
 
     def begin_sampling(self, step: int) -> None:
-        """Prepare the sampling of a step's batch: load the newest weights, and predict from the history.
+        """Prepare the sampling of a step's batch: load the newest weights, and predict from the
+        history.
 
-        Call it from the thread that trains, because the loop changes the history while another thread samples.
+        Call it from the thread that trains, because the loop changes the history while another
+        thread samples.
         """
         self.sync_engine()
         self.sampling.lookahead = self.config.lookahead(step)
-        options, size, seed = self.config.dynamic_sampling, self.config.rollout.group_size, self.config.train.seed
-        self.sampling.selector = make_selector(options, self.problem_stats, step=step, group_size=size, seed=seed)
+        options = self.config.dynamic_sampling
+        size = self.config.rollout.group_size
+        seed = self.config.train.seed
+        self.sampling.selector = make_selector(
+            options, self.problem_stats, step=step, group_size=size, seed=seed
+        )
 
     def sync_engine(self) -> None:
         """Load the policy's weights into the engine, unless it has them."""
@@ -183,22 +223,34 @@ class Run:
             # an engine that suspends responses begins anew: it may still hold their keys and values
             if self.state.engine_version != self.state.step or self.sampling.has_suspended:
                 self.sampling.has_suspended = False
-                self.engine.load_weights(self.policy.weights(version=self.state.step), version=self.state.step)
+                self.engine.load_weights(
+                    self.policy.weights(version=self.state.step), version=self.state.step
+                )
                 self.state.engine_version = self.state.step
 
     def keep_verifier_output(self) -> None:
-        """Move the output of verifiers and environment to logs/verifier.log; show the first line of a new file."""
-        path, audit = self.directory.verifier_log, None if self.audit is None else self.audit.output
+        """Move the output of verifiers and environment to logs/verifier.log; show the first line of
+        a new file.
+        """
+        path = self.directory.verifier_log
+        audit = None if self.audit is None else self.audit.output
         environment = None if self.environment is None else self.environment.output
-        outputs = (("verifier", self.verifier_output), ("verifier", audit), ("environment", environment))
+        outputs = (
+            ("verifier", self.verifier_output),
+            ("verifier", audit),
+            ("environment", environment),
+        )
         for name, output in outputs:
             is_first = not path.exists()
             if output is not None and (new := output.move_to(path)) and is_first:
                 first_line = new.decode(errors="replace").strip().partition("\n")[0]
-                self.tracker.message(f"the {name} prints: {first_line[:_SHOWN_CHARS]!r}; kept in {path}")
+                self.tracker.message(
+                    f"the {name} prints: {first_line[:_SHOWN_CHARS]!r}; kept in {path}"
+                )
 
     def warn(self, metrics: Mapping[str, float]) -> int:
-        """Report new findings of the rules on the last finished step; return the number of findings that hold.
+        """Report new findings of the rules on the last finished step; return the number of findings
+        that hold.
 
         The first call reads the metrics of earlier processes, so that no finding is reported twice.
         """

@@ -16,7 +16,13 @@ from dapo.evaluation.scores import Evaluation
 from dapo.rewards.combine import TimedJudge
 from dapo.runs.evaluations import write_evaluation
 from dapo.runs.outcomes import Outcome, verdict_word
-from dapo.runs.rollout_table import episode_json, flat_ranges, flat_versions, short_fields, write_rollouts
+from dapo.runs.rollout_table import (
+    episode_json,
+    flat_ranges,
+    flat_versions,
+    short_fields,
+    write_rollouts,
+)
 from dapo.training.rollout import Batch
 from dapo.training.rollout_metrics import (
     mean_of_updates,
@@ -27,23 +33,37 @@ from dapo.training.rollout_metrics import (
 )
 from dapo.training.second_verifier import AuditedStep
 from dapo.training.state import Run
-from dapo.training.stopping import describe_short_batch, entropy_collapse_steps, require_groups, reward_test_command
+from dapo.training.stopping import (
+    describe_short_batch,
+    entropy_collapse_steps,
+    require_groups,
+    reward_test_command,
+)
 from dapo.training.updates import critic_metrics
 from dapo.types import Generation, Sample
 
-MIN_GROUPS, MIN_SHARE = 4, 0.5
-"""The number of groups with a signal, and the share of their tokens, from which the top problem is reported."""
+MIN_GROUPS = 4
+MIN_SHARE = 0.5
+"""The number of groups with a signal, and the share of their tokens, from which the top problem is
+reported.
+"""
 NO_AUDIT = AuditedStep()
-_SHOWN_RESPONSES, _SHOWN_CHARS = 2, 160
-HEAD_START_S = 1.0  # seconds that the table waits for the block, so that the samples reach the idle trainer first
+_SHOWN_RESPONSES = 2
+_SHOWN_CHARS = 160
+# seconds that the table waits for the block, so that the samples reach the idle trainer first
+HEAD_START_S = 1.0
 
 
 @contextmanager
-def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) -> Iterator[dict[str, float]]:
-    """While the block runs, write the step's judged responses to rollouts/step_*.parquet and search their texts.
+def rollouts_in_background(
+    run: Run, batch: Batch, samples: Sequence[Sample]
+) -> Iterator[dict[str, float]]:
+    """While the block runs, write the step's judged responses to rollouts/step_*.parquet and search
+    their texts.
 
-    Both take long at scale. After the block the table is on disk, and the yielded mapping has the metrics of the texts.
-    Raises the errors of `require_groups`, and OSError if the table cannot be written.
+    Both take long at scale. After the block the table is on disk, and the yielded mapping has the
+    metrics of the texts. Raises the errors of `require_groups`, and OSError if the table cannot be
+    written.
     """
     step = run.state.step + 1
     text_metrics: dict[str, float] = {}
@@ -63,7 +83,9 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
     with in_background(work, name="dapo-rollouts") as pending:
         try:
             config = run.config
-            test = reward_test_command(config.reward, config.data, config.environment.name, run.directory.path)
+            test = reward_test_command(
+                config.reward, config.data, config.environment.name, run.directory.path
+            )
             require_groups(batch, step=step, empty_steps=run.state.empty_steps, reward_test=test)
             if batch.shortfall:
                 run.tracker.message(f"step {step}: short batch: {describe_short_batch(batch)}")
@@ -86,9 +108,14 @@ def in_background(work: Callable[[], None], *, name: str) -> Iterator[Future[Non
     future.result()
 
 
-def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping[str, float]) -> None:
-    """Count the step as finished, and keep its metrics with `more` of them until it is evaluated."""
-    state, step = run.state, run.state.step + 1
+def report_step(
+    run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping[str, float]
+) -> None:
+    """Count the step as finished, and keep its metrics with `more` of them until it is
+    evaluated.
+    """
+    state = run.state
+    step = run.state.step + 1
     tokens_trained = sum(sample.num_trained_tokens for sample in samples)
     metrics = batch_metrics(batch, samples)
     if (found := batch.prediction) is not None:
@@ -97,24 +124,35 @@ def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping
     errors = [v.error for group, _ in batch.judged for v in group.verdicts if v.error is not None]
     if errors:
         most_frequent = Counter(errors).most_common(1)[0][0]
-        run.tracker.message(f"step {step}: {len(errors)} verifier errors, most often: {most_frequent}")
-    if step == 1 and "reward/accuracy" not in metrics and len(errors) < sum(group.size for group, _ in batch.judged):
         run.tracker.message(
-            "step 1: the reward gives scores, neither correct nor wrong, so that there is no accuracy; "
-            "reward.threshold=1 would count scores of at least 1 as correct"
+            f"step {step}: {len(errors)} verifier errors, most often: {most_frequent}"
+        )
+    if (
+        step == 1
+        and "reward/accuracy" not in metrics
+        and len(errors) < sum(group.size for group, _ in batch.judged)
+    ):
+        run.tracker.message(
+            "step 1: the reward gives scores, neither correct nor wrong, so that there is no"
+            " accuracy; reward.threshold=1 would count scores of at least 1 as correct"
         )
     state.entropy_collapse_steps = entropy_collapse_steps(metrics, state.entropy_collapse_steps)
     run.problem_stats.record((group for group, _ in batch.decided), step=step)
     state.empty_steps = 0 if batch.groups else state.empty_steps + 1
-    state.advance(metrics, tokens_generated=batch.num_generated_tokens, tokens_trained=tokens_trained)
+    state.advance(
+        metrics, tokens_generated=batch.num_generated_tokens, tokens_trained=tokens_trained
+    )
 
 
 def _signal_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
-    """Compute the fraction of groups without a token that trains with an advantage, and the top problem's share.
+    """Compute the fraction of groups without a token that trains with an advantage, and the top
+    problem's share.
 
     That is the largest share of one problem in those tokens, if it exceeds MIN_SHARE.
     """
-    with_signal = {sample.group_id for sample in samples if sample.has_signal and sample.num_trained_tokens}
+    with_signal = {
+        sample.group_id for sample in samples if sample.has_signal and sample.num_trained_tokens
+    }
     flat = 1 - len(with_signal) / max(1, len(batch.groups))
     found = {"rollout/zero_advantage_fraction": flat} if batch.groups and flat else {}
     if len(with_signal) < MIN_GROUPS:
@@ -131,19 +169,24 @@ def _signal_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]
 def batch_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
     """Compute the metrics `reward/*`, `rollout/*` and `critic/*` of a batch and its samples."""
     token_counts = token_account(batch, samples)
-    metrics = rollout_metrics(batch.decided, batch.group_counts, token_counts, shortfall=batch.shortfall)
+    metrics = rollout_metrics(
+        batch.decided, batch.group_counts, token_counts, shortfall=batch.shortfall
+    )
     tokens_trained = sum(sample.num_trained_tokens for sample in samples)
     if kl := [sample.kl for sample in samples if sample.kl is not None]:
-        metrics["reward/kl_mean"] = math.fsum(kl) / max(1, sum(sample.num_sampled for sample in samples))
+        metrics["reward/kl_mean"] = math.fsum(kl) / max(
+            1, sum(sample.num_sampled for sample in samples)
+        )
     metrics |= {"rollout/epoch": batch.epoch, "rollout/tokens_in_minibatches": tokens_trained}
     return metrics | critic_metrics(samples)
 
 
 def token_account(batch: Batch, samples: Sequence[Sample]) -> dict[Outcome, int]:
-    """Count the tokens that were generated by what becomes of them; together they are all tokens of the batch.
+    """Count the tokens that were generated by what becomes of them; together they are all tokens of
+    the batch.
 
-    In a group that trains, the tokens of truncated responses that `overlong.mode: filter` masks count as filtered, and
-    those of responses without a verdict as invalid.
+    In a group that trains, the tokens of truncated responses that `overlong.mode: filter` masks
+    count as filtered, and those of responses without a verdict as invalid.
     """
     counts = dict(batch.token_counts)
     masked = sum(sample.num_sampled - sample.num_trained_tokens for sample in samples)
@@ -162,7 +205,8 @@ def token_account(batch: Batch, samples: Sequence[Sample]) -> dict[Outcome, int]
 
 def evaluate_and_log(run: Run) -> None:
     """Evaluate if due, and write the step's metrics, unless they are written already."""
-    state, step = run.state, run.state.step
+    state = run.state
+    step = run.state.step
     if state.pending_metrics is None:
         return
     run.keep_verifier_output()
@@ -193,11 +237,14 @@ def evaluate_and_log(run: Run) -> None:
     if metrics:
         metrics["time/warnings"] = run.warn(metrics)
         run.tracker.log(step, metrics)
-    state.pending_metrics, state.is_saved = None, False
+    state.pending_metrics = None
+    state.is_saved = False
 
 
 def evaluate_last(run: Run) -> None:
-    """Evaluate the last finished step if it has no evaluation; its metrics are a further line of that step."""
+    """Evaluate the last finished step if it has no evaluation; its metrics are a further line of
+    that step.
+    """
     step = run.state.step
     if run.directory.eval(step).exists():
         return
@@ -208,13 +255,17 @@ def evaluate_last(run: Run) -> None:
 
 
 def _evaluate(run: Run, step: int) -> Evaluation | None:
-    """Evaluate the engine's policy, which is the one after `step` steps, and write eval/step_*.json."""
+    """Evaluate the engine's policy, which is the one after `step` steps, and write
+    eval/step_*.json.
+    """
     if run.eval_plan is None or not run.held_out:
         return None
     sampling = run.sampling
     with run.phase("evaluate", total=len(run.held_out)) as on_progress:
         sampler = EngineSampler(sampling.engine, sampling.encoder, run.eval_plan)
-        evaluation = evaluate(sampler, sampling.judge, run.held_out, on_progress=on_progress, check=run.stop.check)
+        evaluation = evaluate(
+            sampler, sampling.judge, run.held_out, on_progress=on_progress, check=run.stop.check
+        )
     write_evaluation(run.directory, step, summary := evaluation.summary(), evaluation.table())
     run.state.accuracy = summary["accuracy"]
     return evaluation
@@ -224,22 +275,37 @@ def _show_first_responses(run: Run, evaluation: Evaluation) -> None:
     """Show the first responses of the untrained model, where most problems of a new setup show."""
     lines = [f"step {run.state.step}: responses of the model as it is:"]
     for judged in [each for each in evaluation.problems if each.valid][:_SHOWN_RESPONSES]:
-        problem, response = judged.problem, judged.valid[0]
+        problem = judged.problem
+        response = judged.valid[0]
         texts = (problem.question, problem.answer, response.text)
-        question, reference, text = (shorten(one_line(each), _SHOWN_CHARS, keep="end") for each in texts)
-        mark = f"score {response.score:g}" if response.correct is None else verdict_word(response.correct, None)
-        lines += [f"  question   {question}", f"  reference  {reference}", f"  response   {text}  [{mark}]"]
+        question, reference, text = (
+            shorten(one_line(each), _SHOWN_CHARS, keep="end") for each in texts
+        )
+        mark = (
+            f"score {response.score:g}"
+            if response.correct is None
+            else verdict_word(response.correct, None)
+        )
+        lines += [
+            f"  question   {question}",
+            f"  reference  {reference}",
+            f"  response   {text}  [{mark}]",
+        ]
     run.tracker.message("\n".join(lines))
 
 
-def _write_rollouts(run: Run, batch: Batch, samples: Sequence[Sample], audited: AuditedStep, *, step: int) -> None:
+def _write_rollouts(
+    run: Run, batch: Batch, samples: Sequence[Sample], audited: AuditedStep, *, step: int
+) -> None:
     """Write the table of responses, and remove old tables, as `log.rollouts` sets."""
     log = run.config.log
     if log.rollouts == "none":
         return
     with_logprobs = log.rollouts != "no-logprobs"
     decode = run.sampling.encoder.decode_prompt
-    rows = rollout_rows(batch, samples, decode, step=step, with_logprobs=with_logprobs, audited=audited)
+    rows = rollout_rows(
+        batch, samples, decode, step=step, with_logprobs=with_logprobs, audited=audited
+    )
     write_rollouts(run.directory.rollouts(step), rows)
     if log.rollout_steps is not None:
         run.directory.drop_old_rollouts(step, log.rollout_steps)
@@ -256,8 +322,8 @@ def rollout_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row of rollouts/*.parquet for each judged response of a batch.
 
-    The column `sampled` exists only if a response has tokens that were not sampled, `episode` only with episodes, and
-    `versions` only if several policies sampled a response.
+    The column `sampled` exists only if a response has tokens that were not sampled, `episode` only
+    with episodes, and `versions` only if several policies sampled a response.
     """
     generations = [generation for group, _ in batch.judged for generation in group.generations]
     of_some: dict[str, Callable[[Generation], Any]] = {}
@@ -270,9 +336,12 @@ def rollout_rows(
     advantages = {(sample.group_id, sample.index): sample.advantage for sample in samples}
     audits = audited.verdicts()
     for group, outcome in batch.judged:
-        prompt, question = decode_prompt(group.prompt_ids), group.problem.question
+        prompt = decode_prompt(group.prompt_ids)
+        question = group.problem.question
         fields = short_fields(group.problem.fields, known=[group.problem.answer])
-        for i, (generation, verdict) in enumerate(zip(group.generations, group.verdicts, strict=True)):
+        for i, (generation, verdict) in enumerate(
+            zip(group.generations, group.verdicts, strict=True)
+        ):
             audit = audits.get((group.id, i))
             yield {
                 "step": step,
@@ -282,7 +351,9 @@ def rollout_rows(
                 "sample": i,
                 "question": question,
                 "prompt": prompt,
-                "response": group.texts[i] if generation.episode is None else generation.episode.transcript,
+                "response": (
+                    group.texts[i] if generation.episode is None else generation.episode.transcript
+                ),
                 "answer": group.problem.answer,
                 "fields": fields,
                 "correct": verdict.correct,

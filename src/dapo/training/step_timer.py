@@ -1,4 +1,6 @@
-"""Times the phases of a training step; a profiled step also gets a trace for Perfetto and a table by operation."""
+"""Times the phases of a training step; a profiled step also gets a trace for Perfetto and a table
+by operation.
+"""
 
 import resource
 import sys
@@ -35,7 +37,9 @@ class StepTimer:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def metrics(self, *, tokens: int) -> dict[str, float]:
-        """Compute `time/*`: seconds per phase and of the step, generated tokens per second, peak memory."""
+        """Compute `time/*`: seconds per phase and of the step, generated tokens per second, peak
+        memory.
+        """
         total = time.perf_counter() - self._started
         metrics = {f"time/{name}_s": round(seconds, 4) for name, seconds in self._seconds.items()}
         metrics["time/step_s"] = round(total, 4)
@@ -51,11 +55,14 @@ def peak_memory_gib() -> float:
 
 
 @contextmanager
-def profiled_step(step: int, steps: Collection[int], folder: Path, log: Callable[[str], None]) -> Iterator[StepTimer]:
-    """Yield the step's timer; if `step` is one of `steps`, also write a trace to `folder` and pass a table to `log`.
+def profiled_step(
+    step: int, steps: Collection[int], folder: Path, log: Callable[[str], None]
+) -> Iterator[StepTimer]:
+    """Yield the step's timer; if `step` is one of `steps`, also write a trace to `folder` and pass
+    a table to `log`.
 
-    A trace holds every operation of torch, and on GPUs every kernel: tens of megabytes. Recording slows the step down;
-    other steps are not affected. A step that raises leaves no trace.
+    A trace holds every operation of torch, and on GPUs every kernel: tens of megabytes. Recording
+    slows the step down; other steps are not affected. A step that raises leaves no trace.
     """
     if step not in steps:
         yield StepTimer()
@@ -75,7 +82,10 @@ def profiled_step(step: int, steps: Collection[int], folder: Path, log: Callable
     profiler.export_chrome_trace(str(path))
     for line in phase_table(profiler.events()):
         log(line)
-    log(f"trace of step {step}: {path} (open it at https://ui.perfetto.dev; {time.perf_counter() - started:.0f} s)")
+    log(
+        f"trace of step {step}: {path} (open it at https://ui.perfetto.dev;"
+        f" {time.perf_counter() - started:.0f} s)"
+    )
 
 
 class _ProfiledTimer(StepTimer):
@@ -92,13 +102,16 @@ class _ProfiledTimer(StepTimer):
 def phase_table(events: Any) -> list[str]:
     """Return the lines of a table: seconds per phase, and the slowest operations of each phase.
 
-    The time of an operation excludes the operations that it calls. It is GPU time where a GPU was used, else CPU time.
+    The time of an operation excludes the operations that it calls. It is GPU time where a GPU was
+    used, else CPU time.
     """
     on_gpu = any(event.self_device_time_total for event in events)
     phases = sorted(
         (event.time_range.start, event.time_range.end, event.name.removeprefix(PHASE_PREFIX))
         for event in events
-        if event.name.startswith(PHASE_PREFIX) and not event.is_async and event.device_type.name == "CPU"
+        if event.name.startswith(PHASE_PREFIX)
+        and not event.is_async
+        and event.device_type.name == "CPU"
     )
     starts = [start for start, _, _ in phases]
     seconds: Counter[str] = Counter()
@@ -108,7 +121,11 @@ def phase_table(events: Any) -> list[str]:
         seconds[name] += (end - start) / 1e6
     for event in events:
         index = bisect_right(starts, event.time_range.start) - 1
-        if event.name.startswith(PHASE_PREFIX) or index < 0 or event.time_range.start > phases[index][1]:
+        if (
+            event.name.startswith(PHASE_PREFIX)
+            or index < 0
+            or event.time_range.start > phases[index][1]
+        ):
             continue
         own = event.self_device_time_total if on_gpu else event.self_cpu_time_total
         operations[phases[index][2]][event.name] += own / 1e6

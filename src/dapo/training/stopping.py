@@ -1,9 +1,10 @@
 """Conditions that end a run: searches without enough groups, skipped updates, a collapsed entropy.
 
-A short batch trains. A step without any group changes no weight; small batches have such
-steps by chance, so a run that has trained tolerates fewer than MAX_EMPTY_STEPS of them in a row. If every response of
-the whole search was correct, the problems are solved, and the run is evaluated, saved and finished. Before any step has
-trained that is an error: nothing can be learned, or the reward accepts everything.
+A short batch trains. A step without any group changes no weight; small batches have such steps by
+chance, so a run that has trained tolerates fewer than MAX_EMPTY_STEPS of them in a row. If every
+response of the whole search was correct, the problems are solved, and the run is evaluated, saved
+and finished. Before any step has trained that is an error: nothing can be learned, or the reward
+accepts everything.
 """
 
 import shlex
@@ -19,7 +20,8 @@ from dapo.training.rollout import Batch
 from dapo.training.rules.sampling_rules import EASIER_PROBLEMS, TRUNCATED
 from dapo.training.state import Run
 
-MAX_EMPTY_STEPS = 3  # steps in a row without a group to train on that end a run; one ends a run that has not trained
+# steps in a row without a group to train on that end a run; one ends a run that has not trained
+MAX_EMPTY_STEPS = 3
 _ADVICE = {
     "all_wrong": (
         "Read the responses in rollouts/: truncated answers and unexpected formats count as wrong. "
@@ -27,10 +29,12 @@ _ADVICE = {
         "dynamic_sampling.max_groups_per_step"
     ),
     "all_correct": (
-        "Choose harder problems; if these are hard, the reward accepts too much: {reward_test} shows what it accepts"
+        "Choose harder problems; if these are hard, the reward accepts too much: {reward_test}"
+        " shows what it accepts"
     ),
     "zero_variance": (
-        "Nothing can be learned where all responses of a group have the same score: {reward_test} shows scores"
+        "Nothing can be learned where all responses of a group have the same score: {reward_test}"
+        " shows scores"
     ),
     "filtered": "Loosen dynamic_sampling.filter",
     "invalid": "Test the verifier: {reward_test}",
@@ -38,27 +42,33 @@ _ADVICE = {
 
 
 class ProblemsSolved(ShortfallError):
-    """Every response of a step's whole search was correct, so a run that has trained can learn nothing more."""
+    """Every response of a step's whole search was correct, so a run that has trained can learn
+    nothing more.
+    """
 
 
-def require_groups(batch: Batch, *, step: int = 1, empty_steps: int = 0, reward_test: str = REWARD_TEST) -> None:
+def require_groups(
+    batch: Batch, *, step: int = 1, empty_steps: int = 0, reward_test: str = REWARD_TEST
+) -> None:
     """Check that a step, from 1, can train on its batch, which may be short.
 
-    `empty_steps` is the number of steps without a group directly before this one, and `reward_test` the command that
-    tests the run's reward.
+    `empty_steps` is the number of steps without a group directly before this one, and `reward_test`
+    the command that tests the run's reward.
 
-    Raises ProblemsSolved if every response was correct and the run has trained, and ShortfallError, with counts and
-    advice, if the run must stop.
+    Raises ProblemsSolved if every response was correct and the run has trained, and ShortfallError,
+    with counts and advice, if the run must stop.
     """
     has_trained = empty_steps < step - 1
-    found: Counter[Outcome] = Counter(outcome for _, outcome in batch.decided if outcome != "trained")
+    found: Counter[Outcome] = Counter(
+        outcome for _, outcome in batch.decided if outcome != "trained"
+    )
     if not batch.shortfall or batch.groups:
         return
     if has_trained:
         if found.keys() == {"all_correct"}:
             raise ProblemsSolved(
-                f"all {found['all_correct']} groups of step {step} are all correct: nothing is left to learn from "
-                f"them, and the run ends after step {step - 1}"
+                f"all {found['all_correct']} groups of step {step} are all correct: nothing is left"
+                f" to learn from them, and the run ends after step {step - 1}"
             )
         if empty_steps + 1 < MAX_EMPTY_STEPS:
             return
@@ -69,8 +79,9 @@ def require_groups(batch: Batch, *, step: int = 1, empty_steps: int = 0, reward_
     truncated = finishes.count("length") / max(1, len(finishes))
     if outcome in ("all_wrong", "zero_variance") and truncated > TRUNCATED:
         advice = (
-            f"{truncated:.0%} of the responses end at the limit of tokens, before they have answered: raise "
-            "rollout.max_response_tokens, or request shorter answers in data.instruction"
+            f"{truncated:.0%} of the responses end at the limit of tokens, before they have"
+            " answered: raise rollout.max_response_tokens, or request shorter answers in"
+            " data.instruction"
         )
     raise ShortfallError(f"{steps}step {step}: {describe_short_batch(batch)}\n{advice}")
 
@@ -78,7 +89,8 @@ def require_groups(batch: Batch, *, step: int = 1, empty_steps: int = 0, reward_
 def reward_test_command(
     reward: RewardConfig, data: DataConfig, environment: str | None, run: Path | None = None
 ) -> str:
-    """Return the command that tests the reward of a run on its data; without a run, an inline data spec is DATA.
+    """Return the command that tests the reward of a run on its data; without a run, an inline data
+    spec is DATA.
 
     If only the `environment` rewards, the command tests that.
     """
@@ -86,34 +98,50 @@ def reward_test_command(
         return f"dapo environment test {shlex.quote(environment if run is None else str(run))}"
     if run is not None:
         return f"dapo reward test {shlex.quote(str(run))}"
-    verifier, train = reward.verifier, data.train
+    verifier = reward.verifier
+    train = data.train
     name = verifier if isinstance(verifier, str) else next(iter(verifier))
     source = train if isinstance(train, str) else "DATA"
     return f"dapo reward test {shlex.quote(name)} --data {shlex.quote(source)}"
 
 
 def describe_short_batch(batch: Batch) -> str:
-    """Describe on one line how many groups a short batch has, and the outcomes of its dropped groups."""
+    """Describe on one line how many groups a short batch has, and the outcomes of its dropped
+    groups.
+    """
     wanted = len(batch.groups) + batch.shortfall
     learn = f"{len(batch.groups)} of the {wanted} groups wanted" if batch.groups else "nothing"
-    errors = Counter(v.error for group, _ in batch.decided for v in group.verdicts if v.error is not None)
-    cause = f" ({errors.total()} verifier errors, most often: {errors.most_common(1)[0][0]})" if errors else ""
+    errors = Counter(
+        v.error for group, _ in batch.decided for v in group.verdicts if v.error is not None
+    )
+    cause = (
+        f" ({errors.total()} verifier errors, most often: {errors.most_common(1)[0][0]})"
+        if errors
+        else ""
+    )
     dropped = count_dropped(Counter(outcome for _, outcome in batch.decided))
     return f"{learn} to learn from, in {len(batch.decided)} groups: {dropped}{cause}"
 
 
 MAX_SKIPPED_UPDATES = 10
-"""Updates skipped in a row (loss or gradient not finite, or loss.max_approx_kl exceeded) that end a run."""
+"""Updates skipped in a row (loss or gradient not finite, or loss.max_approx_kl exceeded) that end a
+run.
+"""
 MIN_ENTROPY = 1.0e-4
-"""Nats per token, the mean of -logprob over a step's responses, below which the policy is nearly deterministic."""
-ENTROPY_COLLAPSE_STEPS = 5  # steps in a row below MIN_ENTROPY that end a run: one may be a batch of easy problems
+"""Nats per token, the mean of -logprob over a step's responses, below which the policy is nearly
+deterministic.
+"""
+# steps in a row below MIN_ENTROPY that end a run: one may be a batch of easy problems
+ENTROPY_COLLAPSE_STEPS = 5
 
 
 def entropy_collapse_steps(metrics: Mapping[str, float], before: int) -> int:
-    """Count the steps in a row, up to the one with these metrics, in which the policy was nearly deterministic.
+    """Count the steps in a row, up to the one with these metrics, in which the policy was nearly
+    deterministic.
 
-    The entropy is `rollout/entropy_estimate`: unlike loss/entropy it includes groups without a signal, which a
-    collapsing policy mostly has. A step without a sampled token does not change the count.
+    The entropy is `rollout/entropy_estimate`: unlike loss/entropy it includes groups without a
+    signal, which a collapsing policy mostly has. A step without a sampled token does not change the
+    count.
     """
     if not metrics["rollout/response_tokens_max"]:
         return before
@@ -125,13 +153,14 @@ def check_divergence(run: Run) -> None:
     skipped = run.policy.skipped_in_a_row
     if skipped >= MAX_SKIPPED_UPDATES:
         raise NumericsError(
-            f"{skipped} updates in a row were skipped (at most {MAX_SKIPPED_UPDATES - 1} may be): the loss or the "
-            "gradient was not finite, or the policy too far from the one that sampled (loss.max_approx_kl="
-            f"{run.config.loss.max_approx_kl}); lower optim.lr, or check loss/* and optim/grad_norm of earlier steps"
+            f"{skipped} updates in a row were skipped (at most {MAX_SKIPPED_UPDATES - 1} may be):"
+            " the loss or the gradient was not finite, or the policy too far from the one that"
+            f" sampled (loss.max_approx_kl={run.config.loss.max_approx_kl}); lower optim.lr, or"
+            " check loss/* and optim/grad_norm of earlier steps"
         )
     if run.state.entropy_collapse_steps >= ENTROPY_COLLAPSE_STEPS:
         raise NumericsError(
-            f"the policy has collapsed: its entropy was below {MIN_ENTROPY:g} nats per token in "
-            f"{run.state.entropy_collapse_steps} steps in a row, so all responses to a prompt are alike; "
-            "start again with a lower optim.lr or a higher loss.clip_high"
+            f"the policy has collapsed: its entropy was below {MIN_ENTROPY:g} nats per token in"
+            f" {run.state.entropy_collapse_steps} steps in a row, so all responses to a prompt are"
+            " alike; start again with a lower optim.lr or a higher loss.clip_high"
         )

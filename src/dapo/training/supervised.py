@@ -1,11 +1,14 @@
-"""`schedule: supervised`: updates on demonstrations instead of sampled responses, as a warm start before Algorithm 1.
+"""`schedule: supervised`: updates on demonstrations instead of sampled responses, as a warm start
+before Algorithm 1.
 
-Step s takes the next `train.minibatch_groups` demonstrations of the stream and makes one update. Each is a `Sample`
-whose tokens have the advantage 1 and are on policy, so that the gradient of Eq. 8 is exactly that of
+Step s takes the next `train.minibatch_groups` demonstrations of the stream and makes one update.
+Each is a `Sample` whose tokens have the advantage 1 and are on policy, so that the gradient of Eq.
+8 is exactly that of
 
     - mean over the answers' tokens of log pi(token | tokens before it)
 
-Evaluations, checkpoints and resumption are those of every run. A step that fails has taken no demonstration.
+Evaluations, checkpoints and resumption are those of every run. A step that fails has taken no
+demonstration.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +28,9 @@ KEPT_METRICS = ("loss/nll", "loss/entropy", "loss/token_prob_mean", "loss/kl", "
 
 
 def train(run: Run) -> None:
-    """Train from the run's state to `train.num_steps`. Raises DapoError, or OSError from the run directory; the last
+    """Train from the run's state to `train.num_steps`.
+
+    Raises DapoError, or OSError from the run directory; the last
     finished step is then saved.
     """
     with saved_on_failure(run):
@@ -46,8 +51,12 @@ def train(run: Run) -> None:
 
 def next_samples(run: Run) -> list[Sample]:
     """The samples of the next update; those of one prompt are adjacent, and share its tokens."""
-    stream, answers, encode = run.sampling.stream, run.answers, run.sampling.encoder.encode
-    taken = [stream.problem_at(stream.position + i) for i in range(run.config.train.minibatch_groups)]
+    stream = run.sampling.stream
+    answers = run.answers
+    encode = run.sampling.encoder.encode
+    taken = [
+        stream.problem_at(stream.position + i) for i in range(run.config.train.minibatch_groups)
+    ]
     prompts = [encode(each) for each in taken]
     order = sorted(range(len(taken)), key=lambda i: (prompts[i], i))
     samples: list[Sample] = []
@@ -55,7 +64,11 @@ def next_samples(run: Run) -> list[Sample]:
         for index, i in enumerate(members):
             answer = answers[taken[i].id]
             length = len(answer.token_ids)
-            mask = constant_row(True, length) if answer.sampled is None else mask_of(answer.sampled, length)
+            mask = (
+                constant_row(True, length)
+                if answer.sampled is None
+                else mask_of(answer.sampled, length)
+            )
             samples.append(
                 Sample(
                     group_id=group_id,
@@ -75,9 +88,14 @@ def next_samples(run: Run) -> list[Sample]:
 
 def _report(run: Run, samples: Sequence[Sample], update: Mapping[str, float]) -> None:
     """Count the step as finished, and keep its metrics until it is evaluated."""
-    stream, tokens = run.sampling.stream, sum(sample.num_trained_tokens for sample in samples)
+    stream = run.sampling.stream
+    tokens = sum(sample.num_trained_tokens for sample in samples)
     metrics = {name: value for name, value in update.items() if name.startswith(KEPT_METRICS)}
-    metrics |= {"rollout/epoch": stream.epoch, "rollout/tokens_generated": 0, "rollout/tokens_in_minibatches": tokens}
+    metrics |= {
+        "rollout/epoch": stream.epoch,
+        "rollout/tokens_generated": 0,
+        "rollout/tokens_in_minibatches": tokens,
+    }
     for _ in range(run.config.train.minibatch_groups):
         stream.take()
     run.state.advance(metrics, tokens_generated=0, tokens_trained=tokens)

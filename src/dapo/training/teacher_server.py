@@ -1,4 +1,6 @@
-"""A teacher behind a server: `loss.reference: server:URL#MODEL` scores the sampled tokens of each step."""
+"""A teacher behind a server: `loss.reference: server:URL#MODEL` scores the sampled tokens of each
+step.
+"""
 
 import os
 import threading
@@ -22,48 +24,63 @@ _POLL_S = 0.2  # between two looks for a signal
 
 
 class TeacherServer:
-    """Scores samples at an OpenAI-compatible server that returns the log-probabilities of its prompt (vLLM, SGLang)."""
+    """Scores samples at an OpenAI-compatible server that returns the log-probabilities of its
+    prompt (vLLM, SGLang).
+    """
 
     def __init__(self, url: str, model: str) -> None:
         """Raises ConfigError if the server cannot be reached or does not serve the model."""
         key = os.environ.get(API_KEY_VARIABLE)
         self._name = f"loss.reference=server:{url}#{model}"
         try:
-            self._client = ChatClient(url, model, api_key=key, timeout_s=TIMEOUT_S, connections=CONNECTIONS)
+            self._client = ChatClient(
+                url, model, api_key=key, timeout_s=TIMEOUT_S, connections=CONNECTIONS
+            )
             served = self._client.models()
         except (ServerFailed, DataError) as error:
             raise ConfigError(f"{self._name}: {error}") from None
         if served is not None and model not in served:
-            raise ConfigError(f"{self._name}: the server has no model {model}; it has {', '.join(served)}")
+            raise ConfigError(
+                f"{self._name}: the server has no model {model}; it has {', '.join(served)}"
+            )
 
     def require_vocabulary(self, tokenizer: Any) -> None:
         """Raise ConfigError if the server's text of a token is another one than the tokenizer's.
 
-        It compares `COMPARED_TOKENS` spread over the vocabulary, without special ones and parts of a character. Spaces
-        around a text do not count, because servers differ in them. A server that says no texts passes.
+        It compares `COMPARED_TOKENS` spread over the vocabulary, without special ones and parts of
+        a character. Spaces around a text do not count, because servers differ in them. A server
+        that says no texts passes.
         """
-        last, steps = len(tokenizer) - 1, COMPARED_TOKENS - 1
-        ids = sorted({round(i * last / steps) for i in range(COMPARED_TOKENS)} - set(tokenizer.all_special_ids))
+        last = len(tokenizer) - 1
+        steps = COMPARED_TOKENS - 1
+        ids = sorted(
+            {round(i * last / steps) for i in range(COMPARED_TOKENS)}
+            - set(tokenizer.all_special_ids)
+        )
         try:
             _, texts = self._client.prompt_logprobs(ids)
         except DapoError as error:
             raise type(error)(f"{self._name}: {error}") from None
         own = [tokenizer.decode([token]) for token in ids]
-        pairs = [each for each in zip(ids, own, texts, strict=False) if not _is_partial(each[1], each[2])]
-        differing = [(token, mine, theirs) for token, mine, theirs in pairs if mine.strip() != theirs.strip()]
+        pairs = [
+            each for each in zip(ids, own, texts, strict=False) if not _is_partial(each[1], each[2])
+        ]
+        differing = [
+            (token, mine, theirs) for token, mine, theirs in pairs if mine.strip() != theirs.strip()
+        ]
         if differing:
             token, mine, theirs = differing[0]
             raise ConfigError(
-                f"{self._name} has another vocabulary than the policy: of {len(pairs)} tokens compared, "
-                f"{len(differing)} differ; the first is id {token}, {mine!r} here and {theirs!r} there; serve a model "
-                "of the policy's family"
+                f"{self._name} has another vocabulary than the policy: of {len(pairs)} tokens"
+                f" compared, {len(differing)} differ; the first is id {token}, {mine!r} here and"
+                f" {theirs!r} there; serve a model of the policy's family"
             )
 
     def with_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         """The samples with `reference_logprobs`.
 
-        Raises DapoError if the server fails or answers with no log-probability, and Interrupted as soon as a signal
-        comes: requests in flight are then left to themselves.
+        Raises DapoError if the server fails or answers with no log-probability, and Interrupted as
+        soon as a signal comes: requests in flight are then left to themselves.
         """
         futures: list[Future[Sample]] = [Future() for _ in samples]
         tasks = iter(list(zip(samples, futures, strict=True)))
@@ -106,12 +123,17 @@ class TeacherServer:
 
 
 def _is_partial(*texts: str) -> bool:
-    """Whether a text is part of a character, or a server's notation for one, and says nothing of a token."""
+    """Whether a text is part of a character, or a server's notation for one, and says nothing of a
+    token.
+    """
     return any("\ufffd" in text or text.startswith(("bytes:", "token_id:")) for text in texts)
 
 
 @cache
 def teacher_server(reference: str) -> TeacherServer:
-    """The server of a value of `loss.reference`, one for a process. Raises ConfigError as TeacherServer does."""
+    """The server of a value of `loss.reference`, one for a process.
+
+    Raises ConfigError as TeacherServer does.
+    """
     url, _, model = reference.removeprefix("server:").partition("#")
     return TeacherServer(url, model)

@@ -1,12 +1,14 @@
 """Algorithm 1 of the paper (arXiv 2503.14476), and the differences from it:
 
-1. Groups enter the batch in the order in which they were submitted, and only the groups that it needs are sampled
-   (`dynamic_sampling.py`). The paper oversamples, and does not define which groups it takes.
-2. In a step's first update pi_old is the detached policy itself: its log-probabilities are not computed twice.
-3. Nothing is lost: generated groups that do not train are counted by outcome, and a step that fails requeues its
-   problems, so that a resumed run repeats that step exactly.
-4. The policy is evaluated before the first step, after every `train.eval_every`-th step and after the last; checkpoints
-   are written in the background.
+1. Groups enter the batch in the order in which they were submitted, and only the groups that it
+   needs are sampled (`dynamic_sampling.py`). The paper oversamples, and does not define which
+   groups it takes.
+2. In a step's first update pi_old is the detached policy itself: its log-probabilities are not
+   computed twice.
+3. Nothing is lost: generated groups that do not train are counted by outcome, and a step that fails
+   requeues its problems, so that a resumed run repeats that step exactly.
+4. The policy is evaluated before the first step, after every `train.eval_every`-th step and after
+   the last; checkpoints are written in the background.
 """
 
 from collections.abc import Iterator
@@ -16,31 +18,45 @@ from dapo.core.errors import DapoError
 from dapo.training.checkpointing import save_after_failure, save_if_due, save_now
 from dapo.training.rollout import collect
 from dapo.training.state import Run
-from dapo.training.step_metrics import evaluate_and_log, evaluate_last, report_step, rollouts_in_background
+from dapo.training.step_metrics import (
+    evaluate_and_log,
+    evaluate_last,
+    report_step,
+    rollouts_in_background,
+)
 from dapo.training.stopping import ProblemsSolved, check_divergence
 
 
 def train(run: Run) -> None:
     """Train from the run's state to `train.num_steps`, or to `train.token_budget`.
 
-    Raises DapoError, or OSError from the run directory, if it cannot continue; the state is then saved.
+    Raises DapoError, or OSError from the run directory, if it cannot continue; the state is then
+    saved.
     """
-    config, state = run.config, run.state
+    config = run.config
+    state = run.state
     with saved_on_failure(run):
-        evaluate_and_log(run)  # before the first step, or the evaluation in which the run was interrupted
+        # before the first step, or the evaluation in which the run was interrupted
+        evaluate_and_log(run)
         for step in run.steps():  # line 1
             with run.timed(step):
                 run.begin_sampling(step)  # line 3: pi_old <- pi_theta
-                with run.phase("generate", total=config.rollout.prompts_per_step) as on_progress:  # lines 2, 4 to 8
-                    batch = collect(run.sampling, step=step, on_progress=on_progress, check=run.stop.check)  # Eq. 11
+                # lines 2, 4 to 8
+                with run.phase("generate", total=config.rollout.prompts_per_step) as on_progress:
+                    # Eq. 11
+                    batch = collect(
+                        run.sampling, step=step, on_progress=on_progress, check=run.stop.check
+                    )
                 run.drop_engine_weights()
                 samples = run.estimate_advantages(batch, step=step)  # line 9: Eq. 9, 13
                 with rollouts_in_background(run, batch, samples) as text_metrics:
-                    updates = run.prepare_updates(samples, step=step)  # line 10, and pi_old of Eq. 6
+                    # line 10, and pi_old of Eq. 6
+                    updates = run.prepare_updates(samples, step=step)
                 for minibatch in run.track("update", updates):
                     state.updates.append(run.policy.update(minibatch, step=step))  # line 11: Eq. 8
                 report_step(run, batch, samples, text_metrics)
-                del batch, samples, updates  # freed now, not while the trainer waits for the next ones
+                # freed now, not while the trainer waits for the next ones
+                del batch, samples, updates
                 evaluate_and_log(run)
             check_divergence(run)
             save_if_due(run)
@@ -61,7 +77,9 @@ def saved_on_failure(run: Run) -> Iterator[None]:
 
 @contextmanager
 def ended_when_solved(run: Run) -> Iterator[None]:
-    """If the block finds the problems solved, undo the sampling of the present step, evaluate, save, and end."""
+    """If the block finds the problems solved, undo the sampling of the present step, evaluate,
+    save, and end.
+    """
     try:
         yield
     except ProblemsSolved as solved:

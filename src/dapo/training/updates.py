@@ -1,4 +1,6 @@
-"""Algorithm 1, lines 9 and 10: from a batch to the updates of a step, for the loop, a session, a probe and a replay."""
+"""Algorithm 1, lines 9 and 10: from a batch to the updates of a step, for the loop, a session, a
+probe and a replay.
+"""
 
 import math
 from array import array
@@ -36,7 +38,9 @@ class ValueFunction(Protocol):
         """Compute V(s_t) of each response token of the samples."""
 
     def token_kl(self, samples: Sequence[Sample], *, step: int) -> list[Sequence[float]]:
-        """Compute the divergence to the reference at each response token, for `loss.kl_in: reward`."""
+        """Compute the divergence to the reference at each response token, for `loss.kl_in:
+        reward`.
+        """
 
 
 def with_token_advantages(
@@ -44,15 +48,17 @@ def with_token_advantages(
 ) -> list[Sample]:
     """Return the samples with advantages per token and the critic's targets (DAPO's Eq. 2 and 3).
 
-    Values are recorded before the step's first update, and stay fixed over its minibatches. Advantages are whitened
-    over the tokens that train; a response's `advantage` becomes the mean over its tokens. All numbers are float64.
-    The steps of an episode are its sampled tokens: the value that follows a turn's last token is the next turn's first.
+    Values are recorded before the step's first update, and stay fixed over its minibatches.
+    Advantages are whitened over the tokens that train; a response's `advantage` becomes the mean
+    over its tokens. All numbers are float64. The steps of an episode are its sampled tokens: the
+    value that follows a turn's last token is the next turn's first.
     """
     if not samples:
         return []
     rows = _of_sampled(critic.values(samples), samples)
     lengths = torch.tensor([sample.num_sampled for sample in samples])
-    values, mask = _padded(rows), _padded(_of_sampled([sample.mask for sample in samples], samples))
+    values = _padded(rows)
+    mask = _padded(_of_sampled([sample.mask for sample in samples], samples))
     shaped = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
     penalties = torch.zeros_like(values)
     if config.loss.has_kl_reward:
@@ -60,12 +66,26 @@ def with_token_advantages(
         penalties = config.loss.kl_coef * _padded(kl)
         samples = with_reward_less_kl(samples, [math.fsum(row) for row in kl], config)
     advantages, targets = generalized_advantages(
-        token_rewards(shaped, lengths, penalties), values, lengths, gamma=1.0, gae_lambda=config.critic.gae_lambda
+        token_rewards(shaped, lengths, penalties),
+        values,
+        lengths,
+        gamma=1.0,
+        gae_lambda=config.critic.gae_lambda,
     )
     advantages = whiten(advantages, mask) * config.reward.coef
     means = advantages.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-    found = zip(samples, rows, _rows(advantages, lengths), _rows(targets, lengths), means.tolist(), strict=True)
-    return [_with_rows(sample, row, each, target, advantage=mean) for sample, row, each, target, mean in found]
+    found = zip(
+        samples,
+        rows,
+        _rows(advantages, lengths),
+        _rows(targets, lengths),
+        means.tolist(),
+        strict=True,
+    )
+    return [
+        _with_rows(sample, row, each, target, advantage=mean)
+        for sample, row, each, target, mean in found
+    ]
 
 
 def _of_sampled(rows: Sequence[Sequence[T]], samples: Sequence[Sample]) -> list[Sequence[T]]:
@@ -75,13 +95,25 @@ def _of_sampled(rows: Sequence[Sequence[T]], samples: Sequence[Sample]) -> list[
 
 def _with_rows(sample: Sample, *rows: Sequence[float], advantage: float) -> Sample:
     """The sample with values, token advantages and targets, given for its sampled tokens."""
-    values, advantages, targets = (spread(row, sample.sampled, len(sample.response_ids)) for row in rows)
-    return replace(sample, advantage=advantage, token_advantages=advantages, old_values=values, value_targets=targets)
+    values, advantages, targets = (
+        spread(row, sample.sampled, len(sample.response_ids)) for row in rows
+    )
+    return replace(
+        sample,
+        advantage=advantage,
+        token_advantages=advantages,
+        old_values=values,
+        value_targets=targets,
+    )
 
 
 def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Compute `critic/*` from the values recorded before the step; empty for samples without values."""
-    of_critic = [sample for sample in samples if sample.old_values is not None and sample.num_trained_tokens]
+    """Compute `critic/*` from the values recorded before the step; empty for samples without
+    values.
+    """
+    of_critic = [
+        sample for sample in samples if sample.old_values is not None and sample.num_trained_tokens
+    ]
     if not of_critic:
         return {}
     mask = np.concatenate([np.asarray(sample.mask) for sample in of_critic]).astype(bool)
@@ -106,7 +138,10 @@ def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
 
 
 def _rows(padded: Tensor, lengths: Tensor) -> "list[array[float]]":
-    return [array("d", row[:n].tobytes()) for row, n in zip(padded.numpy(), lengths.tolist(), strict=True)]
+    return [
+        array("d", row[:n].tobytes())
+        for row, n in zip(padded.numpy(), lengths.tolist(), strict=True)
+    ]
 
 
 Phase: TypeAlias = Callable[[str], AbstractContextManager[Any]]
@@ -116,7 +151,9 @@ class LogprobSource(Protocol):
     """The methods of a policy that score responses before an update."""
 
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples with `old_logprobs`, or with a `rank_record` where trainer ranks keep them."""
+        """Return the samples with `old_logprobs`, or with a `rank_record` where trainer ranks keep
+        them.
+        """
 
     def response_kl(self, samples: Sequence[Sample], *, step: int) -> list[float]:
         """Compute each response's divergence to the reference, before the step's first update."""
@@ -135,11 +172,12 @@ def estimate_advantages(
     weights: Mapping[int, float] = NO_WEIGHTS,
     phase: Phase = _untimed,
 ) -> list[Sample]:
-    """Line 9: turn the groups of a step into samples with advantages (Eq. 9 and 13, or by `advantage.estimator`).
+    """Line 9: turn the groups of a step into samples with advantages (Eq. 9 and 13, or by
+    `advantage.estimator`).
 
-    `groups` are all that the step trains on, and `weights` their factors in the loss, by id. The policy scores
-    responses where `loss.kl_in: reward` subtracts a divergence from the rewards, a teacher behind a server scores them
-    for the loss, and the policy estimates values where
+    `groups` are all that the step trains on, and `weights` their factors in the loss, by id. The
+    policy scores responses where `loss.kl_in: reward` subtracts a divergence from the rewards, a
+    teacher behind a server scores them for the loss, and the policy estimates values where
     `advantage.estimator` is `gae`. `phase` times a part of the work by its name.
     """
     samples = with_advantages(groups, config, weights)
@@ -158,11 +196,20 @@ def estimate_advantages(
 
 
 def prepare_updates(
-    samples: Sequence[Sample], policy: LogprobSource, config: Config, *, step: int, phase: Phase = _untimed
+    samples: Sequence[Sample],
+    policy: LogprobSource,
+    config: Config,
+    *,
+    step: int,
+    phase: Phase = _untimed,
 ) -> list[list[Sample]]:
-    """Line 10: cut the samples of a step into minibatches, and record pi_old of Eq. 6 for the second one on."""
+    """Line 10: cut the samples of a step into minibatches, and record pi_old of Eq. 6 for the
+    second one on.
+    """
     updates = minibatches(samples, config, step=step)
     if len(updates) > 1:
         with phase("old_logprobs"):
-            return with_old_logprobs(updates, policy.record_old_logprobs, source=config.loss.old_logprobs)
+            return with_old_logprobs(
+                updates, policy.record_old_logprobs, source=config.loss.old_logprobs
+            )
     return updates

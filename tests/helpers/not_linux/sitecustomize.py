@@ -1,8 +1,10 @@
-"""Makes the modules of dapo and code_sandbox, in every process that has this folder on its path, see macOS.
+"""Makes the modules of dapo and code_sandbox, in every process that has this folder on its path,
+see macOS.
 
-Only they do: other packages are the ones built for this machine. In these modules, `sys.platform` is darwin, what
-macOS lacks is missing from `os`, `fcntl`, `select`, `socket` and `resource`, there are no files below /proc and
-/dev/shm, and limits of memory are refused. With DAPO_SEEN set, each process adds its command to that file.
+Only they do: other packages are the ones built for this machine. In these modules, `sys.platform`
+is darwin, what macOS lacks is missing from `os`, `fcntl`, `select`, `socket` and `resource`, there
+are no files below /proc and /dev/shm, and limits of memory are refused. With DAPO_SEEN set, each
+process adds its command to that file.
 """
 
 import builtins
@@ -17,8 +19,24 @@ from typing import Any
 
 MISSING = {
     "os": {
-        *("memfd_create", "posix_fallocate", "pidfd_open", "eventfd", "sched_getaffinity", "sched_setaffinity"),
-        *("O_TMPFILE", "O_PATH", "O_DIRECT", "setxattr", "splice", "copy_file_range", "unshare", "setresuid"),
+        *(
+            "memfd_create",
+            "posix_fallocate",
+            "pidfd_open",
+            "eventfd",
+            "sched_getaffinity",
+            "sched_setaffinity",
+        ),
+        *(
+            "O_TMPFILE",
+            "O_PATH",
+            "O_DIRECT",
+            "setxattr",
+            "splice",
+            "copy_file_range",
+            "unshare",
+            "setresuid",
+        ),
     },
     "fcntl": {"F_SETLEASE", "F_NOTIFY", "F_SETSIG", "F_SETPIPE_SZ", "F_ADD_SEALS"},
     "select": {"epoll"},
@@ -46,7 +64,9 @@ class Seen(types.ModuleType):
         if real.__name__ == "sys":
             self.__dict__["platform"] = "darwin"
         if real.__name__ == "os":
-            self.__dict__["access"] = lambda path, mode: not str(path).startswith(NOT_THERE) and os.access(path, mode)
+            self.__dict__["access"] = lambda path, mode: (
+                not str(path).startswith(NOT_THERE) and os.access(path, mode)
+            )
         if real.__name__ == "resource":
             self.__dict__["setrlimit"] = refused
 
@@ -85,7 +105,11 @@ class Finder(importlib.abc.MetaPathFinder):
     """Finds these modules as usual, and has them loaded by Loader."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name.split(".")[0] in OURS else None
+        spec = (
+            importlib.machinery.PathFinder.find_spec(name, path, target)
+            if name.split(".")[0] in OURS
+            else None
+        )
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             spec.loader = Loader(spec.loader.name, spec.loader.path)
         return spec
@@ -93,7 +117,9 @@ class Finder(importlib.abc.MetaPathFinder):
 
 def hide(method: Any, absent: Any) -> Any:
     def hidden(self: pathlib.Path, *arguments: Any, **keywords: Any) -> Any:
-        if str(self).startswith(NOT_THERE) and sys._getframe(1).f_globals.get("__name__", "").startswith(OURS):
+        if str(self).startswith(NOT_THERE) and sys._getframe(1).f_globals.get(
+            "__name__", ""
+        ).startswith(OURS):
             if absent is None:
                 raise FileNotFoundError(2, "No such file or directory", str(self))
             return absent

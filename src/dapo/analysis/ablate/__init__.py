@@ -1,1 +1,3 @@
-"""Experiments: several variants of a configuration, trained with several seeds, compared on held-out problems."""
+"""Experiments: several variants of a configuration, trained with several seeds, compared on
+held-out problems.
+"""

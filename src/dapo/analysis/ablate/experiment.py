@@ -1,4 +1,6 @@
-"""An experiment: variants of a configuration, conditions, seeds. It is read from a YAML file; imports no torch.
+"""An experiment: variants of a configuration, conditions, seeds.
+
+It is read from a YAML file; imports no torch.
 
     base: base.yaml                      a configuration: relative to this file, or a shipped one's name
     seeds: [0, 1, 2]
@@ -11,11 +13,13 @@
       + clip-higher: {inherits: GRPO, set: [loss.clip_high=0.28]}
     baseline: GRPO                       every row is compared with it; default: the first row
     plots:
-      - {metric: accuracy, against: [steps, tokens, seconds], title: GRPO learns faster, windows: [[6, 20]]}
-    claims: [...]                        not read: what the experiment tests, for a tool that judges its results
+      - {metric: accuracy, against: [steps, tokens, seconds], title: GRPO learns faster, windows:
+        [[6, 20]]}
+    claims: [...]                        not read: what the experiment tests, for a tool that judges
+    its results
 
-A run takes its options from `base`, `set`, its condition, the variants that its row inherits, its variant and its seed.
-Later ones override earlier ones.
+A run takes its options from `base`, `set`, its condition, the variants that its row inherits, its
+variant and its seed. Later ones override earlier ones.
 """
 
 import re
@@ -40,11 +44,17 @@ AXES = ("steps", "tokens", "seconds")
 DEFAULT_LADDER = "table1"
 _LADDERS = Path(__file__).parent / "ladders"
 _KEYS = ("base", "seeds", "set", "conditions", "variants", "baseline", "plots", "claims")
-_PANELS = (("accuracy", AXES), ("rollout/entropy_estimate", ("steps",)), ("rollout/response_tokens_mean", ("steps",)))
+_PANELS = (
+    ("accuracy", AXES),
+    ("rollout/entropy_estimate", ("steps",)),
+    ("rollout/response_tokens_mean", ("steps",)),
+)
 _MAX_SEED = 2**63 - 1
 _SET_ELSEWHERE = {
     "train.seed": "`seeds` sets it, so that the rows of a seed are paired",
-    "train.threads": "`--jobs` divides the machine's threads; set it in the configuration or after the file",
+    "train.threads": (
+        "`--jobs` divides the machine's threads; set it in the configuration or after the file"
+    ),
 }
 
 
@@ -72,7 +82,8 @@ class Panel:
     metric: str
     against: str
     title: str = ""  # the heading; by default the metric
-    windows: tuple[tuple[int, int], ...] = ()  # the windows to mark against steps: the first and last step of each
+    # the windows to mark against steps: the first and last step of each
+    windows: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,7 +123,9 @@ class Experiment:
     panels: tuple[Panel, ...]
 
     def runs(self) -> list[PlannedRun]:
-        """Every run, ordered by seed first, so that the first seeds of all rows are complete early."""
+        """Every run, ordered by seed first, so that the first seeds of all rows are complete
+        early.
+        """
         return [self.run(*key) for key in product(self.seeds, self.conditions, self.variants)]
 
     def run(self, seed: int, condition: Condition, variant: Variant) -> PlannedRun:
@@ -121,14 +134,18 @@ class Experiment:
 
     def options_of(self, variant: Variant) -> tuple[str, ...]:
         """A variant's options: the inherited ones, then its own."""
-        inherited = () if variant.inherits is None else self.options_of(self.variant(variant.inherits))
+        inherited = (
+            () if variant.inherits is None else self.options_of(self.variant(variant.inherits))
+        )
         return (*inherited, *variant.own)
 
     def variant(self, name: str) -> Variant:
         return next(each for each in self.variants if each.name == name)
 
     def predecessor(self, variant: Variant) -> str | None:
-        """The row that a row is compared with, besides the baseline: the one it inherits, else the one before."""
+        """The row that a row is compared with, besides the baseline: the one it inherits, else the
+        one before.
+        """
         if variant.inherits is not None:
             return variant.inherits
         index = self.variants.index(variant)
@@ -149,25 +166,38 @@ def find_ladder(name: str) -> Path:
 
 
 def load_experiment(
-    path: Path, overrides: Sequence[str] = (), *, ladder: str | None = None, seeds: Sequence[int] | None = None
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    ladder: str | None = None,
+    seeds: Sequence[int] | None = None,
 ) -> Experiment:
-    """Read an experiment, or make one of a plain configuration and a ladder, and check every configuration in it.
+    """Read an experiment, or make one of a plain configuration and a ladder, and check every
+    configuration in it.
 
-    `path` is an experiment file, which has `variants`; or a configuration, or a shipped one's name, on which `ladder`
-    is run (None: `table1`). `overrides`, `key=value` for every run, override `set`, and conditions and variants
-    override them; `seeds` replace the file's. Raises ConfigError for an invalid name, value or configuration.
+    `path` is an experiment file, which has `variants`; or a configuration, or a shipped one's name,
+    on which `ladder` is run (None: `table1`). `overrides`, `key=value` for every run, override
+    `set`, and conditions and variants override them; `seeds` replace the file's. Raises ConfigError
+    for an invalid name, value or configuration.
     """
     path = find_config(path)
     raw = read_options(path)
     if any(key in raw for key in ("variants", "conditions", "seeds", "base")):
         if ladder is not None:
-            raise ConfigError(f"{path} is an experiment and has its own rows; --ladder needs a plain configuration")
+            raise ConfigError(
+                f"{path} is an experiment and has its own rows; --ladder needs a plain"
+                " configuration"
+            )
         experiment = parse_experiment(raw, name=path.stem, where=path)
     else:
         file = find_ladder(ladder or DEFAULT_LADDER)
-        experiment = parse_experiment(read_options(file), name=f"{path.stem}-{file.stem}", where=file)
+        experiment = parse_experiment(
+            read_options(file), name=f"{path.stem}-{file.stem}", where=file
+        )
         experiment = replace(experiment, base=path)
-    experiment = replace(experiment, shared=(*experiment.shared, *_overrides(list(overrides), "command line")))
+    experiment = replace(
+        experiment, shared=(*experiment.shared, *_overrides(list(overrides), "command line"))
+    )
     if seeds is not None:
         experiment = replace(experiment, seeds=_seeds(list(seeds), "--seeds"))
     require_valid(experiment, where=str(path))
@@ -177,7 +207,8 @@ def load_experiment(
 def parse_experiment(raw: Mapping[str, Any], *, name: str, where: Path) -> Experiment:
     """Parse the content `raw` of an experiment file; its configurations are not checked yet.
 
-    Raises ConfigError, naming the file `where`, for an invalid key or value: an unknown key, a seed listed twice.
+    Raises ConfigError, naming the file `where`, for an invalid key or value: an unknown key, a seed
+    listed twice.
     """
     _require_known(raw, _KEYS, str(where))
     if missing := [key for key in ("base", "variants") if not raw.get(key)]:
@@ -186,7 +217,9 @@ def parse_experiment(raw: Mapping[str, Any], *, name: str, where: Path) -> Exper
     conditions = _conditions(raw.get("conditions"), f"{where}: conditions")
     baseline = raw.get("baseline", variants[0].name)
     if baseline not in (names := [each.name for each in variants]):
-        raise ConfigError(f"{where}: baseline {baseline!r} is no variant; {did_you_mean(str(baseline), names)}")
+        raise ConfigError(
+            f"{where}: baseline {baseline!r} is no variant; {did_you_mean(str(baseline), names)}"
+        )
     return Experiment(
         name,
         _base(raw["base"], where),
@@ -226,7 +259,10 @@ def _why_not_comparable(first: Config, other: Config) -> str | None:
         return "data.eval is missing: an experiment compares accuracy on held-out problems"
     fixed = (*EVALUATION_OPTIONS, "model.name")
     if differing := [name for name in option_differences(first, other) if name.startswith(fixed)]:
-        return f"{', '.join(differing)} differs from the first row's; evaluations may differ only between conditions"
+        return (
+            f"{', '.join(differing)} differs from the first row's; evaluations may differ only"
+            " between conditions"
+        )
     return None
 
 
@@ -236,29 +272,38 @@ def _require_own_folders(experiment: Experiment) -> None:
         other = found.setdefault(run.name.lower(), run)
         if other is not run:
             raise ConfigError(
-                f"{other.describe()} and {run.describe()} would share one folder, {run.name}; rename one of them"
+                f"{other.describe()} and {run.describe()} would share one folder, {run.name};"
+                " rename one of them"
             )
 
 
 def file_name(name: str) -> str:
-    """A name as part of a file name: underscores replace all but letters, digits, dots and underscores."""
+    """A name as part of a file name: underscores replace all but letters, digits, dots and
+    underscores.
+    """
     return re.sub(r"[^\w.]+", "_", name).strip("_.")
 
 
 def _base(value: Any, where: Path) -> Path:
     if not isinstance(value, str):
-        raise ConfigError(f"{where}: base must be the path or name of a configuration, got {value!r}")
+        raise ConfigError(
+            f"{where}: base must be the path or name of a configuration, got {value!r}"
+        )
     path = where.parent / value
     try:
         return path if path.is_file() else find_config(value)
     except ConfigError as error:
-        raise ConfigError(f"{where}: base: {error} (searched next to the file, then here)") from None
+        raise ConfigError(
+            f"{where}: base: {error} (searched next to the file, then here)"
+        ) from None
 
 
 def _seeds(value: Any, where: str) -> tuple[int, ...]:
     is_list = isinstance(value, list) and value
     if not is_list or any(type(seed) is not int or not 0 <= seed <= _MAX_SEED for seed in value):
-        raise ConfigError(f"{where}: expected a list of integers from 0, such as [0, 1, 2], got {value!r}")
+        raise ConfigError(
+            f"{where}: expected a list of integers from 0, such as [0, 1, 2], got {value!r}"
+        )
     if repeated := sorted({seed for seed in value if value.count(seed) > 1}):
         raise ConfigError(f"{where}: {repeated[0]} is listed twice")
     return tuple(value)
@@ -269,7 +314,10 @@ def _overrides(value: Any, where: str) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or any(not isinstance(item, str) for item in value):
-        raise ConfigError(f"{where}: expected a list of options as text, such as [loss.clip_high=0.28], got {value!r}")
+        raise ConfigError(
+            f"{where}: expected a list of options as text, such as [loss.clip_high=0.28], got"
+            f" {value!r}"
+        )
     for item in value:
         try:
             parse_overrides([item])
@@ -285,7 +333,9 @@ def _overrides(value: Any, where: str) -> tuple[str, ...]:
 
 def _named(value: Any, where: str) -> Iterator[tuple[str, Any]]:
     if not isinstance(value, dict) or not value:
-        raise ConfigError(f"{where}: expected names with their options, `name: [key=value]`, got {value!r}")
+        raise ConfigError(
+            f"{where}: expected names with their options, `name: [key=value]`, got {value!r}"
+        )
     for name, own in value.items():
         text = str(name)
         if not file_name(text):
@@ -296,14 +346,20 @@ def _named(value: Any, where: str) -> Iterator[tuple[str, Any]]:
 def _conditions(value: Any, where: str) -> tuple[Condition, ...]:
     if value is None:
         return (Condition(""),)
-    return tuple(Condition(name, _options_of(own, f"{where}: {name}", ())[0]) for name, own in _named(value, where))
+    return tuple(
+        Condition(name, _options_of(own, f"{where}: {name}", ())[0])
+        for name, own in _named(value, where)
+    )
 
 
 def _variants(value: Any, where: str) -> tuple[Variant, ...]:
     if isinstance(value, str):
         file = find_ladder(value)
         return _variants(read_options(file)["variants"], f"{file}: variants")
-    found = [Variant(name, *_options_of(own, f"{where}: {name}", ("inherits",))) for name, own in _named(value, where)]
+    found = [
+        Variant(name, *_options_of(own, f"{where}: {name}", ("inherits",)))
+        for name, own in _named(value, where)
+    ]
     by_name = {each.name: each for each in found}
     for each in found:
         _require_no_cycle(each, by_name, where)
@@ -315,18 +371,27 @@ def _require_no_cycle(variant: Variant, by_name: Mapping[str, Variant], where: s
     trail = [variant.name]
     while (name := by_name[trail[-1]].inherits) is not None:
         if name not in by_name:
-            raise ConfigError(f"{where}: {trail[-1]}: inherits {name!r} is no variant; {did_you_mean(name, by_name)}")
+            raise ConfigError(
+                f"{where}: {trail[-1]}: inherits {name!r} is no variant;"
+                f" {did_you_mean(name, by_name)}"
+            )
         if name in trail:
-            raise ConfigError(f"{where}: `inherits` is circular: {' inherits '.join([*trail, name])}")
+            raise ConfigError(
+                f"{where}: `inherits` is circular: {' inherits '.join([*trail, name])}"
+            )
         trail.append(name)
 
 
-def _options_of(value: Any, where: str, more: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
+def _options_of(
+    value: Any, where: str, more: tuple[str, ...]
+) -> tuple[tuple[str, ...], str | None]:
     """Options, and the name of the variant they inherit, from a list or a mapping with `set`."""
     if value is None or isinstance(value, list):
         return _overrides(value, where), None
     if not isinstance(value, dict):
-        raise ConfigError(f"{where}: expected a list of options or a mapping with `set`, got {value!r}")
+        raise ConfigError(
+            f"{where}: expected a list of options or a mapping with `set`, got {value!r}"
+        )
     _require_known(value, ("set", *more), where)
     inherits = value.get("inherits")
     if inherits is not None and not isinstance(inherits, str):
@@ -338,25 +403,40 @@ def _panels(value: Any, where: str) -> tuple[Panel, ...]:
     if value is None:
         return tuple(Panel(metric, against) for metric, axes in _PANELS for against in axes)
     if not isinstance(value, list) or not value:
-        raise ConfigError(f"{where}: expected a list of plots, - {{metric: accuracy, against: [steps]}}, got {value!r}")
+        raise ConfigError(
+            f"{where}: expected a list of plots, - {{metric: accuracy, against: [steps]}}, got"
+            f" {value!r}"
+        )
     return tuple(panel for each in value for panel in _panels_of(each, where))
 
 
 def _panels_of(value: Any, where: str) -> Iterator[Panel]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{where}: expected {{metric: accuracy, against: [steps]}}, got {value!r}")
+        raise ConfigError(
+            f"{where}: expected {{metric: accuracy, against: [steps]}}, got {value!r}"
+        )
     _require_known(value, ("metric", "against", "title", "windows"), where)
-    metric, against = value.get("metric"), value.get("against", ["steps"])
+    metric = value.get("metric")
+    against = value.get("against", ["steps"])
     if not isinstance(metric, str) or not _is_metric(metric):
-        raise ConfigError(f"{where}: no metric {metric!r}; expected accuracy (held out) or one of `dapo docs metrics`")
+        raise ConfigError(
+            f"{where}: no metric {metric!r}; expected accuracy (held out) or one of `dapo docs"
+            " metrics`"
+        )
     axes = [against] if isinstance(against, str) else against
     if not isinstance(axes, list) or not axes or any(axis not in AXES for axis in axes):
-        raise ConfigError(f"{where}: {metric}: against must be some of {', '.join(AXES)}, got {against!r}")
+        raise ConfigError(
+            f"{where}: {metric}: against must be some of {', '.join(AXES)}, got {against!r}"
+        )
     windows = value.get("windows", [])
     listed = windows if isinstance(windows, list) else []
-    pairs = [each for each in listed if isinstance(each, list) and list(map(type, each)) == [int, int]]
+    pairs = [
+        each for each in listed if isinstance(each, list) and list(map(type, each)) == [int, int]
+    ]
     if pairs != windows or any(first > last for first, last in pairs):
-        raise ConfigError(f"{where}: {metric}: windows must be pairs of steps, such as [[6, 20]], got {windows!r}")
+        raise ConfigError(
+            f"{where}: {metric}: windows must be pairs of steps, such as [[6, 20]], got {windows!r}"
+        )
     for axis in axes:
         marked = tuple((first, last) for first, last in pairs) if axis == "steps" else ()
         yield Panel(metric, axis, str(value.get("title", "")), marked)

@@ -1,4 +1,6 @@
-"""Pictures of an experiment: each row's mean over seeds with a band, against steps, generated tokens or seconds."""
+"""Pictures of an experiment: each row's mean over seeds with a band, against steps, generated
+tokens or seconds.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -13,7 +15,18 @@ from dapo.analysis.ablate.experiment import ACCURACY, Panel, file_name
 from dapo.analysis.ablate.results import Results
 from dapo.analysis.ablate.table import make_table
 from dapo.core.errors import DataError
-from dapo.runs.curves import BLUE, GREEN, INK, ORANGE, RED, frame, new_figure, plain_text, save_figure, smoothed
+from dapo.runs.curves import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    RED,
+    frame,
+    new_figure,
+    plain_text,
+    save_figure,
+    smoothed,
+)
 from dapo.runs.metric_table import metric_of
 from sample_intervals import student_quantile
 
@@ -25,22 +38,48 @@ Columns: TypeAlias = Mapping[str, Sequence[Any]]  # the curve of a run as result
 Curve: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 """The positions on the horizontal axis, and the values."""
 
-COLOURS = (BLUE, ORANGE, GREEN, RED, "#7c3aed", "#0891b2", "#a16207", "#db2777", "#65a30d", "#475569")
-STYLES = ("-", (0, (4, 1.5)), (0, (1, 1)))  # the line styles; each one is used for all colours before the next
-AXIS_NAMES = {"steps": "training step", "tokens": "generated tokens", "seconds": "seconds without evaluations"}
+COLOURS = (
+    BLUE,
+    ORANGE,
+    GREEN,
+    RED,
+    "#7c3aed",
+    "#0891b2",
+    "#a16207",
+    "#db2777",
+    "#65a30d",
+    "#475569",
+)
+# the line styles; each one is used for all colours before the next
+STYLES = ("-", (0, (4, 1.5)), (0, (1, 1)))
+AXIS_NAMES = {
+    "steps": "training step",
+    "tokens": "generated tokens",
+    "seconds": "seconds without evaluations",
+}
 _COLUMNS = {"steps": "step", "tokens": "tokens", "seconds": "seconds"}
 _PER_ROW = 3
 _GRID_POINTS = 100
 _SIZE = (5.0, 3.6)  # inches per panel
 _DIFFERENCE_INCHES = 0.3  # per row
-_LEGEND_INCHES, _LEGEND_COLUMNS = 0.24, 3
+_LEGEND_INCHES = 0.24
+_LEGEND_COLUMNS = 3
 _PERCENT = 100.0
-_SIGNED = ("reward", "score", "loss", "the function's", "critic/explained_variance", "loss/entropy_coef")
+_SIGNED = (
+    "reward",
+    "score",
+    "loss",
+    "the function's",
+    "critic/explained_variance",
+    "loss/entropy_coef",
+)
 """The units and metrics whose values may be negative."""
 
 
 def plot_results(results: Results, folder: Path) -> list[Path]:
-    """Write `curves.png` or one `curves-CONDITION.png` per condition, and `differences.png`; return their paths."""
+    """Write `curves.png` or one `curves-CONDITION.png` per condition, and `differences.png`; return
+    their paths.
+    """
     written = []
     for condition in results.conditions:
         path = folder / f"curves{f'-{file_name(condition)}' if condition else ''}.png"
@@ -55,17 +94,30 @@ def plot_results(results: Results, folder: Path) -> list[Path]:
 
 
 def results_figure(results: Results, condition: str) -> "Figure":
-    """The panels of one condition, without those that have no value yet. Raises DataError if no panel has one."""
+    """The panels of one condition, without those that have no value yet.
+
+    Raises DataError if no panel has one.
+    """
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     names = [each["name"] for each in results.variants]
-    rows = {name: [run["curve"] for run in results.runs(condition, name) if run["curve"]] for name in names}
+    rows = {
+        name: [run["curve"] for run in results.runs(condition, name) if run["curve"]]
+        for name in names
+    }
     if not any(rows.values()):
-        raise DataError(f"no run of {condition or 'the experiment'} has made a step yet: there is nothing to plot")
+        raise DataError(
+            f"no run of {condition or 'the experiment'} has made a step yet: there is nothing to"
+            " plot"
+        )
     columns = [each for row in rows.values() for each in row]
-    panels = [panel for panel in results.panels if any(len(_curve(each, panel)[0]) for each in columns)]
+    panels = [
+        panel for panel in results.panels if any(len(_curve(each, panel)[0]) for each in columns)
+    ]
     if not panels:
-        raise DataError(f"no metric of the plots has a value yet in {condition or 'the experiment'}")
+        raise DataError(
+            f"no metric of the plots has a value yet in {condition or 'the experiment'}"
+        )
     height = ceil(len(panels) / _PER_ROW)
     width = ceil(len(panels) / height)
     legend = _LEGEND_INCHES * ceil(len(names) / _LEGEND_COLUMNS) + 0.35
@@ -84,7 +136,8 @@ def results_figure(results: Results, condition: str) -> "Figure":
 
 
 def differences_figure(results: Results) -> "Figure | None":
-    """The paired differences in accuracy to the baseline with their 95 % intervals, row by row; None if there are none.
+    """The paired differences in accuracy to the baseline with their 95 % intervals, row by row;
+    None if there are none.
 
     A filled point has an interval without 0.
     """
@@ -102,14 +155,27 @@ def differences_figure(results: Results) -> "Figure | None":
     axes = figure.subplots()
     facts = results.facts["experiment"]
     quantity, scale = ("accuracy", _PERCENT) if is_binary else ("mean score", 1.0)
-    frame(axes, title=plain_text(f"{facts['name']}: held-out {quantity} against {facts['baseline']}"), unit="")
+    frame(
+        axes,
+        title=plain_text(f"{facts['name']}: held-out {quantity} against {facts['baseline']}"),
+        unit="",
+    )
     axes.axvline(0, color=INK, linewidth=1)
     for y, (_, found, index) in enumerate(lines):
         if found is not None:
-            colour, low, high = COLOURS[index % len(COLOURS)], scale * found["low"], scale * found["high"]
+            colour = COLOURS[index % len(COLOURS)]
+            low = scale * found["low"]
+            high = scale * found["high"]
             axes.plot([low, high], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
             fill = "white" if found["low"] <= 0 <= found["high"] else colour
-            axes.plot([scale * found["mean"]], [y], "o", color=colour, markerfacecolor=fill, markersize=6.5)
+            axes.plot(
+                [scale * found["mean"]],
+                [y],
+                "o",
+                color=colour,
+                markerfacecolor=fill,
+                markersize=6.5,
+            )
     axes.set_yticks(range(len(lines)), [plain_text(name) for name, *_ in lines])
     for label, (_, found, _) in zip(axes.get_yticklabels(), lines, strict=True):
         label.set_fontweight("bold" if found is None else "normal")
@@ -117,21 +183,31 @@ def differences_figure(results: Results) -> "Figure | None":
     axes.grid(False, axis="y")
     seeds = len(facts["seeds"])
     unit = "points" if is_binary else "difference"
-    intervals = f"with 95 % intervals over seeds and problems; {seeds} seed{'s' * (seeds > 1)}; filled: without 0"
+    intervals = (
+        f"with 95 % intervals over seeds and problems; {seeds} seed{'s' * (seeds > 1)}; filled:"
+        " without 0"
+    )
     axes.set_xlabel(f"{unit}, {intervals}", color=INK, fontsize=9)
     return figure
 
 
-def _panel(axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]], *, is_binary: bool) -> None:
+def _panel(
+    axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]], *, is_binary: bool
+) -> None:
     is_accuracy = panel.metric == ACCURACY
     if not is_accuracy:
         row = metric_of(panel.metric)
-        title, scale = panel.metric, row.scale
+        title = panel.metric
+        scale = row.scale
         unit = "%" if row.scale == _PERCENT else row.unit
     elif is_binary:
-        title, unit, scale = "Held-out accuracy", "correct (%)", _PERCENT
+        title = "Held-out accuracy"
+        unit = "correct (%)"
+        scale = _PERCENT
     else:
-        title, unit, scale = "Held-out score", "mean score", 1.0
+        title = "Held-out score"
+        unit = "mean score"
+        scale = 1.0
     frame(axes, title=plain_text(panel.title) or title, unit=unit)
     for first, last in panel.windows:
         axes.axvspan(first - 0.5, last + 0.5, color=INK, alpha=0.08, linewidth=0)
@@ -142,13 +218,22 @@ def _panel(axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]], *,
         if not curves:
             continue
         grid, mean, low, high = mean_curve(curves, is_by_step=panel.against == "steps")
-        colour, style = COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
+        colour = COLOURS[index % len(COLOURS)]
+        style = STYLES[index // len(COLOURS) % len(STYLES)]
         floor, ceiling = _range(panel.metric, is_binary=is_binary)
-        low, high = np.clip(low, mean.min(where=~np.isnan(mean), initial=floor), ceiling), np.clip(high, floor, ceiling)
+        low = np.clip(low, mean.min(where=~np.isnan(mean), initial=floor), ceiling)
+        high = np.clip(high, floor, ceiling)
         axes.fill_between(grid, scale * low, scale * high, color=colour, alpha=0.12, linewidth=0)
         marker = "o" if len(grid) == 1 or (is_accuracy and panel.against == "steps") else None
         axes.plot(
-            grid, scale * mean, color=colour, linestyle=style, linewidth=1.8, marker=marker, markersize=3, label=name
+            grid,
+            scale * mean,
+            color=colour,
+            linestyle=style,
+            linewidth=1.8,
+            marker=marker,
+            markersize=3,
+            label=name,
         )
     if panel.against == "steps":
         axes.locator_params(axis="x", integer=True)
@@ -157,8 +242,11 @@ def _panel(axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]], *,
 
 
 def _curve(columns: Columns, panel: Panel) -> Curve:
-    """One run's metric; one of training is smoothed as in a run's own curves, and NaN where a step has no value."""
-    values, at = columns.get(panel.metric, ()), columns[_COLUMNS[panel.against]]
+    """One run's metric; one of training is smoothed as in a run's own curves, and NaN where a step
+    has no value.
+    """
+    values = columns.get(panel.metric, ())
+    at = columns[_COLUMNS[panel.against]]
     pairs = zip(at, np.array(values, np.float64).tolist(), strict=False)
     points = [(x, y) for x, y in pairs if panel.metric != ACCURACY or not np.isnan(y)]
     found = [y for _, y in points]
@@ -169,15 +257,18 @@ def _curve(columns: Columns, panel: Panel) -> Curve:
 def mean_curve(
     curves: Sequence[Curve], *, is_by_step: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Positions, means, and both ends of the 95 % interval over seeds, up to the end of the shortest seed's curve.
+    """Positions, means, and both ends of the 95 % interval over seeds, up to the end of the
+    shortest seed's curve.
 
-    With `is_by_step` the positions are the steps that all curves have; others are interpolated linearly.
+    With `is_by_step` the positions are the steps that all curves have; others are interpolated
+    linearly.
     """
     if is_by_step:
         shared = set(curves[0][0].tolist()).intersection(*(at.tolist() for at, _ in curves[1:]))
         grid = np.array(sorted(shared), np.float64)
     else:
-        first, last = max(at[0] for at, _ in curves), min(at[-1] for at, _ in curves)
+        first = max(at[0] for at, _ in curves)
+        last = min(at[-1] for at, _ in curves)
         grid = np.linspace(first, last, _GRID_POINTS) if last > first else np.array([last])
     values = np.stack([np.interp(grid, at, found) for at, found in curves])
     mean = values.mean(axis=0)

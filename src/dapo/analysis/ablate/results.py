@@ -1,8 +1,10 @@
-"""Collects the results of an experiment from its runs, or reads them from results.json, which outlives the runs.
+"""Collects the results of an experiment from its runs, or reads them from results.json, which
+outlives the runs.
 
-The file holds the experiment, the table, and each run's facts, curve and accuracy on every problem. A curve has a
-value per step in each column: generated tokens and seconds so far, accuracy, metrics. The accuracy of a run comes from
-its last evaluation, after its last step. The final value of a metric is its mean over the last tenth of the steps.
+The file holds the experiment, the table, and each run's facts, curve and accuracy on every problem.
+A curve has a value per step in each column: generated tokens and seconds so far, accuracy, metrics.
+The accuracy of a run comes from its last evaluation, after its last step. The final value of a
+metric is its mean over the last tenth of the steps.
 """
 
 import re
@@ -60,7 +62,10 @@ class Results:
     @property
     def panels(self) -> list[Panel]:
         plots = self.facts["experiment"]["plots"]
-        return [Panel(**{**each, "windows": tuple(map(tuple, each.get("windows", ())))}) for each in plots]
+        return [
+            Panel(**{**each, "windows": tuple(map(tuple, each.get("windows", ())))})
+            for each in plots
+        ]
 
     @property
     def conditions(self) -> list[str]:
@@ -73,42 +78,75 @@ class Results:
         return list(self.facts["experiment"]["variants"])
 
     def runs(self, condition: str, variant: str) -> list[dict[str, Any]]:
-        return [run for run in self.facts["runs"] if (run["condition"], run["variant"]) == (condition, variant)]
+        return [
+            run
+            for run in self.facts["runs"]
+            if (run["condition"], run["variant"]) == (condition, variant)
+        ]
 
     def is_binary(self, condition: str) -> bool:
-        """Whether evaluations have accuracies, as opposed to mean scores of a verifier that decides nothing."""
+        """Whether evaluations have accuracies, as opposed to mean scores of a verifier that decides
+        nothing.
+        """
         runs = [run for run in self.facts["runs"] if run["condition"] == condition]
-        values = [value for run in runs for value in run["curve"].get(ACCURACY, ()) if value is not None]
-        return all(run.get("is_binary", True) for run in runs) and all(0 <= value <= 1 for value in values)
+        values = [
+            value for run in runs for value in run["curve"].get(ACCURACY, ()) if value is not None
+        ]
+        return all(run.get("is_binary", True) for run in runs) and all(
+            0 <= value <= 1 for value in values
+        )
 
     def finished(self, condition: str, variant: str) -> dict[int, dict[str, Any]]:
-        return {run["seed"]: run for run in self.runs(condition, variant) if run["accuracies"] is not None}
+        return {
+            run["seed"]: run
+            for run in self.runs(condition, variant)
+            if run["accuracies"] is not None
+        }
 
 
-def collect(experiment: Experiment, folder: Path, failures: Mapping[str, str] | None = None) -> Results:
-    """Collect the results of an experiment from its runs, finished or not; `failures` has reasons by name of the run.
+def collect(
+    experiment: Experiment, folder: Path, failures: Mapping[str, str] | None = None
+) -> Results:
+    """Collect the results of an experiment from its runs, finished or not; `failures` has reasons
+    by name of the run.
 
-    Raises DataError if metrics are damaged, or if runs of one condition were evaluated on different problems.
+    Raises DataError if metrics are damaged, or if runs of one condition were evaluated on different
+    problems.
     """
     metrics = tuple(
-        dict.fromkeys((*KEPT_METRICS, *(panel.metric for panel in experiment.panels if panel.metric != ACCURACY)))
+        dict.fromkeys(
+            (
+                *KEPT_METRICS,
+                *(panel.metric for panel in experiment.panels if panel.metric != ACCURACY),
+            )
+        )
     )
-    runs, problems = [], dict[str, list[str]]()
+    runs = []
+    problems = dict[str, list[str]]()
     for planned in experiment.runs():
         found, accuracies = _read_run(planned, folder / "runs" / planned.name, metrics)
-        if (reason := (failures or {}).get(planned.name)) is not None and found["state"] not in ENDED:
+        if (reason := (failures or {}).get(planned.name)) is not None and found[
+            "state"
+        ] not in ENDED:
             found |= {"state": "failed", "reason": reason}
         if accuracies is not None:
             ids = problems.setdefault(planned.condition, sorted(accuracies))
             if sorted(accuracies) != ids:
-                raise DataError(f"{planned.describe()} was evaluated on different problems than the runs before it")
+                raise DataError(
+                    f"{planned.describe()} was evaluated on different problems than the runs"
+                    " before it"
+                )
             found["accuracies"] = [accuracies[name] for name in ids]
         runs.append(found)
     return Results(
         {
             "format": FORMAT,
             "experiment": describe_experiment(experiment),
-            "made_with": {"dapo": dapo.__version__, "packages": package_versions(), "processor": cpu_model()},
+            "made_with": {
+                "dapo": dapo.__version__,
+                "packages": package_versions(),
+                "processor": cpu_model(),
+            },
             "problems": problems,
             "runs": runs,
         }
@@ -122,7 +160,9 @@ def describe_experiment(experiment: Experiment) -> dict[str, Any]:
         "base": experiment.base.name,
         "seeds": list(experiment.seeds),
         "set": list(experiment.shared),
-        "conditions": [{"name": each.name, "set": list(each.own)} for each in experiment.conditions],
+        "conditions": [
+            {"name": each.name, "set": list(each.own)} for each in experiment.conditions
+        ],
         "variants": [
             {
                 "name": each.name,
@@ -133,12 +173,17 @@ def describe_experiment(experiment: Experiment) -> dict[str, Any]:
             for each in experiment.variants
         ],
         "baseline": experiment.baseline,
-        "plots": [{key: value for key, value in asdict(panel).items() if value} for panel in experiment.panels],
+        "plots": [
+            {key: value for key, value in asdict(panel).items() if value}
+            for panel in experiment.panels
+        ],
     }
 
 
 def steps_at_the_end(steps: int) -> int:
-    """Number of last steps whose mean is a run's final metric: a tenth of the steps, at least one."""
+    """Number of last steps whose mean is a run's final metric: a tenth of the steps, at least
+    one.
+    """
     return max(1, ceil(steps / 10))
 
 
@@ -151,23 +196,30 @@ def write_results(results: Results, table: Sequence[Mapping[str, Any]], folder: 
 
 
 def read_results(folder: Path) -> Results:
-    """Read results.json of a folder. Raises DataError if it is missing, damaged or of another version."""
+    """Read results.json of a folder.
+
+    Raises DataError if it is missing, damaged or of another version.
+    """
     path = folder / RESULTS_JSON
     try:
         facts = read_json(path)
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {path} ({error}); expected the results that dapo ablate writes") from None
+        raise DataError(
+            f"cannot read {path} ({error}); expected the results that dapo ablate writes"
+        ) from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise DataError(f"{path} was written by another version of dapo ablate; write it again from the runs")
+        raise DataError(
+            f"{path} was written by another version of dapo ablate; write it again from the runs"
+        )
     return Results({name: value for name, value in facts.items() if name != "table"})
 
 
 def merge(parts: Sequence[Results]) -> Results:
     """Merge the results of one experiment whose seeds were run in several places.
 
-    The experiments must be equal except for their seeds; results cannot show whether they began with the same weights.
-    If several parts contain a run, the one that has ended counts. Raises DataError if experiments or evaluated problems
-    differ, or if a run has ended in several parts.
+    The experiments must be equal except for their seeds; results cannot show whether they began
+    with the same weights. If several parts contain a run, the one that has ended counts. Raises
+    DataError if experiments or evaluated problems differ, or if a run has ended in several parts.
     """
     first = parts[0].facts
     problems: dict[str, list[str]] = {}
@@ -175,15 +227,22 @@ def merge(parts: Sequence[Results]) -> Results:
     for facts in (part.facts for part in parts):
         for name in ("base", "set", "conditions", "variants", "baseline"):
             if facts["experiment"][name] != first["experiment"][name]:
-                raise DataError(f"results of different experiments cannot be merged: `{name}` differs")
+                raise DataError(
+                    f"results of different experiments cannot be merged: `{name}` differs"
+                )
         for condition, ids in facts["problems"].items():
             if problems.setdefault(condition, ids) != ids:
-                raise DataError("results that were evaluated on different problems cannot be merged")
+                raise DataError(
+                    "results that were evaluated on different problems cannot be merged"
+                )
         for run in facts["runs"]:
             key = (run["condition"], run["variant"], run["seed"])
             has_ended = run["state"] in ENDED
             if key in runs and has_ended and runs[key]["state"] in ENDED:
-                raise DataError(f"{run['variant']}, seed {run['seed']}, has ended in two of the folders: remove one")
+                raise DataError(
+                    f"{run['variant']}, seed {run['seed']}, has ended in two of the folders:"
+                    " remove one"
+                )
             if key not in runs or has_ended:
                 runs[key] = run
     seeds = sorted({seed for part in parts for seed in part.facts["experiment"]["seeds"]})
@@ -193,9 +252,13 @@ def merge(parts: Sequence[Results]) -> Results:
             **first,
             "experiment": {**first["experiment"], "seeds": seeds},
             "made_with": {
-                **{name: _joined(each[name] for each in made_with) for name in ("dapo", "processor")},
+                **{
+                    name: _joined(each[name] for each in made_with)
+                    for name in ("dapo", "processor")
+                },
                 "packages": {
-                    name: _joined(each["packages"].get(name) for each in made_with) for name in made_with[0]["packages"]
+                    name: _joined(each["packages"].get(name) for each in made_with)
+                    for name in made_with[0]["packages"]
                 },
             },
             "problems": problems,
@@ -211,7 +274,9 @@ def _joined(values: Iterator[str | None]) -> str:
 def _read_run(
     planned: PlannedRun, path: Path, metrics: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, float | None] | None]:
-    """The facts of a run with its curve, and its accuracy on each problem; None if it has no final evaluation."""
+    """The facts of a run with its curve, and its accuracy on each problem; None if it has no final
+    evaluation.
+    """
     facts: dict[str, Any] = {
         "condition": planned.condition,
         "variant": planned.variant,
@@ -249,7 +314,10 @@ def _figures(
     """The table's numbers of a finished run."""
     steps = sorted(step for step in rows if step > 0)
     last = [rows[step] for step in steps[-steps_at_the_end(len(steps)) :]]
-    updates = sum(ceil(rows[step].get("rollout/groups_trained", 0) / config.train.minibatch_groups) for step in steps)
+    updates = sum(
+        ceil(rows[step].get("rollout/groups_trained", 0) / config.train.minibatch_groups)
+        for step in steps
+    )
     skipped = sum(rows[step].get("optim/skipped") or 0 for step in steps)
     final = max(evaluations, default=0)
     return {
@@ -259,7 +327,9 @@ def _figures(
         "accuracy_before": evaluations[0]["accuracy"] if 0 in evaluations else None,
         "accuracy": evaluations[final]["accuracy"] if final else None,
         "samples_per_problem": evaluations[final]["samples_per_problem"] if final else None,
-        **{name: _mean([row.get(metric) for row in last]) for name, metric in FINAL_METRICS.items()},
+        **{
+            name: _mean([row.get(metric) for row in last]) for name, metric in FINAL_METRICS.items()
+        },
         "updates": updates,
         "skipped": skipped / updates if updates else None,
     }
@@ -269,7 +339,8 @@ def _curve(
     rows: Mapping[int, Mapping[str, Any]], evaluation: str | None, metrics: Sequence[str]
 ) -> dict[str, list[Any]]:
     """The columns of a run's curve; a metric without a value in the run has none."""
-    tokens, seconds = 0, 0.0
+    tokens = 0
+    seconds = 0.0
     columns: dict[str, list[Any]] = {}
     for step, row in sorted(rows.items()):
         tokens += int(row.get("rollout/tokens_generated") or 0)
@@ -278,9 +349,15 @@ def _curve(
         accuracy = row.get(f"eval/{evaluation}/accuracy")
         if step > 0 or accuracy is not None:
             spent = {"step": step, "tokens": tokens, "seconds": seconds}
-            for name, value in (spent | {ACCURACY: accuracy} | {name: row.get(name) for name in metrics}).items():
+            for name, value in (
+                spent | {ACCURACY: accuracy} | {name: row.get(name) for name in metrics}
+            ).items():
                 columns.setdefault(name, []).append(_rounded(value))
-    return {name: values for name, values in columns.items() if any(value is not None for value in values)}
+    return {
+        name: values
+        for name, values in columns.items()
+        if any(value is not None for value in values)
+    }
 
 
 def _rounded(value: float | None) -> float | None:

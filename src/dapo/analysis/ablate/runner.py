@@ -4,8 +4,8 @@
     FOLDER/logs/NAME.log        the output of the command
     FOLDER/options/NAME.json    the options that the run was started with
 
-However this process ends, another call continues: it skips finished runs and resumes the others. A failed run does not
-stop the runs after it.
+However this process ends, another call continues: it skips finished runs and resumes the others. A
+failed run does not stop the runs after it.
 """
 
 import os
@@ -59,14 +59,16 @@ class RunProgress:
     total: int
     finished: int = 0
     failed: dict[str, str] = field(default_factory=dict)  # the reasons of failed runs, by name
-    running: dict[str, str] = field(default_factory=dict)  # the position of each active run, by its description
+    # the position of each active run, by its description
+    running: dict[str, str] = field(default_factory=dict)
     seconds_left: float | None = None
 
 
 @dataclass
 class _Running:
     run: PlannedRun
-    process: "Process | None"  # the command; None: another process holds the run, and this one waits for it
+    # the command; None: another process holds the run, and this one waits for it
+    process: "Process | None"
     started: float
 
 
@@ -74,22 +76,29 @@ def start_process(arguments: Sequence[str], log: Path) -> Process:
     """Start `dapo ARGUMENTS` with its output in a log and out of reach of the terminal's Ctrl-C."""
     with log.open("ab") as output:
         command = [sys.executable, "-m", "dapo", *arguments]
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
 
 
 def require_same_options(experiment: Experiment, folder: Path) -> None:
-    """Compare the options of existing runs with the experiment. Raises ConfigError naming an option that differs."""
+    """Compare the options of existing runs with the experiment.
+
+    Raises ConfigError naming an option that differs.
+    """
     for run in experiment.runs():
         stored = _stored_options(folder, run)
         if stored is None:
             continue
-        now, defaults = flat_options(run.config), {name: info.default for name, info in options_of()}
+        now = flat_options(run.config)
+        defaults = {name: info.default for name, info in options_of()}
         for name in sorted(stored.keys() | now.keys()):
             old, new = (table.get(name, defaults.get(name)) for table in (stored, now))
             if old != new and not name.startswith(FREE_OPTIONS):
                 raise ConfigError(
-                    f"{folder / 'runs' / run.name} was started with {name}={old}, and {run.describe()} now has {new}; "
-                    "restore the option, give another --folder, or remove this run to start it again"
+                    f"{folder / 'runs' / run.name} was started with {name}={old}, and"
+                    f" {run.describe()} now has {new}; restore the option, give another --folder,"
+                    " or remove this run to start it again"
                 )
 
 
@@ -103,11 +112,13 @@ def run_experiment(
     on_finished: Callable[[Mapping[str, str]], None] = lambda failures: None,
     start: Callable[[Sequence[str], Path], Process] = start_process,
 ) -> dict[str, str]:
-    """Run the missing runs of a valid experiment, `jobs` at a time, the first seeds of all rows first.
+    """Run the missing runs of a valid experiment, `jobs` at a time, the first seeds of all rows
+    first.
 
-    On a signal, which `stop` reports, the runs save their states and stop. `on_finished` gets the failures so far when
-    a run has ended; `start` starts a command. Returns the reasons of failed runs, by name. Raises ConfigError if an
-    option of an existing run has changed, before any run starts, and Interrupted after a signal.
+    On a signal, which `stop` reports, the runs save their states and stop. `on_finished` gets the
+    failures so far when a run has ended; `start` starts a command. Returns the reasons of failed
+    runs, by name. Raises ConfigError if an option of an existing run has changed, before any run
+    starts, and Interrupted after a signal.
     """
     require_same_options(experiment, folder)
     for name in ("runs", "logs", "options"):
@@ -127,10 +138,14 @@ def is_finished(folder: Path, run: PlannedRun) -> bool:
 
 
 def threads_per_run(configured: int | None, jobs: int) -> int | None:
-    """`train.threads` of each of `jobs` runs at a time; None: torch's default, for one run without the option."""
+    """`train.threads` of each of `jobs` runs at a time; None: torch's default, for one run without
+    the option.
+    """
     if jobs == 1:
         return configured
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, (configured or available) // jobs)
 
 
@@ -145,7 +160,8 @@ class _Runner:
     on_finished: Callable[[Mapping[str, str]], None]
     start: Callable[[Sequence[str], Path], Process]
     running: list[_Running] = field(default_factory=list)
-    seconds: dict[str, list[float]] = field(default_factory=dict)  # of the finished runs, by variant
+    # of the finished runs, by variant
+    seconds: dict[str, list[float]] = field(default_factory=dict)
     next_figures: float = 0.0
 
     def __post_init__(self) -> None:
@@ -187,13 +203,21 @@ class _Runner:
             self.running.append(_Running(run, None, started))
             return
         if _stored_options(self.folder, run) is None:
-            atomic_write_json(self.folder / "options" / f"{run.name}.json", flat_options(run.config))
+            atomic_write_json(
+                self.folder / "options" / f"{run.name}.json", flat_options(run.config)
+            )
         if RunDirectory.is_run(path):
             arguments = ["resume", str(path)]
         else:
             threads = threads_per_run(run.config.train.threads, self.jobs)
             more = [] if threads is None else [f"train.threads={threads}"]
-            arguments = ["train", str(run.base), *without_repeats([*run.overrides, *more]), "--run-dir", str(path)]
+            arguments = [
+                "train",
+                str(run.base),
+                *without_repeats([*run.overrides, *more]),
+                "--run-dir",
+                str(path),
+            ]
         process = self.start(arguments, self.folder / "logs" / f"{run.name}.log")
         self.running.append(_Running(run, process, started))
 
@@ -203,13 +227,16 @@ class _Runner:
         return not _is_held(self.folder / "runs" / each.run.name)
 
     def _report(self, each: _Running) -> None:
-        run, took = each.run, time.monotonic() - each.started
+        run = each.run
+        took = time.monotonic() - each.started
         if is_finished(self.folder, run):
             self.progress.finished += 1
             self._note_seconds(run, took)
             summary = read_json(RunDirectory(self.folder / "runs" / run.name).summary)
             last = summary.get("eval_last") or {}
-            accuracy = f"accuracy {with_interval(last['accuracy'], None)}" if last else "no evaluation"
+            accuracy = (
+                f"accuracy {with_interval(last['accuracy'], None)}" if last else "no evaluation"
+            )
             work = f"{summary['steps']} steps and {summary['tokens_generated']:,} tokens"
             self.display.message(f"{run.describe()}: {accuracy} after {work}, {took:,.0f} s")
         elif each.process is None:  # another process held it, and did not finish it
@@ -231,9 +258,13 @@ class _Runner:
         return _last_line(self.folder / "logs" / f"{each.run.name}.log") or f"exit code {code}"
 
     def _note_seconds(self, run: PlannedRun, took: float = 0.0) -> None:
-        """Record a run's seconds: its own count lacks the start-up, and `took` lacks the time before a resume."""
+        """Record a run's seconds: its own count lacks the start-up, and `took` lacks the time
+        before a resume.
+        """
         summary: Any = read_json(RunDirectory(self.folder / "runs" / run.name).summary)
-        self.seconds.setdefault(run.variant, []).append(max(took, float(summary.get("wall_s") or 0.0)))
+        self.seconds.setdefault(run.variant, []).append(
+            max(took, float(summary.get("wall_s") or 0.0))
+        )
 
     def _refresh(self) -> None:
         """Show the progress; the files of the runs are read every few seconds only."""
@@ -249,7 +280,9 @@ class _Runner:
             known = [seconds for seconds in (*left, *ahead) if seconds is not None]
             complete = len(known) == len(left) + len(ahead)
             parallel = min(self.jobs, len(left) + len(ahead)) or 1
-            self.progress.seconds_left = max(sum(known) / parallel, *known, 0.0) if known and complete else None
+            self.progress.seconds_left = (
+                max(sum(known) / parallel, *known, 0.0) if known and complete else None
+            )
         self.display.update(self.progress)
 
     def _state(self, each: _Running, now: float) -> tuple[str, float | None]:
@@ -267,7 +300,9 @@ class _Runner:
         )
 
     def _expected(self, run: PlannedRun) -> float | None:
-        """The expected seconds of a run: the mean over finished runs of its row, or of all rows; None without one."""
+        """The expected seconds of a run: the mean over finished runs of its row, or of all rows;
+        None without one.
+        """
         every = [seconds for row in self.seconds.values() for seconds in row]
         found = self.seconds.get(run.variant) or every
         return fmean(found) if found else None

@@ -1,4 +1,6 @@
-"""The table of an experiment: accuracy with intervals, paired differences, and the cost of each row."""
+"""The table of an experiment: accuracy with intervals, paired differences, and the cost of each
+row.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -14,7 +16,9 @@ FIGURES = ("tokens", "seconds", "steps", "length", "truncated", "entropy", "skip
 
 
 def make_table(results: Results) -> list[dict[str, Any]]:
-    """One object per condition: its rows, the accuracy before training, and notes, as JSON values."""
+    """One object per condition: its rows, the accuracy before training, and notes, as JSON
+    values.
+    """
     return [_condition(results, name) for name in results.conditions]
 
 
@@ -26,7 +30,8 @@ def _condition(results: Results, condition: str) -> dict[str, Any]:
     baseline = results.facts["experiment"]["baseline"]
     rows = []
     for each in results.variants:
-        name, previous = each["name"], each["previous"]
+        name = each["name"]
+        previous = each["previous"]
         seeds = runs[name].values()
         rows.append(
             {
@@ -34,9 +39,16 @@ def _condition(results: Results, condition: str) -> dict[str, Any]:
                 "seeds": sorted(runs[name]),
                 "accuracy": _accuracy(runs[name], judged),
                 "previous": previous,
-                "to_previous": None if previous is None else _difference(runs[previous], runs[name], judged),
-                "to_baseline": None if name == baseline else _difference(runs[baseline], runs[name], judged),
-                **{key: mean_over_seeds([run[key] for run in seeds if run[key] is not None]) for key in FIGURES},
+                "to_previous": (
+                    None if previous is None else _difference(runs[previous], runs[name], judged)
+                ),
+                "to_baseline": (
+                    None if name == baseline else _difference(runs[baseline], runs[name], judged)
+                ),
+                **{
+                    key: mean_over_seeds([run[key] for run in seeds if run[key] is not None])
+                    for key in FIGURES
+                },
             }
         )
     problems = len(results.facts["problems"].get(condition, []))
@@ -59,7 +71,9 @@ def judged_everywhere(runs: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> li
     return [i for i, values in enumerate(zip(*tables, strict=True)) if None not in values]
 
 
-def _values(row: Mapping[int, Mapping[str, Any]], seeds: Sequence[int], judged: Sequence[int]) -> list[list[float]]:
+def _values(
+    row: Mapping[int, Mapping[str, Any]], seeds: Sequence[int], judged: Sequence[int]
+) -> list[list[float]]:
     return [[row[seed]["accuracies"][i] for i in judged] for seed in seeds]
 
 
@@ -74,7 +88,9 @@ def _accuracy(row: Mapping[int, Mapping[str, Any]], judged: Sequence[int]) -> di
 
 
 def _difference(
-    first: Mapping[int, Mapping[str, Any]], second: Mapping[int, Mapping[str, Any]], judged: Sequence[int]
+    first: Mapping[int, Mapping[str, Any]],
+    second: Mapping[int, Mapping[str, Any]],
+    judged: Sequence[int],
 ) -> dict[str, Any] | None:
     """Second minus first, over the seeds that both have."""
     both = sorted(first.keys() & second.keys())
@@ -85,15 +101,23 @@ def _difference(
 
 
 def _notes(
-    results: Results, condition: str, runs: Mapping[str, Mapping[int, Mapping[str, Any]]], *, undecided: int
+    results: Results,
+    condition: str,
+    runs: Mapping[str, Mapping[int, Mapping[str, Any]]],
+    *,
+    undecided: int,
 ) -> Iterator[str]:
-    """Notes for the reader: runs that are missing, base evaluations that differ, problems left out."""
+    """Notes for the reader: runs that are missing, base evaluations that differ, problems left
+    out.
+    """
     left_out: dict[tuple[str, str], list[str]] = {}
     for run in results.facts["runs"]:
         if run["condition"] == condition and run["state"] not in ENDED:
             # the other lines of an error are advice, and are in the run's log
             why = f": {run['reason'].splitlines()[0]}" if run["reason"] else ""
-            left_out.setdefault((run["variant"], f"{run['state']}{why}"), []).append(str(run["seed"]))
+            left_out.setdefault((run["variant"], f"{run['state']}{why}"), []).append(
+                str(run["seed"])
+            )
     for (variant, reason), seeds in left_out.items():
         yield f"left out: {variant}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} ({reason})"
     if undecided:
@@ -103,6 +127,7 @@ def _notes(
         values = [value for value in found.values() if value is not None]
         if values and not np.allclose(values, values[0]):
             yield (
-                f"the accuracy before training differs between the rows of seed {seed}, though they begin with the "
-                "same model: they were evaluated with different options, or on machines that round differently"
+                f"the accuracy before training differs between the rows of seed {seed}, though they"
+                " begin with the same model: they were evaluated with different options, or on"
+                " machines that round differently"
             )

@@ -33,18 +33,26 @@ class Explanations:
 
     def __init__(self) -> None:
         self._jobs: dict[Key, tuple[Future[dict[str, Any]], list[str]]] = {}
-        self._lock, self._one_at_a_time = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        self._one_at_a_time = threading.Lock()
 
     def request(self, files: RunReader, step: int, group: int, *, replay: bool) -> dict[str, Any]:
-        """The state of an explanation; the first call starts it. With `replay` it may train the step again in memory.
+        """The state of an explanation; the first call starts it.
 
-        Returns `state`: `working` or `failed` with `message`, or `done` with `update` (None for a group that did not
-        train) and `responses`, which are `eq8` and `responses` of `explain_group`.
+        With `replay` it may train the step again in memory.
+
+        Returns `state`: `working` or `failed` with `message`, or `done` with `update` (None for a
+        group that did not train) and `responses`, which are `eq8` and `responses` of
+        `explain_group`.
         """
         if files.config().get("model.trust_remote_code"):
-            message = "The model comes with its own code (model.trust_remote_code), which the page does not run."
+            message = (
+                "The model comes with its own code (model.trust_remote_code), which the page does"
+                " not run."
+            )
             return {"state": "failed", "message": message}
-        key, log = (files.name, step, group, replay), ["waiting"]
+        key = (files.name, step, group, replay)
+        log = ["waiting"]
         with self._lock:
             if key not in self._jobs:
                 self._jobs[key] = in_background(lambda: self._explain(files, key, log)), log
@@ -56,7 +64,11 @@ class Explanations:
         if (error := job.exception()) is not None:
             kind = "" if isinstance(error, DapoError) else f"{type(error).__name__}: "
             return {"state": "failed", "message": f"{kind}{error}"}
-        return {"state": "done", "update": job.result()["eq8"], "responses": job.result()["responses"]}
+        return {
+            "state": "done",
+            "update": job.result()["eq8"],
+            "responses": job.result()["responses"],
+        }
 
     def _explain(self, files: RunReader, key: Key, log: list[str]) -> dict[str, Any]:
         with self._one_at_a_time:  # each may load a model
@@ -64,4 +76,6 @@ class Explanations:
             from dapo.analysis.explain import explain_group
 
             _, step, group, replay = key
-            return explain_group(files.directory.path, step, group, recompute=replay, log=log.append)
+            return explain_group(
+                files.directory.path, step, group, recompute=replay, log=log.append
+            )

@@ -29,7 +29,9 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenTexts:
-    """Loads the tokenizer of a model or a folder in the background, without weights and without code of the model."""
+    """Loads the tokenizer of a model or a folder in the background, without weights and without
+    code of the model.
+    """
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -40,25 +42,37 @@ class TokenTexts:
         return in_background(self._load)
 
     def state(self) -> str:
-        """`ready`, `loading`, or the reason why there are no token texts. The first call starts loading."""
+        """`ready`, `loading`, or the reason why there are no token texts.
+
+        The first call starts loading.
+        """
         return self.wait() if self._loading.done() else "loading"
 
     def wait(self) -> str:
         """The state after loading has ended."""
-        if (error := self._loading.exception()) is not None:  # a damaged tokenizer costs the colours, not the page
-            return f"The tokenizer of {self._source} cannot be loaded: {type(error).__name__}: {error}"
+        # a damaged tokenizer costs the colours, not the page
+        if (error := self._loading.exception()) is not None:
+            return (
+                f"The tokenizer of {self._source} cannot be loaded: {type(error).__name__}: {error}"
+            )
         return self._loading.result()
 
     def texts(self, ids: Iterable[int]) -> list[str]:
-        """The text of each token; joined, they give the whole text, with U+FFFD for bytes that are no UTF-8.
+        """The text of each token; joined, they give the whole text, with U+FFFD for bytes that are
+        no UTF-8.
 
         A character whose bytes are spread over several tokens belongs to the last of them.
         """
         alphabet = byte_alphabet()
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         tokens = self._tokenizer.convert_ids_to_tokens([int(token) for token in ids])
-        is_byte_level = type(getattr(self._tokenizer.backend_tokenizer, "decoder", None)).__name__ == "ByteLevel"
-        pieces = [decoder.decode(_bytes_of(token, alphabet if is_byte_level else {})) for token in tokens]
+        is_byte_level = (
+            type(getattr(self._tokenizer.backend_tokenizer, "decoder", None)).__name__
+            == "ByteLevel"
+        )
+        pieces = [
+            decoder.decode(_bytes_of(token, alphabet if is_byte_level else {})) for token in tokens
+        ]
         if rest := decoder.decode(b"", final=True):
             pieces[-1] += rest
         return pieces
@@ -68,8 +82,8 @@ class TokenTexts:
 
         if (found := load_local_tokenizer(self._source)) is None:
             return (
-                f"The tokenizer of {self._source} is not on this machine, or comes with its own code, "
-                "which the page does not run."
+                f"The tokenizer of {self._source} is not on this machine, or comes with its own"
+                " code, which the page does not run."
             )
         if not hasattr(found[0], "backend_tokenizer"):
             return f"The tokenizer of {self._source} does not give the text of single tokens."
@@ -114,7 +128,9 @@ class ViewedRun:
 
     @cached_property
     def tokens(self) -> TokenTexts:
-        """The texts of the tokens, by the tokenizer in the run, or that of its model for a run without one."""
+        """The texts of the tokens, by the tokenizer in the run, or that of its model for a run
+        without one.
+        """
         folder = self.files.directory.tokenizer
         return TokenTexts(str(folder if folder.is_dir() else self.files.config().get("model.name")))
 
@@ -128,7 +144,8 @@ class Runs:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Raises CheckpointError if a path is no run and no folder of runs."""
-        self._paths, self._lock = paths, threading.Lock()
+        self._paths = paths
+        self._lock = threading.Lock()
         self.runs: dict[str, ViewedRun] = {}
         self._add(find_runs(paths))
         self.explanations = Explanations()
@@ -149,7 +166,10 @@ class Runs:
             self.runs = added | self.runs
 
     def __getitem__(self, name: str) -> ViewedRun:
-        """A run by name. Raises DataError for an unknown name, and CheckpointError for a damaged run."""
+        """A run by name.
+
+        Raises DataError for an unknown name, and CheckpointError for a damaged run.
+        """
         if name not in self.runs:
             raise DataError(f"no run {quoted(name)} here; the runs are: {', '.join(self.runs)}")
         self.runs[name].files.require_run()
@@ -165,13 +185,19 @@ def overview(runs: Iterable[ViewedRun]) -> dict[str, Any]:
     return {
         "runs": [run.files.summary() for run in runs],
         "outcomes": OUTCOME_MEANINGS,
-        "metrics": [{"name": m.name, "unit": m.unit, "meaning": m.meaning, "paper": m.paper} for m in METRICS],
+        "metrics": [
+            {"name": m.name, "unit": m.unit, "meaning": m.meaning, "paper": m.paper}
+            for m in METRICS
+        ],
     }
 
 
 def metrics(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """The metrics by column with the run's summary; only the summary if `version` is still the newest."""
-    version, summary = run.files.metrics_version(), run.files.summary()
+    """The metrics by column with the run's summary; only the summary if `version` is still the
+    newest.
+    """
+    version = run.files.metrics_version()
+    summary = run.files.summary()
     if version == given.get("version"):
         return {"unchanged": True, "summary": summary}
     return {**run.files.metrics(), "summary": summary, "version": version}
@@ -196,41 +222,71 @@ def rollouts(run: ViewedRun, given: Parameters) -> dict[str, Any]:
 
 
 def group(run: ViewedRun, given: Parameters, *, max_tokens: int = MAX_TOKENS) -> dict[str, Any]:
-    """The responses of a group with rewards, advantages and, once the tokenizer is loaded, token probabilities."""
+    """The responses of a group with rewards, advantages and, once the tokenizer is loaded, token
+    probabilities.
+    """
     step, group_id = _integers(given, "step", "group")
     rows = run.index.group(step, group_id)
     if not rows:
         raise DataError(f"{run.name} has no stored group {group_id} of step {step}")
     state = run.tokens.state()
     limit = None if given.get("all") else max_tokens
-    shared = ("step", "group_id", "problem_id", "source", "question", "prompt", "answer", "fields", "outcome")
+    shared = (
+        "step",
+        "group_id",
+        "problem_id",
+        "source",
+        "question",
+        "prompt",
+        "answer",
+        "fields",
+        "outcome",
+    )
     return {
         **{name: rows[0].get(name) for name in (*shared, "prompt_tokens")},
-        "responses": [_response(run.tokens if state == "ready" else None, row, limit) for row in rows],
+        "responses": [
+            _response(run.tokens if state == "ready" else None, row, limit) for row in rows
+        ],
         "tokens": state,
-        "command": f"dapo explain {shlex.quote(str(run.files.directory.path))} --step {step} --group {group_id}",
+        "command": (
+            f"dapo explain {shlex.quote(str(run.files.directory.path))} --step {step} --group"
+            f" {group_id}"
+        ),
         **run.index.neighbours(step, group_id),
     }
 
 
 def explain(runs: Runs, given: Parameters) -> dict[str, Any]:
-    """The state of an explanation of a group. Raises DataError or InvalidParameter if it cannot be started."""
+    """The state of an explanation of a group.
+
+    Raises DataError or InvalidParameter if it cannot be started.
+    """
     run, (step, group_id) = runs[given.get("run", "")], _integers(given, "step", "group")
     return runs.explanations.request(run.files, step, group_id, replay=given.get("replay") == "1")
 
 
-def _response(tokens: TokenTexts | None, row: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
-    ids, logprobs, episode = row["response_ids"][:limit], row["engine_logprobs"], episode_of(row)
+def _response(
+    tokens: TokenTexts | None, row: Mapping[str, Any], limit: int | None
+) -> dict[str, Any]:
+    ids = row["response_ids"][:limit]
+    logprobs = row["engine_logprobs"]
+    episode = episode_of(row)
     left_out = ("response_ids", "engine_logprobs", "prompt", "question", "sampled")
     ranges = ranges_of(row)
     shown = {name: value for name, value in row.items() if name not in left_out}
     shown["tokens"] = None if tokens is None else tokens.texts(ids)
-    shown["probabilities"] = None if logprobs is None else [round(exp(min(0.0, p)), 4) for p in logprobs[: len(ids)]]
+    shown["probabilities"] = (
+        None if logprobs is None else [round(exp(min(0.0, p)), 4) for p in logprobs[: len(ids)]]
+    )
     of_sampled = select(logprobs or (), ranges)
-    shown["mean_probability"] = round(fmean(exp(min(0.0, p)) for p in of_sampled), 4) if of_sampled else None
+    shown["mean_probability"] = (
+        round(fmean(exp(min(0.0, p)) for p in of_sampled), 4) if of_sampled else None
+    )
     shown["tokens_left"] = (length := len(row["response_ids"])) - len(ids)
     shown["observed_tokens"] = length - row["response_tokens"]
-    shown["episode"], shown["turns"] = (None, None) if episode is None else (vars(episode), episode.num_turns)
+    shown["episode"], shown["turns"] = (
+        (None, None) if episode is None else (vars(episode), episode.num_turns)
+    )
     shown["sampled"] = None if ranges is None else list(mask_of(ranges, length))[: len(ids)]
     return shown
 
@@ -239,11 +295,16 @@ def problems(run: ViewedRun, given: Parameters) -> dict[str, Any]:
     """A page of the problems that the run has visited. Raises InvalidParameter."""
     (kind,) = _choose({"kind": given.get("kind") or "all"}, "kind", PROBLEM_KINDS)
     (sort,) = _choose({"sort": given.get("sort") or "visits"}, "sort", ("visits", "rate", "recent"))
-    return {**run.index.problems(kind=kind, sort=sort, **_page(given)), "note": missing_rollouts(run)}
+    return {
+        **run.index.problems(kind=kind, sort=sort, **_page(given)),
+        "note": missing_rollouts(run),
+    }
 
 
 def evaluation(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """One evaluation: its summary and a row per problem, without responses; with `problem`, the row of this problem."""
+    """One evaluation: its summary and a row per problem, without responses; with `problem`, the row
+    of this problem.
+    """
     (step,) = _integers(given, "step")
     found = run.files.evaluation(step)
     if problem := given.get("problem"):
@@ -258,7 +319,9 @@ def paired(runs: Runs, given: Parameters) -> dict[str, Any]:
     """The paired difference of two evaluations, of one run or of two."""
     steps = _integers(given, "a_step", "b_step")
     named = [runs[given.get(f"{which}_run", "")] for which in ("a", "b")]
-    return paired_evaluations(*(run.files.evaluation(step) for run, step in zip(named, steps, strict=True)))
+    return paired_evaluations(
+        *(run.files.evaluation(step) for run, step in zip(named, steps, strict=True))
+    )
 
 
 def _without_responses(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,18 +338,23 @@ def missing_rollouts(run: ViewedRun) -> str | None:
     """The reason why tables of responses are missing; None if there is one for every step."""
     kept = str(run.files.config().get("log.rollouts", "all"))
     if kept == "none":
-        return "This run keeps no responses: log.rollouts is none. Set log.rollouts=all to see them in the next run."
+        return (
+            "This run keeps no responses: log.rollouts is none. Set log.rollouts=all to see them in"
+            " the next run."
+        )
     if not run.files.directory.rollout_tables():
         return "No responses yet: rollouts/ gets a table when the first step has been judged."
     if kept.startswith("last:"):
         return (
-            f"This run keeps the responses of its last {kept.removeprefix('last:')} steps only (log.rollouts={kept})."
+            f"This run keeps the responses of its last {kept.removeprefix('last:')} steps only"
+            f" (log.rollouts={kept})."
         )
     return None
 
 
 def _page(given: Parameters) -> dict[str, int]:
-    offset, limit = _integer(given, "offset") or 0, _integer(given, "limit") or 50
+    offset = _integer(given, "offset") or 0
+    limit = _integer(given, "limit") or 50
     if offset < 0 or not 1 <= limit <= MAX_PAGE:
         raise InvalidParameter(f"offset must be at least 0 and limit from 1 to {MAX_PAGE}")
     return {"offset": offset, "limit": limit}

@@ -1,7 +1,8 @@
-"""Writes a run as one self-contained HTML file: the page of `dapo view` with its values and a sample of the responses.
+"""Writes a run as one self-contained HTML file: the page of `dapo view` with its values and a
+sample of the responses.
 
-The file opens without a network and without a server. Its security policy lists its scripts and its style by their
-hashes, so that nothing else in it can run, whatever a model wrote.
+The file opens without a network and without a server. Its security policy lists its scripts and its
+style by their hashes, so that nothing else in it can run, whatever a model wrote.
 """
 
 import base64
@@ -36,7 +37,9 @@ DETAILS = (run_details.options, run_details.findings, run_details.log)
 
 
 def write_report(path: Path, output: Path | None = None) -> dict[str, Any]:
-    """Write the report of a run, by default with its name in the current folder. Raises ConfigError for `output`.
+    """Write the report of a run, by default with its name in the current folder.
+
+    Raises ConfigError for `output`.
 
     Returns `output`, `bytes`, and the numbers of groups in the report and in the run.
     """
@@ -46,7 +49,9 @@ def write_report(path: Path, output: Path | None = None) -> dict[str, Any]:
     if output.suffix.lower() != ".html":
         raise ConfigError(f"the report {output} must end in .html")
     if output.resolve().is_relative_to(path.resolve()):
-        raise ConfigError(f"{output} is inside the run, which is never changed; write the report elsewhere")
+        raise ConfigError(
+            f"{output} is inside the run, which is never changed; write the report elsewhere"
+        )
     if not output.parent.is_dir():
         raise ConfigError(f"there is no folder {output.parent} for the report")
     run = queries.ViewedRun(files)
@@ -70,7 +75,10 @@ def write_report(path: Path, output: Path | None = None) -> dict[str, Any]:
 def _collect(run: queries.ViewedRun) -> dict[str, Any]:
     of_groups, groups = _sample(run)
     given = {"kind": "all", "limit": str(queries.MAX_PAGE)}
-    pages = [queries.problems(run, given | {"offset": str(at)}) for at in range(0, MAX_PROBLEMS, queries.MAX_PAGE)]
+    pages = [
+        queries.problems(run, given | {"offset": str(at)})
+        for at in range(0, MAX_PROBLEMS, queries.MAX_PAGE)
+    ]
     return {
         "overview": queries.overview([run]),
         "metrics": queries.metrics(run, {}),
@@ -93,17 +101,23 @@ def _or_error(answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
-    """The number of stored groups, and the groups that fit into the report, the most informative first."""
+    """The number of stored groups, and the groups that fit into the report, the most informative
+    first.
+    """
     total, order = pick_groups(run.index)
     chosen: list[dict[str, Any]] = []
     left = MAX_GROUP_BYTES
     for step, group_id in order:
-        group = queries.group(run, {"step": str(step), "group": str(group_id)}, max_tokens=MAX_TOKENS_SHOWN)
+        group = queries.group(
+            run, {"step": str(step), "group": str(group_id)}, max_tokens=MAX_TOKENS_SHOWN
+        )
         for response in group["responses"]:
             response["response"] = shorten(response["response"], MAX_TEXT)  # the page shows where
             messages = response["episode"]["messages"] if response["episode"] else ()
             for message in messages:
-                message["content"] = shorten(message["content"], max(MIN_TEXT, MAX_TEXT // len(messages)))
+                message["content"] = shorten(
+                    message["content"], max(MIN_TEXT, MAX_TEXT // len(messages))
+                )
         left -= len(to_json(group))
         if left < 0:
             break
@@ -112,15 +126,18 @@ def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
 
 
 def pick_groups(index: RolloutIndex) -> tuple[int, list[tuple[int, int]]]:
-    """The number of stored groups, and the keys of those that may be shown, the most informative first.
+    """The number of stored groups, and the keys of those that may be shown, the most informative
+    first.
 
-    Up to MAX_STEPS evenly spread steps, the first and the last included, each give the first, the best and the worst
-    group that trained; then one of each other outcome; then the other groups.
+    Up to MAX_STEPS evenly spread steps, the first and the last included, each give the first, the
+    best and the worst group that trained; then one of each other outcome; then the other groups.
     """
     groups = index.groups()
     steps = sorted({group["step"] for group in groups})
     if len(steps) > MAX_STEPS:
-        steps = sorted({steps[round(i * (len(steps) - 1) / (MAX_STEPS - 1))] for i in range(MAX_STEPS)})
+        steps = sorted(
+            {steps[round(i * (len(steps) - 1) / (MAX_STEPS - 1))] for i in range(MAX_STEPS)}
+        )
     ranked: list[tuple[int, int, int]] = []
     for step in steps:
         here = [group for group in groups if group["step"] == step]
@@ -129,7 +146,10 @@ def pick_groups(index: RolloutIndex) -> tuple[int, list[tuple[int, int]]]:
 
 
 def _by_interest(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    trained = sorted((g for g in groups if g["outcome"] == "trained"), key=lambda g: (g["score"] or 0.0, g["group_id"]))
+    trained = sorted(
+        (g for g in groups if g["outcome"] == "trained"),
+        key=lambda g: (g["score"] or 0.0, g["group_id"]),
+    )
     first = [*trained[-1:], *trained[:1], *(g for g in groups[:1] if g["outcome"] == "trained")]
     others = {g["outcome"]: g for g in reversed(groups) if g["outcome"] != "trained"}
     seen: set[int] = set()
@@ -141,12 +161,18 @@ def _by_interest(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[s
 
 
 def _evaluations(files: RunReader) -> dict[str, Any]:
-    """The summaries of all evaluations; tables and paired differences of some, the first and the last included."""
+    """The summaries of all evaluations; tables and paired differences of some, the first and the
+    last included.
+    """
     summaries = files.evaluations()
     readable = [each["step"] for each in summaries if "problem" not in each]
     half = EVALUATIONS_PAIRED // 2
-    steps = readable if len(readable) <= EVALUATIONS_PAIRED else [*readable[:half], *readable[-half:]]
-    tables, paired, left = {}, {}, MAX_EVALUATION_BYTES
+    steps = (
+        readable if len(readable) <= EVALUATIONS_PAIRED else [*readable[:half], *readable[-half:]]
+    )
+    tables = {}
+    paired = {}
+    left = MAX_EVALUATION_BYTES
     for step in [*steps[:1], *steps[:0:-1]]:  # the first, then from the last one back
         table = files.evaluation(step)
         left -= len(to_json(table))
@@ -154,7 +180,9 @@ def _evaluations(files: RunReader) -> dict[str, Any]:
             tables[str(step)] = table
     for a, b in combinations(steps, 2):
         # a resumed run may have evaluated with other settings
-        paired[f"{a}:{b}"] = _or_error(partial(paired_evaluations, files.evaluation(a), files.evaluation(b)))
+        paired[f"{a}:{b}"] = _or_error(
+            partial(paired_evaluations, files.evaluation(a), files.evaluation(b))
+        )
     return {"evaluations": summaries, "evaluation_tables": tables, "paired": paired}
 
 
@@ -164,8 +192,8 @@ def _page(data: dict[str, Any], *, title: str) -> str:
     scripts = [re.sub(r"</(script)", r"<\\/\1", text, flags=re.IGNORECASE) for text in scripts]
     style = page_file("style.css")
     policy = (
-        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)};"
+        " img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
     values = to_json(data).replace("<", "\\u003c")  # no text can then end the element
     head, body = index_page().split("</head>")

@@ -23,10 +23,17 @@ def findings(run: ViewedRun, given: Parameters) -> dict[str, Any]:
 
 
 def options(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """Every option with its value, default under the preset and meaning, and the changes that resumes made."""
-    config, raw = run.files.config(), read_options(run.files.directory.config)
+    """Every option with its value, default under the preset and meaning, and the changes that
+    resumes made.
+    """
+    config = run.files.config()
+    raw = read_options(run.files.directory.config)
     required = {name for name in config if name.startswith(_REQUIRED)}
-    least = {"preset": raw["preset"], "model": raw["model"]["name"], "data": {"train": raw["data"]["train"]}}
+    least = {
+        "preset": raw["preset"],
+        "model": raw["model"]["name"],
+        "data": {"train": raw["data"]["train"]},
+    }
     defaults = flat_options(build_config(least))
     meanings = {entry.name: entry.meaning for entry in option_entries()}
     rows = [
@@ -38,9 +45,17 @@ def options(run: ViewedRun, given: Parameters) -> dict[str, Any]:
 
 
 def log(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """The end of a file in `logs`, by default the verifier's. Raises DataError for an unknown name."""
-    folder, verifier = run.files.directory.logs, run.files.directory.verifier_log.name
-    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file()) if folder.is_dir() else []
+    """The end of a file in `logs`, by default the verifier's.
+
+    Raises DataError for an unknown name.
+    """
+    folder = run.files.directory.logs
+    verifier = run.files.directory.verifier_log.name
+    names = (
+        sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
+        if folder.is_dir()
+        else []
+    )
     name = given.get("file") or (verifier if verifier in names else next(iter(names), None))
     if name is None:
         return {"files": [], "file": None, "text": "", "left_out": 0}

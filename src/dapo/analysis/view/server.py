@@ -1,8 +1,8 @@
 """The server of `dapo view`: it listens on 127.0.0.1 only, answers GET only, and writes nothing.
 
-Three checks protect the texts of the runs. The Host header must name this machine, so that no other site can reach the
-server through its own name (DNS rebinding). Requests from other origins are refused. The content security policy lets
-the page load only its own files.
+Three checks protect the texts of the runs. The Host header must name this machine, so that no other
+site can reach the server through its own name (DNS rebinding). Requests from other origins are
+refused. The content security policy lets the page load only its own files.
 """
 
 import re
@@ -29,13 +29,21 @@ HOST = "127.0.0.1"
 DEFAULT_PORT = 8020
 NAMES = ("127.0.0.1", "localhost")
 OF_ONE_RUN = (
-    *(queries.metrics, queries.rollouts, queries.group, queries.problems, queries.evaluation),
-    *(run_details.findings, run_details.options, run_details.log),
+    queries.metrics,
+    queries.rollouts,
+    queries.group,
+    queries.problems,
+    queries.evaluation,
+    run_details.findings,
+    run_details.options,
+    run_details.log,
 )
 """The queries that get the run which a request names, and its other parameters."""
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -63,8 +71,9 @@ def plotly_js() -> bytes:
 def index_page() -> str:
     """The HTML of the page.
 
-    While loading, plotly adds a style element for maps, which the security policy refuses with an error in the
-    console of the browser. It adds none if an element with its id exists, so this page has one.
+    While loading, plotly adds a style element for maps, which the security policy refuses with an
+    error in the console of the browser. It adds none if an element with its id exists, so this page
+    has one.
     """
     ids = dict.fromkeys(re.findall(rb'getElementById\("([0-9a-f]{64})"\)', plotly_js()))
     taken = "\n".join(f'<meta id="{each.decode()}">' for each in ids)
@@ -77,23 +86,31 @@ def make_app(runs: queries.Runs, *, port: int) -> ASGIApp:
         Route("/", _text(index_page(), "text/html")),
         Route("/style.css", _text(page_file("style.css"), "text/css")),
         *(Route(f"/{name}", _text(page_file(name), "text/javascript")) for name in SCRIPTS),
-        Route("/plotly.js", _text(plotly_js(), "text/javascript", {"Cache-Control": "max-age=86400"})),
+        Route(
+            "/plotly.js", _text(plotly_js(), "text/javascript", {"Cache-Control": "max-age=86400"})
+        ),
     ]
     answers: dict[str, Callable[[Mapping[str, str]], Any]] = {
         "runs": lambda given: [run.name for run in runs.refresh()],
         "overview": lambda given: queries.overview(runs.refresh()),
-        "evaluations": lambda given: {"evaluations": runs[given.get("run", "")].files.evaluations()},
+        "evaluations": lambda given: {
+            "evaluations": runs[given.get("run", "")].files.evaluations()
+        },
         "explain": lambda given: queries.explain(runs, given),
         "paired": lambda given: queries.paired(runs, given),
     }
     for query in OF_ONE_RUN:
-        answers[query.__name__] = lambda given, query=query: query(runs[given.get("run", "")], given)  # type: ignore[misc]
+        answers[query.__name__] = lambda given, query=query: query(
+            runs[given.get("run", "")], given
+        )  # type: ignore[misc]
     routes += [Route(f"/api/{name}", _json(answer)) for name, answer in answers.items()]
     return _guarded(Starlette(routes=routes), port)
 
 
 def serve(runs: queries.Runs, *, port: int | None, on_ready: Callable[[str], None]) -> None:
-    """Serve the page until the process is interrupted; `on_ready` gets its address. Raises ConfigError.
+    """Serve the page until the process is interrupted; `on_ready` gets its address.
+
+    Raises ConfigError.
 
     Without a port, DEFAULT_PORT is used, or a free one if that is taken.
     """
@@ -113,7 +130,9 @@ def serve_in_background(runs: queries.Runs) -> str:
     """Serve the page until this process ends; return its address."""
     listener = listen(None)
     port = listener.getsockname()[1]
-    threading.Thread(target=make_server(runs, port=port).run, args=([listener],), daemon=True).start()
+    threading.Thread(
+        target=make_server(runs, port=port).run, args=([listener],), daemon=True
+    ).start()
     return f"http://{HOST}:{port}/"
 
 
@@ -123,7 +142,11 @@ def make_server(runs: queries.Runs, *, port: int) -> Any:
 
     # a test's or a notebook's signal handlers stay: uvicorn sets its own in the main thread only
     config = uvicorn.Config(
-        make_app(runs, port=port), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
+        make_app(runs, port=port),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=1,
     )
     return uvicorn.Server(config)
 
@@ -141,7 +164,9 @@ def listen(port: int | None) -> socket.socket:
             reason = getattr(error, "strerror", None) or str(error)
         else:
             return listener
-    raise ConfigError(f"port {port} of {HOST} cannot be used: {reason}; choose another --port, or leave it out")
+    raise ConfigError(
+        f"port {port} of {HOST} cannot be used: {reason}; choose another --port, or leave it out"
+    )
 
 
 def _guarded(app: ASGIApp, port: int) -> ASGIApp:
@@ -155,10 +180,15 @@ def _guarded(app: ASGIApp, port: int) -> ASGIApp:
         request = Request(scope)
         refusal = None
         if request.headers.get("host") not in hosts:
-            refusal = Response("This page is served to this machine only: open it as http://127.0.0.1.", 403)
-        elif request.headers.get("origin", next(iter(origins))) not in origins or request.headers.get(
-            "sec-fetch-site", "none"
-        ) not in ("same-origin", "none"):
+            refusal = Response(
+                "This page is served to this machine only: open it as http://127.0.0.1.", 403
+            )
+        elif request.headers.get(
+            "origin", next(iter(origins))
+        ) not in origins or request.headers.get("sec-fetch-site", "none") not in (
+            "same-origin",
+            "none",
+        ):
             refusal = Response("Requests of other sites are refused.", 403)
         elif request.method not in ("GET", "HEAD"):
             refusal = Response("This server is read only.", 405, {"Allow": "GET, HEAD"})
@@ -175,7 +205,9 @@ def _guarded(app: ASGIApp, port: int) -> ASGIApp:
     return guarded
 
 
-def _text(text: str | bytes, kind: str, headers: dict[str, str] | None = None) -> Callable[[Request], Response]:
+def _text(
+    text: str | bytes, kind: str, headers: dict[str, str] | None = None
+) -> Callable[[Request], Response]:
     return lambda request: Response(text, media_type=kind, headers=headers)
 
 
@@ -184,12 +216,17 @@ def _json(answer: Callable[[Mapping[str, str]], Any]) -> Callable[[Request], Res
 
     def respond(request: Request) -> Response:
         try:
-            text, status = to_json(answer(request.query_params)), 200
+            text = to_json(answer(request.query_params))
+            status = 200
         except queries.InvalidParameter as error:
-            text, status = to_json({"error": str(error)}), 400
+            text = to_json({"error": str(error)})
+            status = 400
         except Exception as error:  # also of a damaged run, which must not end the page
-            kind = "" if isinstance(error, DapoError) else f"cannot be shown: {type(error).__name__}: "
-            text, status = to_json({"error": f"{kind}{one_line(str(error)) if kind else error}"}), 404
+            kind = (
+                "" if isinstance(error, DapoError) else f"cannot be shown: {type(error).__name__}: "
+            )
+            text = to_json({"error": f"{kind}{one_line(str(error)) if kind else error}"})
+            status = 404
         return Response(text, status, media_type="application/json")
 
     return respond

@@ -49,7 +49,8 @@ class EvalRequest:
 
     data: DataSpec | None  # None: the run's `data.eval`
     samples_per_problem: int | None = None
-    """None: eval.samples_per_problem, or the number of times that a data file repeats each problem."""
+    """None: eval.samples_per_problem, or the number of times that a data file repeats each problem.
+    """
     server: str | None = None
     output: Path | None = None
     overrides: tuple[str, ...] = ()
@@ -62,7 +63,10 @@ class EvalRequest:
 
     @property
     def sets_samples_per_problem(self) -> bool:
-        return self.samples_per_problem is not None or self._override("eval", "samples_per_problem") is not None
+        return (
+            self.samples_per_problem is not None
+            or self._override("eval", "samples_per_problem") is not None
+        )
 
     def _override(self, section: str, option: str) -> Any:
         found = parse_overrides(self.overrides).get(section)
@@ -70,22 +74,32 @@ class EvalRequest:
 
 
 def evaluate_model(model: str, request: EvalRequest) -> dict[str, Any]:
-    """Evaluate a model, a run or a served model, and return its summary and table, which also go to `output`."""
+    """Evaluate a model, a run or a served model, and return its summary and table, which also go to
+    `output`.
+    """
     _require_writable(request.output)
     journal = _journal_path(request.output)
-    return _written(request.output, _evaluate(model, request, base=run_options(model), journal=journal))
+    return _written(
+        request.output, _evaluate(model, request, base=run_options(model), journal=journal)
+    )
 
 
 def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, Any]:
-    """Compare two models on the same problems with the same random numbers: `first`, `second`, `comparison`.
+    """Compare two models on the same problems with the same random numbers: `first`, `second`,
+    `comparison`.
 
-    Each is a model, a run, or a file of `dapo eval --output` or a run. A run's options apply to both.
+    Each is a model, a run, or a file of `dapo eval --output` or a run. A run's options apply to
+    both.
     """
     _require_writable(request.output)
-    base, other = run_options(first), run_options(second)
+    base = run_options(first)
+    other = run_options(second)
     judges = [each["reward"]["verifier"] for each in (base, other) if each is not None]
     if len(judges) == 2 and judges[0] != judges[1] and request.named_verifier is None:
-        print_text(f"the verifier of {first} judges both ({judges[0]}); {second} was trained with {judges[1]}")
+        print_text(
+            f"the verifier of {first} judges both ({judges[0]}); {second} was trained with"
+            f" {judges[1]}"
+        )
     base = base or other
     results = []
     for index, model in enumerate((first, second), start=1):
@@ -98,7 +112,9 @@ def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, A
         difference = paired_difference(*results, same_draws=True)
     except DataError as error:
         raise DataError(f"{first} and {second} cannot be compared: {error}") from None
-    return _written(request.output, {"first": results[0], "second": results[1], "comparison": difference})
+    return _written(
+        request.output, {"first": results[0], "second": results[1], "comparison": difference}
+    )
 
 
 def run_options(model: str) -> dict[str, Any] | None:
@@ -113,8 +129,9 @@ def evaluation_config(
 ) -> tuple[Config, Path | None]:
     """The options to evaluate a model or a run with and, for a run, its newest checkpoint.
 
-    They start from the options `base` of a run, whose verifier judges any problems, or from the defaults of the paper's
-    evaluation; the overrides of the request win. Raises CheckpointError if the run has no checkpoint yet.
+    They start from the options `base` of a run, whose verifier judges any problems, or from the
+    defaults of the paper's evaluation; the overrides of the request win. Raises CheckpointError if
+    the run has no checkpoint yet.
     """
     checkpoint = None
     raw: dict[str, Any] = {"model": model, "data": {}, "overlong": {"mode": "off"}}
@@ -122,7 +139,9 @@ def evaluation_config(
     if base is not None:
         raw = {**json.loads(json.dumps(base)), "audit": {}}
         if (named := request.named_verifier) is not None and named != raw["reward"]["verifier"]:
-            raw["reward"] = {name: raw["reward"][name] for name in ("workers", "timeout_s", "memory_gib")}
+            raw["reward"] = {
+                name: raw["reward"][name] for name in ("workers", "timeout_s", "memory_gib")
+            }
     if RunDirectory.is_run(model):
         run = RunDirectory.open(model)
         checkpoint = run.checkpoints.latest(warn=warn)
@@ -130,9 +149,11 @@ def evaluation_config(
             raise CheckpointError(f"{run.path} has no checkpoint to evaluate yet")
         own = load_run_config(run).model_dump(mode="json")
         raw["model"] = own["model"]
-        raw["rollout"]["native"]["kernels"] = own["rollout"]["native"]["kernels"]  # those of its own evaluations
+        # those of its own evaluations
+        raw["rollout"]["native"]["kernels"] = own["rollout"]["native"]["kernels"]
     elif base is not None:
-        raw["model"] = {"name": model, "dtype": raw["model"]["dtype"]}  # trust_remote_code is about one model
+        # trust_remote_code is about one model
+        raw["model"] = {"name": model, "dtype": raw["model"]["dtype"]}
         raw["rollout"]["native"]["kernels"] = None
     raw["data"] |= {"train": data, "eval": data}
     if isinstance(data, str) and data in BENCHMARKS and not raw["data"].get("instruction"):
@@ -141,76 +162,119 @@ def evaluation_config(
         raw["eval"] = {**raw.get("eval", {}), "samples_per_problem": request.samples_per_problem}
     config = build_config(raw, request.overrides, where="dapo eval")
     time = template_time_of(RunDirectory.open(model)) if checkpoint is not None else None
-    return resolve_auto(config if time is None else config.at_time(time), training=False), checkpoint
+    return (
+        resolve_auto(config if time is None else config.at_time(time), training=False),
+        checkpoint,
+    )
 
 
 def _evaluate(
     model: str, request: EvalRequest, *, base: Mapping[str, Any] | None, journal: Path | None
 ) -> dict[str, Any]:
     """The summary and the table of one evaluation, which skips problems in the journal."""
-    config, checkpoint = evaluation_config(model, data := evaluation_data(request, base), request, base)
+    config, checkpoint = evaluation_config(
+        model, data := evaluation_data(request, base), request, base
+    )
     with with_start_folder(RunDirectory(Path(model))), ExitStack() as stack:
         judge = stack.enter_context(VerifierPool(config.reward))
-        inputs, problems, copies = _read_problems(config, request, judge.needed_columns, of_run=base is not None)
+        inputs, problems, copies = _read_problems(
+            config, request, judge.needed_columns, of_run=base is not None
+        )
         plan = evaluation_plan(config, inputs.loaded.stop_ids if inputs is not None else ())
         if copies > 1 and not request.sets_samples_per_problem:
             print_text(
-                f"{plan.name} holds each problem {copies} times: {copies} samples for each of {len(problems)} problems"
+                f"{plan.name} holds each problem {copies} times: {copies} samples for each of"
+                f" {len(problems)} problems"
             )
             plan = replace(plan, samples_per_problem=copies)
         sampler: Sampler
         if inputs is not None:
-            loaded, encoder = inputs.loaded, inputs.encoder
-            sampler = open_engine_sampler(config, loaded, encoder, checkpoint, plan, stack, inputs.episodes)
+            loaded = inputs.loaded
+            encoder = inputs.encoder
+            sampler = open_engine_sampler(
+                config, loaded, encoder, checkpoint, plan, stack, inputs.episodes
+            )
         else:
             assert request.server is not None
             if config.plays_episodes:
                 raise ConfigError(
-                    "a server samples single responses, and this run plays episodes: evaluate it without a server"
+                    "a server samples single responses, and this run plays episodes: evaluate it"
+                    " without a server"
                 )
             to_request = partial(chat_request, config=config.data)
-            server = ServerSampler(request.server, model, plan, to_request, concurrency=request.concurrency)
+            server = ServerSampler(
+                request.server, model, plan, to_request, concurrency=request.concurrency
+            )
             sampler = stack.enter_context(closing(server))
         time = None if inputs is None else inputs.encoder.time_read
         records = None
         if journal is not None:
-            identity = {"model": model, "checkpoint": str(checkpoint) if checkpoint is not None else None}
+            identity = {
+                "model": model,
+                "checkpoint": str(checkpoint) if checkpoint is not None else None,
+            }
             date = {} if time is None else {"date of the chat template": str(time.date())}
             identity |= {"server": request.server, **_settings(config, plan, problems), **date}
             records = stack.enter_context(open_journal(journal, identity))
             if judged := len(records.records):
-                print_text(f"continuing: {judged} of {len(problems)} problems are judged already ({journal})")
+                print_text(
+                    f"continuing: {judged} of {len(problems)} problems are judged already"
+                    f" ({journal})"
+                )
         stop = stack.enter_context(
-            signals_as_requests("stopping; Ctrl-C ends at once", on_second=request.on_second_interrupt)
+            signals_as_requests(
+                "stopping; Ctrl-C ends at once", on_second=request.on_second_interrupt
+            )
         )
-        advice = "; the same command continues" if journal is not None else "; with --output it could be continued"
+        advice = (
+            "; the same command continues"
+            if journal is not None
+            else "; with --output it could be continued"
+        )
         show = stack.enter_context(progress(f"evaluate {model}"))
         check = partial(stop.check, advice)
         result = evaluate(sampler, judge, problems, journal=records, on_progress=show, check=check)
     summary = {} if time is None else {TEMPLATE_TIME: time.isoformat()}
-    return {"model": model, "data": request.data or data, **summary, **result.summary(), "table": result.table()}
+    return {
+        "model": model,
+        "data": request.data or data,
+        **summary,
+        **result.summary(),
+        "table": result.table(),
+    }
 
 
 def _read_problems(
-    config: Config, request: EvalRequest, needed_columns: Mapping[str, Collection[str]], *, of_run: bool
+    config: Config,
+    request: EvalRequest,
+    needed_columns: Mapping[str, Collection[str]],
+    *,
+    of_run: bool,
 ) -> tuple[Inputs | None, list[Problem], int]:
-    """Read the problems, with their copies, and the model unless a server has it. Raises DataError and RewardError."""
+    """Read the problems, with their copies, and the model unless a server has it.
+
+    Raises DataError and RewardError.
+    """
     source = config.data.eval_source
     assert source is not None
     try:
         if request.server is None:
             inputs = read_inputs(config, needed_columns, training=False)
-            problems, copies, notes = inputs.held_out, inputs.copies, inputs.notes
+            problems = inputs.held_out
+            copies = inputs.copies
+            notes = inputs.notes
         else:
             rows, notes = load_rows(config.data, config.reward, "eval", needed_columns)
             inputs, (problems, copies) = None, distinct(rows, source)
     except (DataError, RewardError) as error:
         if not of_run or request.named_verifier is not None:
             raise
-        load_problems(source, split="eval", require_answer=False)  # raises if no verifier could judge
+        # raises if no verifier could judge
+        load_problems(source, split="eval", require_answer=False)
         raise type(error)(
-            f"{error}. An evaluation keeps the run's verifier, here {config.reward.verifier}; another one judges with "
-            'reward.verifier=NAME, in Python with reward={"verifier": "NAME"}'
+            f"{error}. An evaluation keeps the run's verifier, here {config.reward.verifier};"
+            ' another one judges with reward.verifier=NAME, in Python with reward={"verifier":'
+            ' "NAME"}'
         ) from None
     for note in notes:
         print_text(note)
@@ -218,12 +282,19 @@ def _read_problems(
 
 
 def evaluation_data(request: EvalRequest, base: Mapping[str, Any] | None) -> DataSpec:
-    """The problems to evaluate on: `--data`, or the run's `data.eval`. Raises ConfigError without either."""
+    """The problems to evaluate on: `--data`, or the run's `data.eval`.
+
+    Raises ConfigError without either.
+    """
     if request.data is not None:
         return parse_data_argument(request.data) if isinstance(request.data, str) else request.data
     found: DataSpec | None = None if base is None else base["data"]["eval"]
     if found is None:
-        reason = ", except for a run with data.eval" if base is None else ": the run was trained without data.eval"
+        reason = (
+            ", except for a run with data.eval"
+            if base is None
+            else ": the run was trained without data.eval"
+        )
         raise ConfigError(f"dapo eval needs --data SOURCE{reason}")
     return found
 
@@ -239,7 +310,9 @@ def open_engine_sampler(
 ) -> EngineSampler:
     """A sampler with the weights of the checkpoint or the model, closed with `stack`."""
     launcher = stack.enter_context(open_launcher(config))
-    engine = build_engine(resolve_engine(config, loaded.model), loaded, launcher, episodes=episodes, log=warn)
+    engine = build_engine(
+        resolve_engine(config, loaded.model), loaded, launcher, episodes=episodes, log=warn
+    )
     stack.callback(engine.close)
     if checkpoint is not None:
         engine.load_weights(saved_weights(checkpoint, loaded.model), version=step_of(checkpoint))
@@ -252,7 +325,9 @@ _PROMPT_OPTIONS = {"instruction", "system", "chat_template", "chat_template_kwar
 
 
 def _settings(config: Config, plan: EvaluationPlan, problems: list[Problem]) -> dict[str, Any]:
-    ids = hashlib.blake2b("\n".join(problem.id for problem in problems).encode(), digest_size=8).hexdigest()
+    ids = hashlib.blake2b(
+        "\n".join(problem.id for problem in problems).encode(), digest_size=8
+    ).hexdigest()
     return {
         "problems": ids,
         **{f"plan.{name}": value for name, value in asdict(plan).items()},

@@ -86,7 +86,8 @@ class Finished:
         at = f"{self.step} of {self.config.train.num_steps}"
         at += ", with train.token_budget spent" if "token" in self.extension else ""
         return (
-            f"already at step {at}; to train on: dapo resume {shlex.quote(str(self.directory.path))} {self.extension}"
+            f"already at step {at}; to train on: dapo resume"
+            f" {shlex.quote(str(self.directory.path))} {self.extension}"
         )
 
 
@@ -114,10 +115,13 @@ def new_run(
 ) -> Iterator[ReadyRun]:
     """Read all inputs, then make the run directory and lock it in the block.
 
-    Without open verifiers (`judge`), they are opened here. `prepared` are entries that the caller has written into the
-    directory; the manifest gets the `command` and the `module_folders` of modules that options name.
+    Without open verifiers (`judge`), they are opened here. `prepared` are entries that the caller
+    has written into the directory; the manifest gets the `command` and the `module_folders` of
+    modules that options name.
     """
-    with open_judge(config, run_dir=path, prepared=prepared) if judge is None else nullcontext(judge) as verifiers:
+    with (
+        open_judge(config, run_dir=path, prepared=prepared) if judge is None else nullcontext(judge)
+    ) as verifiers:
         require_hardware(config)
         started = datetime.now(UTC)
         config = config.at_time(local(started))
@@ -128,10 +132,17 @@ def new_run(
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         config = resolve_engine(config, inputs.loaded.model)
         manifest = make_manifest(
-            command, seed=config.train.seed, started=started, gpus=gpus, run_dir=path, module_folders=module_folders
+            command,
+            seed=config.train.seed,
+            started=started,
+            gpus=gpus,
+            run_dir=path,
+            module_folders=module_folders,
         )
         save = partial(save_tokenizer, loaded=inputs.loaded)
-        directory = RunDirectory.create(path, dump_config(config), manifest, prepared=prepared, write_first=save)
+        directory = RunDirectory.create(
+            path, dump_config(config), manifest, prepared=prepared, write_first=save
+        )
         with os_errors_as_dapo_errors(), directory.lock(config.train.num_steps):
             yield ReadyRun(config, inputs, verifiers, directory)
 
@@ -149,11 +160,12 @@ def save_tokenizer(directory: RunDirectory, *, loaded: LoadedModel) -> None:
 def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | Finished]:
     """Lock the directory of a run in the block and read its inputs, unless the run is finished.
 
-    `overrides` change options of the run, from its checkpoint on. Raises DapoError if it cannot continue, or if no step
-    is left for the change.
+    `overrides` change options of the run, from its checkpoint on. Raises DapoError if it cannot
+    continue, or if no step is left for the change.
     """
     directory = RunDirectory.open(path)
-    own, config = load_run_config(directory), resolve_auto(load_run_config(directory, overrides))
+    own = load_run_config(directory)
+    config = resolve_auto(load_run_config(directory, overrides))
     require_same_preset(own, config, "a resumed run")
     with ExitStack() as stack, os_errors_as_dapo_errors(), directory.lock(config.train.num_steps):
         damage: list[str] = []
@@ -162,13 +174,18 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
             finished = Finished(resolve_auto(own), directory, step_of(checkpoint))
             if config != finished.config:
                 require_optimizer_state(checkpoint, damage)
-                raise ConfigError(f"{path} has no step left for a change of its options; add {finished.extension}")
+                raise ConfigError(
+                    f"{path} has no step left for a change of its options; add {finished.extension}"
+                )
             yield finished
             return
         if checkpoint:
             require_optimizer_state(checkpoint, damage)
             if (steps := config.train.num_steps) < (step := step_of(checkpoint)):
-                raise ConfigError(f"train.num_steps={steps} is below step {step}, which {path} has reached; raise it")
+                raise ConfigError(
+                    f"train.num_steps={steps} is below step {step}, which {path} has reached;"
+                    " raise it"
+                )
         with with_start_folder(directory):
             judge = stack.enter_context(open_judge(config))
             inputs = _read_inputs(config, judge)
@@ -189,8 +206,12 @@ def _read_inputs(config: Config, judge: VerifierPool) -> Inputs:
         return read_inputs(config, judge.needed_columns, on_progress=update_progress)
 
 
-def run_training(ready: ReadyRun, callbacks: RunCallbacks, *, max_restarts: int = MAX_RESTARTS) -> None:
-    """Train to the end and draw the curves; if a trainer rank is lost, restart from the newest checkpoint."""
+def run_training(
+    ready: ReadyRun, callbacks: RunCallbacks, *, max_restarts: int = MAX_RESTARTS
+) -> None:
+    """Train to the end and draw the curves; if a trainer rank is lost, restart from the newest
+    checkpoint.
+    """
     for restarts in count():
         try:
             with open_run(ready, callbacks) as run:
@@ -211,14 +232,19 @@ def run_training(ready: ReadyRun, callbacks: RunCallbacks, *, max_restarts: int 
 def end_run(config: Config, directory: RunDirectory, *, warn: Callable[[str], None]) -> None:
     """What follows the summary of a run that has reached its end.
 
-    Each act can be repeated, so that `resume` of a finished run completes what a kill has prevented.
+    Each act can be repeated, so that `resume` of a finished run completes what a kill has
+    prevented.
     """
     for act in (draw_curves, reduce_checkpoints):
         act(config, directory, warn=warn)
 
 
-def reduce_checkpoints(config: Config, directory: RunDirectory, *, warn: Callable[[str], None]) -> None:
-    """Leave only the weights of older checkpoints, or warn that this has failed: the run itself has succeeded."""
+def reduce_checkpoints(
+    config: Config, directory: RunDirectory, *, warn: Callable[[str], None]
+) -> None:
+    """Leave only the weights of older checkpoints, or warn that this has failed: the run itself has
+    succeeded.
+    """
     kept = config.train.keep_checkpoints
     try:
         directory.checkpoints.clear_leftovers()
@@ -229,28 +255,44 @@ def reduce_checkpoints(config: Config, directory: RunDirectory, *, warn: Callabl
 
 
 def keep_weights_only(directory: RunDirectory, config: Config, checkpoints: Sequence[Path]) -> None:
-    """Remove the optimizer's state of checkpoints, and store their weights in the type of the forward pass."""
+    """Remove the optimizer's state of checkpoints, and store their weights in the type of the
+    forward pass.
+    """
     for path in checkpoints:
-        directory.checkpoints.keep_weights(path, partial(copy_weights, dtype=getattr(torch, config.model.dtype)))
+        directory.checkpoints.keep_weights(
+            path, partial(copy_weights, dtype=getattr(torch, config.model.dtype))
+        )
 
 
 @contextmanager
 def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
-    """Open a run at its newest checkpoint or its start; signals stop it, and a summary is written at the end."""
-    config, inputs, judge, directory = ready.config, ready.inputs, ready.judge, ready.directory
+    """Open a run at its newest checkpoint or its start; signals stop it, and a summary is written
+    at the end.
+    """
+    config = ready.config
+    inputs = ready.inputs
+    judge = ready.judge
+    directory = ready.directory
     checkpoint = truncate_after_checkpoint(config, directory, callbacks.warn)
     step = step_of(checkpoint) if checkpoint else 0
-    steps, tokens = config.train.num_steps, config.train.token_budget
+    steps = config.train.num_steps
+    tokens = config.train.token_budget
     display = callbacks.open_display(steps, first_step=step + 1, token_budget=tokens)
     with ExitStack() as stack:
         stop = stack.enter_context(signals_as_requests(on_second=callbacks.on_second_interrupt))
         listeners = [StepListener(stop, call) for call in callbacks.on_step]
         run = stack.enter_context(
-            build_run(config, inputs, judge, directory, display, first_step=step + 1, listeners=listeners)
+            build_run(
+                config, inputs, judge, directory, display, first_step=step + 1, listeners=listeners
+            )
         )
-        run.stop, run.verifier_output = stop, judge.output
+        run.stop = stop
+        run.verifier_output = judge.output
         run.provenance = provenance(config, inputs.train, inputs.held_out)
-        writing = f"writing to {directory.path}; to look at it: dapo view {shlex.quote(str(directory.path))}"
+        writing = (
+            f"writing to {directory.path}; to look at it: dapo view"
+            f" {shlex.quote(str(directory.path))}"
+        )
         for note in [*inputs.notes, writing]:
             run.tracker.message(note)
         opened = stack.enter_context(ExitStack())
@@ -276,7 +318,8 @@ def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
 @contextmanager
 def summary_written(run: Run, warn: Callable[[str], None]) -> Iterator[None]:
     """Close the trackers and write the summary with the exit reason, however the block ends."""
-    started, seconds_before = time.perf_counter(), run.state.wall_s
+    started = time.perf_counter()
+    seconds_before = run.state.wall_s
     reason = "failed"
     gc.freeze()  # full collections would visit all modules each time, for 0.3 s or more
     try:
@@ -284,14 +327,19 @@ def summary_written(run: Run, warn: Callable[[str], None]) -> Iterator[None]:
         run.stop.check_listeners()  # a failure in the last step, after which no step checks
         reason = "solved" if run.is_solved else "finished"
     except Exception as error:
-        reason = f"{'interrupted' if isinstance(error, Interrupted) else type(error).__name__}: {mask_text(str(error))}"
+        reason = (
+            f"{'interrupted' if isinstance(error, Interrupted) else type(error).__name__}:"
+            f" {mask_text(str(error))}"
+        )
         raise
     finally:
         gc.unfreeze()
         close_run(run, reason, wall_s=seconds_before + time.perf_counter() - started, warn=warn)
 
 
-def truncate_after_checkpoint(config: Config, directory: RunDirectory, warn: Callable[[str], None]) -> Path | None:
+def truncate_after_checkpoint(
+    config: Config, directory: RunDirectory, warn: Callable[[str], None]
+) -> Path | None:
     """Find the newest checkpoint and remove everything later from the run directory."""
     directory.checkpoints.clear_leftovers()
     checkpoint = directory.checkpoints.latest(warn=warn)
@@ -310,7 +358,8 @@ def truncate_after_checkpoint(config: Config, directory: RunDirectory, warn: Cal
 
 
 def close_run(run: Run, reason: str, *, wall_s: float, warn: Callable[[str], None]) -> None:
-    """Close the trackers and write summary.json; a full disk causes a warning, so that the run's own error shows.
+    """Close the trackers and write summary.json; a full disk causes a warning, so that the run's
+    own error shows.
 
     `tokens_generated` and `wall_s` include the unfinished step, whose work is lost.
     """
@@ -353,11 +402,15 @@ def draw_curves(config: Config, directory: RunDirectory, *, warn: Callable[[str]
 
 
 def with_exported_runs(config: Config, log: Callable[[str], None]) -> Config:
-    """Replace a run as `model` or `loss.reference` by its newest checkpoint, which is exported in its directory.
+    """Replace a run as `model` or `loss.reference` by its newest checkpoint, which is exported in
+    its directory.
 
     Later checkpoints of that run thus change nothing. Raises CheckpointError if it has none.
     """
-    for section, field, name in (("model", "name", config.model.name), ("loss", "reference", config.loss.teacher)):
+    for section, field, name in (
+        ("model", "name", config.model.name),
+        ("loss", "reference", config.loss.teacher),
+    ):
         if name is None or not RunDirectory.is_run(name):
             continue
         run = RunDirectory.open(name)
@@ -372,17 +425,25 @@ def with_exported_runs(config: Config, log: Callable[[str], None]) -> Config:
 
 
 def export_model_of(
-    path: Path, out_dir: Path, *, step: int | None, warn: Callable[[str], None], adapter: bool = False
+    path: Path,
+    out_dir: Path,
+    *,
+    step: int | None,
+    warn: Callable[[str], None],
+    adapter: bool = False,
 ) -> tuple[Config, int]:
-    """Write a checkpoint, by default the newest, as a Hugging Face model directory, or only its `adapter` for peft.
+    """Write a checkpoint, by default the newest, as a Hugging Face model directory, or only its
+    `adapter` for peft.
 
-    `warn` receives messages about damaged checkpoints, which are skipped. Returns the run's options and the step of the
-    checkpoint. Raises CheckpointError if the run has no such checkpoint.
+    `warn` receives messages about damaged checkpoints, which are skipped. Returns the run's options
+    and the step of the checkpoint. Raises CheckpointError if the run has no such checkpoint.
     """
     run = RunDirectory.open(path)
     require_new(out_dir)
     config = resolve_auto(load_run_config(run), training=False)
-    checkpoint = run.checkpoints.find(step) if step is not None else run.checkpoints.latest(warn=warn)
+    checkpoint = (
+        run.checkpoints.find(step) if step is not None else run.checkpoints.latest(warn=warn)
+    )
     if checkpoint is None:
         raise CheckpointError(f"{run.path} has no checkpoint to export yet")
     loaded = read_model(config, "cpu")

@@ -29,23 +29,35 @@ class OpenModel:
         """Load it. Raises CheckpointError if the run has no checkpoint yet."""
         checkpoint = directory.checkpoints.latest(warn=warn)
         if checkpoint is None:
-            raise CheckpointError(f"{directory.path} has no checkpoint yet: its model is still the initial one")
+            raise CheckpointError(
+                f"{directory.path} has no checkpoint yet: its model is still the initial one"
+            )
         self.step = step_of(checkpoint)
         self.config = resolve_auto(load_run_config(directory), training=False)
-        loaded = read_model(self.config, "cpu" if self.config.engine_processes else self.config.train.device)
+        loaded = read_model(
+            self.config, "cpu" if self.config.engine_processes else self.config.train.device
+        )
         self.encoder = PromptEncoder(loaded.tokenizer, self.config.data)
         self._loaded = stop_at_turn_end(loaded, self.encoder)
         with ExitStack() as stack:
             plan = generation_plan(self.config, self._loaded.stop_ids, 1, 1.0, None, 0)
-            self._sampler = open_engine_sampler(self.config, self._loaded, self.encoder, checkpoint, plan, stack)
+            self._sampler = open_engine_sampler(
+                self.config, self._loaded, self.encoder, checkpoint, plan, stack
+            )
             self._stack = stack.pop_all()
 
     def is_outdated(self, directory: RunDirectory) -> bool:
         return directory.checkpoints.newest_step() != self.step
 
-    def sampler(self, samples: int, temperature: float, max_new_tokens: int | None, seed: int) -> EngineSampler:
-        """A sampler with these settings; without `max_new_tokens`, the limit is `rollout.max_response_tokens`."""
-        plan = generation_plan(self.config, self._loaded.stop_ids, samples, temperature, max_new_tokens, seed)
+    def sampler(
+        self, samples: int, temperature: float, max_new_tokens: int | None, seed: int
+    ) -> EngineSampler:
+        """A sampler with these settings; without `max_new_tokens`, the limit is
+        `rollout.max_response_tokens`.
+        """
+        plan = generation_plan(
+            self.config, self._loaded.stop_ids, samples, temperature, max_new_tokens, seed
+        )
         return self._sampler.with_plan(plan)
 
     def close(self) -> None:
@@ -60,7 +72,9 @@ def live_sampler(
     Nothing may be in flight in the run's engine: use it where an evaluation may take place.
     """
     run.sync_engine()
-    plan = generation_plan(run.config, run.sampling.plan.stop_ids, samples, temperature, max_new_tokens, seed)
+    plan = generation_plan(
+        run.config, run.sampling.plan.stop_ids, samples, temperature, max_new_tokens, seed
+    )
     engine = run.sampling.engine
     if isinstance(engine, EpisodeEngine):  # answers are single responses, as those of a checkpoint
         engine = engine.turn_engine
@@ -68,15 +82,24 @@ def live_sampler(
 
 
 def generation_plan(
-    config: Config, stop_ids: tuple[int, ...], samples: int, temperature: float, max_new_tokens: int | None, seed: int
+    config: Config,
+    stop_ids: tuple[int, ...],
+    samples: int,
+    temperature: float,
+    max_new_tokens: int | None,
+    seed: int,
 ) -> EvaluationPlan:
     """The sampling settings of `generate`."""
     limit = max_new_tokens or config.rollout.max_response_tokens
     return EvaluationPlan("generate", samples, temperature, 1.0, limit, stop_ids, seed)
 
 
-def answers_of(sampler: EngineSampler, prompt: str | Sequence[Any], *, check: Callable[[], None] = lambda: None) -> Any:
-    """Sample answers to one prompt or several, as `Run.generate` returns them, with `check()` before each poll."""
+def answers_of(
+    sampler: EngineSampler, prompt: str | Sequence[Any], *, check: Callable[[], None] = lambda: None
+) -> Any:
+    """Sample answers to one prompt or several, as `Run.generate` returns them, with `check()`
+    before each poll.
+    """
     prompts: list[Prompt] = [prompt] if _is_one_prompt(prompt) else list(prompt)
     samples = sampler.plan.samples_per_problem
     answers: list[list[str]] = [[""] * samples for _ in prompts]

@@ -1,4 +1,6 @@
-"""`dapo check`: prints the description of a configuration, its memory, and with `--probe` measurements."""
+"""`dapo check`: prints the description of a configuration, its memory, and with `--probe`
+measurements.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
@@ -7,7 +9,14 @@ from typing import Any
 
 from dapo.cli.check.estimate import ResourceEstimate
 from dapo.cli.check.report import describe_estimate, describe_prompts, estimate_of, find_problems
-from dapo.cli.check.summary import DataFacts, changed_paper_values, data_facts, explain, ignored_options, safeguards
+from dapo.cli.check.summary import (
+    DataFacts,
+    changed_paper_values,
+    data_facts,
+    explain,
+    ignored_options,
+    safeguards,
+)
 from dapo.config import Config
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError
@@ -33,12 +42,15 @@ def check_config(
 ) -> bool:
     """Print the description of a configuration, its problems first, and return whether it can run.
 
-    With `probe`, also measure the real model on `problems` with `samples` responses each, and compare with the run
-    `against`. For a `path` in the directory of a fork, print its origin.
+    With `probe`, also measure the real model on `problems` with `samples` responses each, and
+    compare with the run `against`. For a `path` in the directory of a fork, print its origin.
     """
     elsewhere = bool(assume) or config.uses_ray
     if probe and assume:
-        raise ConfigError("--probe measures this machine, and --assume describes a different one: give one of them")
+        raise ConfigError(
+            "--probe measures this machine, and --assume describes a different one: give one of"
+            " them"
+        )
     with open_judge(config, elsewhere=elsewhere) as judge:
         needed_columns = judge.needed_columns
     if not elsewhere:
@@ -58,7 +70,11 @@ def check_config(
     description = explain(config, needed_columns, (data, num_removed))
     lines = [*description, "", *describe_prompts(config, _problems(data)), *estimate]
     faults = [line for line in lines if line.startswith("problem: ")]
-    for line in [*faults, *([""] if faults else []), *(line for line in lines if line not in faults)]:
+    for line in [
+        *faults,
+        *([""] if faults else []),
+        *(line for line in lines if line not in faults),
+    ]:
         print_text(line)
     if probe and not faults:
         from dapo.cli.check.probe import describe_probe, run_probe
@@ -72,7 +88,8 @@ def check_config(
 def check_as_json(
     config: Config, needed_columns: Mapping[str, Collection[str]], assume: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The result of `dapo check` as JSON values; `problems` is empty where the configuration can run.
+    """The result of `dapo check` as JSON values; `problems` is empty where the configuration can
+    run.
 
     Raises DataError and RewardError, as `explain` does.
     """
@@ -85,16 +102,22 @@ def check_as_json(
         found.insert(0, note.removeprefix("problem: "))
     return {
         "config": config.model_dump(mode="json"),
-        "data": {each.role: _data_json(each) for each in data} | {"removed_from_train": num_removed},
+        "data": (
+            {each.role: _data_json(each) for each in data} | {"removed_from_train": num_removed}
+        ),
         "step": {
             "prompts": rollout.prompts_per_step,
             "responses": rollout.prompts_per_step * rollout.group_size,
             "max_groups": config.max_groups_per_step,
             "updates": config.updates_per_step,
         },
-        "ignored": [dict(zip(("option", "why"), line.split(": ", 1), strict=True)) for line in ignored_options(config)],
+        "ignored": [
+            dict(zip(("option", "why"), line.split(": ", 1), strict=True))
+            for line in ignored_options(config)
+        ],
         "differs_from_paper": [
-            {"option": name, "value": value, "paper": paper} for name, value, paper in changed_paper_values(config)
+            {"option": name, "value": value, "paper": paper}
+            for name, value, paper in changed_paper_values(config)
         ],
         "safeguards": list(safeguards(config)),
         "notes": list(describe_prompts(config, _problems(data))),
@@ -119,7 +142,9 @@ def _data_json(data: DataFacts) -> dict[str, Any]:
 
 
 def _estimate_json(estimate: ResourceEstimate) -> dict[str, Any]:
-    """Counts and bytes; memory by part, of the process that samples and trains, or of trainer and engine."""
+    """Counts and bytes; memory by part, of the process that samples and trains, or of trainer and
+    engine.
+    """
     if not estimate.config.is_multiprocess:
         memory = {"process": estimate.process_memory()}
     else:

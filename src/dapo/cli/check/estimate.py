@@ -1,4 +1,5 @@
-"""Estimates the memory of each process of a run, and the responses and bytes of a step, without starting anything.
+"""Estimates the memory of each process of a run, and the responses and bytes of a step, without
+starting anything.
 
 The inputs are a configuration, the model's sizes, and a profile of the hardware and the responses.
 """
@@ -44,7 +45,10 @@ class HardwareProfile:
 
 
 def hardware_profile_for(config: Config, given: Sequence[str] = ()) -> HardwareProfile:
-    """The defaults for a configuration's devices, replaced by `given`, a list of `name=value`. Raises ConfigError."""
+    """The defaults for a configuration's devices, replaced by `given`, a list of `name=value`.
+
+    Raises ConfigError.
+    """
     changed = dict(_parse(text) for text in given)
     finds_no_gpu = config.launcher == "local" and not Path("/dev/nvidia0").exists()
     trains_on_cpu = finds_no_gpu if config.train.device == "auto" else config.train.device == "cpu"
@@ -53,13 +57,20 @@ def hardware_profile_for(config: Config, given: Sequence[str] = ()) -> HardwareP
         raise ConfigError(f"--assume device={device}: expected gpu or cpu")
     lengths = ResponseLengths.expected(config)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    this_machine = HardwareProfile("cpu", round(memory / GIB, 1), devices_per_node=1, engine_overhead_gib=1.0)
-    expected: dict[str, Any] = {"mean_response_tokens": lengths.response, "prompt_tokens": lengths.prompt}
+    this_machine = HardwareProfile(
+        "cpu", round(memory / GIB, 1), devices_per_node=1, engine_overhead_gib=1.0
+    )
+    expected: dict[str, Any] = {
+        "mean_response_tokens": lengths.response,
+        "prompt_tokens": lengths.prompt,
+    }
     expected["keep_rate"] = HardwareProfile.keep_rate if config.dynamic_sampling.enabled else 1.0
     if device == "gpu" and config.launcher == "local" and torch.cuda.is_available():
         gib = torch.cuda.get_device_properties(0).total_memory / GIB
         expected |= {"memory_gib": round(gib, 1), "devices_per_node": torch.cuda.device_count()}
-    profile = replace(HardwareProfile() if device == "gpu" else this_machine, **(expected | changed))
+    profile = replace(
+        HardwareProfile() if device == "gpu" else this_machine, **(expected | changed)
+    )
     for entry in fields(HardwareProfile):
         value = getattr(profile, entry.name)
         if not isinstance(value, str) and not value > 0:
@@ -113,7 +124,8 @@ class ResourceEstimate:
     @property
     def engine_available(self) -> float:
         """Bytes of the device that an engine may fill."""
-        shares, capacity = self.shares, self.profile.memory_gib * GIB
+        shares = self.shares
+        capacity = self.profile.memory_gib * GIB
         kept = shares.trainers * self.memory.kept_bytes() if shares.alternates else 0.0
         return (capacity - kept) / shares.sampling
 
@@ -122,8 +134,13 @@ class ResourceEstimate:
         """The number of GPUs; 1 on CPUs."""
         if self.profile.device == "cpu":
             return 1
-        wanted, processes = self.config.gpus_wanted, self.shares.processes
-        return ceil(wanted / processes) if self.config.uses_ray else min(wanted, self.profile.devices_per_node)
+        wanted = self.config.gpus_wanted
+        processes = self.shares.processes
+        return (
+            ceil(wanted / processes)
+            if self.config.uses_ray
+            else min(wanted, self.profile.devices_per_node)
+        )
 
     @property
     def sequence_tokens(self) -> int:
@@ -138,11 +155,15 @@ class ResourceEstimate:
 
     def trainer_memory(self) -> dict[str, float]:
         """Bytes on the device of a trainer rank, by part, at the peak of an update."""
-        return self.memory.breakdown(self.microbatch_tokens, recompute=bool(self.config.train.recompute))
+        return self.memory.breakdown(
+            self.microbatch_tokens, recompute=bool(self.config.train.recompute)
+        )
 
     def engine_memory(self) -> dict[str, float]:
         """Bytes on the device of an engine, by part."""
-        dimensions, e, tp = self.dimensions, self.memory.element_bytes, self.config.gpus_per_engine
+        dimensions = self.dimensions
+        e = self.memory.element_bytes
+        tp = self.config.gpus_per_engine
         breakdown = {"weights": e * dimensions.parameters / tp}
         if self.config.rollout.engine_kind.pages_cache:
             overhead = self.profile.engine_overhead_gib * GIB
@@ -156,7 +177,11 @@ class ResourceEstimate:
             breakdown["prepacked head"] = e * dimensions.embedding_parameters
         slots = self.cache_limit or 1
         # slots grow to the longest sequence in them
-        longest = self.profile.prompt_tokens + self.config.rollout.max_response_tokens + self.config.max_observed_tokens
+        longest = (
+            self.profile.prompt_tokens
+            + self.config.rollout.max_response_tokens
+            + self.config.max_observed_tokens
+        )
         cache = self.cached_token_bytes * slots * longest
         logits = SAMPLING_FLOATS * 4 * slots * dimensions.vocabulary
         if self.profile.device == "gpu":
@@ -167,20 +192,29 @@ class ResourceEstimate:
 
     @property
     def cache_limit(self) -> float | None:
-        """The value of the option that bounds the engine's cache; None: it has none, or takes its default size."""
+        """The value of the option that bounds the engine's cache; None: it has none, or takes its
+        default size.
+        """
         name = self.config.rollout.engine_kind.cache_option
         return None if name is None else getattr(self.config.rollout.engine_options, name)
 
     @property
     def load_read_bytes(self) -> float:
-        """Bytes of the model's files that one trainer rank reads, stored in 16 bits and sharded over GPUs."""
+        """Bytes of the model's files that one trainer rank reads, stored in 16 bits and sharded
+        over GPUs.
+        """
         return 2 * self.dimensions.parameters / self.ranks
 
     @property
     def load_host_bytes(self) -> float:
         """Bytes of a node's main memory while all its ranks load, without the page cache."""
         # the largest weight's rows, as read and in the type to compute in
-        rows = (2 + self.memory.element_bytes) * self.dimensions.vocabulary * self.dimensions.hidden / self.ranks
+        rows = (
+            (2 + self.memory.element_bytes)
+            * self.dimensions.vocabulary
+            * self.dimensions.hidden
+            / self.ranks
+        )
         return min(self.ranks, self.profile.devices_per_node) * (CUDA_PROCESS_BYTES + rows)
 
     @property
@@ -191,22 +225,31 @@ class ResourceEstimate:
     @property
     def cache_tokens(self) -> int:
         """Tokens that an engine's cache holds, over all its GPUs."""
-        return int(self.engine_memory()["cache"] * self.config.gpus_per_engine / self.cached_token_bytes)
+        return int(
+            self.engine_memory()["cache"] * self.config.gpus_per_engine / self.cached_token_bytes
+        )
 
     def process_memory(self) -> dict[str, float]:
-        """Bytes of the one process that samples and trains, by part; the larger of the two phases counts."""
-        trainer, engine = self.trainer_memory(), self.engine_memory()
+        """Bytes of the one process that samples and trains, by part; the larger of the two phases
+        counts.
+        """
+        trainer = self.trainer_memory()
+        engine = self.engine_memory()
         training = {name: trainer.pop(name) for name in UPDATE_PARTS}
         sampling = {name: engine.pop(name) for name in ("cache", "logits")}
         breakdown = trainer | {f"engine: {name}": value for name, value in engine.items()}
         breakdown |= training if sum(training.values()) > sum(sampling.values()) else sampling
         if self.profile.device == "cpu":
-            breakdown["a copy of the state, from the first checkpoint on"] = self.checkpoint_copy_bytes()
+            breakdown["a copy of the state, from the first checkpoint on"] = (
+                self.checkpoint_copy_bytes()
+            )
             breakdown["Python and its libraries"] = self.profile.process_gib * GIB
         return breakdown
 
     def checkpoint_copy_bytes(self) -> float:
-        """Bytes of weights and moments in main memory, from which a checkpoint is written while training goes on."""
+        """Bytes of weights and moments in main memory, from which a checkpoint is written while
+        training goes on.
+        """
         parameters = self.memory.trainable_parameters + self.memory.critic_parameters
         return 0 if not self.config.train.save_every else 3 * self.memory.master_bytes * parameters
 
@@ -220,12 +263,21 @@ class ResourceEstimate:
         """Seconds of a step in which weights go from GPU to GPU; None: they go through files."""
         if self.profile.device == "cpu" or self.shares.transfer is None:
             return None
-        return self.sync_bytes / TRANSFER_BYTES_PER_S + ceil(self.sync_bytes / GIB) * TRANSFER_CHUNK_S
+        return (
+            self.sync_bytes / TRANSFER_BYTES_PER_S + ceil(self.sync_bytes / GIB) * TRANSFER_CHUNK_S
+        )
 
     @property
     def sync_copies(self) -> int:
         """Complete copies that leave the trainer: one per node with engines."""
-        return max(1, ceil(self.config.engine_processes * self.config.gpus_per_engine / self.profile.devices_per_node))
+        return max(
+            1,
+            ceil(
+                self.config.engine_processes
+                * self.config.gpus_per_engine
+                / self.profile.devices_per_node
+            ),
+        )
 
     @property
     def generated_responses(self) -> float:

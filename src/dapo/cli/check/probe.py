@@ -1,4 +1,6 @@
-"""`dapo check --probe`: prints the measured values, next to the estimated memory or to a run's first steps."""
+"""`dapo check --probe`: prints the measured values, next to the estimated memory or to a run's
+first steps.
+"""
 
 import math
 from collections.abc import Iterator
@@ -7,7 +9,14 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from dapo.analysis.probe import FIRST_STEPS, TOLERANCE, Probe, compare_with_run, default_problems, probe_run
+from dapo.analysis.probe import (
+    FIRST_STEPS,
+    TOLERANCE,
+    Probe,
+    compare_with_run,
+    default_problems,
+    probe_run,
+)
 from dapo.cli.check.report import estimate_of
 from dapo.config import Config
 from dapo.core.text import with_interval
@@ -18,7 +27,8 @@ from dapo.runs.directory import RunDirectory
 from dapo.training.assemble.inputs import read_inputs
 from dapo.training.assemble.resolve import resolve_auto, resolve_engine
 
-_BAR, _WIDTH = 30, 110
+_BAR = 30
+_WIDTH = 110
 
 
 def run_probe(config: Config, problems: int | None, samples: int | None) -> Probe:
@@ -29,7 +39,9 @@ def run_probe(config: Config, problems: int | None, samples: int | None) -> Prob
         config = resolve_engine(config, inputs.loaded.model)
         with progress("probe") as show:
             show(0, problems or default_problems(config))
-            return probe_run(config, inputs, judge, problems=problems, samples=samples, on_progress=show)
+            return probe_run(
+                config, inputs, judge, problems=problems, samples=samples, on_progress=show
+            )
 
 
 def probe_as_json(probe: Probe, against: Path | None) -> dict[str, Any]:
@@ -39,13 +51,17 @@ def probe_as_json(probe: Probe, against: Path | None) -> dict[str, Any]:
         checks = compare_with_run(probe, RunDirectory.open(against))
         found["against"] = {
             "run": str(against),
-            "values": [asdict(each) | {"ratio": each.ratio, "is_close": each.is_close} for each in checks],
+            "values": [
+                asdict(each) | {"ratio": each.ratio, "is_close": each.is_close} for each in checks
+            ],
         }
     return found
 
 
 def describe_probe(config: Config, probe: Probe, against: Path | None = None) -> Iterator[str]:
-    """Lines for a person: pass rates, responses per step, lengths, speed, memory, and a comparison with a run."""
+    """Lines for a person: pass rates, responses per step, lengths, speed, memory, and a comparison
+    with a run.
+    """
     yield f"probe of {probe.problems} problems x {probe.samples} responses with the real model:"
     if probe.accuracy is not None:
         yield f"  accuracy    {with_interval(probe.accuracy, probe.accuracy_interval)}"
@@ -53,18 +69,28 @@ def describe_probe(config: Config, probe: Probe, against: Path | None = None) ->
         for each in probe.histogram:
             bar = "#" * round(_BAR * each.fraction)
             interval = f"({each.low:.0%} to {each.high:.0%})"
-            yield f"  {each.name:12}{each.problems:>4}  {each.fraction:>4.0%} {interval:14} {bar}".rstrip()
+            yield (
+                f"  {each.name:12}{each.problems:>4}  {each.fraction:>4.0%} {interval:14} {bar}".rstrip()
+            )
     yield f"  keep rate   {_keep_rate(probe)}"
-    groups, wanted = probe.groups_per_step, config.rollout.prompts_per_step
-    yield f"  per step    {groups:,.0f} groups = {groups * probe.group_size:,.0f} responses, for {wanted} that train"
-    quantiles = ", ".join(f"{name} {value:,.0f}" for name, value in probe.response_quantiles.items())
+    groups = probe.groups_per_step
+    wanted = config.rollout.prompts_per_step
+    yield (
+        f"  per step    {groups:,.0f} groups = {groups * probe.group_size:,.0f} responses, for"
+        f" {wanted} that train"
+    )
+    quantiles = ", ".join(
+        f"{name} {value:,.0f}" for name, value in probe.response_quantiles.items()
+    )
     yield f"  length      {probe.response_tokens:,.1f} tokens on average; quantiles: {quantiles}"
     yield f"  truncated   {with_interval(probe.truncated, probe.truncated_interval)}"
     if probe.verifier_errors:
         yield f"  errors      {probe.verifier_errors} responses have no verdict"
     for found in probe.findings:
         text = f"{found.severity}: {found.one_line()}"
-        yield from wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+        yield from wrap(
+            text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+        )
     yield ""
     yield from _speed(resolve_auto(config), probe)
     if against is not None:
@@ -78,7 +104,9 @@ def _compare(probe: Probe, run: Path) -> Iterator[str]:
     yield f"  {'':24}{'probe':>12}{'measured':>12}{'ratio':>8}"
     for each in checks:
         verdict = "" if each.is_close else f"  differs by more than {TOLERANCE:.0%}"
-        yield f"  {each.name:24}{_number(each.probe):>12}{_number(each.measured):>12}{each.ratio:>8.2f}{verdict}"
+        yield (
+            f"  {each.name:24}{_number(each.probe):>12}{_number(each.measured):>12}{each.ratio:>8.2f}{verdict}"
+        )
     close = sum(each.is_close for each in checks)
     yield f"  {close} of {len(checks)} within {TOLERANCE:.0%}"
 
@@ -91,7 +119,11 @@ def _keep_rate(probe: Probe) -> str:
     expected = f"{rate} expected for groups of {probe.group_size}"
     if probe.samples < probe.group_size:
         expected += f", roughly: there are only {probe.samples} responses per problem"
-    return expected if math.isclose(probe.expected_keep_rate, probe.kept) else f"{expected}; here {kept}"
+    return (
+        expected
+        if math.isclose(probe.expected_keep_rate, probe.kept)
+        else f"{expected}; here {kept}"
+    )
 
 
 def _speed(config: Config, probe: Probe) -> Iterator[str]:
@@ -103,17 +135,29 @@ def _speed(config: Config, probe: Probe) -> Iterator[str]:
         else None
     )
     rate = probe.update_tokens_per_s
-    trained = "no group carries a signal, so none was made" if rate is None else f"{rate:,.0f} trained tokens/s"
+    trained = (
+        "no group carries a signal, so none was made"
+        if rate is None
+        else f"{rate:,.0f} trained tokens/s"
+    )
     yield "  one step"
     for name, measured, note in (
         ("load weights, s", probe.load_s, ""),
         ("generation, s", probe.generate_s, f"{probe.tokens_per_s:,.0f} tokens/s"),
         ("update, s", probe.update_s, trained),
         ("total, s", probe.step_s, ""),
-        ("peak memory, GiB", probe.peak_memory_gib, "" if memory is None else f"{_number(memory)} estimated"),
+        (
+            "peak memory, GiB",
+            probe.peak_memory_gib,
+            "" if memory is None else f"{_number(memory)} estimated",
+        ),
     ):
         yield f"  {name:20}{_number(measured):>10}  {note}".rstrip()
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.{1 if value >= 10 else 3}f}"
+    if value is None:
+        return "-"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.{1 if value >= 10 else 3}f}"

@@ -1,4 +1,6 @@
-"""The lines of `dapo check` about resources: what runs where, memory, weight sync, and what does not fit."""
+"""The lines of `dapo check` about resources: what runs where, memory, weight sync, and what does
+not fit.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -18,14 +20,19 @@ from dapo.training.assemble.resolve import resolve_auto
 from dapo.types import Problem
 
 
-def describe_estimate(config: Config, given: Sequence[str] = (), *, verbose: bool = False) -> Iterator[str]:
-    """Lines for a person: what runs where, memory, a step's responses, the weight sync, problems, and assumptions."""
+def describe_estimate(
+    config: Config, given: Sequence[str] = (), *, verbose: bool = False
+) -> Iterator[str]:
+    """Lines for a person: what runs where, memory, a step's responses, the weight sync, problems,
+    and assumptions.
+    """
     estimate, line = estimate_of(config, given)
     if estimate is None:
         name = config.model.name
         yield (
-            f"resources: the sizes of {name} are not known. They come from its config.json: if that is not on this "
-            f"machine, run `hf download {name} config.json`. Memory is modelled for {', '.join(FAMILIES)}"
+            f"resources: the sizes of {name} are not known. They come from its config.json: if that"
+            f" is not on this machine, run `hf download {name} config.json`. Memory is modelled for"
+            f" {', '.join(FAMILIES)}"
         )
         if config.model.lora is not None:
             yield from _adapters_of_layers(config.model, config.model.lora)
@@ -39,7 +46,9 @@ def describe_estimate(config: Config, given: Sequence[str] = (), *, verbose: boo
     yield ""
     yield from _step(estimate)
     yield ""
-    yield "assumptions about the machine, which --assume NAME=VALUE changes" + (":" if verbose else ": --verbose")
+    yield "assumptions about the machine, which --assume NAME=VALUE changes" + (
+        ":" if verbose else ": --verbose"
+    )
     for entry in fields(HardwareProfile) if verbose else ():
         value = getattr(estimate.profile, entry.name)
         shown = value if isinstance(value, str) else f"{value:g}"
@@ -47,8 +56,12 @@ def describe_estimate(config: Config, given: Sequence[str] = (), *, verbose: boo
     yield from (f"problem: {problem}" for problem in find_problems(estimate))
 
 
-def estimate_of(config: Config, given: Sequence[str] = ()) -> tuple[ResourceEstimate | None, str | None]:
-    """The estimate with `auto` resolved, and a line about the choice; None for a model of unknown sizes."""
+def estimate_of(
+    config: Config, given: Sequence[str] = ()
+) -> tuple[ResourceEstimate | None, str | None]:
+    """The estimate with `auto` resolved, and a line about the choice; None for a model of unknown
+    sizes.
+    """
     profile = hardware_profile_for(config, given)
     dimensions = find_dimensions(config.model)
     if dimensions is None:
@@ -58,47 +71,71 @@ def estimate_of(config: Config, given: Sequence[str] = ()) -> tuple[ResourceEsti
 
 
 def resolve_estimate(estimate: ResourceEstimate) -> tuple[ResourceEstimate, str | None]:
-    """The estimate with `train.microbatch_tokens` and `train.recompute` resolved, and a line about the choice.
+    """The estimate with `train.microbatch_tokens` and `train.recompute` resolved, and a line about
+    the choice.
 
     Where nothing fits, the estimate is of the smallest update, and the line is a problem.
     """
-    is_gpu, memory = estimate.profile.device == "gpu", estimate.memory
+    is_gpu = estimate.profile.device == "gpu"
+    memory = estimate.memory
     gpu = FreeMemory(estimate.available, "--assume memory_gib") if is_gpu else None
     try:
-        config, reason = resolve_microbatches(estimate.config, estimate.dimensions, gpu, memory.lengths)
+        config, reason = resolve_microbatches(
+            estimate.config, estimate.dimensions, gpu, memory.lengths
+        )
     except ConfigError as error:
-        train, longest = estimate.config.train, memory.longest_sequence
-        smallest = {"microbatch_tokens": train.microbatch_tokens or longest, "recompute": train.recompute is not False}
+        train = estimate.config.train
+        longest = memory.longest_sequence
+        smallest = {
+            "microbatch_tokens": train.microbatch_tokens or longest,
+            "recompute": train.recompute is not False,
+        }
         return estimate.changed("train", **smallest), f"problem: {error}"
     return replace(estimate, config=config), reason
 
 
 def describe_prompts(config: Config, problems: Sequence[Problem] = ()) -> Iterator[str]:
-    """The end tokens of responses, and what the chat template reads, if the tokenizer is on this machine.
+    """The end tokens of responses, and what the chat template reads, if the tokenizer is on this
+    machine.
 
     Raises DataError if a template is missing.
     """
-    found = load_local_tokenizer(config.model.name, trust_remote_code=config.model.trust_remote_code)
+    found = load_local_tokenizer(
+        config.model.name, trust_remote_code=config.model.trust_remote_code
+    )
     if found is None:
         return
     tokenizer, stop_ids = found
     encoder = PromptEncoder(tokenizer, config.data)
     turn_end = encoder.turn_end
-    ends = {*stop_ids, *([turn_end.token_id] if turn_end is not None and turn_end.token_id is not None else [])}
-    yield f"responses end at {', '.join(repr(tokenizer.convert_ids_to_tokens(i)) for i in sorted(ends)) or 'no token'}"
+    ends = {
+        *stop_ids,
+        *([turn_end.token_id] if turn_end is not None and turn_end.token_id is not None else []),
+    }
+    yield (
+        "responses end at"
+        f" {', '.join(repr(tokenizer.convert_ids_to_tokens(i)) for i in sorted(ends)) or 'no token'}"
+    )
     yield from turn_end_notes(tokenizer, stop_ids, turn_end)
     yield from encoder.notes(problems)
 
 
 def _processes(estimate: ResourceEstimate) -> Iterator[str]:
-    config, dimensions, lora = estimate.config, estimate.dimensions, estimate.config.model.lora
+    config = estimate.config
+    dimensions = estimate.dimensions
+    lora = estimate.config.model.lora
     yield f"resources (launcher {config.launcher}, {dimensions.parameters:,} parameters):"
     if lora is not None:
-        yield _adapters(lora, dimensions.linears, dimensions.lora_parameters(lora.rank), dimensions.parameters)
+        yield _adapters(
+            lora, dimensions.linears, dimensions.lora_parameters(lora.rank), dimensions.parameters
+        )
         whole = estimate.changed("model", lora=None)
         memory = [_gib(sum(each.trainer_memory().values())) for each in (estimate, whole)]
         copies = [_gib(each.checkpoint_copy_bytes()) for each in (estimate, whole)]
-        yield f"               {memory[0]} to train, {copies[0]} per checkpoint (all weights: {memory[1]}, {copies[1]})"
+        yield (
+            f"               {memory[0]} to train, {copies[0]} per checkpoint (all weights:"
+            f" {memory[1]}, {copies[1]})"
+        )
     own = ["the loop, data, rollout tables, checkpoints"]
     if not config.uses_trainer_group:
         own.append("the policy")
@@ -110,8 +147,9 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
         yield f"  trainer      {ranks}, {_each(estimate, 1)}"
         if estimate.profile.device == "gpu":
             yield (
-                f"               each rank reads {estimate.load_read_bytes / 1e9:.2f} GB of the model's files; loading "
-                f"takes {_gib(estimate.load_host_bytes)} of a node's main memory"
+                f"               each rank reads {estimate.load_read_bytes / 1e9:.2f} GB of the"
+                f" model's files; loading takes {_gib(estimate.load_host_bytes)} of a node's main"
+                " memory"
             )
     if config.engine_processes:
         order = ", in lockstep" if config.rollout.is_reproducible else ", by load"
@@ -123,14 +161,20 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
     if estimate.profile.device == "gpu":
         per_node = estimate.profile.devices_per_node
         nodes = ceil(estimate.devices / per_node)
-        yield f"  GPUs         {estimate.devices} = {plural(nodes, 'node')} of {per_node}{_shared(estimate)}"
+        yield (
+            f"  GPUs         {estimate.devices} = {plural(nodes, 'node')} of"
+            f" {per_node}{_shared(estimate)}"
+        )
 
 
 def _shared(estimate: ResourceEstimate) -> str:
     shares = estimate.shares
     if not shares.is_shared:
         return ""
-    counts = plural(round(shares.trainers), "trainer rank"), plural(round(shares.engines), "engine process")
+    counts = (
+        plural(round(shares.trainers), "trainer rank"),
+        plural(round(shares.engines), "engine process"),
+    )
     how = ", which use it in turn" if shares.alternates else ""
     if estimate.config.samples_ahead:
         how = ": with schedule=async both compute at the same time, so sampling gains little"
@@ -139,15 +183,19 @@ def _shared(estimate: ResourceEstimate) -> str:
 
 def _adapters(lora: LoraConfig, linears: int, trained: int, parameters: int) -> str:
     return (
-        f"  adapters     of rank {lora.rank}, scaled by {lora.alpha / lora.rank:g}, on {linears} linear layers: "
-        f"{trained:,} parameters, {trained / parameters:.2%} of the model's"
+        f"  adapters     of rank {lora.rank}, scaled by {lora.alpha / lora.rank:g}, on {linears}"
+        f" linear layers: {trained:,} parameters, {trained / parameters:.2%} of the model's"
     )
 
 
 def _adapters_of_layers(model: ModelConfig, lora: LoraConfig) -> Iterator[str]:
-    """The adapters of a model of another family, counted on its layers if its config.json is on this machine."""
+    """The adapters of a model of another family, counted on its layers if its config.json is on
+    this machine.
+    """
     try:
-        meta = load_meta_model(model.name, trust_remote_code=model.trust_remote_code, local_files_only=True)
+        meta = load_meta_model(
+            model.name, trust_remote_code=model.trust_remote_code, local_files_only=True
+        )
     except ConfigError:
         return
     linears = [meta.get_parameter(f"{name}.weight").shape for name in adapted_layers(meta)]
@@ -163,38 +211,61 @@ def _each(estimate: ResourceEstimate, devices: int) -> str:
 def _memory(estimate: ResourceEstimate) -> Iterator[str]:
     device = "GPU" if estimate.profile.device == "gpu" else "process"
     if not estimate.config.is_multiprocess:
-        yield from _table(estimate, f"memory of the {device} that samples and trains", estimate.process_memory())
+        yield from _table(
+            estimate, f"memory of the {device} that samples and trains", estimate.process_memory()
+        )
         if estimate.profile.device == "gpu" and estimate.checkpoint_copy_bytes():
             copied = _gib(estimate.checkpoint_copy_bytes())
             yield f"  and {copied} of main memory for the copy that a checkpoint is written from"
         return
     yield from _table(estimate, f"memory of a trainer's {device}", estimate.trainer_memory())
-    yield from _table(estimate, f"memory of an engine's {device}", estimate.engine_memory(), estimate.engine_available)
+    yield from _table(
+        estimate,
+        f"memory of an engine's {device}",
+        estimate.engine_memory(),
+        estimate.engine_available,
+    )
     if estimate.config.engine_processes:
-        count, versions = (2, "newest two versions") if estimate.transfer_seconds is None else (1, "first version")
-        yield f"  main memory where the weights come from: {_gib(count * estimate.sync_bytes)} for the {versions}"
+        count, versions = (
+            (2, "newest two versions")
+            if estimate.transfer_seconds is None
+            else (1, "first version")
+        )
+        yield (
+            f"  main memory where the weights come from: {_gib(count * estimate.sync_bytes)} for"
+            f" the {versions}"
+        )
     mean = estimate.profile.prompt_tokens + estimate.profile.mean_response_tokens
     yield (
-        f"  an engine's cache: {estimate.cache_tokens:,} tokens = "
-        f"{estimate.cache_tokens // estimate.sequence_tokens:,} "
-        f"sequences at full length ({estimate.sequence_tokens:,}), {estimate.cache_tokens / mean:,.0f} at the mean"
+        f"  an engine's cache: {estimate.cache_tokens:,} tokens ="
+        f" {estimate.cache_tokens // estimate.sequence_tokens:,} sequences at full length"
+        f" ({estimate.sequence_tokens:,}), {estimate.cache_tokens / mean:,.0f} at the mean"
     )
 
 
 def _table(
-    estimate: ResourceEstimate, title: str, breakdown: Mapping[str, float], available: float | None = None
+    estimate: ResourceEstimate,
+    title: str,
+    breakdown: Mapping[str, float],
+    available: float | None = None,
 ) -> Iterator[str]:
     yield f"{title}:"
     for name, size in breakdown.items():
         yield f"  {_gib(size):>10}  {name}"
-    yield f"  {_gib(sum(breakdown.values())):>10}  total, of {_gib(available or estimate.available)}"
+    yield (
+        f"  {_gib(sum(breakdown.values())):>10}  total, of {_gib(available or estimate.available)}"
+    )
 
 
 def _step(estimate: ResourceEstimate) -> Iterator[str]:
     tokens = estimate.generated_responses * estimate.profile.mean_response_tokens
     if tokens:
         yield f"each step: {estimate.generated_responses:,.0f} responses, {tokens:,.0f} tokens"
-    times = "" if not estimate.config.is_multiprocess else f", {plural(estimate.sync_copies, 'time')} (one per node)"
+    times = (
+        ""
+        if not estimate.config.is_multiprocess
+        else f", {plural(estimate.sync_copies, 'time')} (one per node)"
+    )
     if (seconds := estimate.transfer_seconds) is not None:
         times = f" from GPU to GPU, about {seconds:.1f} s"
     yield f"weight sync, each step: {estimate.sync_bytes / 1e9:,.2f} GB{times}"
@@ -202,16 +273,21 @@ def _step(estimate: ResourceEstimate) -> Iterator[str]:
 
 def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
     """Yield each reason why the configuration cannot run, with the option to change."""
-    config, dimensions = estimate.config, estimate.dimensions
-    if dimensions.max_positions is not None and config.rollout.max_response_tokens >= dimensions.max_positions:
+    config = estimate.config
+    dimensions = estimate.dimensions
+    if (
+        dimensions.max_positions is not None
+        and config.rollout.max_response_tokens >= dimensions.max_positions
+    ):
         yield (
-            f"rollout.max_response_tokens={config.rollout.max_response_tokens} leaves no room for a prompt in the "
-            f"{dimensions.max_positions:,} positions of the model"
+            f"rollout.max_response_tokens={config.rollout.max_response_tokens} leaves no room for a"
+            f" prompt in the {dimensions.max_positions:,} positions of the model"
         )
     if not estimate.config.is_multiprocess:
         yield from _too_large(estimate, "the process", estimate.process_memory())
         return
-    trainer, engine = estimate.trainer_memory(), estimate.engine_memory()
+    trainer = estimate.trainer_memory()
+    engine = estimate.engine_memory()
     if estimate.profile.device == "cpu" and not config.uses_ray:
         number = config.engine_processes
         copies = {f"{number} x {name}": number * value for name, value in engine.items()}
@@ -225,38 +301,49 @@ def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
     tp = config.gpus_per_engine
     if dimensions.heads % tp or (dimensions.kv_heads % tp and tp % dimensions.kv_heads):
         yield (
-            f"rollout.vllm.tensor_parallel={tp} does not divide the model's {dimensions.heads} query and "
-            f"{dimensions.kv_heads} key-value heads"
+            f"rollout.vllm.tensor_parallel={tp} does not divide the model's {dimensions.heads}"
+            f" query and {dimensions.kv_heads} key-value heads"
         )
     if estimate.cache_tokens < estimate.sequence_tokens:
         wanted = ceil(estimate.sequence_tokens * estimate.cached_token_bytes / tp / GIB)
         yield (
-            f"an engine's cache holds {estimate.cache_tokens:,} tokens, less than one sequence at full length "
-            f"({estimate.sequence_tokens:,}): set rollout.vllm.cache_gib to {wanted} or more"
+            f"an engine's cache holds {estimate.cache_tokens:,} tokens, less than one sequence at"
+            f" full length ({estimate.sequence_tokens:,}): set rollout.vllm.cache_gib to {wanted}"
+            " or more"
         )
 
 
-def _too_large(estimate: ResourceEstimate, owner: str, breakdown: Mapping[str, float]) -> Iterator[str]:
-    total, available = sum(breakdown.values()), estimate.available
+def _too_large(
+    estimate: ResourceEstimate, owner: str, breakdown: Mapping[str, float]
+) -> Iterator[str]:
+    total = sum(breakdown.values())
+    available = estimate.available
     if total <= available:
         return
     largest = max(breakdown, key=lambda name: breakdown[name])
     fixes = [] if owner.startswith("all") else list(_suggest_fixes(estimate))
     fixes = fixes or [
-        "use a smaller model or more memory (--assume memory_gib=...), or lower rollout.max_response_tokens"
+        "use a smaller model or more memory (--assume memory_gib=...), or lower"
+        " rollout.max_response_tokens"
     ]
     is_cpu = estimate.profile.device == "cpu"
-    note = ". This is for the processor of this machine; for a run on a GPU add --assume device=gpu" if is_cpu else ""
+    note = (
+        ". This is for the processor of this machine; for a run on a GPU add --assume device=gpu"
+        if is_cpu
+        else ""
+    )
     yield (
-        f"{owner} needs {_gib(total)}, and {_gib(available)} are available; the largest part is {largest} "
-        f"({_gib(breakdown[largest])}). To make it fit: {'; or '.join(fixes)}{note}"
+        f"{owner} needs {_gib(total)}, and {_gib(available)} are available; the largest part is"
+        f" {largest} ({_gib(breakdown[largest])}). To make it fit: {'; or '.join(fixes)}{note}"
     )
 
 
 def _suggest_fixes(estimate: ResourceEstimate) -> Iterator[str]:
     """Yield single changes of the configuration that make it fit."""
     halves = [estimate.config.microbatch_tokens // 2**k for k in range(1, 8)]
-    ranks = [estimate.ranks * 2**k for k in range(1, 12)] if estimate.profile.device == "gpu" else []
+    ranks = (
+        [estimate.ranks * 2**k for k in range(1, 12)] if estimate.profile.device == "gpu" else []
+    )
     for section, option, values in (
         ("train", "recompute", [True]),
         ("train", "microbatch_tokens", halves),
@@ -264,21 +351,31 @@ def _suggest_fixes(estimate: ResourceEstimate) -> Iterator[str]:
     ):
         for value in values:
             changed = estimate.changed(section, **{option: value})
-            breakdown = changed.process_memory() if not changed.config.is_multiprocess else changed.trainer_memory()
+            breakdown = (
+                changed.process_memory()
+                if not changed.config.is_multiprocess
+                else changed.trainer_memory()
+            )
             if sum(breakdown.values()) <= estimate.available:
                 yield f"{section}.{option}={str(value).lower()}"
                 break
 
 
 def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]) -> Iterator[str]:
-    engine, kind = estimate.config.rollout.engine, estimate.config.rollout.engine_kind
-    cache, total, available = breakdown["cache"], sum(breakdown.values()), estimate.engine_available
+    engine = estimate.config.rollout.engine
+    kind = estimate.config.rollout.engine_kind
+    cache = breakdown["cache"]
+    total = sum(breakdown.values())
+    available = estimate.engine_available
     if total <= available:
         return
-    remaining, needed = available - (total - cache), f"{_gib(total)}"
+    remaining = available - (total - cache)
+    needed = f"{_gib(total)}"
     fix = "use a smaller model, or lower rollout.max_response_tokens"
     if remaining > 0 and kind.cache_option is not None:
-        limit = remaining / GIB if kind.pages_cache else (estimate.cache_limit or 1) * remaining / cache
+        limit = (
+            remaining / GIB if kind.pages_cache else (estimate.cache_limit or 1) * remaining / cache
+        )
         fix = f"set rollout.{engine}.{kind.cache_option} to at most {int(limit):,}"
     elif remaining <= 0:
         needed = f"{_gib(total - cache)} before any cache"

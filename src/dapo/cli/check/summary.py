@@ -1,4 +1,6 @@
-"""Describes a configuration for `dapo check`: data, step and run, ignored options, differences from the paper."""
+"""Describes a configuration for `dapo check`: data, step and run, ignored options, differences from
+the paper.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,15 +28,20 @@ def explain(
     needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS,
     data: "tuple[Sequence[DataFacts], int] | None" = None,
 ) -> Iterator[str]:
-    """Describe a configuration in lines for a person; `needed_columns` are those of each function of the reward.
+    """Describe a configuration in lines for a person; `needed_columns` are those of each function
+    of the reward.
 
     `data` are the facts of `data_facts`, where they are known already.
 
-    Raises DataError if a local data source cannot be read or lacks a column that the reward reads, and RewardError if
-    the reward can judge none of its rows.
+    Raises DataError if a local data source cannot be read or lacks a column that the reward reads,
+    and RewardError if the reward can judge none of its rows.
     """
     config = resolve_auto_verifier(config)
-    dtype = "bfloat16 where the processor is fast at it, else float32" if config.model.dtype == "auto" else None
+    dtype = (
+        "bfloat16 where the processor is fast at it, else float32"
+        if config.model.dtype == "auto"
+        else None
+    )
     yield f"model     {config.model.name} (computed in {dtype or config.model.dtype})"
     yield from _data(config, *(data or data_facts(config, needed_columns)))
     yield ""
@@ -71,69 +78,98 @@ def changed_paper_values(config: Config) -> Iterator[tuple[str, Any, Any]]:
 
 
 def safeguards(config: Config) -> Iterator[str]:
-    """Describe the rules beyond the paper that skip or change an update or end the run (docs/paper.md, Safeguards)."""
+    """Describe the rules beyond the paper that skip or change an update or end the run
+    (docs/paper.md, Safeguards).
+    """
     from dapo.algo.loss import LOG_RATIO_BOUND
     from dapo.policy.objective import MAX_OLD_LOGPROB_GAP
     from dapo.training.dynamic_sampling import MAX_ERROR_RATE
-    from dapo.training.stopping import ENTROPY_COLLAPSE_STEPS, MAX_EMPTY_STEPS, MAX_SKIPPED_UPDATES, MIN_ENTROPY
+    from dapo.training.stopping import (
+        ENTROPY_COLLAPSE_STEPS,
+        MAX_EMPTY_STEPS,
+        MAX_SKIPPED_UPDATES,
+        MIN_ENTROPY,
+    )
 
-    sampling, limit = config.dynamic_sampling, config.loss.max_approx_kl
+    sampling = config.dynamic_sampling
+    limit = config.loss.max_approx_kl
     skipped = "its loss or its gradient is not finite"
     if limit is not None:
-        skipped += f", or its mean approximate KL to the old policy exceeds loss.max_approx_kl={limit:g} nats"
+        skipped += (
+            f", or its mean approximate KL to the old policy exceeds loss.max_approx_kl={limit:g}"
+            " nats"
+        )
     yield f"an update is skipped if {skipped}; {MAX_SKIPPED_UPDATES} in a row end the run"
     if config.loss.old_logprobs == "engine":
         yield (
-            f"a token whose log-probability in the engine is more than {MAX_OLD_LOGPROB_GAP:g} nats from the policy's, "
-            "in a step's first update, ends the run (loss.old_logprobs=engine)"
+            f"a token whose log-probability in the engine is more than {MAX_OLD_LOGPROB_GAP:g} nats"
+            " from the policy's, in a step's first update, ends the run (loss.old_logprobs=engine)"
         )
     if config.loss.function is None:
-        yield f"a token whose log-ratio to the old policy is beyond +-{LOG_RATIO_BOUND:g} has no gradient"
-    yield f"prompts longer than data.max_prompt_tokens={config.data.max_prompt_tokens:,} are dropped"
+        yield (
+            f"a token whose log-ratio to the old policy is beyond +-{LOG_RATIO_BOUND:g} has no"
+            " gradient"
+        )
+    yield (
+        f"prompts longer than data.max_prompt_tokens={config.data.max_prompt_tokens:,} are dropped"
+    )
     if sampling.enabled:
         bound = f"dynamic_sampling.max_groups_per_step={config.max_groups_per_step:,}"
         yield f"a step ends at {bound}: a short batch is trained on"
         yield (
-            f"{MAX_EMPTY_STEPS} steps in a row without a group to train on end the run; before any step has trained, "
-            "one does"
+            f"{MAX_EMPTY_STEPS} steps in a row without a group to train on end the run; before any"
+            " step has trained, one does"
         )
     yield (
-        "responses without a verdict and groups with fewer than two verdicts do not train; an error rate above "
-        f"{MAX_ERROR_RATE:.0%} ends the run"
+        "responses without a verdict and groups with fewer than two verdicts do not train; an"
+        f" error rate above {MAX_ERROR_RATE:.0%} ends the run"
     )
-    yield f"{ENTROPY_COLLAPSE_STEPS} steps in a row with an entropy below {MIN_ENTROPY:g} nats per token end the run"
+    yield (
+        f"{ENTROPY_COLLAPSE_STEPS} steps in a row with an entropy below {MIN_ENTROPY:g} nats per"
+        " token end the run"
+    )
 
 
 def ignored_options(config: Config) -> Iterator[str]:
     """Describe each option that is set but has no effect, with the reason."""
     for name, info in options_of():
         condition = known_about(info).get("only_with")
-        if condition is None or not _is_set(config, name) or not value_of(config, name):  # turned off: no contradiction
+        # turned off: no contradiction
+        if condition is None or not _is_set(config, name) or not value_of(config, name):
             continue
         other, _, wanted = condition.partition("=")
         value = value_of(config, other)
         if not (value == wanted if wanted else value):
-            shown = f"{name}.*" if section_in(info.annotation) and name != "dynamic_sampling.filter" else name
+            shown = (
+                f"{name}.*"
+                if section_in(info.annotation) and name != "dynamic_sampling.filter"
+                else name
+            )
             unmet = f"{other} is {'not set' if value is None else option_text(value)}"
-            yield f"{shown}: {f'needs {CONDITIONS[condition]}' if condition in CONDITIONS else unmet}"
-    loss, verifier = config.loss, config.reward.verifier
+            yield (
+                f"{shown}: {f'needs {CONDITIONS[condition]}' if condition in CONDITIONS else unmet}"
+            )
+    loss = config.loss
+    verifier = config.reward.verifier
     # estimators whose gradient vanishes where loss.kl_in puts them
     if loss.has_kl_term and loss.kl_estimator == "k1":
         yield (
-            "loss.kl_coef: k1 in the loss has a gradient of 0 in expectation, so it adds only noise; set "
-            "loss.kl_estimator=k2 or k3, or loss.kl_in=reward"
+            "loss.kl_coef: k1 in the loss has a gradient of 0 in expectation, so it adds only"
+            " noise; set loss.kl_estimator=k2 or k3, or loss.kl_in=reward"
         )
     if loss.has_kl_reward and loss.kl_estimator != "k1":
         yield (
-            f"loss.kl_coef: {loss.kl_estimator} in the reward has next to no gradient near the reference; set "
-            "loss.kl_estimator=k1, or loss.kl_in=loss"
+            f"loss.kl_coef: {loss.kl_estimator} in the reward has next to no gradient near the"
+            " reference; set loss.kl_estimator=k1, or loss.kl_in=loss"
         )
     if config.reward.threshold is not None and isinstance(verifier, str) and is_binary(verifier):
         yield "reward.threshold: the verifier gives no score, only correct or wrong"
 
 
 def _is_set(config: Config, name: str) -> bool:
-    """Whether a configuration, its preset included, sets an option instead of leaving it at its default."""
+    """Whether a configuration, its preset included, sets an option instead of leaving it at its
+    default.
+    """
     section: Any = config
     for part in name.split("."):
         if part not in section.model_fields_set:
@@ -172,17 +208,24 @@ def data_facts(
         return found, 0
     found.append(_facts("eval", config.data.eval_source, config, needed_columns))
     train, held_out = (each.problems for each in found)
-    return found, remove_overlap(train, held_out, option=config.data_option)[1] if train and held_out else 0
+    return found, (
+        remove_overlap(train, held_out, option=config.data_option)[1] if train and held_out else 0
+    )
 
 
 def _facts(
-    role: Literal["train", "eval"], source: Source, config: Config, needed_columns: Mapping[str, Collection[str]]
+    role: Literal["train", "eval"],
+    source: Source,
+    config: Config,
+    needed_columns: Mapping[str, Collection[str]],
 ) -> DataFacts:
     if "hub" in kinds(source):
         return DataFacts(role, source.label, None)
     if role == "train" and config.is_supervised:
         return DataFacts(role, source.label, load_demonstrations(source))
-    return DataFacts(role, source.label, *load_rows(config.data, config.reward, role, needed_columns))
+    return DataFacts(
+        role, source.label, *load_rows(config.data, config.reward, role, needed_columns)
+    )
 
 
 def _data(config: Config, found: Sequence[DataFacts], num_removed: int) -> Iterator[str]:
@@ -197,26 +240,44 @@ def _data(config: Config, found: Sequence[DataFacts], num_removed: int) -> Itera
         for line in each.warnings:
             yield f"          warning: {line}"
     if config.data.eval_source is None:
-        yield "eval      none: data.eval is not set, so nothing measures progress on held-out problems"
+        yield (
+            "eval      none: data.eval is not set, so nothing measures progress on held-out"
+            " problems"
+        )
     if num_removed:
         kind = "demonstrations" if config.is_supervised else "training problems"
-        yield f"          {num_removed} {kind} are dropped because their text is in the evaluation set"
+        yield (
+            f"          {num_removed} {kind} are dropped because their text is in the"
+            " evaluation set"
+        )
 
 
 def _step(config: Config) -> Iterator[str]:
-    rollout, train = config.rollout, config.train
+    rollout = config.rollout
+    train = config.train
     responses = rollout.prompts_per_step * rollout.group_size
-    microbatch = "as many as fit" if train.microbatch_tokens is None else f"{train.microbatch_tokens:,}"
+    microbatch = (
+        "as many as fit" if train.microbatch_tokens is None else f"{train.microbatch_tokens:,}"
+    )
     yield "one step:"
     if config.is_supervised:
         yield (
-            f"  update      1 of {train.minibatch_groups} demonstrations, of at most {rollout.max_response_tokens:,} "
-            f"answer tokens each, in microbatches of at most {microbatch} tokens"
+            f"  update      1 of {train.minibatch_groups} demonstrations, of at most"
+            f" {rollout.max_response_tokens:,} answer tokens each, in microbatches of at most"
+            f" {microbatch} tokens"
         )
-        yield "  loss        mean negative log-probability of the answers' tokens; nothing is sampled or judged"
+        yield (
+            "  loss        mean negative log-probability of the answers' tokens; nothing is sampled"
+            " or judged"
+        )
         return
-    kept = "that carry a signal (Eq. 11)" if config.dynamic_sampling.enabled else "with any verdicts"
-    yield f"  prompts     {rollout.prompts_per_step:,} {kept}; at most {config.max_groups_per_step:,} are judged"
+    kept = (
+        "that carry a signal (Eq. 11)" if config.dynamic_sampling.enabled else "with any verdicts"
+    )
+    yield (
+        f"  prompts     {rollout.prompts_per_step:,} {kept}; at most {config.max_groups_per_step:,}"
+        " are judged"
+    )
     yield f"  responses   {responses:,} train: {rollout.group_size} per prompt"
     yield (
         f"  tokens      at most {responses * rollout.max_response_tokens:,} response tokens train "
@@ -226,16 +287,19 @@ def _step(config: Config) -> Iterator[str]:
         environment = config.environment
         named = ", ".join(filter(None, [environment.name, *environment.tools]))
         yield (
-            f"  episodes    {named}: at most {environment.max_turns} turns; up to {config.max_observed_tokens:,} "
-            "observed tokens, which never train"
+            f"  episodes    {named}: at most {environment.max_turns} turns; up to"
+            f" {config.max_observed_tokens:,} observed tokens, which never train"
         )
     yield (
-        f"  updates     {config.updates_per_step} of {train.minibatch_groups} prompts = "
-        f"{train.minibatch_groups * rollout.group_size:,} responses each, in microbatches of at most {microbatch} "
-        "tokens"
+        f"  updates     {config.updates_per_step} of {train.minibatch_groups} prompts ="
+        f" {train.minibatch_groups * rollout.group_size:,} responses each, in microbatches of at"
+        f" most {microbatch} tokens"
     )
     shaping = {
-        "soft": f"minus up to {config.overlong.penalty:g} over the last {config.overlong.buffer_tokens:,} tokens",
+        "soft": (
+            f"minus up to {config.overlong.penalty:g} over the last"
+            f" {config.overlong.buffer_tokens:,} tokens"
+        ),
         "filter": "truncated responses do not train",
         "off": "no length term",
     }[config.overlong.mode]
@@ -243,19 +307,30 @@ def _step(config: Config) -> Iterator[str]:
     named = f"{weighted(config.reward.verifier)}{f' ({options})' if options else ''}"
     yield f"  reward      {named}, {shaping}"
     if (audit := config.audit_reward) is not None:
-        yield f"  audit       {audit.verifier} judges {config.audit.share:.3g} of the trained responses, never trains"
+        yield (
+            f"  audit       {audit.verifier} judges {config.audit.share:.3g} of the trained"
+            " responses, never trains"
+        )
     if config.has_critic:
         critic = config.critic
-        first = f"; alone in the first {critic.pretrain_steps} steps" if critic.pretrain_steps else ""
+        first = (
+            f"; alone in the first {critic.pretrain_steps} steps" if critic.pretrain_steps else ""
+        )
         yield (
-            f"  critic      a value of each token, learning rate {critic.lr:g}{first}; advantages by GAE with lambda "
-            f"{critic.gae_lambda:g}, whitened over the tokens of the batch"
+            f"  critic      a value of each token, learning rate {critic.lr:g}{first}; advantages"
+            f" by GAE with lambda {critic.gae_lambda:g}, whitened over the tokens of the batch"
         )
     loss = config.loss
-    surrogate = SURROGATES[loss.surrogate].summary.format(low=1 - loss.clip_low, high=1 + loss.clip_high)
+    surrogate = SURROGATES[loss.surrogate].summary.format(
+        low=1 - loss.clip_low, high=1 + loss.clip_high
+    )
     kl = f", KL {loss.kl_coef:g} ({loss.kl_estimator} in the {loss.kl_in})" if loss.kl_coef else ""
     if config.has_kl and loss.teacher is not None:
-        rewards = f"rewards weigh {config.reward.coef:g}" if config.trains_on_rewards else "rewards do not train"
+        rewards = (
+            f"rewards weigh {config.reward.coef:g}"
+            if config.trains_on_rewards
+            else "rewards do not train"
+        )
         yield f"  teacher     {loss.teacher}; {rewards}"
         if config.reuses_samples and loss.has_kl_term:
             yield (
@@ -269,41 +344,49 @@ def _run(config: Config) -> Iterator[str]:
     train = config.train
     yield "the run:"
     yield (
-        f"  {train.num_steps} steps, {train.num_steps * config.updates_per_step:,} updates, learning rate "
-        f"{config.optim.lr:g} after {config.optim.warmup_steps} steps of warm-up"
+        f"  {train.num_steps} steps, {train.num_steps * config.updates_per_step:,} updates,"
+        f" learning rate {config.optim.lr:g} after {config.optim.warmup_steps} steps of warm-up"
     )
     if train.token_budget is not None:
         yield f"  ends earlier with the step that reaches {train.token_budget:,} generated tokens"
     if config.data.eval is not None:
-        when = f"after every {train.eval_every} steps" if train.eval_every else "after the last step"
+        when = (
+            f"after every {train.eval_every} steps" if train.eval_every else "after the last step"
+        )
         yield (
-            f"  evaluation before the first step and {when}: avg@{config.eval.samples_per_problem} at temperature "
-            f"{config.eval.temperature:g}, top_p {config.eval.top_p:g}"
+            f"  evaluation before the first step and {when}: avg@{config.eval.samples_per_problem}"
+            f" at temperature {config.eval.temperature:g}, top_p {config.eval.top_p:g}"
         )
     when = f"every {train.save_every} steps" if train.save_every else "at the end"
     yield f"  checkpoints {when}, newest {train.kept_in_training} kept"
     if config.samples_ahead:
         cap = config.loss.engine_correction or 0.0
-        ratio = "pi_old / pi_sampler" + (" of its response" if config.loss.engine_ratio == "sequence" else "")
+        ratio = "pi_old / pi_sampler" + (
+            " of its response" if config.loss.engine_ratio == "sequence" else ""
+        )
         factor = f"min({ratio}, {cap:g})"
         if config.loss.engine_over_cap == "mask":
             factor = f"{ratio}, or 0 where that is outside {1 / cap:g} to {cap:g}"
-        eta, rollout = config.max_staleness, config.rollout
+        eta = config.max_staleness
+        rollout = config.rollout
         yield (
-            f"  schedule    async: while a step trains, the engine samples with the weights from its start; each "
-            f"token's loss is multiplied by {factor}"
+            "  schedule    async: while a step trains, the engine samples with the weights from"
+            f" its start; each token's loss is multiplied by {factor}"
         )
         least = 1
         if rollout.clock in ("arrival", "load"):
             least = 0
-            yield f"              rollout.clock {rollout.clock}: the engine takes new weights in the middle of a batch"
+            yield (
+                f"              rollout.clock {rollout.clock}: the engine takes new weights in the"
+                " middle of a batch"
+            )
         elif eta == 1:
             yield "              max_staleness 1: every token but the first batch's is 1 step stale"
             return
         responses = (1 + config.lookahead(1)) * rollout.prompts_per_step * rollout.group_size
         tokens = responses * rollout.max_response_tokens
         yield (
-            f"              max_staleness {eta}: {least} to {eta} steps stale, expected {(least + eta) / 2:g}, "
-            f"in flight {responses:,} responses / keep rate, of at most {tokens:,} tokens / keep rate with "
-            f"{_TOKEN_BYTES} bytes each"
+            f"              max_staleness {eta}: {least} to {eta} steps stale, expected"
+            f" {(least + eta) / 2:g}, in flight {responses:,} responses / keep rate, of at most"
+            f" {tokens:,} tokens / keep rate with {_TOKEN_BYTES} bytes each"
         )

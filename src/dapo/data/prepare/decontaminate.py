@@ -50,20 +50,26 @@ class Match:
 def find_contaminated(
     train: Sequence[Problem], against: Sequence[Problem], *, ngram: int, min_overlap: float
 ) -> tuple[list[Problem], list[Contaminated]]:
-    """Split rows into those to keep and those that contain an evaluation problem, in the order of the source.
+    """Split rows into those to keep and those that contain an evaluation problem, in the order of
+    the source.
 
-    A row is removed if it contains at least the fraction `min_overlap` of an evaluation problem's n-grams of `ngram`
-    words (letters and digits in lower case). An evaluation problem of at most `ngram` words only matches an equal text.
-    The instructions that most texts on either side share are not part of the evaluation problems.
+    A row is removed if it contains at least the fraction `min_overlap` of an evaluation problem's
+    n-grams of `ngram` words (letters and digits in lower case). An evaluation problem of at most
+    `ngram` words only matches an equal text. The instructions that most texts on either side share
+    are not part of the evaluation problems.
     """
     texts = [prompt_text(problem.prompt) for problem in train]
     held_out = {prompt_text(problem.prompt): problem for problem in against}
     template = find_instruction_template(texts) | find_instruction_template(held_out, min_texts=2)
-    references, originals = [template.strip_instruction(text) for text in held_out], list(held_out.values())
+    references = [template.strip_instruction(text) for text in held_out]
+    originals = list(held_out.values())
     index = OverlapIndex(references, ngram)
     # the released DAPO file repeats each text a hundred times
-    matches = {text: index.best(text, template.strip_instruction(text)) for text in dict.fromkeys(texts)}
-    kept, removed = [], []
+    matches = {
+        text: index.best(text, template.strip_instruction(text)) for text in dict.fromkeys(texts)
+    }
+    kept = []
+    removed = []
     for row, (problem, text) in enumerate(zip(train, texts, strict=True), start=1):
         match = matches[text]
         if match is None or match.overlap < min_overlap:
@@ -87,14 +93,18 @@ class OverlapIndex:
                 self._texts_of.setdefault(shingle, []).append(index)
 
     def best(self, text: str, stripped: str) -> Match | None:
-        """The indexed text that `text` overlaps most, the first of equals; None if there is no overlap.
+        """The indexed text that `text` overlaps most, the first of equals; None if there is no
+        overlap.
 
-        Indexed texts of at most `ngram` words must equal `stripped`, the text without its instruction. Longer ones are
-        compared with the whole text: the instruction may be found inexactly, and adds no n-gram of an indexed text.
+        Indexed texts of at most `ngram` words must equal `stripped`, the text without its
+        instruction. Longer ones are compared with the whole text: the instruction may be found
+        inexactly, and adds no n-gram of an indexed text.
         """
         shingles = ngrams(words(text), self._ngram)
         short = tuple(words(stripped))
-        shared = Counter(index for shingle in {*shingles, short} for index in self._texts_of.get(shingle, ()))
+        shared = Counter(
+            index for shingle in {*shingles, short} for index in self._texts_of.get(shingle, ())
+        )
         if not shared:
             return None
         index = min(shared, key=lambda index: (-shared[index] / len(self._shingles[index]), index))
@@ -103,10 +113,17 @@ class OverlapIndex:
 
 
 def longest_passage(shingles: Sequence[tuple[str, ...]], reference: Set[tuple[str, ...]]) -> str:
-    """The longest passage whose n-grams are all in `reference`, given the n-grams of a text in order."""
+    """The longest passage whose n-grams are all in `reference`, given the n-grams of a text in
+    order.
+    """
     longest: tuple[str, ...] = ()
     current: tuple[str, ...] = ()
     for shingle in shingles:
-        current = () if shingle not in reference else (*current, shingle[-1]) if current else shingle
+        if shingle not in reference:
+            current = ()
+        elif current:
+            current = (*current, shingle[-1])
+        else:
+            current = shingle
         longest = max(longest, current, key=len)
     return " ".join(longest)

@@ -1,4 +1,6 @@
-"""Find duplicates: the same text up to formatting, then similar texts with the same numbers and answer."""
+"""Find duplicates: the same text up to formatting, then similar texts with the same numbers and
+answer.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
@@ -6,7 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from dapo.core.loading import require_package
-from dapo.data.prepare.normalize import answer_key, find_instruction_template, ngrams, normalize_text, numbers, words
+from dapo.data.prepare.normalize import (
+    answer_key,
+    find_instruction_template,
+    ngrams,
+    normalize_text,
+    numbers,
+    words,
+)
 from dapo.data.sources.rows import prompt_text
 from dapo.types import Problem
 
@@ -16,7 +25,9 @@ PERMUTATIONS = 128
 _WEIGHTS = (0.2, 0.8)
 
 
-Rule: TypeAlias = Literal["exact duplicate", "near duplicate", "minority answer", "conflicting answers"]
+Rule: TypeAlias = Literal[
+    "exact duplicate", "near duplicate", "minority answer", "conflicting answers"
+]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 
@@ -27,12 +38,15 @@ class Removed:
     row: int  # the row number in the source, from 1
     problem: Problem
     rule: Rule
-    kept_row: int | None  # the row that it is a copy of; None if the answers of the copies conflict and none is kept
+    # the row that it is a copy of; None if the answers of the copies conflict and none is kept
+    kept_row: int | None
     kept: Problem | None
     similarity: float = 1.0
 
     def as_json(self) -> dict[str, Any]:
-        """One line of the report; the text is left out where it equals that of the row that is kept."""
+        """One line of the report; the text is left out where it equals that of the row that is
+        kept.
+        """
         line: dict[str, Any] = {
             "row": self.row,
             "id": self.problem.id,
@@ -46,8 +60,13 @@ class Removed:
             return line
         line |= {"question": prompt_text(self.problem.prompt)}
         if self.kept:
-            line |= {"kept_answer": self.kept.answer, "kept_question": prompt_text(self.kept.prompt)}
-        return line | ({"similarity": round(self.similarity, 4)} if self.rule == "near duplicate" else {})
+            line |= {
+                "kept_answer": self.kept.answer,
+                "kept_question": prompt_text(self.kept.prompt),
+            }
+        return line | (
+            {"similarity": round(self.similarity, 4)} if self.rule == "near duplicate" else {}
+        )
 
 
 @dataclass(frozen=True)
@@ -58,7 +77,9 @@ class Deduplicated:
     removed: tuple[Removed, ...]
     conflicts: int  # number of texts whose copies have different answers
     near_duplicates_kept: int
-    """Number of problems kept despite similarity to an earlier one, because numbers or answer differ."""
+    """Number of problems kept despite similarity to an earlier one, because numbers or answer
+    differ.
+    """
 
     @property
     def by_rule(self) -> dict[Rule, int]:
@@ -75,11 +96,12 @@ def deduplicate(
 ) -> Deduplicated:
     """Keep the first row of each problem.
 
-    Exact duplicates have the same text except for case, whitespace, punctuation at the ends and the instruction around
-    it. If their answers differ, the answer of more than half of the rows is kept; without a majority no row is, because
-    the correct answer is unknown. Near duplicates have word 3-grams of at least `threshold` Jaccard similarity (None:
-    not searched for), the same numbers and the same answer: texts that differ in those are different problems.
-    `on_progress` is called with the numbers of texts compared and of texts to compare.
+    Exact duplicates have the same text except for case, whitespace, punctuation at the ends and the
+    instruction around it. If their answers differ, the answer of more than half of the rows is
+    kept; without a majority no row is, because the correct answer is unknown. Near duplicates have
+    word 3-grams of at least `threshold` Jaccard similarity (None: not searched for), the same
+    numbers and the same answer: texts that differ in those are different problems. `on_progress` is
+    called with the numbers of texts compared and of texts to compare.
     """
     # by identity: readers return equal rows as one object
     objects = {id(problem): problem for problem in problems}
@@ -102,26 +124,45 @@ def deduplicate(
     near_duplicates_kept = 0
     if threshold is not None:
         survivors, near, near_duplicates_kept = _without_near_duplicates(
-            problems, survivors, [stripped[id(problems[row])] for row in survivors], threshold, on_progress
+            problems,
+            survivors,
+            [stripped[id(problems[row])] for row in survivors],
+            threshold,
+            on_progress,
         )
         removed += near
     removed.sort(key=lambda dropped: dropped.row)
-    return Deduplicated(tuple(problems[index] for index in survivors), tuple(removed), conflicts, near_duplicates_kept)
+    return Deduplicated(
+        tuple(problems[index] for index in survivors),
+        tuple(removed),
+        conflicts,
+        near_duplicates_kept,
+    )
 
 
-def _resolve_duplicates(problems: Sequence[Problem], rows: Sequence[int]) -> tuple[int | None, list[Removed], bool]:
-    """The row to keep of rows with the same text, the rows to remove, and whether their answers differ."""
+def _resolve_duplicates(
+    problems: Sequence[Problem], rows: Sequence[int]
+) -> tuple[int | None, list[Removed], bool]:
+    """The row to keep of rows with the same text, the rows to remove, and whether their answers
+    differ.
+    """
     if len(rows) == 1:
         return rows[0], [], False
     keys = [answer_key(problems[row].answer) for row in rows]
     answer, count = Counter(keys).most_common(1)[0]
     if 2 * count <= len(rows):
-        return None, [Removed(row + 1, problems[row], "conflicting answers", None, None) for row in rows], True
+        return (
+            None,
+            [Removed(row + 1, problems[row], "conflicting answers", None, None) for row in rows],
+            True,
+        )
     kept = rows[keys.index(answer)]
     dropped: list[Removed] = []
     for row, key in zip(rows, keys, strict=True):
         rule: Rule = "exact duplicate" if key == answer else "minority answer"
-        dropped += [Removed(row + 1, problems[row], rule, kept + 1, problems[kept])] if row != kept else []
+        dropped += (
+            [Removed(row + 1, problems[row], rule, kept + 1, problems[kept])] if row != kept else []
+        )
     return kept, dropped, count < len(rows)
 
 
@@ -149,15 +190,33 @@ def _without_near_duplicates(
         own = frozenset(ngrams(words(text), SHINGLE_WORDS))
         sketch = empty.copy()
         sketch.update_batch([" ".join(shingle).encode() for shingle in own])
-        compared = [(jaccard(own, shingles[other]), other) for other in (index.query(sketch) if own else ())]
-        similar = sorted((pair for pair in compared if pair[0] >= threshold), key=lambda pair: (-pair[0], pair[1]))
+        compared = [
+            (jaccard(own, shingles[other]), other) for other in (index.query(sketch) if own else ())
+        ]
+        similar = sorted(
+            (pair for pair in compared if pair[0] >= threshold),
+            key=lambda pair: (-pair[0], pair[1]),
+        )
         content = numbers(text), answer_key(problems[row].answer)
-        same = next(((similarity, other) for similarity, other in similar if contents[other] == content), None)
+        same = next(
+            ((similarity, other) for similarity, other in similar if contents[other] == content),
+            None,
+        )
         if same is not None:
-            removed.append(Removed(row + 1, problems[row], "near duplicate", same[1] + 1, problems[same[1]], same[0]))
+            removed.append(
+                Removed(
+                    row + 1,
+                    problems[row],
+                    "near duplicate",
+                    same[1] + 1,
+                    problems[same[1]],
+                    same[0],
+                )
+            )
         else:
             near_duplicates_kept += bool(similar)
-            shingles[row], contents[row] = own, content
+            shingles[row] = own
+            contents[row] = content
             if own:
                 index.insert(row, sketch)
         on_progress(done, len(rows))

@@ -1,4 +1,6 @@
-"""Section 3.5: a model rewrites problems so that the answer is an integer; solving them again checks the rewriting."""
+"""Section 3.5: a model rewrites problems so that the answer is an integer; solving them again
+checks the rewriting.
+"""
 
 import re
 import threading
@@ -24,10 +26,14 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 TEMPERATURE = 0.7  # for rewriting and solving: identical solutions would confirm nothing
 REWRITE_ATTEMPTS = 2
-MAX_CONSECUTIVE_FAILURES = 8  # after this many failed requests in a row the server is taken to be down
+# after this many failed requests in a row the server is taken to be down
+MAX_CONSECUTIVE_FAILURES = 8
 _MAX_DIGITS = 18
 _PART = r"<{0}>\s*(.*?)\s*</{0}>"
-_TEXTS = [Path(__file__).with_name(f"{name}.txt").read_text(encoding="utf-8") for name in ("rewrite", "solve")]
+_TEXTS = [
+    Path(__file__).with_name(f"{name}.txt").read_text(encoding="utf-8")
+    for name in ("rewrite", "solve")
+]
 REWRITE, SOLVE = (text.removesuffix("\n") for text in _TEXTS)
 """The requests to rewrite and to solve a problem, with its parts in braces."""
 
@@ -40,8 +46,10 @@ class Decision:
     action: Action
     reason: str
     question: str | None = None  # the accepted rewriting, or the last rejected one
-    answer: str | None = None  # the integer answer that the rewriting gives, or that an unchanged answer is equal to
-    votes: Sequence[str | None] = ()  # the answers of the solutions; None where a solution gives no integer
+    # the integer answer that the rewriting gives, or that an unchanged answer is equal to
+    answer: str | None = None
+    # the answers of the solutions; None where a solution gives no integer
+    votes: Sequence[str | None] = ()
     attempts: int = 0
 
 
@@ -56,15 +64,21 @@ def integerize(
 ) -> tuple[list[Problem], dict[str, Decision]]:
     """Rewrite the problems whose answers are not integers, copies once.
 
-    `generate` is called from `concurrency` threads, each with one problem. Of `num_solutions` solutions of a rewritten
-    problem more than half must agree. The journal holds the decisions of an interrupted run, and takes new ones.
+    `generate` is called from `concurrency` threads, each with one problem. Of `num_solutions`
+    solutions of a rewritten problem more than half must agree. The journal holds the decisions of
+    an interrupted run, and takes new ones.
 
-    Returns the problems that remain, in order, and the decision for each distinct problem by id. Raises ServerFailed if
-    the server failed for some of the problems; the journal keeps the other decisions.
+    Returns the problems that remain, in order, and the decision for each distinct problem by id.
+    Raises ServerFailed if the server failed for some of the problems; the journal keeps the other
+    decisions.
     """
     template = normalize.find_instruction_template(_question_text(problem) for problem in problems)
-    decisions: dict[str, Decision | None] = {p.id: decide_without_model(p) for p, _ in unique_problems(problems)}
-    to_decide = [problem for problem, _ in unique_problems(problems) if decisions[problem.id] is None]
+    decisions: dict[str, Decision | None] = {
+        p.id: decide_without_model(p) for p, _ in unique_problems(problems)
+    }
+    to_decide = [
+        problem for problem, _ in unique_problems(problems) if decisions[problem.id] is None
+    ]
 
     def work(problem: Problem, check: Callable[[], None]) -> Decision:
         def checked_generate(request: str, seed: int) -> str:
@@ -82,11 +96,16 @@ def integerize(
     if failures := concurrent_map(missing, work, keep, concurrency=concurrency):
         num_undecided = sum(problem.id not in journal.records for problem in missing)
         raise ServerFailed(
-            f"{num_undecided:,} of {len(to_decide):,} problems are undecided: the server failed {len(failures)} times "
-            f"({failures[-1]}); the other decisions are kept: repeat the command to continue"
+            f"{num_undecided:,} of {len(to_decide):,} problems are undecided: the server failed"
+            f" {len(failures)} times ({failures[-1]}); the other decisions are kept: repeat the"
+            " command to continue"
         )
-    complete = {key: decision or Decision(**journal.records[key]) for key, decision in decisions.items()}
-    return [new for p in problems if (new := apply(p, complete[p.id], template)) is not None], complete
+    complete = {
+        key: decision or Decision(**journal.records[key]) for key, decision in decisions.items()
+    }
+    return [
+        new for p in problems if (new := apply(p, complete[p.id], template)) is not None
+    ], complete
 
 
 def concurrent_map(
@@ -96,11 +115,12 @@ def concurrent_map(
     *,
     concurrency: int,
 ) -> list[ServerFailed]:
-    """Call `keep(work(item, check))` for every item, `work` in `concurrency` threads, `keep` in the calling thread.
+    """Call `keep(work(item, check))` for every item, `work` in `concurrency` threads, `keep` in the
+    calling thread.
 
-    `work` calls `check` before each slow operation; it raises once the map is being abandoned. Returns the failures of
-    the server; after `MAX_CONSECUTIVE_FAILURES` in a row no further item is started. Other errors of `work` are raised
-    after the running calls have ended.
+    `work` calls `check` before each slow operation; it raises once the map is being abandoned.
+    Returns the failures of the server; after `MAX_CONSECUTIVE_FAILURES` in a row no further item is
+    started. Other errors of `work` are raised after the running calls have ended.
     """
     stop = threading.Event()
 
@@ -134,32 +154,48 @@ def concurrent_map(
 
 
 def decide_without_model(problem: Problem) -> Decision | None:
-    """The decision for a problem that needs no rewriting or cannot have one; None for the others."""
+    """The decision for a problem that needs no rewriting or cannot have one; None for the
+    others.
+    """
     kind = normalize.answer_type(problem.answer)
     if kind == "integer":
         return Decision(problem.id, "unchanged", "the answer is an integer")
     value = normalize.answer_value(problem.answer)
     if value is not None and value.denominator == 1:
-        return Decision(problem.id, "unchanged", f"the answer is the integer {value}", answer=str(value))
+        return Decision(
+            problem.id, "unchanged", f"the answer is the integer {value}", answer=str(value)
+        )
     if kind in ("letter", "text"):
-        return Decision(problem.id, "rejected", f"the answer is a {kind}, which contains no integers")
+        return Decision(
+            problem.id, "rejected", f"the answer is a {kind}, which contains no integers"
+        )
     return None
 
 
 def decide(
-    problem: Problem, template: normalize.InstructionTemplate, generate: Generate, *, num_solutions: int
+    problem: Problem,
+    template: normalize.InstructionTemplate,
+    generate: Generate,
+    *,
+    num_solutions: int,
 ) -> Decision:
-    """Rewrite a problem; accept it if more than half of `num_solutions` solutions agree, else try once more."""
+    """Rewrite a problem; accept it if more than half of `num_solutions` solutions agree, else try
+    once more.
+    """
     question = template.strip_instruction(_question_text(problem))
     decision = Decision(problem.id, "rejected", "not tried")
     for attempt in range(1, REWRITE_ATTEMPTS + 1):
         seed = _seed(problem, attempt, 0)
-        rewriting = read_rewriting(generate(_filled(REWRITE, question=question, answer=problem.answer), seed), question)
+        rewriting = read_rewriting(
+            generate(_filled(REWRITE, question=question, answer=problem.answer), seed), question
+        )
         if isinstance(rewriting, str):
             decision = Decision(problem.id, "rejected", rewriting, attempts=attempt)
             continue
         text, answer = rewriting
-        votes = _solve(problem, text, answer, generate, num_solutions=num_solutions, attempt=attempt)
+        votes = _solve(
+            problem, text, answer, generate, num_solutions=num_solutions, attempt=attempt
+        )
         agreeing = votes.count(answer)
         accepted = 2 * agreeing > num_solutions
         action: Action = "rewritten" if accepted else "rejected"
@@ -171,7 +207,9 @@ def decide(
     return decision
 
 
-def apply(problem: Problem, decision: Decision, template: normalize.InstructionTemplate) -> Problem | None:
+def apply(
+    problem: Problem, decision: Decision, template: normalize.InstructionTemplate
+) -> Problem | None:
     """The problem after the decision, with the instruction around it; None if it is rejected."""
     if decision.action == "rejected":
         return None
@@ -189,7 +227,11 @@ def apply(problem: Problem, decision: Decision, template: normalize.InstructionT
     if not isinstance(problem.prompt, str):
         prompt = [dict(message) for message in problem.prompt]
         prompt[_question_message_index(problem.prompt)]["content"] = after
-    original = {"original_id": problem.id, "original_question": before[start:end], "original_answer": problem.answer}
+    original = {
+        "original_id": problem.id,
+        "original_question": before[start:end],
+        "original_answer": problem.answer,
+    }
     # columns with the old question or answer would contradict the new ones
     read_as_either = {*PROMPT_COLUMNS, *ANSWER_COLUMNS}
     fields = {
@@ -204,10 +246,14 @@ def apply(problem: Problem, decision: Decision, template: normalize.InstructionT
 def read_rewriting(response: str, original: str) -> tuple[str, str] | str:
     """The new problem and its integer, or the reason why the response cannot be used."""
     final = final_part(response)
-    found = [re.findall(_PART.format(name), final, re.DOTALL | re.IGNORECASE) for name in ("problem", "answer")]
+    found = [
+        re.findall(_PART.format(name), final, re.DOTALL | re.IGNORECASE)
+        for name in ("problem", "answer")
+    ]
     if not found[0] or not found[1]:
         return "the rewriting has no <problem> or no <answer>"
-    text, answer = found[0][-1], read_integer(found[1][-1])
+    text = found[0][-1]
+    answer = read_integer(found[1][-1])
     if answer is None:
         return f"the rewriting's answer is no integer: {found[1][-1][:60]!r}"
     if not text or normalize.normalize_text(text) == normalize.normalize_text(original):
@@ -216,7 +262,9 @@ def read_rewriting(response: str, original: str) -> tuple[str, str] | str:
 
 
 def read_integer(text: str) -> str | None:
-    """The integer in plain digits (`1,000` and `$1000$` give 1000); None if the text is anything else."""
+    """The integer in plain digits (`1,000` and `$1000$` give 1000); None if the text is anything
+    else.
+    """
     plain = strip_formatting(text.strip("*_` \t"), braces=True).replace("−", "-")
     if normalize.answer_type(plain) != "integer" or len(plain) > _MAX_DIGITS:
         return None
@@ -230,14 +278,27 @@ def read_solution(response: str) -> str | None:
 
 
 def _solve(
-    problem: Problem, text: str, answer: str, generate: Generate, *, num_solutions: int, attempt: int
+    problem: Problem,
+    text: str,
+    answer: str,
+    generate: Generate,
+    *,
+    num_solutions: int,
+    attempt: int,
 ) -> list[str | None]:
     """The answers of up to `num_solutions` solutions; stops once the majority is certain."""
     votes: list[str | None] = []
     while len(votes) < num_solutions:
-        votes.append(read_solution(generate(_filled(SOLVE, question=text), _seed(problem, attempt, len(votes) + 1))))
+        votes.append(
+            read_solution(
+                generate(_filled(SOLVE, question=text), _seed(problem, attempt, len(votes) + 1))
+            )
+        )
         agreeing = votes.count(answer)
-        if 2 * agreeing > num_solutions or 2 * (agreeing + num_solutions - len(votes)) <= num_solutions:
+        if (
+            2 * agreeing > num_solutions
+            or 2 * (agreeing + num_solutions - len(votes)) <= num_solutions
+        ):
             break
     return votes
 
@@ -254,7 +315,9 @@ def _seed(problem: Problem, attempt: int, use: int) -> int:
 
 def _question_text(problem: Problem) -> str:
     prompt = problem.prompt
-    return prompt if isinstance(prompt, str) else content_text(prompt[_question_message_index(prompt)])
+    return (
+        prompt if isinstance(prompt, str) else content_text(prompt[_question_message_index(prompt)])
+    )
 
 
 def _question_message_index(messages: Sequence[Message]) -> int:

@@ -1,4 +1,6 @@
-"""Normalize problems and answers: strip the shared instruction, case, spacing, punctuation and forms of numbers."""
+"""Normalize problems and answers: strip the shared instruction, case, spacing, punctuation and
+forms of numbers.
+"""
 
 import re
 import unicodedata
@@ -11,9 +13,17 @@ from typing import Literal, TypeAlias
 from strict_math.text import INTEGER, plain_number, strip_formatting
 
 AnswerType: TypeAlias = Literal["integer", "number", "fraction", "expression", "letter", "text"]
-ANSWER_TYPES: tuple[AnswerType, ...] = ("integer", "number", "fraction", "expression", "letter", "text")
+ANSWER_TYPES: tuple[AnswerType, ...] = (
+    "integer",
+    "number",
+    "fraction",
+    "expression",
+    "letter",
+    "text",
+)
 MIN_TEXTS = 8  # with fewer distinct texts, what they share may be a coincidence
-MIN_INSTRUCTION_WORDS = 4  # shorter shared beginnings and ends, such as `What is the`, belong to the problem
+# shorter shared beginnings and ends, such as `What is the`, belong to the problem
+MIN_INSTRUCTION_WORDS = 4
 MIN_AGREEMENT = 0.9  # the fraction of rows with a shared beginning that must share the next word
 _TOKEN = re.compile(r"\S+")
 _WORD = re.compile(r"[^\W_]+")
@@ -21,7 +31,8 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 # without "!": it may be a factorial
 _ENDS = " .,:;?\"'“”‘’"
 _LAYOUT = re.compile(
-    r"\\(?:left|right|big[lr]?|Big[lr]?|displaystyle|text(?:bf|it|rm)?|math(?:rm|bf|it)|[,;:! ])(?![a-z])"
+    r"\\(?:left|right|big[lr]?|Big[lr]?|displaystyle|text(?:bf|it|rm)?|math(?:rm|bf|it)|[,;:!"
+    r" ])(?![a-z])"
 )
 _FRACTIONS = re.compile(r"\\[dtc]frac(?![a-z])")
 _FRACTION = re.compile(
@@ -54,9 +65,14 @@ class InstructionTemplate:
         """The start and end of the problem in `text`, without the instruction; never empty."""
         spans = [match.span() for match in _TOKEN.finditer(text)]
         tokens = tuple(text[start:end] for start, end in spans)
-        first = next((len(p) for p in self.prefixes if len(p) < len(tokens) and tokens[: len(p)] == p), 0)
-        tokens, spans = tokens[first:], spans[first:]
-        last = next((len(s) for s in self.suffixes if len(s) < len(tokens) and tokens[-len(s) :] == s), 0)
+        first = next(
+            (len(p) for p in self.prefixes if len(p) < len(tokens) and tokens[: len(p)] == p), 0
+        )
+        tokens = tokens[first:]
+        spans = spans[first:]
+        last = next(
+            (len(s) for s in self.suffixes if len(s) < len(tokens) and tokens[-len(s) :] == s), 0
+        )
         spans = spans[: len(spans) - last]
         return (spans[0][0], spans[-1][1]) if spans else (0, len(text))
 
@@ -66,25 +82,34 @@ class InstructionTemplate:
         return text[start:end]
 
 
-def find_instruction_template(texts: Iterable[str], *, min_texts: int = MIN_TEXTS) -> InstructionTemplate:
-    """Find the beginnings and ends that most of the distinct texts share, then most of the remaining texts, and so on.
+def find_instruction_template(
+    texts: Iterable[str], *, min_texts: int = MIN_TEXTS
+) -> InstructionTemplate:
+    """Find the beginnings and ends that most of the distinct texts share, then most of the
+    remaining texts, and so on.
 
     Fewer than `min_texts` texts share none.
     """
     rows = [tuple(text.split()) for text in dict.fromkeys(texts)]
     prefixes = _common_prefixes(rows, min_texts)
     suffixes = _common_prefixes([row[::-1] for row in rows], min_texts)
-    return InstructionTemplate(_longest_first(prefixes), _longest_first([suffix[::-1] for suffix in suffixes]))
+    return InstructionTemplate(
+        _longest_first(prefixes), _longest_first([suffix[::-1] for suffix in suffixes])
+    )
 
 
 def normalize_text(text: str) -> str:
-    """Equal for exact duplicates: case folded, whitespace collapsed, punctuation at the ends removed."""
+    """Equal for exact duplicates: case folded, whitespace collapsed, punctuation at the ends
+    removed.
+    """
     # NFC, not NFKC: x² is not x2
     return " ".join(unicodedata.normalize("NFC", text).casefold().split()).strip(_ENDS)
 
 
 def words(text: str) -> list[str]:
-    """Words of letters and digits in lower case, LaTeX commands by name, without layout commands and symbols."""
+    """Words of letters and digits in lower case, LaTeX commands by name, without layout commands
+    and symbols.
+    """
     text = _FRACTIONS.sub(r"\\frac", _LAYOUT.sub(" ", unicodedata.normalize("NFKC", text)))
     return _WORD.findall(text.casefold())
 
@@ -102,7 +127,8 @@ def ngrams(tokens: Sequence[str], n: int) -> list[tuple[str, ...]]:
 
 
 def answer_type(answer: str) -> AnswerType:
-    r"""The form of an answer: `1,234` is an integer, `2.50` and `2.0` are numbers, `3/4` a fraction, `(B)` a letter.
+    r"""The form of an answer: `1,234` is an integer, `2.50` and `2.0` are numbers, `3/4` a
+    fraction, `(B)` a letter.
 
     Text is an answer with words; everything else, such as `\sqrt{2}`, is an expression.
     """
@@ -133,7 +159,9 @@ def answer_value(answer: str) -> Fraction | None:
 
 
 def answer_key(answer: str) -> str:
-    """A key that is equal for equivalent answers: the value, else the text without spaces and case of letters."""
+    """A key that is equal for equivalent answers: the value, else the text without spaces and case
+    of letters.
+    """
     value = answer_value(answer)
     if value is not None:
         return str(value)
@@ -164,7 +192,9 @@ def _common_prefixes(rows: list[tuple[str, ...]], min_texts: int) -> list[tuple[
 
 
 def _common_prefix(rows: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """The longest beginning of more than half of the rows; where too few agree on a word, the problem begins."""
+    """The longest beginning of more than half of the rows; where too few agree on a word, the
+    problem begins.
+    """
     needed = len(rows) // 2 + 1
     prefix: list[str] = []
     while True:

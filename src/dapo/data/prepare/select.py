@@ -1,4 +1,6 @@
-"""Select the problems of a data set whose pass rate is neither too low nor too high to learn from."""
+"""Select the problems of a data set whose pass rate is neither too low nor too high to learn
+from.
+"""
 
 import json
 from collections import Counter
@@ -13,7 +15,9 @@ from dapo.data.prepare.stats import PassRate
 from dapo.data.sources.rows import prompt_text
 from dapo.types import Problem
 
-Reason: TypeAlias = Literal["pass rate too low", "pass rate too high", "too few responses", "not measured"]
+Reason: TypeAlias = Literal[
+    "pass rate too low", "pass rate too high", "too few responses", "not measured"
+]
 
 
 @dataclass(frozen=True)
@@ -21,10 +25,15 @@ class Selection:
     """The rows that were kept, and why the others were not."""
 
     kept: Sequence[Problem]
-    """The kept rows in the order of the data, copies included, each with its measured `pass_rate` as a field."""
+    """The kept rows in the order of the data, copies included, each with its measured `pass_rate`
+    as a field.
+    """
     removed: Sequence[Mapping[str, Any]]
-    """One JSON object per removed row: its number from 1 on, id, reason, responses, pass rate and question."""
-    mean_pass_rate: float | None  # mean of the measured pass rates of the kept rows; None without any
+    """One JSON object per removed row: its number from 1 on, id, reason, responses, pass rate and
+    question.
+    """
+    # mean of the measured pass rates of the kept rows; None without any
+    mean_pass_rate: float | None
 
     @property
     def by_reason(self) -> Counter[str]:
@@ -32,13 +41,20 @@ class Selection:
 
 
 def select_by_pass_rate(
-    problems: Sequence[Problem], rates: Mapping[str, PassRate], *, low: float, high: float, min_responses: int = 1
+    problems: Sequence[Problem],
+    rates: Mapping[str, PassRate],
+    *,
+    low: float,
+    high: float,
+    min_responses: int = 1,
 ) -> Selection:
-    """Keep the rows whose measured pass rate, by problem id, lies between two bounds, both included.
+    """Keep the rows whose measured pass rate, by problem id, lies between two bounds, both
+    included.
 
     Problems with fewer than `min_responses` responses that were judged right or wrong are removed.
     """
-    kept, removed = [], []
+    kept = []
+    removed = []
     for number, problem in enumerate(problems, start=1):
         rate = rates.get(problem.id)
         reason = _reason(rate, low, high, min_responses)
@@ -46,18 +62,24 @@ def select_by_pass_rate(
             assert rate is not None
             kept.append(replace(problem, fields={**problem.fields, "pass_rate": rate.rate}))
             continue
-        measured = {"responses": rate.responses if rate else 0, "pass_rate": rate.rate if rate else None}
+        measured = {
+            "responses": rate.responses if rate else 0,
+            "pass_rate": rate.rate if rate else None,
+        }
         question = prompt_text(problem.prompt)
-        removed.append({"row": number, "id": problem.id, "reason": reason, **measured, "question": question})
+        removed.append(
+            {"row": number, "id": problem.id, "reason": reason, **measured, "question": question}
+        )
     mean = fmean(rates[problem.id].rate for problem in kept) if kept else None
     return Selection(kept, removed, mean)
 
 
 def read_pass_rates(path: Path) -> dict[str, PassRate]:
-    """The pass rates by problem id in a file of `dapo eval --output`, of `RUN/eval/`, or of `dapo data stats --output`.
+    """The pass rates by problem id in a file of `dapo eval --output`, of `RUN/eval/`, or of `dapo
+    data stats --output`.
 
-    Responses without a verdict count neither as right nor as wrong; problems without any verdict are left out. Raises
-    DataError for another file, and where a verifier gave scores alone.
+    Responses without a verdict count neither as right nor as wrong; problems without any verdict
+    are left out. Raises DataError for another file, and where a verifier gave scores alone.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -67,20 +89,32 @@ def read_pass_rates(path: Path) -> dict[str, PassRate]:
         raise DataError(f"{path} cannot be read as pass rates: {error}") from None
     except (KeyError, TypeError, AttributeError):
         raise DataError(
-            f"{path} holds no pass rates; expected a run directory, or a file of dapo eval --output or of dapo data "
-            "stats --model MODEL --output"
+            f"{path} holds no pass rates; expected a run directory, or a file of dapo eval --output"
+            " or of dapo data stats --model MODEL --output"
         ) from None
     if not rates:
-        raise DataError(f"{path}: no response was judged right or wrong, so no problem has a pass rate")
+        raise DataError(
+            f"{path}: no response was judged right or wrong, so no problem has a pass rate"
+        )
     return {rate.id: rate for rate in rates}
 
 
 def _of_row(row: Mapping[str, Any]) -> PassRate | None:
-    """The pass rate in one row of a table, of an evaluation or of statistics; None without a verdict."""
+    """The pass rate in one row of a table, of an evaluation or of statistics; None without a
+    verdict.
+    """
     if "responses" not in row:
         measured = row["model"] if "model" in row else row["run"]
-        return None if measured is None else PassRate(row["id"], measured["responses"], measured["correct"])
-    verdicts = [each["correct"] for each in row["responses"] if each["error"] is None and each["correct"] is not None]
+        return (
+            None
+            if measured is None
+            else PassRate(row["id"], measured["responses"], measured["correct"])
+        )
+    verdicts = [
+        each["correct"]
+        for each in row["responses"]
+        if each["error"] is None and each["correct"] is not None
+    ]
     return PassRate(row["id"], len(verdicts), sum(verdicts)) if verdicts else None
 
 

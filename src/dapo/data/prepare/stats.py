@@ -1,4 +1,6 @@
-"""Statistics of a set of problems: copies, lengths, answer types, pass rates and the expected keep rate."""
+"""Statistics of a set of problems: copies, lengths, answer types, pass rates and the expected keep
+rate.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,7 +11,12 @@ from typing import Any
 import numpy as np
 
 from dapo.algo.chance import measured_chances
-from dapo.data.prepare.normalize import ANSWER_TYPES, answer_key, answer_type, find_instruction_template
+from dapo.data.prepare.normalize import (
+    ANSWER_TYPES,
+    answer_key,
+    answer_type,
+    find_instruction_template,
+)
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
 from dapo.types import Problem
@@ -34,11 +41,14 @@ class PassRate:
         return {**asdict(self), "pass_rate": self.rate}
 
 
-def describe_problems(problems: Sequence[Problem], *, tokens: Mapping[str, int] | None = None) -> dict[str, Any]:
+def describe_problems(
+    problems: Sequence[Problem], *, tokens: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     """Summarize a data set as JSON values.
 
-    Lengths are of distinct problems, answer types and sources of all rows (the type of no answer is `none`). `tokens`
-    maps problem ids to prompt lengths in tokens; without it `prompt_tokens` is None.
+    Lengths are of distinct problems, answer types and sources of all rows (the type of no answer is
+    `none`). `tokens` maps problem ids to prompt lengths in tokens; without it `prompt_tokens` is
+    None.
     """
     unique = unique_problems(problems)
     texts = [prompt_text(problem.prompt) for problem, _ in unique]
@@ -53,7 +63,9 @@ def describe_problems(problems: Sequence[Problem], *, tokens: Mapping[str, int] 
         "max_copies": max(copies for _, copies in unique),
         "conflicting_answers": conflicting_answers(problems),
         "prompt_characters": summarize([len(text) for text in texts]),
-        "prompt_tokens": None if tokens is None else summarize([tokens[problem.id] for problem, _ in unique]),
+        "prompt_tokens": (
+            None if tokens is None else summarize([tokens[problem.id] for problem, _ in unique])
+        ),
         "instruction_before": " ".join(template.prefixes[0]) if template.prefixes else None,
         "instruction_after": " ".join(template.suffixes[0]) if template.suffixes else None,
         "answer_types": {kind: types[kind] for kind in (*ANSWER_TYPES, "none")},
@@ -73,14 +85,23 @@ def summarize(values: Sequence[int]) -> dict[str, float]:
     """Minimum, median, 90th percentile, maximum and mean."""
     array = np.asarray(values, dtype=np.float64)
     quantiles = np.quantile(array, [0.0, 0.5, 0.9, 1.0])
-    return {**dict(zip(("min", "median", "p90", "max"), quantiles.tolist(), strict=True)), "mean": float(array.mean())}
+    return {
+        **dict(zip(("min", "median", "p90", "max"), quantiles.tolist(), strict=True)),
+        "mean": float(array.mean()),
+    }
 
 
-def describe_difficulty(data: Sequence[Problem], rates: Mapping[str, PassRate], group_size: int) -> dict[str, Any]:
-    """The pass rates (by problem id) of a data set as JSON values: histogram, extremes, expected keep rate."""
+def describe_difficulty(
+    data: Sequence[Problem], rates: Mapping[str, PassRate], group_size: int
+) -> dict[str, Any]:
+    """The pass rates (by problem id) of a data set as JSON values: histogram, extremes, expected
+    keep rate.
+    """
     distinct = unique_problems(data)
     known = [rates[problem.id] for problem, _ in distinct if problem.id in rates]
-    chances = measured_chances([r.correct for r in known], [r.responses - r.correct for r in known], group_size)
+    chances = measured_chances(
+        [r.correct for r in known], [r.responses - r.correct for r in known], group_size
+    )
     histogram = [0] * 10
     for rate in known:
         # integer arithmetic: 3 / 10 may round to less than 0.3

@@ -20,7 +20,9 @@ WRITTEN_TYPES = (".jsonl", ".parquet")
 
 
 def require_new_data(out: Path, *reports: Path, force: bool) -> None:
-    """Raise DataError if the file type of `out` cannot be written, ConfigError as `require_new` does."""
+    """Raise DataError if the file type of `out` cannot be written, ConfigError as `require_new`
+    does.
+    """
     require_file_type(out, WRITTEN_TYPES)
     for path in (out, *reports):
         require_new(path, force=force)
@@ -34,7 +36,8 @@ def require_new(path: Path, *, force: bool) -> None:
         raise ConfigError(f"{path} is a directory; expected the name of a file to write")
     if path.exists() and not path.is_file():
         raise ConfigError(f"{path} is not a regular file; expected the name of a file to write")
-    path.with_name(f".{path.name}.12345678.tmp").exists()  # raises OSError where a name made from it is too long
+    # raises OSError where a name made from it is too long
+    path.with_name(f".{path.name}.12345678.tmp").exists()
     if path.exists() and not force:
         raise ConfigError(f"{path} exists already; choose another name, or --force to overwrite it")
 
@@ -47,10 +50,11 @@ def write_data(
     *,
     if_empty: str = "",
 ) -> None:
-    """Write a data file and a report of JSON lines in the same directory; on an error neither file changes.
+    """Write a data file and a report of JSON lines in the same directory; on an error neither file
+    changes.
 
-    Raises ConfigError if the directory cannot be written; DataError with the reason `if_empty` if there is no problem,
-    and as `write_problems` does.
+    Raises ConfigError if the directory cannot be written; DataError with the reason `if_empty` if
+    there is no problem, and as `write_problems` does.
     """
     if not problems:
         raise DataError(f"nothing would be left: {if_empty}")
@@ -74,35 +78,46 @@ def write_data(
 
 
 def write_problems(path: Path, problems: Sequence[Problem]) -> None:
-    """Write `.jsonl` or `.parquet`, one row per problem: prompt, answer, source, then the problem's other fields.
+    """Write `.jsonl` or `.parquet`, one row per problem: prompt, answer, source, then the problem's
+    other fields.
 
-    The file is read back and compared. Raises DataError for what the format cannot store, or would not read back the
-    same.
+    The file is read back and compared. Raises DataError for what the format cannot store, or would
+    not read back the same.
     """
     suffix = require_file_type(path, WRITTEN_TYPES)
     if suffix == ".jsonl":
         _write_jsonl(path, map(row_of, problems))
     else:
         _write_parquet(path, problems)
-    for number, (problem, (_, row)) in enumerate(zip(problems, read_rows(path), strict=True), start=1):
+    for number, (problem, (_, row)) in enumerate(
+        zip(problems, read_rows(path), strict=True), start=1
+    ):
         where = f"row {number} of the written file"
         back = problem_from_row(row, where=where, source=problem.source, require_answer=False)
         if (back.id, back.source) != (problem.id, problem.source):
             raise DataError(
-                f"problem {number} (answer {problem.answer!r}) would not read back the same: its answer came back as "
-                f"{back.answer!r}, its source as {back.source!r}; rename or drop the columns of that name"
+                f"problem {number} (answer {problem.answer!r}) would not read back the same: its"
+                f" answer came back as {back.answer!r}, its source as {back.source!r}; rename or"
+                " drop the columns of that name"
             )
 
 
 def row_of(problem: Problem) -> dict[str, Any]:
-    """The row of a problem; fields that would be read as its prompt, answer or source are renamed `original_NAME`.
+    """The row of a problem; fields that would be read as its prompt, answer or source are renamed
+    `original_NAME`.
 
     The answer is written as the data has it, not as the text that verifiers read.
     """
-    prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
+    prompt = (
+        problem.prompt
+        if isinstance(problem.prompt, str)
+        else [dict(message) for message in problem.prompt]
+    )
     fields = other_fields(problem)
     of_verl = fields.get("reward_model")
-    keeps_verl = isinstance(of_verl, Mapping) and is_source_of(problem.answer, of_verl.get("ground_truth"))
+    keeps_verl = isinstance(of_verl, Mapping) and is_source_of(
+        problem.answer, of_verl.get("ground_truth")
+    )
     row: dict[str, Any] = {"prompt": prompt}
     if "answer" not in fields and "answer" in problem.fields:
         row["answer"] = problem.fields["answer"]
@@ -135,14 +150,18 @@ def _write_parquet(path: Path, problems: Sequence[Problem]) -> None:
     columns = dict.fromkeys(name for problem in problems for name in row_of(problem))
 
     def table_of(chunk: Sequence[Problem]) -> Any:
-        return pa.Table.from_pylist([{name: row.get(name) for name in columns} for row in map(row_of, chunk)])
+        return pa.Table.from_pylist(
+            [{name: row.get(name) for name in columns} for row in map(row_of, chunk)]
+        )
 
     try:
-        chunks = [problems[start : start + _CHUNK_ROWS] for start in range(0, len(problems), _CHUNK_ROWS)]
+        chunks = [
+            problems[start : start + _CHUNK_ROWS] for start in range(0, len(problems), _CHUNK_ROWS)
+        ]
         table = pa.concat_tables(map(table_of, chunks), promote_options="permissive")
         pq.write_table(table, path, compression="zstd")
     except (pa.ArrowException, OverflowError) as error:
         raise DataError(
-            f"{path}: these problems do not fit one Parquet table ({' '.join(str(error).split())}); their columns must "
-            "have one type each, write .jsonl instead"
+            f"{path}: these problems do not fit one Parquet table ({' '.join(str(error).split())});"
+            " their columns must have one type each, write .jsonl instead"
         ) from None

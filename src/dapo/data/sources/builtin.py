@@ -1,7 +1,9 @@
-"""Built-in problems: eight tasks, and problems that are a pure function of task, options, seed and index.
+"""Built-in problems: eight tasks, and problems that are a pure function of task, options, seed and
+index.
 
-One question in five is held out: training never samples it, whatever the seed, and evaluation samples only held-out
-ones. The split depends on a question's numbers, not on their order, so 4 + 3 does not test what 3 + 4 has taught.
+One question in five is held out: training never samples it, whatever the seed, and evaluation
+samples only held-out ones. The split depends on a question's numbers, not on their order, so 4 + 3
+does not test what 3 + 4 has taught.
 """
 
 import math
@@ -53,7 +55,8 @@ class Task(NamedTuple):
 
     make: Callable[[ItemRng, Options], tuple[str, str]]  # the question and the answer of one item
     options: Mapping[str, Option]
-    distinct: Callable[[Options], int]  # the number of distinct questions with these options, held-out ones included
+    # the number of distinct questions with these options, held-out ones included
+    distinct: Callable[[Options], int]
 
 
 def builtin_problems(
@@ -61,9 +64,9 @@ def builtin_problems(
 ) -> list[Problem]:
     """`size` problems of the task `name`; a smaller `size` gives the first of them.
 
-    Training samples with replacement: where `size` exceeds the number of distinct questions there are copies, which
-    share an id. An evaluation set has no copies, so it is smaller than `size` where a task has too few held-out
-    questions. Raises DataError for an unknown task or option.
+    Training samples with replacement: where `size` exceeds the number of distinct questions there
+    are copies, which share an id. An evaluation set has no copies, so it is smaller than `size`
+    where a task has too few held-out questions. Raises DataError for an unknown task or option.
     """
     resolved = resolve_options(name, options)
     items = (_item(name, resolved, seed, index, split) for index in count())
@@ -79,7 +82,10 @@ def builtin_problems(
 
 
 def resolve_options(name: str, given: Mapping[str, Any]) -> Options:
-    """Fill in a task's default options; `digits: 2` is short for `low: 10, high: 99`. Raises DataError."""
+    """Fill in a task's default options; `digits: 2` is short for `low: 10, high: 99`.
+
+    Raises DataError.
+    """
     if name not in TASKS:
         raise DataError(f"builtin: no task {name}; {did_you_mean(name, TASKS)}")
     known = TASKS[name].options
@@ -88,25 +94,39 @@ def resolve_options(name: str, given: Mapping[str, Any]) -> Options:
         if "low" in given or "high" in given:
             raise DataError(f"builtin task {name}: digits is short for low and high; give it alone")
         digits = _checked(name, "digits", given.pop("digits"), Option(1, 1, 9))
-        given |= {"low": 10 ** (digits - 1) if digits > 1 else known["low"].low, "high": 10**digits - 1}
+        given |= {
+            "low": 10 ** (digits - 1) if digits > 1 else known["low"].low,
+            "high": 10**digits - 1,
+        }
     for option in given:
         if option not in known:
             names = [*known, *(["digits"] if "low" in known else [])]
             advice = did_you_mean(option, names) if names else "it has no options"
             raise DataError(f"builtin task {name}: unknown option {option!r}; {advice}")
-    options = {key: _checked(name, key, given.get(key, option.default), option) for key, option in known.items()}
+    options = {
+        key: _checked(name, key, given.get(key, option.default), option)
+        for key, option in known.items()
+    }
     if "low" in options and options["low"] >= options["high"]:
-        raise DataError(f"builtin task {name}: low={options['low']} must be below high={options['high']}")
+        raise DataError(
+            f"builtin task {name}: low={options['low']} must be below high={options['high']}"
+        )
     return options
 
 
 def is_held_out(name: str, question: str) -> bool:
-    """Whether the question belongs to evaluation: a function of its words and numbers, not of their order."""
+    """Whether the question belongs to evaluation: a function of its words and numbers, not of their
+    order.
+    """
     return keyed_seed("held out", name, *sorted(re.findall(r"\w+", question))) % HELD_OUT_EVERY == 0
 
 
 def _checked(task: str, name: str, value: object, option: Option) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not option.low <= value <= option.high:
+    if (
+        not isinstance(value, int)
+        or isinstance(value, bool)
+        or not option.low <= value <= option.high
+    ):
         expected = f"an integer from {option.low} to {option.high}"
         raise DataError(f"builtin task {task}: {name} must be {expected}, got {value!r}")
     return value
@@ -144,20 +164,25 @@ def products(rng: ItemRng, options: Options) -> tuple[str, str]:
 
 def remainders(rng: ItemRng, options: Options) -> tuple[str, str]:
     """Remainder: `What is the remainder when 47 is divided by 5?`"""
-    number, divisor = rng.integer(options["low"], options["high"]), rng.integer(2, options["divisor"])
+    number = rng.integer(options["low"], options["high"])
+    divisor = rng.integer(2, options["divisor"])
     return f"What is the remainder when {number} is divided by {divisor}?", str(number % divisor)
 
 
 def gcd(rng: ItemRng, options: Options) -> tuple[str, str]:
     """Greatest common divisor: `What is the greatest common divisor of 12 and 18?`"""
     first, second = rng.integers(2, options["low"], options["high"])
-    return f"What is the greatest common divisor of {first} and {second}?", str(math.gcd(first, second))
+    return f"What is the greatest common divisor of {first} and {second}?", str(
+        math.gcd(first, second)
+    )
 
 
 def largest(rng: ItemRng, options: Options) -> tuple[str, str]:
     """Maximum: `Which is the largest of these numbers: 12, 93, 48, 61?`"""
     numbers = rng.integers(options["count"], options["low"], options["high"])
-    return f"Which is the largest of these numbers: {', '.join(map(str, numbers))}?", str(max(numbers))
+    return f"Which is the largest of these numbers: {', '.join(map(str, numbers))}?", str(
+        max(numbers)
+    )
 
 
 def sort_digits(rng: ItemRng, options: Options) -> tuple[str, str]:
@@ -172,7 +197,9 @@ def letter_counts(rng: ItemRng, options: Options) -> tuple[str, str]:
     word = _WORDS[rng.integer(0, len(_WORDS) - 1)]
     letters = sorted(set(word))
     letter = letters[rng.integer(0, len(letters) - 1)]
-    return f"How many times does the letter {letter} appear in the word {word}?", str(word.count(letter))
+    return f"How many times does the letter {letter} appear in the word {word}?", str(
+        word.count(letter)
+    )
 
 
 _WORDS = tuple(Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split())
@@ -193,10 +220,18 @@ TASKS: dict[str, Task] = {
     "differences": Task(differences, _range(1, 20), lambda o: _span(o) * (_span(o) + 1) // 2),
     "products": Task(products, _range(1, 12) | _TERMS, lambda o: _span(o) ** o["terms"]),
     "remainders": Task(
-        remainders, _range(10, 99) | {"divisor": Option(9, 2, 10**9)}, lambda o: _span(o) * (o["divisor"] - 1)
+        remainders,
+        _range(10, 99) | {"divisor": Option(9, 2, 10**9)},
+        lambda o: _span(o) * (o["divisor"] - 1),
     ),
     "gcd": Task(gcd, _range(2, 20, minimum=1), lambda o: _span(o) ** 2),
-    "largest": Task(largest, _range(10, 99) | {"count": Option(4, 2, MAX_TERMS)}, lambda o: _span(o) ** o["count"]),
-    "sort_digits": Task(sort_digits, {"count": Option(3, 2, MAX_TERMS)}, lambda o: 10 ** o["count"]),
+    "largest": Task(
+        largest,
+        _range(10, 99) | {"count": Option(4, 2, MAX_TERMS)},
+        lambda o: _span(o) ** o["count"],
+    ),
+    "sort_digits": Task(
+        sort_digits, {"count": Option(3, 2, MAX_TERMS)}, lambda o: 10 ** o["count"]
+    ),
     "letter_counts": Task(letter_counts, {}, lambda o: sum(len(set(word)) for word in _WORDS)),
 }

@@ -1,8 +1,10 @@
-"""A script that writes reasoning-gym items as JSON, run in a subprocess. It imports nothing of this package.
+"""A script that writes reasoning-gym items as JSON, run in a subprocess.
 
-Some tasks iterate over sets of strings, whose order changes with each process, or use the global random generators.
-The parent process sets PYTHONHASHSEED, and the generators are seeded for each item, so an item is a function of
-(task, options, seed, index) alone.
+It imports nothing of this package.
+
+Some tasks iterate over sets of strings, whose order changes with each process, or use the global
+random generators. The parent process sets PYTHONHASHSEED, and the generators are seeded for each
+item, so an item is a function of (task, options, seed, index) alone.
 """
 
 import json
@@ -19,13 +21,17 @@ import numpy as np
 
 
 def main() -> None:
-    """Read a request from stdin; write `{"entries": {task: [entry]}}` or `{"error": [...]}` to stdout."""
+    """Read a request from stdin; write `{"entries": {task: [entry]}}` or `{"error": [...]}` to
+    stdout.
+    """
     request = json.load(sys.stdin)
     answer_pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     # a few tasks print while they work
     os.dup2(2, 1)
     try:
-        answer: dict[str, Any] = {"entries": {task["name"]: entries(task) for task in request["tasks"]}}
+        answer: dict[str, Any] = {
+            "entries": {task["name"]: entries(task) for task in request["tasks"]}
+        }
     except InvalidRequest as error:
         answer = {"error": error.args}
     with answer_pipe:
@@ -33,17 +39,25 @@ def main() -> None:
 
 
 class InvalidRequest(Exception):
-    """Arguments: the message; for an unknown name also that name, the known ones, and how many to suggest at most."""
+    """Arguments: the message; for an unknown name also that name, the known ones, and how many to
+    suggest at most.
+    """
 
 
 def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
-    """A task's first `count` entries, or the first `count` distinct questions among ten times as many."""
+    """A task's first `count` entries, or the first `count` distinct questions among ten times as
+    many.
+    """
     from reasoning_gym.factory import DATASETS, create_dataset
 
-    name, options, seed, count, distinct = (task[key] for key in ("name", "options", "seed", "count", "distinct"))
+    name, options, seed, count, distinct = (
+        task[key] for key in ("name", "options", "seed", "count", "distinct")
+    )
     if name not in DATASETS:
         raise InvalidRequest(f"gym: reasoning-gym has no task {name}", name, sorted(DATASETS), 3)
-    known = [field.name for field in fields(DATASETS[name][1]) if field.name not in ("seed", "size")]
+    known = [
+        field.name for field in fields(DATASETS[name][1]) if field.name not in ("seed", "size")
+    ]
     for option in options:
         if option not in known:
             raise InvalidRequest(f"gym task {name}: unknown option {option!r}", option, known, 1)
@@ -58,16 +72,24 @@ def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
         score = data.score_answer(found[0]["answer"], found[0])
     except InvalidRequest:
         raise
-    except Exception as error:  # the library checks options with assertions, and generators raise anything
-        raise InvalidRequest(" ".join(f"gym task {name}: {type(error).__name__}: {error}".split())) from None
+    # the library checks options with assertions, and generators raise anything
+    except Exception as error:
+        raise InvalidRequest(
+            " ".join(f"gym task {name}: {type(error).__name__}: {error}".split())
+        ) from None
     if score < 1.0:
-        reason = f"its own answer scores {score:g} from an entry stored as JSON, so responses could not be scored"
+        reason = (
+            f"its own answer scores {score:g} from an entry stored as JSON, so responses could not"
+            " be scored"
+        )
         raise InvalidRequest(f"gym task {name}: {reason}; choose another task")
     return found
 
 
 def entry_at(data: Any, seed: int, index: int) -> dict[str, Any]:
-    """Question, answer and metadata as JSON values: tuples become lists, keys strings, numpy scalars Python numbers."""
+    """Question, answer and metadata as JSON values: tuples become lists, keys strings, numpy
+    scalars Python numbers.
+    """
     fix_global_generators(seed, index)
     item = data[index]
     entry = {key: item[key] for key in ("question", "answer", "metadata")}

@@ -18,14 +18,19 @@ _SCRIPT = Path(__file__).with_name("gym_items.py")
 
 
 def gym_problems(
-    tasks: Mapping[str, Mapping[str, Any]], sizes: Sequence[int], *, seed: int, distinct: bool = False
+    tasks: Mapping[str, Mapping[str, Any]],
+    sizes: Sequence[int],
+    *,
+    seed: int,
+    distinct: bool = False,
 ) -> list[list[Problem]]:
-    """The problems of each task: problem i is `reasoning_gym.create_dataset(task, seed=seed, **options)[i]`.
+    """The problems of each task: problem i is `reasoning_gym.create_dataset(task, seed=seed,
+    **options)[i]`.
 
-    They are generated in a subprocess with a fixed hash seed and fixed global generators. The verifier reads the fields
-    `gym_task`, `gym_config` and `gym_entry`. With `distinct`, copies of a question are left out, so that there may be
-    fewer problems than `sizes`. Raises DataError if the package is missing, a task or option is unknown, or a task
-    cannot be scored from stored entries.
+    They are generated in a subprocess with a fixed hash seed and fixed global generators. The
+    verifier reads the fields `gym_task`, `gym_config` and `gym_entry`. With `distinct`, copies of a
+    question are left out, so that there may be fewer problems than `sizes`. Raises DataError if the
+    package is missing, a task or option is unknown, or a task cannot be scored from stored entries.
     """
     require_package("reasoning_gym", purpose=f"gym:{','.join(tasks)}")
     requests = [
@@ -41,10 +46,13 @@ def gym_problems(
     return [list(_problems(name, tasks[name], seed, entries[name])) for name in tasks]
 
 
-def _problems(name: str, options: Mapping[str, Any], seed: int, entries: list[dict[str, Any]]) -> Iterator[Problem]:
+def _problems(
+    name: str, options: Mapping[str, Any], seed: int, entries: list[dict[str, Any]]
+) -> Iterator[Problem]:
     shared = {"gym_task": name, "gym_config": {**options, "seed": seed}}
     for entry in entries:
-        question, answer = entry["question"], entry["answer"]
+        question = entry["question"]
+        answer = entry["answer"]
         fields = shared | {"gym_entry": json_value(entry, f"gym task {name}")}
         yield Problem(problem_id(question, answer), question, answer, name, fields)
 
@@ -53,14 +61,21 @@ def _entries(requests: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     try:
         request = json.dumps({"tasks": requests})
     except TypeError as error:
-        raise DataError(f"gym: options must be numbers, strings, lists or mappings ({error})") from None
+        raise DataError(
+            f"gym: options must be numbers, strings, lists or mappings ({error})"
+        ) from None
     # -P: modules in the script's folder must not shadow installed ones of the same name
     command = [sys.executable, "-P", str(_SCRIPT)]
     env = worker_environment() | {"PYTHONHASHSEED": "0", "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run(command, input=request, capture_output=True, encoding="utf-8", env=env, check=False)
+    done = subprocess.run(
+        command, input=request, capture_output=True, encoding="utf-8", env=env, check=False
+    )
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise DataError(f"gym: the process that generates the problems ended with code {done.returncode}: {last[0]}")
+        raise DataError(
+            f"gym: the process that generates the problems ended with code {done.returncode}:"
+            f" {last[0]}"
+        )
     answer = json.loads(done.stdout)
     if "error" in answer:
         message, *unknown = answer["error"]

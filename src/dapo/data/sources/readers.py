@@ -1,4 +1,6 @@
-"""Rows of files (JSON Lines, JSON, Parquet, CSV) and Hugging Face data sets, each with its location for messages."""
+"""Rows of files (JSON Lines, JSON, Parquet, CSV) and Hugging Face data sets, each with its location
+for messages.
+"""
 
 import json
 import os
@@ -15,7 +17,8 @@ from dapo.data.sources.rows import with_arrow_messages
 from dapo.data.sources.separated import separated_rows
 
 Rows: TypeAlias = Iterator[tuple[str, dict[str, Any] | DataError]]
-"""The location of each row, `FILE, line 3`, and the row, or the error of a row that cannot be read."""
+"""The location of each row, `FILE, line 3`, and the row, or the error of a row that cannot be read.
+"""
 _ROWS_AT_ONCE = 1024
 
 
@@ -34,16 +37,24 @@ def read_rows(path: Path) -> Rows:
 
 
 def require_file_type(path: Path, types: Sequence[str] = FILE_TYPES) -> str:
-    """The suffix of `path` in lower case. Raises DataError for a file type that is none of `types`."""
+    """The suffix of `path` in lower case.
+
+    Raises DataError for a file type that is none of `types`.
+    """
     suffix = path.suffix.lower()
     if suffix not in types:
         known = f"{', '.join(types[:-1])} or {types[-1]}"
-        raise DataError(f"{path}: expected a file that ends in {known}, got {path.suffix or 'no ending'!r}")
+        raise DataError(
+            f"{path}: expected a file that ends in {known}, got {path.suffix or 'no ending'!r}"
+        )
     return suffix
 
 
 def read_hub_rows(source: HubSource) -> Rows:
-    """Yield (`hub:NAME:SPLIT, row 3`, row). Raises DataError without the package `datasets`, or if loading fails."""
+    """Yield (`hub:NAME:SPLIT, row 3`, row).
+
+    Raises DataError without the package `datasets`, or if loading fails.
+    """
     label = f"hub:{source.name}:{source.split}"
     require_package("datasets", purpose=label)
     import datasets
@@ -51,7 +62,8 @@ def read_hub_rows(source: HubSource) -> Rows:
     try:
         with quiet_hub():
             table = datasets.load_dataset(source.name, source.config, split=source.split)
-    except Exception as error:  # errors of network, file system and data set scripts pass through the library
+    # errors of network, file system and data set scripts pass through the library
+    except Exception as error:
         reason = " ".join(str(error).split()) or "no reason given"
         raise DataError(f"{label} cannot be loaded: {type(error).__name__}: {reason}") from None
     for number, row in enumerate(table, start=1):
@@ -69,12 +81,20 @@ def _check(path: Path) -> None:
         raise DataError(f"no data file {path}; the folder {path.parent} does not exist")
     if not path.exists():
         names, contents = _contents(path.parent)
-        near = [str(path.parent / name) for name in get_close_matches(path.name, names, n=1, cutoff=0.5)]
-        raise DataError(f"no data file {path}; " + (f"did you mean {near[0]}?" if near else f"the folder {contents}"))
+        near = [
+            str(path.parent / name) for name in get_close_matches(path.name, names, n=1, cutoff=0.5)
+        ]
+        raise DataError(
+            f"no data file {path}; "
+            + (f"did you mean {near[0]}?" if near else f"the folder {contents}")
+        )
     if not os.access(path, os.R_OK):
         raise DataError(f"{path} may not be read by this user; change its permissions")
     if not path.is_file():
-        raise DataError(f"{path} is not a regular file but a pipe, a socket or a device; expected a file of problems")
+        raise DataError(
+            f"{path} is not a regular file but a pipe, a socket or a device; expected a file of"
+            " problems"
+        )
     require_file_type(path)
 
 
@@ -97,7 +117,11 @@ def _jsonl_rows(path: Path) -> Rows:
 
 
 def _require_object(row: object, where: str, expected: str) -> dict[str, Any] | DataError:
-    return row if isinstance(row, dict) else DataError(f"{where}: {expected}, got a {type(row).__name__}")
+    return (
+        row
+        if isinstance(row, dict)
+        else DataError(f"{where}: {expected}, got a {type(row).__name__}")
+    )
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -111,7 +135,9 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 def _json_rows(path: Path) -> Rows:
     """The objects of one JSON list."""
     expected = 'expected a list of objects, like [{"prompt": "...", "answer": "..."}]'
-    found = _json("".join(text for _, text in _lines(path)), str(path), expected, is_whole_file=True)
+    found = _json(
+        "".join(text for _, text in _lines(path)), str(path), expected, is_whole_file=True
+    )
     if not isinstance(found, list):
         raise DataError(f"{path}: {expected}, got a {type(found).__name__}")
     expected = 'expected an object, like {"prompt": "...", "answer": "..."}'
@@ -129,17 +155,25 @@ def _decoded(line: bytes, where: str, *, first: bool) -> str:
 
 
 def _json(text: str, where: str, expected: str, *, is_whole_file: bool = False) -> Any:
-    """The value of a JSON text. Raises DataError, which names the line of the text if it is a whole file."""
+    """The value of a JSON text.
+
+    Raises DataError, which names the line of the text if it is a whole file.
+    """
     try:
         return _ROW_DECODER.decode(text)
     except json.JSONDecodeError as error:
         where += f", line {error.lineno}" * is_whole_file
-        advice = "; one object per line is .jsonl" if is_whole_file and error.msg == "Extra data" else ""
+        advice = (
+            "; one object per line is .jsonl" if is_whole_file and error.msg == "Extra data" else ""
+        )
         reason = f"not valid JSON ({error.msg.removesuffix(' at')} at column {error.colno}{advice})"
         raise DataError(f"{where}: {reason}; {expected}") from None
     except DuplicateKey as error:
-        raise DataError(f"{where}: the key {error} occurs twice in one object; remove one of them") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, very deep nesting
+        raise DataError(
+            f"{where}: the key {error} occurs twice in one object; remove one of them"
+        ) from None
+    # a number of thousands of digits, very deep nesting
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: JSON that cannot be read ({error}); {expected}") from None
 
 
@@ -155,11 +189,14 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-_ROW_DECODER = json.JSONDecoder(object_pairs_hook=_without_duplicates)  # json.loads would make one for each row
+# json.loads would make one for each row
+_ROW_DECODER = json.JSONDecoder(object_pairs_hook=_without_duplicates)
 
 
 def _require_distinct_columns(fields: Iterable[Any], path: Path, parent: str = "") -> None:
-    """Raise DataError for an Arrow schema in which two columns, or two fields of a struct, have one name."""
+    """Raise DataError for an Arrow schema in which two columns, or two fields of a struct, have one
+    name.
+    """
     import pyarrow as pa
 
     seen = set()
@@ -189,4 +226,6 @@ def _parquet_rows(path: Path) -> Rows:
                     yield f"{path}, row {number}", with_arrow_messages(row)
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         after = f" after row {number}" if number else ""
-        raise DataError(f"{path}: not readable as Parquet{after} ({' '.join(str(error).split())})") from None
+        raise DataError(
+            f"{path}: not readable as Parquet{after} ({' '.join(str(error).split())})"
+        ) from None

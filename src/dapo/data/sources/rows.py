@@ -36,19 +36,23 @@ def problem_from_row(
 ) -> Problem:
     """Convert one row to a problem. Raises DataError, also if the row is the error of reading it.
 
-    A nested column is named with a dot (`reward_model.ground_truth`). An answer in GSM8K's format becomes the number
-    after `####`, and the worked solution `fields["solution"]`. All columns become `fields`, so that a reward finds each
-    under its own name with its own value; only a `prompt` that was read as the prompt, and an `answer` that is the
-    problem's answer letter by letter, are not stored twice.
+    A nested column is named with a dot (`reward_model.ground_truth`). An answer in GSM8K's format
+    becomes the number after `####`, and the worked solution `fields["solution"]`. All columns
+    become `fields`, so that a reward finds each under its own name with its own value; only a
+    `prompt` that was read as the prompt, and an `answer` that is the problem's answer letter by
+    letter, are not stored twice.
 
-    `where` is the row's location, for error messages; `source` the problem's source, unless a column `data_source` or
-    `source` names it. Without `require_answer`, a row needs no reference answer as text or number; `answer` is then "".
+    `where` is the row's location, for error messages; `source` the problem's source, unless a
+    column `data_source` or `source` names it. Without `require_answer`, a row needs no reference
+    answer as text or number; `answer` is then "".
     """
     if isinstance(row, DataError):
         raise row
     prompt_column = _column(row, columns.prompt, PROMPT_COLUMNS, what="prompt", where=where)
     assert prompt_column is not None
-    answer_column = _column(row, columns.answer, ANSWER_COLUMNS, what="answer", where=where, required=require_answer)
+    answer_column = _column(
+        row, columns.answer, ANSWER_COLUMNS, what="answer", where=where, required=require_answer
+    )
     prompt = as_prompt(_lookup(row, prompt_column), f"{where}: {prompt_column}")
     given = None if answer_column is None else _lookup(row, answer_column)
     try:
@@ -56,7 +60,8 @@ def problem_from_row(
     except DataError:
         if require_answer:
             raise
-        text, answer_column = "", None
+        text = ""
+        answer_column = None
     answer = _after_mark(text)
     stored = set[str]()  # columns that the problem holds beside its fields
     if prompt_column == "prompt":
@@ -73,7 +78,11 @@ def problem_from_row(
         fields[prompt_column] = prompt  # one object, not two
     if answer != text:
         fields.setdefault("solution", text)
-    sources = [fields[name] for name in SOURCE_COLUMNS if isinstance(fields.get(name), str) and fields[name]]
+    sources = [
+        fields[name]
+        for name in SOURCE_COLUMNS
+        if isinstance(fields.get(name), str) and fields[name]
+    ]
     key = problem_id(prompt, answer, fields.get("tools"))
     return Problem(key, prompt, answer, sources[0] if sources else source, fields)
 
@@ -81,7 +90,8 @@ def problem_from_row(
 def other_fields(problem: Problem) -> dict[str, Any]:
     """The fields of a problem without a column `answer` of which `problem.answer` is the text.
 
-    What describes a problem by its answer and these does not depend on the type in which the data holds the answer.
+    What describes a problem by its answer and these does not depend on the type in which the data
+    holds the answer.
     """
     fields = dict(problem.fields)
     if is_source_of(problem.answer, fields.get("answer")):
@@ -90,7 +100,9 @@ def other_fields(problem: Problem) -> dict[str, Any]:
 
 
 def is_source_of(answer: str, value: object) -> bool:
-    """Whether a reference answer was read from this value of a column and differs from it, in type or text."""
+    """Whether a reference answer was read from this value of a column and differs from it, in type
+    or text.
+    """
     if value is None or value == answer:
         return False
     try:
@@ -109,12 +121,16 @@ def problem_id(prompt: Prompt, answer: str, tools: object = None) -> str:
 def prompt_text(prompt: Prompt) -> str:
     """The prompt on one line with whitespace collapsed; of messages, all but system messages."""
     if not isinstance(prompt, str):
-        prompt = " ".join(content_text(message) for message in prompt if message["role"] != "system")
+        prompt = " ".join(
+            content_text(message) for message in prompt if message["role"] != "system"
+        )
     return one_line(prompt)
 
 
 def json_value(value: object, where: str) -> Any:
-    """Convert a value to JSON: times and decimals to strings, NaN to None. Raises DataError for bytes and objects.
+    """Convert a value to JSON: times and decimals to strings, NaN to None.
+
+    Raises DataError for bytes and objects.
 
     `unlike_json` names what changes its type.
     """
@@ -125,12 +141,19 @@ def json_value(value: object, where: str) -> Any:
     if isinstance(value, bool | int):
         return value
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
-        is_time = type(value).__name__ in ("datetime64", "timedelta64")  # whose tolist() may be a bare integer
+        # whose tolist() may be a bare integer
+        is_time = type(value).__name__ in ("datetime64", "timedelta64")
         return json_value(str(value) if is_time else value.tolist(), where)
     if isinstance(value, float):
-        return value if math.isfinite(value) else None if math.isnan(value) else str(value)
+        if math.isfinite(value):
+            return value
+        if math.isnan(value):
+            return None
+        return str(value)
     if isinstance(value, Mapping):
-        return {_name(key, where): json_value(item, f"{where}.{key}") for key, item in value.items()}
+        return {
+            _name(key, where): json_value(item, f"{where}.{key}") for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [json_value(item, where) for item in value]
     if isinstance(value, datetime | date | time):
@@ -138,23 +161,30 @@ def json_value(value: object, where: str) -> Any:
     if isinstance(value, timedelta | Decimal | UUID):
         return str(value)
     raise DataError(
-        f"{where} holds a value of type {type(value).__name__}; only strings, numbers, times, lists and mappings are "
-        "read: drop this column or write it as a string"
+        f"{where} holds a value of type {type(value).__name__}; only strings, numbers, times, lists"
+        " and mappings are read: drop this column or write it as a string"
     )
 
 
 def unlike_json(value: object) -> str | None:
-    """The type of a value, or of one within it, that `json_value` makes a text; None if it keeps its type."""
+    """The type of a value, or of one within it, that `json_value` makes a text; None if it keeps
+    its type.
+    """
     if value is None or isinstance(value, str | bool | int):
         return None
     if isinstance(value, float):
         return "infinite number" if math.isinf(value) else None
     if isinstance(value, Mapping):
-        other_keys = (f"key of type {type(key).__name__}" for key in value if not isinstance(key, str))
+        other_keys = (
+            f"key of type {type(key).__name__}" for key in value if not isinstance(key, str)
+        )
         return next(other_keys, None) or _first_unlike_json(value.values())
     if isinstance(value, list | tuple):
         return _first_unlike_json(value)
-    if type(value).__module__ == "numpy" and type(value).__name__ not in ("datetime64", "timedelta64"):
+    if type(value).__module__ == "numpy" and type(value).__name__ not in (
+        "datetime64",
+        "timedelta64",
+    ):
         return unlike_json(value.tolist()) if hasattr(value, "tolist") else None
     return None if type(value).__name__ in ("NAType", "NaTType") else type(value).__name__
 
@@ -170,28 +200,40 @@ def describe_texts(kinds: Mapping[str, str]) -> str:
 
 
 def _column(
-    row: Mapping[str, Any], named: str | None, known: Sequence[str], *, what: str, where: str, required: bool = True
+    row: Mapping[str, Any],
+    named: str | None,
+    known: Sequence[str],
+    *,
+    what: str,
+    where: str,
+    required: bool = True,
 ) -> str | None:
     for name in (named,) if named else known:
         if _lookup(row, name) is not _MISSING:
             return name
     present = ", ".join(map(str, row)) or "(none)"
     if named:
-        raise DataError(f"{where}: no column {named}, which is named as {what}; columns here: {present}")
+        raise DataError(
+            f"{where}: no column {named}, which is named as {what}; columns here: {present}"
+        )
     if not required:
         return None
-    finished = next((name for name in CONVERSATION_COLUMNS if name in row), None) if what == "prompt" else None
+    finished = (
+        next((name for name in CONVERSATION_COLUMNS if name in row), None)
+        if what == "prompt"
+        else None
+    )
     if finished is not None and _ends_before_answer(row[finished]):
         return finished
     if finished is not None:
         raise DataError(
-            f"{where}: the column {finished} holds finished conversations, which preset=sft imitates as "
-            "data.demonstrations; here a row needs a prompt (the messages before the reply, or the question) and a "
-            "reference answer"
+            f"{where}: the column {finished} holds finished conversations, which preset=sft"
+            " imitates as data.demonstrations; here a row needs a prompt (the messages before the"
+            " reply, or the question) and a reference answer"
         )
     raise DataError(
-        f"{where}: no {what}; expected a column {', '.join(known[:-1])} or {known[-1]}, columns here: {present}; "
-        f"name yours with {{path: FILE, {what}: COLUMN}}"
+        f"{where}: no {what}; expected a column {', '.join(known[:-1])} or {known[-1]}, columns"
+        f" here: {present}; name yours with {{path: FILE, {what}: COLUMN}}"
     )
 
 
@@ -204,7 +246,9 @@ def _lookup(row: Mapping[str, Any], column: str) -> object:
 
 
 def column_value(row: Mapping[str, Any], column: str) -> object:
-    """The value of a column, also of a nested one (`reward_model.ground_truth`); None without one."""
+    """The value of a column, also of a nested one (`reward_model.ground_truth`); None without
+    one.
+    """
     value = _lookup(row, column)
     return None if value is _MISSING else value
 
@@ -220,13 +264,16 @@ def as_prompt(value: object, where: str) -> Prompt:
         return _encodable(value, where)
     if not isinstance(value, list | tuple):
         raise DataError(f"{where} must be a string or a list of messages, got {shown(value)}")
-    messages = [as_message(item, f"{where}, message {number}") for number, item in enumerate(value, start=1)]
+    messages = [
+        as_message(item, f"{where}, message {number}") for number, item in enumerate(value, start=1)
+    ]
     if not any(content_text(message).strip() for message in messages):
         raise DataError(f"{where} is empty; expected at least one message with content")
     if messages[-1]["role"] == "assistant":
         raise DataError(
-            f"{where}: the last message is the assistant's; a prompt ends where the model is to answer (TRL would "
-            "continue the message): remove it, or imitate it as data.demonstrations with preset=sft"
+            f"{where}: the last message is the assistant's; a prompt ends where the model is to"
+            " answer (TRL would continue the message): remove it, or imitate it as"
+            " data.demonstrations with preset=sft"
         )
     return messages
 
@@ -241,8 +288,8 @@ def parsed_messages(value: object, where: str) -> object:
         return value
     if text[1:].lstrip().startswith("{'") and "'role':" in text and "'content':" in text:
         raise DataError(
-            f"{where} holds messages as Python prints them, which cannot be read; write .jsonl or .parquet, or "
-            "messages as JSON"
+            f"{where} holds messages as Python prints them, which cannot be read; write .jsonl or"
+            " .parquet, or messages as JSON"
         )
     try:
         found = json.loads(text)
@@ -276,14 +323,19 @@ def with_standard_keys(message: Any) -> Any:
 
 
 def as_message(value: object, where: str) -> Message:
-    """The value as a message: `role`, `content`, and its other keys, which a chat template may read.
+    """The value as a message: `role`, `content`, and its other keys, which a chat template may
+    read.
 
-    A key without a value is left out, as tables fill up missing keys; `content` may be null beside `tool_calls`. Raises
-    DataError.
+    A key without a value is left out, as tables fill up missing keys; `content` may be null beside
+    `tool_calls`. Raises DataError.
     """
     value = with_standard_keys(value)
     if not isinstance(value, Mapping) or not _is_message(value):
-        keys = f"the keys {', '.join(map(str, value)) or '(none)'}" if isinstance(value, Mapping) else shown(value)
+        keys = (
+            f"the keys {', '.join(map(str, value)) or '(none)'}"
+            if isinstance(value, Mapping)
+            else shown(value)
+        )
         raise DataError(f"{where}: expected a mapping with role and content, got {keys}")
     message = {name: item for name, item in json_value(value, where).items() if item is not None}
     role = message.get("role")
@@ -298,8 +350,13 @@ def _content(value: object, where: str, *, may_be_null: bool) -> str | list[dict
     if isinstance(value, str) or (value is None and may_be_null):
         return value
     if not isinstance(value, list) or not value:
-        raise DataError(f"{where}: content must be a string or a list of parts of text, got {shown(value)}")
-    parts = [_part(part, f"{where}, part {number} of its content") for number, part in enumerate(value, start=1)]
+        raise DataError(
+            f"{where}: content must be a string or a list of parts of text, got {shown(value)}"
+        )
+    parts = [
+        _part(part, f"{where}, part {number} of its content")
+        for number, part in enumerate(value, start=1)
+    ]
     return parts[0]["text"] if len(parts) == 1 else parts
 
 
@@ -309,12 +366,15 @@ def _part(value: object, where: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
         what = shown(value) if kind is None else f"the type {kind}"
-        raise DataError(f"{where}: models get text only; expected the type text with a text, got {what}")
+        raise DataError(
+            f"{where}: models get text only; expected the type text with a text, got {what}"
+        )
     return {name: item for name, item in part.items() if item is not None}
 
 
 def with_arrow_messages(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of an Arrow table with messages, and schemas of tools, as they were before Arrow merged their keys.
+    """The row of an Arrow table with messages, and schemas of tools, as they were before Arrow
+    merged their keys.
 
     All mappings of a column get the same keys in Arrow, with null for those that they did not have.
     """
@@ -330,7 +390,11 @@ def _without_nulls(value: Any) -> Any:
     """The value without keys that are null; a message keeps its content."""
     if isinstance(value, Mapping):
         is_message = _is_message(value)
-        kept = {name: item for name, item in value.items() if item is not None or (is_message and name == "content")}
+        kept = {
+            name: item
+            for name, item in value.items()
+            if item is not None or (is_message and name == "content")
+        }
         return {name: _without_nulls(item) for name, item in kept.items()}
     if isinstance(value, list | tuple):
         return [_without_nulls(item) for item in value]
@@ -338,7 +402,9 @@ def _without_nulls(value: Any) -> Any:
 
 
 def tool_schemas(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The column `tools` alone, with schemas that the chat template gets, from a list or JSON text of one."""
+    """The column `tools` alone, with schemas that the chat template gets, from a list or JSON text
+    of one.
+    """
     tools = row.get("tools")
     if isinstance(tools, str) and tools.lstrip().startswith("["):
         try:
@@ -351,10 +417,14 @@ def tool_schemas(row: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _answer(value: object, where: str) -> str:
-    """The answer as a string; 3.0 becomes `3`, because tables store integer columns with gaps as floats."""
+    """The answer as a string; 3.0 becomes `3`, because tables store integer columns with gaps as
+    floats.
+    """
     if type(value).__module__ == "numpy":
         value = json_value(value, where)
-    require_filled(value, where, "every problem needs a reference answer: fill it in or drop the row")
+    require_filled(
+        value, where, "every problem needs a reference answer: fill it in or drop the row"
+    )
     if isinstance(value, str):
         return _encodable(value, where)
     if isinstance(value, float) and math.isfinite(value):
@@ -386,15 +456,17 @@ def _name(key: object, where: str) -> str:
 
 
 def _encodable(text: str, where: str) -> str:
-    """`text`, or DataError for half of a surrogate pair, which JSON can contain but no tokenizer or file accepts."""
+    """`text`, or DataError for half of a surrogate pair, which JSON can contain but no tokenizer or
+    file accepts.
+    """
     if text.isascii():
         return text
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{where}: character {error.start + 1} is half of a surrogate pair ({text[error.start]!r}), not text; "
-            "write the text in UTF-8"
+            f"{where}: character {error.start + 1} is half of a surrogate pair"
+            f" ({text[error.start]!r}), not text; write the text in UTF-8"
         ) from None
     return text
 

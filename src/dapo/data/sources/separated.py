@@ -1,8 +1,9 @@
 """Read rows of CSV and TSV files: lines as records, and the types of columns.
 
-All values of a column have one type: integer, number, boolean, list of JSON objects (messages), or text.
-It is text if converting a value and writing it again would change it: `007`, `1.50` and `1,000` stay as they are. An
-empty value is None. pandas and pyarrow.csv would read 007 as 7, and accept or fill up some broken records.
+All values of a column have one type: integer, number, boolean, list of JSON objects (messages), or
+text. It is text if converting a value and writing it again would change it: `007`, `1.50` and
+`1,000` stay as they are. An empty value is None. pandas and pyarrow.csv would read 007 as 7, and
+accept or fill up some broken records.
 """
 
 import csv
@@ -15,26 +16,48 @@ from typing import Any
 
 from dapo.core.errors import DataError
 
-_BOOLEANS = {"true": True, "false": False, "True": True, "False": False, "TRUE": True, "FALSE": False}
+_BOOLEANS = {
+    "true": True,
+    "false": False,
+    "True": True,
+    "False": False,
+    "TRUE": True,
+    "FALSE": False,
+}
 _MAX_VALUE_CHARS = 2**31 - 1
 
 
-def separated_rows(path: Path, lines: Callable[[], Iterator[str]]) -> Iterator[tuple[str, dict[str, Any] | DataError]]:
-    """Yield (`FILE, line 3`, row or its error) for each record. Raises DataError for a file that cannot be read.
+def separated_rows(
+    path: Path, lines: Callable[[], Iterator[str]]
+) -> Iterator[tuple[str, dict[str, Any] | DataError]]:
+    """Yield (`FILE, line 3`, row or its error) for each record.
 
-    `.tsv` is separated by tabs, `.csv` by the separator most frequent in its header. Each call of `lines` begins anew:
-    they are read twice, because the type of a column depends on all of its values.
+    Raises DataError for a file that cannot be read.
+
+    `.tsv` is separated by tabs, `.csv` by the separator most frequent in its header. Each call of
+    `lines` begins anew: they are read twice, because the type of a column depends on all of its
+    values.
     """
     types = _column_types(_records(path, lines()))
     for where, names, values in _records(path, lines()):
         if isinstance(values, DataError):
             yield where, values
             continue
-        yield where, {name: types[name](value) if value else None for name, value in zip(names, values, strict=True)}
+        yield (
+            where,
+            {
+                name: types[name](value) if value else None
+                for name, value in zip(names, values, strict=True)
+            },
+        )
 
 
-def _records(path: Path, lines: Iterator[str]) -> Iterator[tuple[str, Sequence[str], list[str] | DataError]]:
-    """The location of each record, the names of the columns, and its values or error; an unnamed index is left out."""
+def _records(
+    path: Path, lines: Iterator[str]
+) -> Iterator[tuple[str, Sequence[str], list[str] | DataError]]:
+    """The location of each record, the names of the columns, and its values or error; an unnamed
+    index is left out.
+    """
     head = []
     for line in lines:
         head.append(line)
@@ -53,21 +76,34 @@ def _records(path: Path, lines: Iterator[str]) -> Iterator[tuple[str, Sequence[s
             names = _header(values[has_index:], where)
             continue
         if len(values) != len(names) + has_index:
-            text = f"{where}: {len(values)} values, expected {len(names) + has_index} ({', '.join(names)})"
-            yield where, names, DataError(f"{text}; put a value that holds {delimiter!r} into double quotes")
+            text = (
+                f"{where}: {len(values)} values, expected {len(names) + has_index}"
+                f" ({', '.join(names)})"
+            )
+            yield (
+                where,
+                names,
+                DataError(f"{text}; put a value that holds {delimiter!r} into double quotes"),
+            )
         else:
             yield where, names, values[has_index:]
 
 
 def _parsed(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The number of each record's first line, and its values; a record without any value is left out."""
+    """The number of each record's first line, and its values; a record without any value is left
+    out.
+    """
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         begins = reader.line_num + 1
         try:
             values = next(reader, None)
         except csv.Error as error:
-            reason = "a double quote that is opened here is not closed" if "end of data" in str(error) else str(error)
+            reason = (
+                "a double quote that is opened here is not closed"
+                if "end of data" in str(error)
+                else str(error)
+            )
             raise DataError(f"{path}, line {begins}: not valid CSV ({reason})") from None
         if values is None:
             return
@@ -79,7 +115,9 @@ def _header(names: list[str], where: str) -> list[str]:
     names = [name.strip() for name in names]
     for column, name in enumerate(names, start=1):
         if not name:
-            raise DataError(f"{where}: column {column} has no name; the first line must name the columns")
+            raise DataError(
+                f"{where}: column {column} has no name; the first line must name the columns"
+            )
         if names.count(name) > 1:
             raise DataError(f"{where}: there are two columns {name}; rename or drop one of them")
     return names
@@ -88,7 +126,9 @@ def _header(names: list[str], where: str) -> list[str]:
 def _column_types(
     records: Iterable[tuple[str, Sequence[str], list[str] | DataError]],
 ) -> Mapping[str, Callable[[str], Any]]:
-    """The converter of each column that has values: the first of `_TYPES` that reads all of them."""
+    """The converter of each column that has values: the first of `_TYPES` that reads all of
+    them.
+    """
     fitting: dict[str, list[int]] = {}  # of each column, the types that read all values so far
     for _, names, values in records:
         for name, value in () if isinstance(values, DataError) else zip(names, values, strict=True):

@@ -1,4 +1,6 @@
-"""The actor in a Ray worker's process: holds one object and answers calls on it, like worker_main.py."""
+"""The actor in a Ray worker's process: holds one object and answers calls on it, like
+worker_main.py.
+"""
 
 import os
 import pkgutil
@@ -24,22 +26,30 @@ class ActorInfo:
     pid: int
     node: str  # the node's IP address
     version: str  # the version of this package on the node
-    log: Path  # the process's output: in the run's `logs` if the node sees them, otherwise Ray's own file on the node
+    # the process's output: in the run's `logs` if the node sees them, otherwise Ray's own file on
+    # the node
+    log: Path
     gpus: Sequence[str]  # the names of its GPUs, as in CUDA_VISIBLE_DEVICES
     reads_files: bool  # whether the process sees the folder to which the controller writes weights
 
 
 class WorkerActor:
-    """Executes calls one at a time, in the main thread of its process, and answers as `try_call` does."""
+    """Executes calls one at a time, in the main thread of its process, and answers as `try_call`
+    does.
+    """
 
     def __init__(self, secrets: Collection[str] = ()) -> None:
-        """Forget the node's secrets but the named ones, so that neither this process nor its children use them."""
+        """Forget the node's secrets but the named ones, so that neither this process nor its
+        children use them.
+        """
         self._target: Any = None
         for name in os.environ.keys() - public_environment({*secrets, *AUTHENTICATION}).keys():
             del os.environ[name]
 
     def handshake(self, name: str, logs: Path, weights: Path | None) -> tuple[bool, ActorInfo]:
-        """Redirect the output to the run's logs if the node sees them, and report where the actor runs."""
+        """Redirect the output to the run's logs if the node sees them, and report where the actor
+        runs.
+        """
         import ray.util
 
         if logs.is_dir():
@@ -49,15 +59,20 @@ class WorkerActor:
             log = Path(os.readlink("/proc/self/fd/1"))
         reads_files = weights is not None and weights.is_dir()
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        return True, ActorInfo(os.getpid(), ray.util.get_node_ip_address(), dapo.__version__, log, gpus, reads_files)
+        return True, ActorInfo(
+            os.getpid(), ray.util.get_node_ip_address(), dapo.__version__, log, gpus, reads_files
+        )
 
     def create(self, factory: str, options: Mapping[str, Any]) -> tuple[bool, Any]:
         is_ok, value = try_call(lambda: pkgutil.resolve_name(factory)(**options))
         if is_ok:
-            self._target, value = value, None
+            self._target = value
+            value = None
         return is_ok, value
 
-    def call(self, method: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> tuple[bool, Any]:
+    def call(
+        self, method: str, arguments: Sequence[Any], options: Mapping[str, Any]
+    ) -> tuple[bool, Any]:
         return try_call(methodcaller(method, *arguments, **options), self._target)
 
 

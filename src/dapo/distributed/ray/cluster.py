@@ -1,4 +1,6 @@
-"""Joins a Ray cluster, or starts a private one on this machine: loopback addresses, and a secret of its own."""
+"""Joins a Ray cluster, or starts a private one on this machine: loopback addresses, and a secret of
+its own.
+"""
 
 import logging
 import os
@@ -41,28 +43,37 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise LaunchError("launcher=ray needs Ray, which is not installed: pip install ray") from error
+        raise LaunchError(
+            "launcher=ray needs Ray, which is not installed: pip install ray"
+        ) from error
     return ray
 
 
 def describe_exposure(config: Config, *, machines: int, has_token: bool) -> str | None:
-    """A line on connections between the machines of a cluster that carry no secret; None without any."""
-    exposed = [] if has_token else ["Ray, which runs code for whoever connects (set RAY_AUTH_MODE=token)"]
+    """A line on connections between the machines of a cluster that carry no secret; None without
+    any.
+    """
+    exposed = (
+        [] if has_token else ["Ray, which runs code for whoever connects (set RAY_AUTH_MODE=token)"]
+    )
     if config.distributed.trainer_ranks > 1:
         between_ranks = "gloo" if config.train.device == "cpu" else "gloo and NCCL"
         exposed.append(f"{between_ranks} between trainer ranks")
     if machines < 2 or not exposed:
         return None
     return (
-        f"this run uses {machines} machines, and connections between them carry no secret: {'; '.join(exposed)}. "
-        "Use a private network, or a firewall that admits only these machines"
+        f"this run uses {machines} machines, and connections between them carry no secret:"
+        f" {'; '.join(exposed)}. Use a private network, or a firewall that admits only these"
+        " machines"
     )
 
 
 class PrivateCluster:
-    """The settings of a private cluster on this machine: loopback addresses, a secret, a folder for Unix sockets.
+    """The settings of a private cluster on this machine: loopback addresses, a secret, a folder for
+    Unix sockets.
 
-    Ray reads them from the process; `close` restores the old ones, for a cluster that is joined later.
+    Ray reads them from the process; `close` restores the old ones, for a cluster that is joined
+    later.
     """
 
     def __init__(self) -> None:
@@ -70,8 +81,11 @@ class PrivateCluster:
 
         self._constants = ray_constants
         # not gettempdir(), which may be too long for a Unix socket
-        self.folder = Path(tempfile.mkdtemp(prefix="dapo-ray-", dir="/tmp" if os.path.isdir("/tmp") else None))
-        self.ray_folder = self.folder / "ray"  # Ray opens it to all users; the folder around it is private
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="dapo-ray-", dir="/tmp" if os.path.isdir("/tmp") else None)
+        )
+        # Ray opens it to all users; the folder around it is private
+        self.ray_folder = self.folder / "ray"
         self.logs = self.ray_folder / "session_latest" / "logs"
         self.keeps_logs = False
         secret = self.folder / "token"
@@ -107,15 +121,17 @@ def _init(address: str | None, private: PrivateCluster | None) -> None:
     from ray.job_config import JobConfig
 
     class PathlessJobConfig(JobConfig):
-        """Keeps the current directory off the workers' import path: Ray adds it unless the job has one of its own."""
+        """Keeps the current directory off the workers' import path: Ray adds it unless the job has
+        one of its own.
+        """
 
         def _runtime_env_has_working_dir(self) -> bool:
             return True
 
     if address is not None and "://" in address:
         raise LaunchError(
-            f"launcher=ray:{address}: a run is a driver of the cluster, not a Ray client; start it on one "
-            "of the cluster's nodes with launcher=ray:auto or ray:HOST:PORT of the head"
+            f"launcher=ray:{address}: a run is a driver of the cluster, not a Ray client; start it"
+            " on one of the cluster's nodes with launcher=ray:auto or ray:HOST:PORT of the head"
         )
     try:
         if address is None:
@@ -137,8 +153,10 @@ def _init(address: str | None, private: PrivateCluster | None) -> None:
         raise LaunchError(
             f"Ray could not be started on this machine: {error}"
             if address is None
-            else f"the Ray cluster of launcher=ray:{address} could not be joined; check that the address and, "
-            f"with RAY_AUTH_MODE=token, the token are those of its head: {error}"
+            else (
+                f"the Ray cluster of launcher=ray:{address} could not be joined; check that the"
+                f" address and, with RAY_AUTH_MODE=token, the token are those of its head: {error}"
+            )
         ) from error
 
 

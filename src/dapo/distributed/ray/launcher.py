@@ -1,4 +1,6 @@
-"""`launcher: ray`: workers are actors on an existing Ray cluster, or on one that is started here for the run."""
+"""`launcher: ray`: workers are actors on an existing Ray cluster, or on one that is started here
+for the run.
+"""
 
 import threading
 import time
@@ -30,14 +32,25 @@ class RayWorker:
     """A worker in a Ray actor. A dead actor is not restarted: the caller starts another worker."""
 
     def __init__(
-        self, name: str, actor: Any, reservation: Reservation, gpus: float, callbacks: ThreadPoolExecutor
+        self,
+        name: str,
+        actor: Any,
+        reservation: Reservation,
+        gpus: float,
+        callbacks: ThreadPoolExecutor,
     ) -> None:
-        self.name, self.gpus = name, gpus
-        self.info: ActorInfo | None = None  # set when the actor's process has answered the handshake
-        self._actor, self._reservation, self._callbacks = actor, reservation, callbacks
+        self.name = name
+        self.gpus = gpus
+        # set when the actor's process has answered the handshake
+        self.info: ActorInfo | None = None
+        self._actor = actor
+        self._reservation = reservation
+        self._callbacks = callbacks
         self._lock = threading.Lock()
         self._pending: dict[Future[Any], Sequence[Any]] = {}
-        """The pending calls with their arguments, which keep published weights alive while a worker reads them."""
+        """The pending calls with their arguments, which keep published weights alive while a worker
+        reads them.
+        """
         self.exit_message: str | None = None
 
     @property
@@ -49,9 +62,16 @@ class RayWorker:
         return self.known_info.log
 
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
-        """Like Worker.call; a positional argument may be published weights. Raises EngineError if they are gone."""
+        """Like Worker.call; a positional argument may be published weights.
+
+        Raises EngineError if they are gone.
+        """
         sent = [
-            each.for_worker(reads_files=self.known_info.reads_files) if isinstance(each, RayWeights) else each
+            (
+                each.for_worker(reads_files=self.known_info.reads_files)
+                if isinstance(each, RayWeights)
+                else each
+            )
             for each in arguments
         ]
         return self.send("call", method, sent, options)
@@ -68,7 +88,8 @@ class RayWorker:
 
         def completed(done: "Future[Any]") -> None:
             with suppress(RuntimeError):  # the launcher is closed, and so the call has failed
-                self._callbacks.submit(self._complete, future, done)  # Ray's own thread must not wait
+                # Ray's own thread must not wait
+                self._callbacks.submit(self._complete, future, done)
 
         reference.future().add_done_callback(completed)
         return future
@@ -88,11 +109,16 @@ class RayWorker:
 
         error = done.exception()
         if isinstance(error, RuntimeEnvSetupError):
-            self._mark_dead(f"the runtime environment of {self.name} could not be set up: {error}", LaunchError)
+            self._mark_dead(
+                f"the runtime environment of {self.name} could not be set up: {error}", LaunchError
+            )
         elif isinstance(error, RayActorError) and error.actor_init_failed:
             self._mark_dead(f"{self.name} could not be set up on its node: {error}", LaunchError)
         elif isinstance(error, RayTaskError):
-            self._resolve(future, WorkerFault(f"{self.name}: the arguments or the answer cannot be sent: {error}"))
+            self._resolve(
+                future,
+                WorkerFault(f"{self.name}: the arguments or the answer cannot be sent: {error}"),
+            )
         elif error is not None:
             self._mark_dead(self._exit_reason(error))
         else:
@@ -116,7 +142,8 @@ class RayWorker:
             if self.exit_message is not None:
                 return
             self.exit_message = cause
-            pending, self._pending = self._pending, {}
+            pending = self._pending
+            self._pending = {}
         try:
             if ray.is_initialized():
                 ray.kill(self._actor, no_restart=True)
@@ -131,9 +158,11 @@ class RayWorker:
         where = f" (process {self.info.pid} on node {self.info.node})" if self.info else ""
         text = str(error)
         if isinstance(error, ActorUnavailableError):
-            how, cause = "is out of reach, perhaps with its node", text.partition("RpcError: ")[2]
+            how = "is out of reach, perhaps with its node"
+            cause = text.partition("RpcError: ")[2]
         else:
-            how, cause = "is gone", text.partition("because ")[2]
+            how = "is gone"
+            cause = text.partition("because ")[2]
         message = f"{self.name}{where} {how}: {shorten(one_line(cause or text), MAX_CAUSE_CHARS)}"
         if self.info is None:
             return message
@@ -142,22 +171,34 @@ class RayWorker:
 
 
 class RayLauncher:
-    """Starts actors on a Ray cluster. An actor prints to `logs/NAME.log` if its node sees that folder.
+    """Starts actors on a Ray cluster.
 
-    Without `address`, Ray is started on this machine and stopped by `close`; processes then share the CPUs as without
-    Ray, and only GPUs are counted. A cluster or connection that existed before is left as it was.
+    An actor prints to `logs/NAME.log` if its node sees that folder.
+
+    Without `address`, Ray is started on this machine and stopped by `close`; processes then share
+    the CPUs as without Ray, and only GPUs are counted. A cluster or connection that existed before
+    is left as it was.
     """
 
     def __init__(
-        self, logs: Path, *, timeout_s: float, address: str | None = None, use_shared_memory: bool = True
+        self,
+        logs: Path,
+        *,
+        timeout_s: float,
+        address: str | None = None,
+        use_shared_memory: bool = True,
     ) -> None:
-        """`timeout_s` bounds a start, until all objects exist. `address` is a cluster's `HOST:PORT`, or `auto`.
+        """`timeout_s` bounds a start, until all objects exist.
 
-        Workers that see this machine's shared memory get weights through it, unless `use_shared_memory` is off; other
-        workers get them through Ray's object store.
+        `address` is a cluster's `HOST:PORT`, or `auto`.
+
+        Workers that see this machine's shared memory get weights through it, unless
+        `use_shared_memory` is off; other workers get them through Ray's object store.
         """
-        self._logs, self._timeout_s = logs.resolve(), timeout_s
-        self._address, self._use_shared_memory = address, use_shared_memory
+        self._logs = logs.resolve()
+        self._timeout_s = timeout_s
+        self._address = address
+        self._use_shared_memory = use_shared_memory
         self._callbacks: ThreadPoolExecutor | None = None
         self._owns_connection = False
         self._private: PrivateCluster | None = None
@@ -172,7 +213,10 @@ class RayLauncher:
         return cluster_nodes()
 
     def exposure_note(self, config: Config) -> str | None:
-        """A line on connections between several machines that carry no secret. Raises LaunchError as `nodes`."""
+        """A line on connections between several machines that carry no secret.
+
+        Raises LaunchError as `nodes`.
+        """
         self._connect()
         import ray
         from ray import _raylet
@@ -182,30 +226,43 @@ class RayLauncher:
         has_token = raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN
         return describe_exposure(config, machines=len(machines), has_token=has_token)
 
-    def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[RayWorker]:
+    def start(
+        self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False
+    ) -> list[RayWorker]:
         self._connect()
         assert self._callbacks is not None
         since = time.monotonic()
         make_private_folder(self._logs)
         self._workers = [worker for worker in self._workers if worker.exit_message is None]
-        for name, spec in zip(names, specs, strict=True):  # a lost worker returns to the GPUs that others still use
-            bundle = self._bundles.pop(name, None) if spec.shares is None else self._bundles[spec.shares[0]]
+        # a lost worker returns to the GPUs that others still use
+        for name, spec in zip(names, specs, strict=True):
+            bundle = (
+                self._bundles.pop(name, None)
+                if spec.shares is None
+                else self._bundles[spec.shares[0]]
+            )
             if bundle is not None and bundle[0].join():
                 self._bundles[name] = bundle
-        new = {name: spec for name, spec in zip(names, specs, strict=True) if name not in self._bundles}
+        new = {
+            name: spec for name, spec in zip(names, specs, strict=True) if name not in self._bundles
+        }
         reservations = reserve(
             list(new),
             list(new.values()),
             together=together,
             timeout_s=self._timeout_s,
             counts_cpus=self._private is None,
-            gpus_left=None
-            if self._private is None
-            else sum(n.gpus for n in self.nodes) - sum(w.gpus for w in self._workers),
+            gpus_left=(
+                None
+                if self._private is None
+                else sum(n.gpus for n in self.nodes) - sum(w.gpus for w in self._workers)
+            ),
         )
         self._bundles |= dict(zip(new, reservations, strict=True))
         workers = [
-            RayWorker(name, self._start(name, spec), self._bundles[name][0], spec.gpus, self._callbacks)
+            RayWorker(
+                name, self._start(name, spec), self._bundles[name][0], spec.gpus, self._callbacks
+            )
             for name, spec in zip(names, specs, strict=True)
         ]
         self._workers += workers
@@ -236,35 +293,54 @@ class RayLauncher:
             self._private = None
         self._weights.close()
 
-    def _wait_until_ready(self, workers: Sequence[RayWorker], specs: Sequence[WorkerSpec], since: float) -> None:
+    def _wait_until_ready(
+        self, workers: Sequence[RayWorker], specs: Sequence[WorkerSpec], since: float
+    ) -> None:
         wait = partial(wait_until_ready, since=since, timeout_s=self._timeout_s)
         folder = self._weights.path if self._use_shared_memory else None
         logs = "Ray's logs" if self._private is None else self._private.logs
-        handshakes = [worker.send("handshake", worker.name, self._logs, folder) for worker in workers]
+        handshakes = [
+            worker.send("handshake", worker.name, self._logs, folder) for worker in workers
+        ]
         for worker, handshake in zip(workers, handshakes, strict=True):
-            info = wait(handshake, what=f"{worker.name} is scheduled, but its process", see=f"see {logs}")
+            info = wait(
+                handshake, what=f"{worker.name} is scheduled, but its process", see=f"see {logs}"
+            )
             if info.version != dapo.__version__:
-                versions = f"node {info.node} has dapo {info.version}, this machine {dapo.__version__}"
+                versions = (
+                    f"node {info.node} has dapo {info.version}, this machine {dapo.__version__}"
+                )
                 raise LaunchError(f"{versions}; install the same version on all nodes")
             worker.info = info
         pairs = zip(workers, specs, strict=True)
-        created = [worker.send("create", spec.factory, dict(spec.options)) for worker, spec in pairs]
+        created = [
+            worker.send("create", spec.factory, dict(spec.options)) for worker, spec in pairs
+        ]
         for worker, future in zip(workers, created, strict=True):
             wait(future, what=worker.name, see=f"its output is in {worker.log}")
 
     def _start(self, name: str, spec: WorkerSpec) -> Any:
-        """Start the actor in the worker's bundle, on the GPUs that Ray chooses or on one of another worker's."""
+        """Start the actor in the worker's bundle, on the GPUs that Ray chooses or on one of another
+        worker's.
+        """
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         reservation, index = self._bundles[name]
-        gpus, amounts = "", reservation.bundles[index]
+        gpus = ""
+        amounts = reservation.bundles[index]
         if spec.shares is not None:
             owner = next(worker for worker in self._workers if worker.name == spec.shares[0])
-            gpus, amounts = owner.known_info.gpus[spec.shares[1]], {"CPU": 0.0, "GPU": 0.0}
+            gpus = owner.known_info.gpus[spec.shares[1]]
+            amounts = {"CPU": 0.0, "GPU": 0.0}
         # Ray leaves CUDA_VISIBLE_DEVICES unchanged for an actor without GPUs
         visible = {} if amounts["GPU"] else {"CUDA_VISIBLE_DEVICES": gpus}
-        variables = {**visible, **spec.environment, "PYTHONPATH": import_path(spec), "PYTHONSAFEPATH": "1"}
+        variables = {
+            **visible,
+            **spec.environment,
+            "PYTHONPATH": import_path(spec),
+            "PYTHONSAFEPATH": "1",
+        }
         runtime_env: dict[str, Any] = {"env_vars": variables}
         if spec.python is not None:
             runtime_env["py_executable"] = spec.python

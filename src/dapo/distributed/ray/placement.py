@@ -1,4 +1,6 @@
-"""Reserves resources for workers on a Ray cluster as placement groups; errors name the demand and the cluster."""
+"""Reserves resources for workers on a Ray cluster as placement groups; errors name the demand and
+the cluster.
+"""
 
 import threading
 from collections.abc import Sequence
@@ -6,18 +8,22 @@ from collections.abc import Sequence
 from dapo.core.errors import LaunchError
 from dapo.distributed.protocol import Node, WorkerSpec
 
-UNCOUNTED_CPUS = 0.001  # a placement group cannot be empty: the request where processes share the CPUs
+# a placement group cannot be empty: the request where processes share the CPUs
+UNCOUNTED_CPUS = 0.001
 
 
 class Reservation:
-    """A placement group, removed when its last worker is gone; a lost worker is started again in its bundle."""
+    """A placement group, removed when its last worker is gone; a lost worker is started again in
+    its bundle.
+    """
 
     def __init__(self, bundles: Sequence[dict[str, float]]) -> None:
         from ray.util import placement_group
 
         self.bundles = bundles
         self.group = placement_group(
-            [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles], strategy="PACK"
+            [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles],
+            strategy="PACK",
         )
         self.ready = self.group.ready()
         self._members = len(bundles)
@@ -53,23 +59,37 @@ def reserve(
 ) -> list[tuple[Reservation, int]]:
     """Reserve resources; returns the placement group of each worker, and the index of its bundle.
 
-    Workers get a group each, or `together` one for all. Nodes that join the cluster meanwhile are used. Without
-    `counts_cpus` processes share the CPUs. `gpus_left` is the number of GPUs that this run has not reserved; None: the
-    cluster may grow. Raises LaunchError after `timeout_s`, or at once for more than `gpus_left`.
+    Workers get a group each, or `together` one for all. Nodes that join the cluster meanwhile are
+    used. Without `counts_cpus` processes share the CPUs. `gpus_left` is the number of GPUs that
+    this run has not reserved; None: the cluster may grow. Raises LaunchError after `timeout_s`, or
+    at once for more than `gpus_left`.
     """
     import ray
 
     if gpus_left is not None and sum(spec.gpus for spec in specs) > gpus_left:
-        raise LaunchError(f"not enough resources for {describe_demand(names, specs)}; {describe_cluster()}")
+        raise LaunchError(
+            f"not enough resources for {describe_demand(names, specs)}; {describe_cluster()}"
+        )
     bundles = [bundle_of(spec, counts_cpus=counts_cpus) for spec in specs]
-    reservations = [Reservation(part) for part in ([bundles] if together and bundles else [[each] for each in bundles])]
-    placed = [(reservation, index) for reservation in reservations for index in range(len(reservation.bundles))]
+    reservations = [
+        Reservation(part)
+        for part in ([bundles] if together and bundles else [[each] for each in bundles])
+    ]
+    placed = [
+        (reservation, index)
+        for reservation in reservations
+        for index in range(len(reservation.bundles))
+    ]
     try:
         ready = [reservation.ready for reservation in reservations]
         granted = ray.wait(ready, num_returns=len(ready), timeout=timeout_s)[0] if ready else []
-        if lacking := [i for i, (reservation, _) in enumerate(placed) if reservation.ready not in granted]:
+        if lacking := [
+            i for i, (reservation, _) in enumerate(placed) if reservation.ready not in granted
+        ]:
             demand = describe_demand([names[i] for i in lacking], [specs[i] for i in lacking])
-            raise LaunchError(f"not enough resources within {timeout_s:g} s for {demand}; {describe_cluster()}")
+            raise LaunchError(
+                f"not enough resources within {timeout_s:g} s for {demand}; {describe_cluster()}"
+            )
     except BaseException:
         for reservation in reservations:
             reservation.cancel()
@@ -79,7 +99,10 @@ def reserve(
 
 def bundle_of(spec: WorkerSpec, *, counts_cpus: bool) -> dict[str, float]:
     """The resources of one worker, all of them on one node."""
-    return {"CPU": spec.cpus if counts_cpus and (spec.cpus or spec.gpus) else UNCOUNTED_CPUS, "GPU": spec.gpus}
+    return {
+        "CPU": spec.cpus if counts_cpus and (spec.cpus or spec.gpus) else UNCOUNTED_CPUS,
+        "GPU": spec.gpus,
+    }
 
 
 def cluster_nodes() -> list[Node]:
@@ -87,7 +110,9 @@ def cluster_nodes() -> list[Node]:
     import ray
 
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return [Node(cpus=resources.get("CPU", 0.0), gpus=resources.get("GPU", 0.0)) for resources in alive]
+    return [
+        Node(cpus=resources.get("CPU", 0.0), gpus=resources.get("GPU", 0.0)) for resources in alive
+    ]
 
 
 def describe_demand(names: Sequence[str], specs: Sequence[WorkerSpec]) -> str:
@@ -96,7 +121,10 @@ def describe_demand(names: Sequence[str], specs: Sequence[WorkerSpec]) -> str:
     for name, spec in zip(names, specs, strict=True):
         by_demand.setdefault((spec.cpus, spec.gpus), []).append(name)
     groups = by_demand.items()
-    each = [f"{', '.join(same)} ({_amounts(*demand)}{' each' if len(same) > 1 else ''})" for demand, same in groups]
+    each = [
+        f"{', '.join(same)} ({_amounts(*demand)}{' each' if len(same) > 1 else ''})"
+        for demand, same in groups
+    ]
     if len(names) == 1:
         return each[0]
     in_all = _amounts(sum(b.cpus for b in specs), sum(b.gpus for b in specs))
@@ -107,13 +135,20 @@ def describe_cluster() -> str:
     """Nodes, CPUs and GPUs of the cluster, how many are free, and how many the largest node has."""
     import ray
 
-    alive, free = cluster_nodes(), ray.available_resources()
+    alive = cluster_nodes()
+    free = ray.available_resources()
     descriptions = [
         f"{_amount(sum(amounts), kind)} ({_number(free.get(kind, 0.0))} free; "
         f"{_number(max(amounts, default=0.0))} on the largest node)"
-        for kind, amounts in (("CPU", [node.cpus for node in alive]), ("GPU", [node.gpus for node in alive]))
+        for kind, amounts in (
+            ("CPU", [node.cpus for node in alive]),
+            ("GPU", [node.gpus for node in alive]),
+        )
     ]
-    return f"the cluster has {len(alive)} node{'s' * (len(alive) != 1)} with {' and '.join(descriptions)}"
+    return (
+        f"the cluster has {len(alive)} node{'s' * (len(alive) != 1)} with"
+        f" {' and '.join(descriptions)}"
+    )
 
 
 def _amounts(cpus: float, gpus: float) -> str:

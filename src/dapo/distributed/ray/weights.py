@@ -1,6 +1,8 @@
-"""Weights between machines: the content of a weights file in Ray's object store, fetched once per node.
+"""Weights between machines: the content of a weights file in Ray's object store, fetched once per
+node.
 
-A process that needs a version writes it to its machine's shared memory, for itself and its children.
+A process that needs a version writes it to its machine's shared memory, for itself and its
+children.
 """
 
 import contextlib
@@ -17,7 +19,9 @@ from dapo.distributed.weight_files import WeightsFile, WeightsFolder, write_chun
 
 @dataclass
 class RayWeights:
-    """Published weights: a file, or its content in the object store for a process that does not see the file."""
+    """Published weights: a file, or its content in the object store for a process that does not see
+    the file.
+    """
 
     file: WeightsFile
     timeout_s: float
@@ -32,7 +36,10 @@ class RayWeights:
         return self.file.version
 
     def for_worker(self, *, reads_files: bool) -> "WeightsFile | RayWeights":
-        """The form that a worker can read; the object store keeps the content while that exists. Raises EngineError."""
+        """The form that a worker can read; the object store keeps the content while that exists.
+
+        Raises EngineError.
+        """
         if reads_files:
             return self.file
         if (sent := self._sent()) is None:
@@ -42,7 +49,10 @@ class RayWeights:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[WeightsFile]:
-        """The weights; fetched ones are in a file of this process, which ends with the block. Raises EngineError."""
+        """The weights; fetched ones are in a file of this process, which ends with the block.
+
+        Raises EngineError.
+        """
         with contextlib.closing(WeightsFolder()) as folder:
             file = self.file
             if self.content is not None:
@@ -59,7 +69,9 @@ def _get(content: Any, version: int, timeout_s: float) -> memoryview:
     try:
         return memoryview(ray.get(content, timeout=timeout_s))
     except ray.exceptions.RayError as error:
-        raise EngineError(f"the weights of version {version} did not arrive within {timeout_s:g} s: {error}") from error
+        raise EngineError(
+            f"the weights of version {version} did not arrive within {timeout_s:g} s: {error}"
+        ) from error
 
 
 def _put(weights: WeightsFile) -> Any:

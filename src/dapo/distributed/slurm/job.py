@@ -24,10 +24,12 @@ class Allocation:
     nodes: int = 1
     gpus_per_node: int = 0
     cpus_per_node: int | None = None  # none: whole nodes, with all their memory
-    time: str | None = None  # the time limit in sbatch's format, `2-12:00:00`; None: the partition's
+    # the time limit in sbatch's format, `2-12:00:00`; None: the partition's
+    time: str | None = None
     partition: str | None = None
     account: str | None = None
-    stop_before_s: int = 120  # how long before the time limit Slurm sends the signal on which the run saves
+    # how long before the time limit Slurm sends the signal on which the run saves
+    stop_before_s: int = 120
     options: tuple[str, ...] = ()  # further options of sbatch, `--qos=high`
 
 
@@ -46,7 +48,9 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """The folder of script, logs and the copy of the config; a run's own directory must be new."""
+        """The folder of script, logs and the copy of the config; a run's own directory must be
+        new.
+        """
         return folder_of(self.run_dir)
 
 
@@ -68,7 +72,10 @@ def batch_script(job: Job, allocation: Allocation) -> str:
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {directive}" for directive in directives(job, allocation)),
-        f"# Written by `dapo submit` (dapo {dapo.__version__}). However the job ends, this continues the run:",
+        (
+            f"# Written by `dapo submit` (dapo {dapo.__version__}). However the job ends, this"
+            " continues the run:"
+        ),
         f"#   sbatch {shlex.quote(str(job.folder / 'job.sh'))}",
         "",
         *(f"{name}={shlex.quote(value)}" for name, value in variables.items()),
@@ -83,8 +90,8 @@ def directives(job: Job, allocation: Allocation) -> list[str]:
     """The options on the `#SBATCH` lines."""
     if allocation.time is not None and seconds_of(allocation.time) <= allocation.stop_before_s:
         raise ConfigError(
-            f"--time {allocation.time} ends before the signal that comes {allocation.stop_before_s} s earlier "
-            "(--stop-before) could stop the run; give it more time"
+            f"--time {allocation.time} ends before the signal that comes {allocation.stop_before_s}"
+            " s earlier (--stop-before) could stop the run; give it more time"
         )
     output = str(job.folder).replace("%", "%%") + "/%j.log"
     name = re.sub(r"[^A-Za-z0-9._-]", "-", f"dapo-{job.run_dir.name}")
@@ -118,8 +125,8 @@ def seconds_of(time: str) -> float:
         hours, minutes, seconds = [*fields, 0, 0][:3]
         return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds) or float("inf")
     raise ConfigError(
-        f"--time {time!r}: expected MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS or DAYS-HOURS[:MINUTES[:SECONDS]], "
-        "for example 12:00:00 or 2-0"
+        f"--time {time!r}: expected MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS or"
+        " DAYS-HOURS[:MINUTES[:SECONDS]], for example 12:00:00 or 2-0"
     )
 
 
@@ -127,16 +134,21 @@ def require_sbatch() -> None:
     """Raise LaunchError if sbatch is not on PATH."""
     if shutil.which("sbatch") is None:
         raise LaunchError(
-            "sbatch is not on PATH: run dapo submit on a login node of a Slurm cluster; --dry-run prints the script, "
-            "and dapo train trains here"
+            "sbatch is not on PATH: run dapo submit on a login node of a Slurm cluster; --dry-run"
+            " prints the script, and dapo train trains here"
         )
 
 
 def submit(script: Path) -> str:
-    """Submit a script with sbatch; returns the job's id. Raises LaunchError with sbatch's error message."""
+    """Submit a script with sbatch; returns the job's id.
+
+    Raises LaunchError with sbatch's error message.
+    """
     command = ["sbatch", "--parsable", str(script)]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=SBATCH_TIMEOUT_S, check=False)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=SBATCH_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         late = f"sbatch gave no answer within {SBATCH_TIMEOUT_S:g} s"
         raise LaunchError(f"{late}; squeue shows whether it has a job") from None
@@ -159,13 +171,19 @@ def _name(option: str, value: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quote for a #SBATCH line: Slurm reads double quotes and backslashes like a shell, but no dollars."""
+    """Quote for a #SBATCH line: Slurm reads double quotes and backslashes like a shell, but no
+    dollars.
+    """
     if "\n" in text:
-        raise ConfigError(f"{text!r} contains a line break, which a batch script's options cannot hold")
+        raise ConfigError(
+            f"{text!r} contains a line break, which a batch script's options cannot hold"
+        )
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _option(text: str) -> str:
     if not text.startswith("-") or "\n" in text:
-        raise ConfigError(f"--sbatch {text!r}: expected an option of sbatch, for example --sbatch=--qos=high")
+        raise ConfigError(
+            f"--sbatch {text!r}: expected an option of sbatch, for example --sbatch=--qos=high"
+        )
     return text

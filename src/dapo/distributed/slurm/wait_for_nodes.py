@@ -14,13 +14,17 @@ POLL_INTERVAL_S = 0.5
 
 
 def wait_for_nodes(address: str, count: int, timeout_s: float) -> None:
-    """Wait until `count` nodes of the Ray cluster are alive. Raises LaunchError with the names of those that are."""
+    """Wait until `count` nodes of the Ray cluster are alive.
+
+    Raises LaunchError with the names of those that are.
+    """
     import ray
 
     deadline = time.monotonic() + timeout_s
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError) as error:  # RuntimeError: the token is missing or of another cluster
+    # RuntimeError: the token is missing or of another cluster
+    except (ConnectionError, RuntimeError) as error:
         raise LaunchError(f"the Ray cluster at {address} cannot be reached: {error}") from error
     try:
         while True:
@@ -28,7 +32,10 @@ def wait_for_nodes(address: str, count: int, timeout_s: float) -> None:
             if len(names) >= count:
                 return
             if time.monotonic() > deadline:
-                joined = f"{len(names)} of {count} nodes joined the Ray cluster at {address} within {timeout_s:g} s"
+                joined = (
+                    f"{len(names)} of {count} nodes joined the Ray cluster at {address} within"
+                    f" {timeout_s:g} s"
+                )
                 raise LaunchError(f"{joined}: {', '.join(names)}")
             time.sleep(POLL_INTERVAL_S)
     finally:

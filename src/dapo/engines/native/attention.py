@@ -1,9 +1,10 @@
 """The attention and mask functions that the engine registers with transformers under its own name.
 
-A decode step attends in one of two ways. On a GPU in bfloat16 or float16 each row attends up to its own length, without
-a mask (`RowLengths`). Otherwise its queries `[n, heads, 1, d]` are viewed as `[n, kv_heads, group, d]`, so keys and
-values are not repeated for the heads that share them, and the model's own mask functions are evaluated at the slots'
-positions once per forward. Sliding windows come from the model in both cases.
+A decode step attends in one of two ways. On a GPU in bfloat16 or float16 each row attends up to its
+own length, without a mask (`RowLengths`). Otherwise its queries `[n, heads, 1, d]` are viewed as
+`[n, kv_heads, group, d]`, so keys and values are not repeated for the heads that share them, and
+the model's own mask functions are evaluated at the slots' positions once per forward. Sliding
+windows come from the model in both cases.
 """
 
 from collections.abc import Callable
@@ -27,12 +28,15 @@ UNSUPPORTED = {
 }
 
 
-VarlenAttention: TypeAlias = Callable[..., Tensor]  # `torch.nn.attention.varlen.varlen_attn`, or an equivalent function
+# `torch.nn.attention.varlen.varlen_attn`, or an equivalent function
+VarlenAttention: TypeAlias = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Attention of a decode step without a mask: a row's query sees the row's positions up to its own."""
+    """Attention of a decode step without a mask: a row's query sees the row's positions up to its
+    own.
+    """
 
     attend: VarlenAttention
     num_splits: int | None
@@ -42,10 +46,13 @@ class RowLengths:
     longest: int
     window: int | None = None  # positions that a query sees, including its own; None: all
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None) -> Tensor:
+    def __call__(
+        self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None
+    ) -> Tensor:
         """Attention of `[n, heads, d]` over `[positions, kv_heads, d]`; returns `[n, heads, d]`."""
-        # (-1, -1) is causal for a single query at the end of its row, and lets the kernel read keys once for the heads
-        # that share them. The left bound of a window does not count the query's own position.
+        # (-1, -1) is causal for a single query at the end of its row, and lets the kernel read keys
+        # once for the heads that share them. The left bound of a window does not count the query's
+        # own position.
         window = (-1, -1) if self.window is None else (self.window - 1, 0)
         return self.attend(
             query,
@@ -64,10 +71,12 @@ class RowLengths:
 
 
 def register() -> None:
-    """Register `NAME` with transformers, and turn off cuDNN's attention. Repeated calls have no effect.
+    """Register `NAME` with transformers, and turn off cuDNN's attention.
 
-    torch prefers cuDNN on an H100, which plans each new shape for tens to hundreds of milliseconds, and nearly every
-    decode step has a new shape.
+    Repeated calls have no effect.
+
+    torch prefers cuDNN on an H100, which plans each new shape for tens to hundreds of milliseconds,
+    and nearly every decode step has a new shape.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
     AttentionInterface.register(NAME, native_attention)
@@ -84,10 +93,11 @@ def native_attention(
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Scaled dot-product attention of `[n, heads, q, d]` over `[n, kv_heads, length, d]`; returns `[n, q, heads, d]`.
+    """Scaled dot-product attention of `[n, heads, q, d]` over `[n, kv_heads, length, d]`; returns
+    `[n, q, heads, d]`.
 
-    With `RowLengths` instead of a mask, keys and values are `[positions, kv_heads, d]` from `cache.LengthSlots`. Raises
-    EngineError for features in `UNSUPPORTED`.
+    With `RowLengths` instead of a mask, keys and values are `[positions, kv_heads, d]` from
+    `cache.LengthSlots`. Raises EngineError for features in `UNSUPPORTED`.
     """
     for name, what in UNSUPPORTED.items():
         if kwargs.get(name) is not None:
@@ -96,19 +106,31 @@ def native_attention(
         return attention_mask(query.squeeze(2), key, value, scaling).unsqueeze(1), None
     if isinstance(attention_mask, Rows):
         layer = int(module.layer_idx)  # type: ignore[arg-type]
-        return attend(query.squeeze(2), key, value, attention_mask, scaling, layer).unsqueeze(1), None
+        return (
+            attend(query.squeeze(2), key, value, attention_mask, scaling, layer).unsqueeze(1),
+            None,
+        )
     n, heads, length, width = query.shape
     shared = key.shape[1]
     if length == 1:
         grouped = query.reshape(n, shared, heads // shared, width)
-        attn_output = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
+        attn_output = scaled_dot_product_attention(
+            grouped, key, value, attn_mask=attention_mask, scale=scaling
+        )
         return attn_output.reshape(n, 1, heads, value.shape[-1]), None
     causal = attention_mask is None
     if attention_mask is not None and query.is_cuda:
-        # CUDA's kernels with masks do not support grouped heads: torch would compute the whole matrix of scores
+        # CUDA's kernels with masks do not support grouped heads: torch would compute the whole
+        # matrix of scores
         key, value = (states.repeat_interleave(heads // shared, dim=1) for states in (key, value))
     attn_output = scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, is_causal=causal, scale=scaling, enable_gqa=key.shape[1] != heads
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        is_causal=causal,
+        scale=scaling,
+        enable_gqa=key.shape[1] != heads,
     )
     return attn_output.transpose(1, 2), None
 
@@ -125,17 +147,20 @@ def native_mask(
     device: torch.device | str = "cpu",
     **others: object,
 ) -> Tensor | RowLengths | Rows | None:
-    """The positions that queries may attend to, from the model's own `mask_function(batch, head, query, key)`.
+    """The positions that queries may attend to, from the model's own `mask_function(batch, head,
+    query, key)`.
 
-    A prefill gets `[1, 1, q, q_offset + q]` booleans, or None for plain causal attention (`q_offset` 0). A decode step
-    and a prefill whose rows begin at different positions (`q_offset` `[n]`) get `[n, 1, q, kv_length]` of 0 and -inf in
-    `dtype`, because attention on the CPU would convert booleans once per layer. A decode step with `RowLengths` as
-    `q_offset` gets them back, with the window of the model's mask function.
+    A prefill gets `[1, 1, q, q_offset + q]` booleans, or None for plain causal attention
+    (`q_offset` 0). A decode step and a prefill whose rows begin at different positions (`q_offset`
+    `[n]`) get `[n, 1, q, kv_length]` of 0 and -inf in `dtype`, because attention on the CPU would
+    convert booleans once per layer. A decode step with `RowLengths` as `q_offset` gets them back,
+    with the window of the model's mask function.
     """
     if mask_function is None:
         raise EngineError("a model without a mask function")
     if isinstance(q_offset, RowLengths | Rows):
-        if others.get("use_vmap"):  # set by transformers where a model extends its causal or sliding mask
+        # set by transformers where a model extends its causal or sliding mask
+        if others.get("use_vmap"):
             raise EngineError("a mask function of its own")
         if local_size is None:
             return q_offset
@@ -145,11 +170,19 @@ def native_mask(
     keys = torch.arange(kv_length, device=device)[None, None, None, :]
     zero = torch.zeros((), dtype=torch.long, device=device)
     if isinstance(q_offset, Tensor):
-        queries = q_offset[:, None, None, None] + torch.arange(q_length, device=device)[None, None, :, None]
+        queries = (
+            q_offset[:, None, None, None]
+            + torch.arange(q_length, device=device)[None, None, :, None]
+        )
         allowed = mask_function(zero, zero, queries, keys)
-        return torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, float("-inf"))
+        return torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(
+            ~allowed, float("-inf")
+        )
     if allow_is_causal_skip and q_offset == 0 and (local_size is None or q_length <= local_size):
         return None
     return mask_function(
-        zero, zero, torch.arange(q_offset, q_offset + q_length, device=device)[None, None, :, None], keys
+        zero,
+        zero,
+        torch.arange(q_offset, q_offset + q_length, device=device)[None, None, :, None],
+        keys,
     )

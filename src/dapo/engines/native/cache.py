@@ -1,8 +1,9 @@
-"""Keys and values: of running sequences in slots written in place, of prompts until their groups have started.
+"""Keys and values: of running sequences in slots written in place, of prompts until their groups
+have started.
 
-All are transformers caches, so the model's own forward fills them. A slot is a row of the cache; `rows` and `capacity`
-grow as needed, and all memory is freed when nothing runs. Growing replaces the tensors one by one, so it needs the
-memory of the larger cache and of one old tensor.
+All are transformers caches, so the model's own forward fills them. A slot is a row of the cache;
+`rows` and `capacity` grow as needed, and all memory is freed when nothing runs. Growing replaces
+the tensors one by one, so it needs the memory of the larger cache and of one old tensor.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,9 @@ from dapo.engines.native.decode_graphs import DecodeGraphs
 from dapo.engines.native.device_memory import upload
 
 BLOCK = 64  # positions; capacity grows by at least half, in whole blocks, so that copying is rare
-ALIGN = 16  # attention runs over a multiple of this number of positions, which is faster; the mask hides the rest
+# attention runs over a multiple of this number of positions, which is faster; the mask hides the
+# rest
+ALIGN = 16
 
 
 class KeyValueCache(Cache):
@@ -37,7 +40,9 @@ class PromptCache(KeyValueCache):
     """The keys and values of one prefill, per layer `[prompts, kv_heads, positions, d]`."""
 
     def __init__(self, prefix: "PromptCache | None" = None) -> None:
-        """`prefix`: keys and values `[1, ...]` of the first positions of every prompt, which are not computed again."""
+        """`prefix`: keys and values `[1, ...]` of the first positions of every prompt, which are
+        not computed again.
+        """
         super().__init__()
         self._prefix = prefix
         self._offset = 0 if prefix is None else prefix.keys[0].shape[2]
@@ -45,11 +50,20 @@ class PromptCache(KeyValueCache):
         self.values: list[Tensor] = []
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of a layer; returns those that a prefill attends to, the prefix first."""
+        """Store the keys and values of a layer; returns those that a prefill attends to, the prefix
+        first.
+        """
         if layer_idx != len(self.keys):
-            raise ValueError(f"layer {layer_idx} stores keys and values, but layer {len(self.keys)} is next")
+            raise ValueError(
+                f"layer {layer_idx} stores keys and values, but layer {len(self.keys)} is next"
+            )
         if self._prefix is not None:
             first = self._prefix.keys[layer_idx], self._prefix.values[layer_idx]
             key_states, value_states = (
@@ -71,16 +85,27 @@ class PromptCache(KeyValueCache):
         return self._offset + query_length, 0
 
     def select(self, index: int, length: int) -> "PromptCache":
-        """A contiguous copy of one prompt's first positions, so that the whole prefill can be freed."""
-        single, layout = PromptCache(), torch.contiguous_format  # `addresses` does not tell a model's layout
-        single.keys = [keys[index : index + 1, :, :length].clone(memory_format=layout) for keys in self.keys]
-        single.values = [values[index : index + 1, :, :length].clone(memory_format=layout) for values in self.values]
+        """A contiguous copy of one prompt's first positions, so that the whole prefill can be
+        freed.
+        """
+        single = PromptCache()
+        layout = torch.contiguous_format  # `addresses` does not tell a model's layout
+        single.keys = [
+            keys[index : index + 1, :, :length].clone(memory_format=layout) for keys in self.keys
+        ]
+        single.values = [
+            values[index : index + 1, :, :length].clone(memory_format=layout)
+            for values in self.values
+        ]
         return single
 
     @property
     def addresses(self) -> list[list[int]]:
         """For each layer the memory addresses of its keys and its values."""
-        return [[states.data_ptr() for states in layer] for layer in zip(self.keys, self.values, strict=True)]
+        return [
+            [states.data_ptr() for states in layer]
+            for layer in zip(self.keys, self.values, strict=True)
+        ]
 
     @property
     def num_bytes(self) -> int:
@@ -88,20 +113,33 @@ class PromptCache(KeyValueCache):
 
 
 class ContinuedCache(PromptCache):
-    """The keys and values of a prefill whose prompts begin with other prefixes each, which are not computed again."""
+    """The keys and values of a prefill whose prompts begin with other prefixes each, which are not
+    computed again.
+    """
 
     def __init__(self, prefixes: Sequence[PromptCache]) -> None:
         super().__init__()
         self._prefixes = prefixes
-        lengths, device = [prefix.keys[0].shape[2] for prefix in prefixes], prefixes[0].keys[0].device
-        self._offset, self._starts = max(lengths), upload(np.array(lengths, dtype=np.int64), device)
+        lengths = [prefix.keys[0].shape[2] for prefix in prefixes]
+        device = prefixes[0].keys[0].device
+        self._offset = max(lengths)
+        self._starts = upload(np.array(lengths, dtype=np.int64), device)
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of a layer right behind each prompt's prefix; returns all of them."""
+        """Store the keys and values of a layer right behind each prompt's prefix; returns all of
+        them.
+        """
         rows = torch.arange(len(key_states), device=key_states.device)[:, None]
-        positions = self._starts[:, None] + torch.arange(key_states.shape[2], device=key_states.device)
+        positions = self._starts[:, None] + torch.arange(
+            key_states.shape[2], device=key_states.device
+        )
         for states, stored in ((key_states, "keys"), (value_states, "values")):
             n, heads, width, d = states.shape
             whole = states.new_zeros(n, heads, self._offset + width, d)
@@ -127,7 +165,8 @@ class SlotCache(KeyValueCache):
         super().__init__()
         self.graphs = graphs
         self.tensors: list[Tensor] = []
-        self._positions, self._length = torch.empty(0, dtype=torch.long), 0
+        self._positions = torch.empty(0, dtype=torch.long)
+        self._length = 0
         self.rows = self.capacity = 0
 
     @property
@@ -138,12 +177,19 @@ class SlotCache(KeyValueCache):
         return rows <= self.rows and length <= self.capacity
 
     def reserve(
-        self, rows: int, length: int, limit: int, *, max_rows: int | None = None, max_positions: int | None = None
+        self,
+        rows: int,
+        length: int,
+        limit: int,
+        *,
+        max_rows: int | None = None,
+        max_positions: int | None = None,
     ) -> None:
         """Make room for `rows` sequences of `length` positions.
 
-        `limit`, the longest reservation, bounds the growth of the capacity. With `max_rows` the rows grow by at least
-        half, up to that number, so that copying is rare. A cache with more than `max_positions` in total shrinks.
+        `limit`, the longest reservation, bounds the growth of the capacity. With `max_rows` the
+        rows grow by at least half, up to that number, so that copying is rare. A cache with more
+        than `max_positions` in total shrinks.
         """
         is_small = max_positions is None or self.rows * self.capacity <= max_positions
         if self.fits(rows, length) and is_small:
@@ -153,13 +199,21 @@ class SlotCache(KeyValueCache):
             self.capacity = max(length, min(-(-wanted // BLOCK) * BLOCK, limit))
         else:
             self.capacity = min(self.capacity, max(length, limit))
-        self.rows = rows if max_rows is None or rows <= self.rows else max(rows, min(self.rows * 3 // 2, max_rows))
+        self.rows = (
+            rows
+            if max_rows is None or rows <= self.rows
+            else max(rows, min(self.rows * 3 // 2, max_rows))
+        )
         self._clear_graphs()
         for index, tensor in enumerate(self.tensors):
             self.tensors[index] = self._resized(tensor)
 
-    def store(self, prompts: PromptCache, sources: Sequence[int], rows: Sequence[int], length: int) -> None:
-        """Copy the first `length` positions of prompt `sources[i]` into row `rows[i]`; call `reserve` before."""
+    def store(
+        self, prompts: PromptCache, sources: Sequence[int], rows: Sequence[int], length: int
+    ) -> None:
+        """Copy the first `length` positions of prompt `sources[i]` into row `rows[i]`; call
+        `reserve` before.
+        """
         if not self.tensors:
             self.tensors = [self._resized(states[:0]) for states in self._as_stored(prompts)]
         self._copy(self._as_stored(prompts), self.tensors, sources, rows, length)
@@ -173,12 +227,18 @@ class SlotCache(KeyValueCache):
         copied = PromptCache()
         copied.keys, copied.values = self._row_states(index, length)
         if prompt is not None:
-            copied.keys = [torch.cat(pair, 2) for pair in zip(prompt.keys, copied.keys, strict=True)]
-            copied.values = [torch.cat(pair, 2) for pair in zip(prompt.values, copied.values, strict=True)]
+            copied.keys = [
+                torch.cat(pair, 2) for pair in zip(prompt.keys, copied.keys, strict=True)
+            ]
+            copied.values = [
+                torch.cat(pair, 2) for pair in zip(prompt.values, copied.values, strict=True)
+            ]
         return copied
 
     def begin_step(self, positions: Tensor, longest: int, rows: Rows | None = None) -> None:
-        """Prepare a forward that writes row i at `positions[i]` `[n]`; the longest row then has `longest` positions."""
+        """Prepare a forward that writes row i at `positions[i]` `[n]`; the longest row then has
+        `longest` positions.
+        """
         raise NotImplementedError
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -199,7 +259,9 @@ class SlotCache(KeyValueCache):
             self.graphs.clear()
 
     def _as_stored(self, prompts: PromptCache) -> Iterable[Tensor]:
-        """The prompts' keys and values, one tensor at a time, in the order and with the dimensions of the slots."""
+        """The prompts' keys and values, one tensor at a time, in the order and with the dimensions
+        of the slots.
+        """
         raise NotImplementedError
 
     def _row_states(self, index: int, length: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -207,10 +269,17 @@ class SlotCache(KeyValueCache):
         raise NotImplementedError
 
     def _copy(
-        self, source: Iterable[Tensor], target: list[Tensor], sources: Sequence[int], rows: Sequence[int], length: int
+        self,
+        source: Iterable[Tensor],
+        target: list[Tensor],
+        sources: Sequence[int],
+        rows: Sequence[int],
+        length: int,
     ) -> None:
         device = self.tensors[0].device
-        source_rows, target_rows = upload(np.array([sources, rows], dtype=np.int64), device).unbind()
+        source_rows, target_rows = upload(
+            np.array([sources, rows], dtype=np.int64), device
+        ).unbind()
         for from_, to in zip(source, target, strict=True):
             # the last token of a sequence may not have a position yet
             stored = min(length, from_.shape[self.position_dim], to.shape[self.position_dim])
@@ -219,23 +288,30 @@ class SlotCache(KeyValueCache):
 
     def _resized(self, tensor: Tensor) -> Tensor:
         shape = list(tensor.shape)
-        shape[0], shape[self.position_dim] = self.rows, self.capacity
+        shape[0] = self.rows
+        shape[self.position_dim] = self.capacity
         larger = tensor.new_zeros(shape)  # a masked position has weight 0, and 0 * nan is nan
-        n, length = min(len(tensor), self.rows), min(tensor.shape[self.position_dim], self.capacity)
-        larger[:n].narrow(self.position_dim, 0, length).copy_(tensor[:n].narrow(self.position_dim, 0, length))
+        n = min(len(tensor), self.rows)
+        length = min(tensor.shape[self.position_dim], self.capacity)
+        larger[:n].narrow(self.position_dim, 0, length).copy_(
+            tensor[:n].narrow(self.position_dim, 0, length)
+        )
         return larger
 
 
 class MaskedSlots(SlotCache):
     """Slots for attention up to the longest row, under a mask.
 
-    Tensors are `[rows, kv_heads, capacity, d]` per layer, keys of all layers first; `d` of keys and values may differ.
+    Tensors are `[rows, kv_heads, capacity, d]` per layer, keys of all layers first; `d` of keys and
+    values may differ.
     """
 
     position_dim = 2
 
     def __init__(self, *, compiled: bool = False) -> None:
-        """`compiled`: whether a decode step attends by `cpu_kernels`, where it supports the tensors."""
+        """`compiled`: whether a decode step attends by `cpu_kernels`, where it supports the
+        tensors.
+        """
         super().__init__()
         self._flat_indices: dict[int, Tensor] = {}
         self._query_offset: Tensor | Rows = self._positions
@@ -243,68 +319,93 @@ class MaskedSlots(SlotCache):
 
     def begin_step(self, positions: Tensor, longest: int, rows: Rows | None = None) -> None:
         self._positions = positions
-        self._query_offset, zeros = positions, torch.zeros_like(positions)
+        self._query_offset = positions
+        zeros = torch.zeros_like(positions)
         if self._compiled and can_attend(self.tensors[0], self.tensors[len(self.tensors) // 2]):
             self._query_offset = rows or Rows(zeros, zeros, positions + 1)
         self._length = min(-(-longest // ALIGN) * ALIGN, self.capacity)
         self._flat_indices = {}
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
-        """Write one position per row, `[n, kv_heads, 1, d]`; returns views `[n, kv_heads, length, d]` of the slots."""
-        keys, values = self.tensors[layer_idx], self.tensors[len(self.tensors) // 2 + layer_idx]
+        """Write one position per row, `[n, kv_heads, 1, d]`; returns views `[n, kv_heads, length,
+        d]` of the slots.
+        """
+        keys = self.tensors[layer_idx]
+        values = self.tensors[len(self.tensors) // 2 + layer_idx]
         n, heads = key_states.shape[:2]
-        if heads not in self._flat_indices:  # [n * heads] positions in the storage as [rows * heads * capacity, d]
+        # [n * heads] positions in the storage as [rows * heads * capacity, d]
+        if heads not in self._flat_indices:
             lines = torch.arange(n * heads, device=self._positions.device).view(n, heads)
             self._flat_indices[heads] = (lines * self.capacity + self._positions[:, None]).flatten()
         for tensor, states in ((keys, key_states), (values, value_states)):
-            tensor.view(-1, tensor.shape[-1]).index_copy_(0, self._flat_indices[heads], states.reshape(n * heads, -1))
+            tensor.view(-1, tensor.shape[-1]).index_copy_(
+                0, self._flat_indices[heads], states.reshape(n * heads, -1)
+            )
         length = None if isinstance(self._query_offset, Rows) else self._length
         return keys[:n, :, :length], values[:n, :, :length]
 
     def update_fused(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         if not isinstance(self._query_offset, Rows):
             return super().update_fused(key_values, layer_idx)
-        keys, values = self.tensors[layer_idx], self.tensors[len(self.tensors) // 2 + layer_idx]
+        keys = self.tensors[layer_idx]
+        values = self.tensors[len(self.tensors) // 2 + layer_idx]
         store_positions_(key_values.squeeze(1), keys, values, self._positions)
         return keys, values
 
     def get_query_offset(self, layer_idx: int = 0) -> Tensor | Rows:  # type: ignore[override]
-        """`[n]` position of each row's query, with the shared prompts; `attention.native_mask` reads it."""
+        """`[n]` position of each row's query, with the shared prompts; `attention.native_mask`
+        reads it.
+        """
         return self._query_offset
 
     def _as_stored(self, prompts: PromptCache) -> Iterable[Tensor]:
         return (*prompts.keys, *prompts.values)
 
     def _row_states(self, index: int, length: int) -> tuple[list[Tensor], list[Tensor]]:
-        copied, layers = [t[index : index + 1, :, :length].clone() for t in self.tensors], len(self.tensors) // 2
+        copied = [t[index : index + 1, :, :length].clone() for t in self.tensors]
+        layers = len(self.tensors) // 2
         return copied[:layers], copied[layers:]
 
 
 class LengthSlots(SlotCache):
     """Slots for attention up to each row's own length.
 
-    Tensors are `[rows, capacity, 2 * kv_heads, d]` per layer: the heads of a position's key, then those of its value. A
-    row is contiguous in memory, as the kernel requires, and a step writes keys and values at once.
+    Tensors are `[rows, capacity, 2 * kv_heads, d]` per layer: the heads of a position's key, then
+    those of its value. A row is contiguous in memory, as the kernel requires, and a step writes
+    keys and values at once.
     """
 
     position_dim = 1
 
-    def __init__(self, attend: VarlenAttention, *, num_splits: int | None, graphs: DecodeGraphs | None = None) -> None:
+    def __init__(
+        self, attend: VarlenAttention, *, num_splits: int | None, graphs: DecodeGraphs | None = None
+    ) -> None:
         """`attend` and `num_splits` as in `RowLengths`."""
         super().__init__(graphs)
-        self._attend, self._num_splits = attend, num_splits
+        self._attend = attend
+        self._num_splits = num_splits
         self._row_lengths: RowLengths | None = None
         self._flat_indices = torch.empty(0, dtype=torch.long)
 
     def begin_step(self, positions: Tensor, longest: int, rows: Rows | None = None) -> None:
         if rows is not None:
-            raise ValueError("attention by lengths needs the prompts in the rows, got shared prompts")
-        n, device = len(positions), positions.device
-        self._positions, self._length = positions, longest
+            raise ValueError(
+                "attention by lengths needs the prompts in the rows, got shared prompts"
+            )
+        n = len(positions)
+        device = positions.device
+        self._positions = positions
+        self._length = longest
         starts = torch.arange(n + 1, device=device)
-        self._flat_indices = torch.add(positions, starts[:n], alpha=self.capacity)  # in [rows * capacity]
+        # in [rows * capacity]
+        self._flat_indices = torch.add(positions, starts[:n], alpha=self.capacity)
         self._row_lengths = RowLengths(
             self._attend,
             self._num_splits,
@@ -315,13 +416,22 @@ class LengthSlots(SlotCache):
         )
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
         """Write one position per row, `[n, kv_heads, 1, d]`; see `update_fused`."""
-        return self.update_fused(torch.cat((key_states, value_states), 1).transpose(1, 2), layer_idx)
+        return self.update_fused(
+            torch.cat((key_states, value_states), 1).transpose(1, 2), layer_idx
+        )
 
     def update_fused(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Write one position per row, `[n, 1, 2 * kv_heads, d]`; returns views `[n * capacity, kv_heads, d]`."""
+        """Write one position per row, `[n, 1, 2 * kv_heads, d]`; returns views `[n * capacity,
+        kv_heads, d]`.
+        """
         slots = self.tensors[layer_idx].flatten(0, 1)
         slots.index_copy_(0, self._flat_indices, key_values.squeeze(1))
         keys, values = slots.narrow(0, 0, len(key_values) * self.capacity).chunk(2, 1)
@@ -332,8 +442,13 @@ class LengthSlots(SlotCache):
         return self._row_lengths
 
     def _as_stored(self, prompts: PromptCache) -> Iterable[Tensor]:
-        return (torch.cat(pair, 1).transpose(1, 2) for pair in zip(prompts.keys, prompts.values, strict=True))
+        return (
+            torch.cat(pair, 1).transpose(1, 2)
+            for pair in zip(prompts.keys, prompts.values, strict=True)
+        )
 
     def _row_states(self, index: int, length: int) -> tuple[list[Tensor], list[Tensor]]:
-        pairs = [t[index : index + 1, :length].transpose(1, 2).clone().chunk(2, 1) for t in self.tensors]
+        pairs = [
+            t[index : index + 1, :length].transpose(1, 2).clone().chunk(2, 1) for t in self.tensors
+        ]
         return [keys for keys, _ in pairs], [values for _, values in pairs]

@@ -1,8 +1,10 @@
-"""Rows of the cache as nodes of a tree: sequences of equal tokens share a row, and split where their tokens differ.
+"""Rows of the cache as nodes of a tree: sequences of equal tokens share a row, and split where
+their tokens differ.
 
-If sequences split and no row is free, the later branches pause; their old row keeps their keys and values. A paused
-branch resumes in a free row, or in its old row once the earlier branches there have finished. Nothing is computed
-twice, and no memory besides the rows is needed. This module uses no tensors.
+If sequences split and no row is free, the later branches pause; their old row keeps their keys and
+values. A paused branch resumes in a free row, or in its old row once the earlier branches there
+have finished. Nothing is computed twice, and no memory besides the rows is needed. This module uses
+no tensors.
 """
 
 from collections.abc import Collection, Sequence
@@ -29,8 +31,11 @@ class Row:
 
     active: BranchGroup
     paused: list[BranchGroup] = field(default_factory=list)
-    """The paused branches, the longest last. The row holds the tokens of all, and advancing the last one overwrites no
-    other's."""
+    """The paused branches, the longest last.
+
+    The row holds the tokens of all, and advancing the last one overwrites no
+    other's.
+    """
 
     @property
     def length(self) -> int:
@@ -42,7 +47,9 @@ class Row:
         return [self.active, *self.paused]
 
     def split(self) -> None:
-        """Drop finished sequences and split the active branch by last tokens; the first part stays active."""
+        """Drop finished sequences and split the active branch by last tokens; the first part stays
+        active.
+        """
         if len(self.active) == 1 and self.active[0].finish is None:
             return
         parts: dict[int, BranchGroup] = {}
@@ -54,7 +61,8 @@ class Row:
 
     def remove(self, names: Collection[str]) -> None:
         kept = [[seq for seq in branch if seq.request.id not in names] for branch in self.branches]
-        self.active, self.paused = kept[0], [branch for branch in kept[1:] if branch]
+        self.active = kept[0]
+        self.paused = [branch for branch in kept[1:] if branch]
         if not self.active:
             self._resume()
 
@@ -114,13 +122,21 @@ class Rows:
         return index
 
     def assign_rows(self, limit: int) -> RowCopies:
-        """Give paused branches, in the order of their start, separate rows while fewer than `limit` are in use."""
+        """Give paused branches, in the order of their start, separate rows while fewer than `limit`
+        are in use.
+        """
         free = limit - len(self.in_use)
         if free <= 0 or not self.has_paused:
             return RowCopies([], [], 0)
-        waiting = [(branch, index) for index, row in enumerate(self._rows) if row is not None for branch in row.paused]
+        waiting = [
+            (branch, index)
+            for index, row in enumerate(self._rows)
+            if row is not None
+            for branch in row.paused
+        ]
         chosen = sorted(waiting, key=lambda entry: entry[0][0].order)[:free]
-        sources, targets = [], []
+        sources = []
+        targets = []
         for branch, index in chosen:
             row = self._rows[index]
             assert row is not None
@@ -133,12 +149,18 @@ class Rows:
         """Leave at most `spare` free rows by moving the last rows in use into free ones."""
         free = [index for index, row in enumerate(self._rows) if row is None]
         size = len(self._rows) - max(0, len(free) - spare)
-        movers = [(index, row) for index, row in enumerate(self._rows[size:], size) if row is not None]
+        movers = [
+            (index, row) for index, row in enumerate(self._rows[size:], size) if row is not None
+        ]
         targets = free[: len(movers)]
         for target, (_, row) in zip(targets, movers, strict=True):
             self._rows[target] = row
         del self._rows[size:]
-        return RowCopies([index for index, _ in movers], targets, max((row.length for _, row in movers), default=0))
+        return RowCopies(
+            [index for index, _ in movers],
+            targets,
+            max((row.length for _, row in movers), default=0),
+        )
 
     def _free_finished(self) -> None:
         self._rows = [row if row is not None and row.active else None for row in self._rows]

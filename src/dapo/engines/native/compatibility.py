@@ -23,10 +23,19 @@ LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 MULTIMODAL = ("vision_config", "audio_config", "text_config")
 PROMPT_LENGTHS = (5, 11)
 DECODE_STEPS = 4
-MIN_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.02, torch.float16: 0.02}
-"""Differences of logits, relative to their spread, that are always allowed; a wrong mask or scale gives 0.1 to 2."""
+MIN_TOLERANCE = {
+    torch.float64: 1e-6,
+    torch.float32: 1e-3,
+    torch.bfloat16: 0.02,
+    torch.float16: 0.02,
+}
+"""Differences of logits, relative to their spread, that are always allowed; a wrong mask or scale
+gives 0.1 to 2.
+"""
 ROUNDING_FACTOR = 4
-"""They may also differ by this multiple of what a padded batch and PyTorch's other attention change in a forward."""
+"""They may also differ by this multiple of what a padded batch and PyTorch's other attention change
+in a forward.
+"""
 
 
 def patch_model(
@@ -37,12 +46,14 @@ def patch_model(
     reproducible: bool = True,
     model_kernels: ModelKernels | None = None,
 ) -> Forward:
-    """Give the model the engine's attention and decoder layers, check its logits, and return its `Forward`.
+    """Give the model the engine's attention and decoder layers, check its logits, and return its
+    `Forward`.
 
-    The model is in evaluation mode. `rows` is the usual number of rows of a decode step, `kernels` are those of
-    prepacked weights by shape (`rollout.native.kernels`), and `model_kernels` replaces those for the model's device and
-    type. With `reproducible`, attention rounds independently of the rest of the batch. Raises EngineError if the engine
-    cannot reproduce the model's plain forward: its own attention is restored, but its layers may stay fused.
+    The model is in evaluation mode. `rows` is the usual number of rows of a decode step, `kernels`
+    are those of prepacked weights by shape (`rollout.native.kernels`), and `model_kernels` replaces
+    those for the model's device and type. With `reproducible`, attention rounds independently of
+    the rest of the batch. Raises EngineError if the engine cannot reproduce the model's plain
+    forward: its own attention is restored, but its layers may stay fused.
     """
     for problem in _known_problems(model):
         raise _unsupported_model_error(model, problem)
@@ -56,10 +67,12 @@ def patch_model(
     compiled = kernels.get(LAYERS) == COMPILED
     if compiled and not is_compiled():
         raise EngineError(
-            "rollout.native.kernels: the run uses compiled layers, and this installation has none for this processor; "
-            "install a C++ compiler (g++), then run python -m cpu_kernels"
+            "rollout.native.kernels: the run uses compiled layers, and this installation has none"
+            " for this processor; install a C++ compiler (g++), then run python -m cpu_kernels"
         )
-    model_kernels = model_kernels or model_kernels_for(model, reproducible=reproducible, compiled=compiled)
+    model_kernels = model_kernels or model_kernels_for(
+        model, reproducible=reproducible, compiled=compiled
+    )
     if not model_kernels.fuses_weights:
         fuse_prepacked_layers(model, rows=rows, kernels=kernels, compiled=compiled)
         prepack_linears(model, rows=rows, kernels=kernels)
@@ -69,14 +82,18 @@ def patch_model(
         model_kernels = replace(model_kernels, captures=False)
     forward = Forward(model, model_kernels, fused)
     model.set_attn_implementation(attention.NAME)
-    difference, cause = "", None
+    difference = ""
+    cause = None
     try:
         error = max(map(_relative_error, _engine_logits(model, forward), samples))
         if not error <= tolerance:
-            difference = f"the engine's logits differ from its plain forward by {error:.2g} of their spread"
+            difference = (
+                f"the engine's logits differ from its plain forward by {error:.2g} of their spread"
+            )
             difference += f", and rounding explains at most {tolerance:.2g}"
     except Exception as error:  # any error is possible: the model was not written for this cache
-        difference, cause = f"it does not run on the engine's cache and attention ({error})", error
+        difference = f"it does not run on the engine's cache and attention ({error})"
+        cause = error
     if difference:
         model.set_attn_implementation(plain)
         raise _unsupported_model_error(model, difference) from cause
@@ -102,7 +119,10 @@ def _known_problems(model: PreTrainedModel) -> Iterator[str]:
     entries = [entry for entry in (rope, *rope.values()) if isinstance(entry, dict)]
     if found := LENGTH_DEPENDENT_ROPE & {entry.get("rope_type") for entry in entries}:
         # a response would depend on the lengths of other sequences in its batch
-        yield f"its rotary embedding ({', '.join(sorted(found))}) depends on the longest sequence in the batch"
+        yield (
+            f"its rotary embedding ({', '.join(sorted(found))}) depends on the longest sequence in"
+            " the batch"
+        )
     if not getattr(model, "_supports_attention_backend", False):
         yield "its attention cannot be replaced through transformers' AttentionInterface"
     if model.get_output_embeddings() is None:
@@ -110,7 +130,9 @@ def _known_problems(model: PreTrainedModel) -> Iterator[str]:
 
 
 def _test_sequences(model: PreTrainedModel) -> list[list[int]]:
-    """Fixed pseudo-random token ids: two prompts of different lengths, each followed by the tokens to decode."""
+    """Fixed pseudo-random token ids: two prompts of different lengths, each followed by the tokens
+    to decode.
+    """
     size = next(model.get_input_embeddings().parameters()).shape[0]
     lengths = enumerate(length + DECODE_STEPS for length in PROMPT_LENGTHS)
     return [[int(u * size) for u in keyed_uniforms(seed, length)] for seed, length in lengths]
@@ -118,18 +140,28 @@ def _test_sequences(model: PreTrainedModel) -> list[list[int]]:
 
 @torch.inference_mode()
 def _plain_logits(model: PreTrainedModel, sequences: list[list[int]]) -> list[Tensor]:
-    """`[DECODE_STEPS + 1, vocabulary]` per sequence, of the model's own forward over one batch, padded at the end."""
-    batch = pad_sequence([torch.tensor(ids, device=model.device) for ids in sequences], batch_first=True)
+    """`[DECODE_STEPS + 1, vocabulary]` per sequence, of the model's own forward over one batch,
+    padded at the end.
+    """
+    batch = pad_sequence(
+        [torch.tensor(ids, device=model.device) for ids in sequences], batch_first=True
+    )
     logits = model(input_ids=batch, use_cache=False).logits
-    return [row[len(ids) - DECODE_STEPS - 1 : len(ids)] for row, ids in zip(logits, sequences, strict=True)]
+    return [
+        row[len(ids) - DECODE_STEPS - 1 : len(ids)]
+        for row, ids in zip(logits, sequences, strict=True)
+    ]
 
 
 @torch.inference_mode()
 def _engine_logits(model: PreTrainedModel, forward: Forward) -> list[Tensor]:
     """The same logits as the engine computes them: prompts together, then one token at a time."""
     sequences = _test_sequences(model)
-    n, longest = len(sequences), max(PROMPT_LENGTHS)
-    prefilled = forward.prefill([ids[:length] for ids, length in zip(sequences, PROMPT_LENGTHS, strict=True)])
+    n = len(sequences)
+    longest = max(PROMPT_LENGTHS)
+    prefilled = forward.prefill(
+        [ids[:length] for ids, length in zip(sequences, PROMPT_LENGTHS, strict=True)]
+    )
     cache = forward.model_kernels.new_slots()
     cache.reserve(n, longest + DECODE_STEPS, longest + DECODE_STEPS)
     cache.store(prefilled.cache, range(n), range(n), longest)
@@ -137,18 +169,26 @@ def _engine_logits(model: PreTrainedModel, forward: Forward) -> list[Tensor]:
     steps = [prefilled.logits]
     for step in range(DECODE_STEPS):
         positions = [length + step for length in PROMPT_LENGTHS]
-        steps.append(forward.decode(cache, [ids[p] for ids, p in zip(sequences, positions, strict=True)], positions))
+        steps.append(
+            forward.decode(
+                cache, [ids[p] for ids, p in zip(sequences, positions, strict=True)], positions
+            )
+        )
     return list(torch.stack(steps, 1))
 
 
 def _relative_error(ours: Tensor, theirs: Tensor) -> float:
-    """The error of `ours` relative to the spread of `theirs`, without a constant added to all logits of a position."""
-    expected, found = (logits.double() - logits.double().mean(-1, keepdim=True) for logits in (theirs, ours))
+    """The error of `ours` relative to the spread of `theirs`, without a constant added to all
+    logits of a position.
+    """
+    expected, found = (
+        logits.double() - logits.double().mean(-1, keepdim=True) for logits in (theirs, ours)
+    )
     return float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())
 
 
 def _unsupported_model_error(model: PreTrainedModel, problem: str) -> EngineError:
     return EngineError(
-        f"the native engine cannot serve {type(model).__name__} (model_type {model.config.model_type!r}): {problem}; "
-        "use rollout.engine=vllm"
+        f"the native engine cannot serve {type(model).__name__} (model_type"
+        f" {model.config.model_type!r}): {problem}; use rollout.engine=vllm"
     )

@@ -1,4 +1,5 @@
-"""Decode steps as CUDA graphs: the host launches all layers at once instead of hundreds of kernels one by one.
+"""Decode steps as CUDA graphs: the host launches all layers at once instead of hundreds of kernels
+one by one.
 
 Launching the kernels of a step from Python takes several times as long as a GPU takes to run them.
 """
@@ -13,15 +14,19 @@ from torch import Tensor
 
 Compute: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Pool: TypeAlias = Any  # `torch.cuda.graph_pool_handle()`, whose type is private
-MIN_UNIT, UNITS = 8, 8
-"""A graph has a multiple of `MIN_UNIT` rows; beyond 64 there are `UNITS` sizes between a power of two and the next."""
+MIN_UNIT = 8
+UNITS = 8
+"""A graph has a multiple of `MIN_UNIT` rows; beyond 64 there are `UNITS` sizes between a power of
+two and the next.
+"""
 
 
 class DecodeGraphs:
     """The graphs of one cache, for several numbers of rows.
 
-    A graph reads and writes the tensors with which it was captured: the weights, the cache and its own inputs. So
-    `clear` has to be called when the cache's tensors are replaced, and before weights move.
+    A graph reads and writes the tensors with which it was captured: the weights, the cache and its
+    own inputs. So `clear` has to be called when the cache's tensors are replaced, and before
+    weights move.
     """
 
     def __init__(self) -> None:
@@ -30,20 +35,23 @@ class DecodeGraphs:
         """The memory that all graphs use, which is possible because only one runs at a time."""
 
     def clear(self) -> None:
-        self._graphs, self._pool = {}, None
+        self._graphs = {}
+        self._pool = None
 
     def run(self, ids: Tensor, positions: Tensor, compute: Compute, *, max_rows: int) -> Tensor:
-        """`compute(ids, positions)` for `[n]` numbers each, of which it returns one row each, `[n, hidden]`.
+        """`compute(ids, positions)` for `[n]` numbers each, of which it returns one row each, `[n,
+        hidden]`.
 
-        It is called with up to `max_rows` rows, whose ids and positions are those of earlier steps. The result is valid
-        until the next call.
+        It is called with up to `max_rows` rows, whose ids and positions are those of earlier steps.
+        The result is valid until the next call.
         """
         n = len(ids)
         rows = min(padded_rows(n), max_rows)
         graph = self._graphs.get(rows)
         if graph is None:
             graph = self._graphs[rows] = _Graph(positions.new_zeros(2, rows))
-        graph.inputs[0, :n], graph.inputs[1, :n] = ids, positions
+        graph.inputs[0, :n] = ids
+        graph.inputs[1, :n] = positions
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         return graph.run(compute, self._pool)[:n]
@@ -69,12 +77,16 @@ class _Graph:
 
 
 def capture(compute: Callable[[], Tensor], pool: Pool) -> tuple[Callable[[], None], Tensor]:
-    """Record the kernels of `compute` without running them; returns what runs them and the tensor that they fill."""
-    graph, stream = torch.cuda.CUDAGraph(), _capture_stream()
+    """Record the kernels of `compute` without running them; returns what runs them and the tensor
+    that they fill.
+    """
+    graph = torch.cuda.CUDAGraph()
+    stream = _capture_stream()
     torch.cuda.empty_cache()  # a pool of graphs takes no memory that is cached outside of it
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        graph.capture_begin(pool, capture_error_mode="thread_local")  # other threads may go on using the GPU
+        # other threads may go on using the GPU
+        graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             output = compute()
         except BaseException:
@@ -86,7 +98,8 @@ def capture(compute: Callable[[], Tensor], pool: Pool) -> tuple[Callable[[], Non
 
 
 @cache
-def _capture_stream() -> torch.cuda.Stream:  # one, because graphs share the memory of a pool by stream
+# one, because graphs share the memory of a pool by stream
+def _capture_stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 

@@ -1,4 +1,6 @@
-"""The memory of an engine's device: uploads without waiting, the cache's share, and freeing unused memory."""
+"""The memory of an engine's device: uploads without waiting, the cache's share, and freeing unused
+memory.
+"""
 
 import numpy as np
 import torch
@@ -13,19 +15,27 @@ def upload(values: NDArray[np.generic], device: torch.device) -> Tensor:
 
 
 CACHE_SHARE = 0.9
-"""The share of the free memory, after subtracting the memory of a step, for keys and values. The rest covers the
-allocator's rounding, and one layer of the old cache while a larger one is filled."""
+"""The share of the free memory, after subtracting the memory of a step, for keys and values.
+
+The rest covers the
+allocator's rounding, and one layer of the old cache while a larger one is filled.
+"""
 SAMPLING_FLOATS = 3
-"""The float32 numbers per row and token of the vocabulary while a step samples: logits, scores, probabilities."""
+"""The float32 numbers per row and token of the vocabulary while a step samples: logits, scores,
+probabilities.
+"""
 PREFILL_WIDTHS = 4
-"""The tensors of a layer's hidden and intermediate width that are in memory at the same time during a prefill."""
+"""The tensors of a layer's hidden and intermediate width that are in memory at the same time during
+a prefill.
+"""
 
 
 class CudaMemory:
     """The memory of a GPU; free memory is divided equally among the processes that share it."""
 
     def __init__(self, device: torch.device, *, processes: float = 1) -> None:
-        self._device, self._processes = device, processes
+        self._device = device
+        self._processes = processes
 
     def free_bytes(self) -> int:
         """The bytes that this process could allocate now."""
@@ -34,25 +44,39 @@ class CudaMemory:
         return int(free / self._processes)
 
     def free_unused(self) -> None:
-        """Return the allocator's unused memory to the device, for other processes and other sizes."""
+        """Return the allocator's unused memory to the device, for other processes and other
+        sizes.
+        """
         torch.cuda.empty_cache()
 
 
 def cache_token_bound(free_bytes: int, *, position_bytes: int, step_bytes: int) -> int:
-    """The number of positions that the cache may hold, from the free memory without a cache and the needs of a step.
+    """The number of positions that the cache may hold, from the free memory without a cache and the
+    needs of a step.
 
-    It is at least 1: without enough memory the engine fails when it allocates, with the device's own message.
+    It is at least 1: without enough memory the engine fails when it allocates, with the device's
+    own message.
     """
     return max(1, int(CACHE_SHARE * (free_bytes - step_bytes)) // position_bytes)
 
 
 def step_bytes(
-    *, slots: int, vocabulary: int, prefill_tokens: int, position_bytes: int, hidden: int, intermediate: int, width: int
+    *,
+    slots: int,
+    vocabulary: int,
+    prefill_tokens: int,
+    position_bytes: int,
+    hidden: int,
+    intermediate: int,
+    width: int,
 ) -> int:
     """The bytes for sampling from all slots or for a prefill, whichever is more.
 
-    A prefill holds its keys and values twice (a prompt may be kept for the rest of its group) and a layer's
-    activations; a number takes `width` bytes.
+    A prefill holds its keys and values twice (a prompt may be kept for the rest of its group) and a
+    layer's activations; a number takes `width` bytes.
     """
     sampling = 4 * SAMPLING_FLOATS * slots * vocabulary
-    return max(sampling, prefill_tokens * (2 * position_bytes + PREFILL_WIDTHS * (hidden + intermediate) * width))
+    return max(
+        sampling,
+        prefill_tokens * (2 * position_bytes + PREFILL_WIDTHS * (hidden + intermediate) * width),
+    )

@@ -1,9 +1,10 @@
 """The native rollout engine: continuous batching around a transformers model, in this process.
 
-A poll runs one decode step over all rows, gives freed rows to paused branches and then to the queue, prefills each new
-prompt once, and samples first tokens from the prefill. Requests with equal distributions share a row while their tokens
-are equal (`cache_rows`); each samples from the row's logits with its own random numbers. Rows in use are 0 .. n-1
-without gaps: free rows are reused, or the last rows move into them.
+A poll runs one decode step over all rows, gives freed rows to paused branches and then to the
+queue, prefills each new prompt once, and samples first tokens from the prefill. Requests with equal
+distributions share a row while their tokens are equal (`cache_rows`); each samples from the row's
+logits with its own random numbers. Rows in use are 0 .. n-1 without gaps: free rows are reused, or
+the last rows move into them.
 """
 
 from collections import Counter
@@ -32,8 +33,10 @@ from dapo.engines.native.token_sampling import SamplingSettings, UniformDraws, s
 from dapo.engines.request_checks import EngineState, require_finite
 from dapo.types import Generation, GenerationRequest
 
-PREFILL_TOKENS = 4096  # positions in a prefill of several prompts, padding included: bounds its activations
-MIN_PREFILL, MAX_PADDING = 128, 1.25  # positions of a prefill beyond which its prompts have similar lengths
+# positions in a prefill of several prompts, padding included: bounds its activations
+PREFILL_TOKENS = 4096
+MIN_PREFILL = 128
+MAX_PADDING = 1.25  # positions of a prefill beyond which its prompts have similar lengths
 MIN_PREFIX = 8  # positions; a shorter prefix of prompts is not worth a separate forward
 FEWER_SLOTS = "lower rollout.native.slots"
 
@@ -69,9 +72,10 @@ class NativeEngine(EngineState):
     ) -> None:
         """Take ownership of the model: its weights, attention and layers are replaced.
 
-        `reproducible` and `model_kernels` are those of `compatibility.patch_model`, which raises EngineError for a
-        model that the engine cannot serve. The free part of `memory` bounds the cache; None: the GPU's if the model is
-        on one, else the cache grows with the running sequences.
+        `reproducible` and `model_kernels` are those of `compatibility.patch_model`, which raises
+        EngineError for a model that the engine cannot serve. The free part of `memory` bounds the
+        cache; None: the GPU's if the model is on one, else the cache grows with the running
+        sequences.
         """
         super().__init__(version=0)
         model.eval().requires_grad_(False)
@@ -88,14 +92,22 @@ class NativeEngine(EngineState):
             vocabulary=self._forward.vocabulary,
             shares_prompts=self._forward.shares_prompts,
         )
-        self._memory = CudaMemory(model.device) if memory is None and model.device.type == "cuda" else memory
-        self._cache, self._compiled = self._forward.model_kernels.new_slots(), self._forward.model_kernels.compiled
+        self._memory = (
+            CudaMemory(model.device) if memory is None and model.device.type == "cuda" else memory
+        )
+        self._cache, self._compiled = (
+            self._forward.model_kernels.new_slots(),
+            self._forward.model_kernels.compiled,
+        )
         self._rows = Rows()
-        self._prompts: dict[tuple[int, ...], PromptCache] = {}  # the prompts that several rows share
+        # the prompts that several rows share
+        self._prompts: dict[tuple[int, ...], PromptCache] = {}
         self._prefix: PromptPrefix | None = None
         """The common prefix of the prefilled prompts; dropped when nothing is in flight."""
         self._continued: dict[str, PromptPrefix] = {}
-        """Finished responses that later requests may continue, by the id of their request, the oldest first."""
+        """Finished responses that later requests may continue, by the id of their request, the
+        oldest first.
+        """
         self._max_continued_tokens: int | None = None
         self.stats = EngineStats()
 
@@ -118,7 +130,10 @@ class NativeEngine(EngineState):
         self._version = version
 
     def drop_weights(self) -> None:
-        """Free the memory of prepacked weights, on a GPU of all weights. Raises EngineError with requests in flight."""
+        """Free the memory of prepacked weights, on a GPU of all weights.
+
+        Raises EngineError with requests in flight.
+        """
         self._require_idle("drop_weights")
         self._version = None
         self._continued.clear()
@@ -133,7 +148,8 @@ class NativeEngine(EngineState):
     @explain_out_of_memory(torch.OutOfMemoryError, "generation", FEWER_SLOTS)
     @torch.inference_mode()
     def poll(self) -> list[Generation]:
-        """Sample one token for every sequence that has a row, start waiting requests, and return finished generations.
+        """Sample one token for every sequence that has a row, start waiting requests, and return
+        finished generations.
 
         Raises EngineError if the logits are not finite; the engine can then only be closed.
         """
@@ -143,8 +159,13 @@ class NativeEngine(EngineState):
         finished = self._decode() if self._rows else []
         self._drop_prompts()
         self._assign_rows()
-        rows, waiting = self._rows, self._scheduler.waiting
-        started = self._scheduler.admit(rows.sequences, len(rows.in_use), rows.num_branches) if waiting else []
+        rows = self._rows
+        waiting = self._scheduler.waiting
+        started = (
+            self._scheduler.admit(rows.sequences, len(rows.in_use), rows.num_branches)
+            if waiting
+            else []
+        )
         self._copy(self._rows.compact(spare=len(started)))
         finished += self._start(started)
         self._free_buffers()
@@ -165,7 +186,9 @@ class NativeEngine(EngineState):
             self._is_closed = True
             del self._forward
             self._rows.clear()
-            self._prefix, self._prompts, self._continued = None, {}, {}
+            self._prefix = None
+            self._prompts = {}
+            self._continued = {}
             self._cache.release()
             self._free_unused()
             self._scheduler.waiting.clear()
@@ -173,19 +196,25 @@ class NativeEngine(EngineState):
     def _decode(self) -> list[Generation]:
         """Run one decode step of all rows, and free the finished rows."""
         branches = [row.active for row in self._rows.in_use]
-        tokens, positions = zip(*[(branch[0].token_ids[-1], branch[0].length - 1) for branch in branches], strict=True)
+        tokens, positions = zip(
+            *[(branch[0].token_ids[-1], branch[0].length - 1) for branch in branches], strict=True
+        )
         longest = max(branch[0].row_length for branch in branches)
         if not self._cache.fits(len(self._rows), longest):
             self._reserve(longest)
         (ids, at), settings = self._upload([tokens, positions], branches)
-        logits = self._forward.step(self._cache, ids, at, longest=longest, rows=self._compiled_rows(branches))
+        logits = self._forward.step(
+            self._cache, ids, at, longest=longest, rows=self._compiled_rows(branches)
+        )
         finished = self._sample(branches, logits, settings)
         for index, row in enumerate(self._rows.in_use):
             for seq in row.active:
                 if seq.finish is not None and seq.request.is_continued:
                     prompt = self._prompts[seq.request.prompt_ids] if seq.shared else None
                     self._keep(seq, self._cache.row(index, seq.row_length - 1, prompt))
-        self._count(decode_steps=1, decode_slot_steps=len(branches), decode_tokens=sum(map(len, branches)))
+        self._count(
+            decode_steps=1, decode_slot_steps=len(branches), decode_tokens=sum(map(len, branches))
+        )
         self._rows.split()
         return finished
 
@@ -200,14 +229,18 @@ class NativeEngine(EngineState):
                 prefix = self._continued.pop(seq.request.previous or "", None)
                 if prefix is not None and prompt[: len(prefix.token_ids)] == prefix.token_ids:
                     continued[prompt] = prefix
-        finished, missing = [], len(groups)
+        finished = []
+        missing = len(groups)
         others = [prompt for prompt in by_prompt if prompt not in continued]
         resumed = resumed_prompts([by_prompt[prompt][0][0].request for prompt in others])
-        new, beginnings = [prompt for prompt in others if prompt not in resumed], list(dict.fromkeys(resumed.values()))
+        new = [prompt for prompt in others if prompt not in resumed]
+        beginnings = list(dict.fromkeys(resumed.values()))
         self._share_prefix([*beginnings, *new])
         prefixes = self._prefill_beginnings(beginnings)
         continued |= {prompt: prefixes[beginning] for prompt, beginning in resumed.items()}
-        rests = {prompt: len(prompt) - len(prefix.token_ids) for prompt, prefix in continued.items()}
+        rests = {
+            prompt: len(prompt) - len(prefix.token_ids) for prompt, prefix in continued.items()
+        }
         for prompts in [*prefill_batches(new), *similar_batches(rests)]:
             own = [continued[prompt] for prompt in prompts if prompt in continued]
             prefilled = self._forward.prefill(prompts, own or self._prefix)
@@ -215,28 +248,43 @@ class NativeEngine(EngineState):
             shared = sum(len(prefix.token_ids) for prefix in own) if own else common
             computed = sum(map(len, prompts)) - shared
             self._count(prefills=1, prefill_prompts=len(prompts), prefill_tokens=computed)
-            if self._prefix is None and len(new) == len(by_prompt) == 1 and len(prompts[0]) > MIN_PREFIX:
+            if (
+                self._prefix is None
+                and len(new) == len(by_prompt) == 1
+                and len(prompts[0]) > MIN_PREFIX
+            ):
                 kept = len(prompts[0]) - 1
                 self._prefix = PromptPrefix(prompts[0][:kept], prefilled.cache.select(0, kept))
-            entries = [(group, source) for source, prompt in enumerate(prompts) for group in by_prompt[prompt]]
+            entries = [
+                (group, source)
+                for source, prompt in enumerate(prompts)
+                for group in by_prompt[prompt]
+            ]
             missing -= len(entries)
             finished += self._begin(prefilled, entries, missing=missing)
         return finished
 
-    def _prefill_beginnings(self, prompts: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], PromptPrefix]:
-        """Prefill prompts with which several sequences begin, for a second prefill of the rest of each."""
+    def _prefill_beginnings(
+        self, prompts: Sequence[tuple[int, ...]]
+    ) -> dict[tuple[int, ...], PromptPrefix]:
+        """Prefill prompts with which several sequences begin, for a second prefill of the rest of
+        each.
+        """
         found: dict[tuple[int, ...], PromptPrefix] = {}
         for batch in prefill_batches(prompts):
             prefilled = self._forward.prefill(batch, self._prefix)
             common = 0 if self._prefix is None else len(self._prefix.token_ids)
             self._count(prefills=1, prefill_tokens=sum(len(prompt) - common for prompt in batch))
-            found |= {p: PromptPrefix(p, prefilled.cache.select(at, len(p))) for at, p in enumerate(batch)}
+            found |= {
+                p: PromptPrefix(p, prefilled.cache.select(at, len(p))) for at, p in enumerate(batch)
+            }
         return found
 
     def _share_prefix(self, prompts: Sequence[tuple[int, ...]]) -> None:
         """Update the common prefix of all prompts so far.
 
-        It becomes shorter until a prompt shares fewer than MIN_PREFIX tokens; then a new one is computed.
+        It becomes shorter until a prompt shares fewer than MIN_PREFIX tokens; then a new one is
+        computed.
         """
         if not prompts:
             return
@@ -253,7 +301,8 @@ class NativeEngine(EngineState):
     def _begin(
         self, prefilled: Prefilled, entries: Sequence[tuple[BranchGroup, int]], *, missing: int
     ) -> list[Generation]:
-        """Sample the first tokens of groups, given with their prompt's index in the prefill, and assign their rows.
+        """Sample the first tokens of groups, given with their prompt's index in the prefill, and
+        assign their rows.
 
         Rows for `missing` further groups stay free.
         """
@@ -277,29 +326,42 @@ class NativeEngine(EngineState):
             own = [(at, source) for at, row, source in unfinished if not row.active[0].shared]
             width = max(row.length for _, row, _ in unfinished)
             self._reserve(width)
-            self._cache.store(prefilled.cache, [source for _, source in own], [at for at, _ in own], width - 1)
+            self._cache.store(
+                prefilled.cache, [source for _, source in own], [at for at, _ in own], width - 1
+            )
             self._copy(copies)
         return finished
 
     def _keep(self, seq: RunningSequence, cache: PromptCache) -> None:
-        """Keep the keys and values of a finished response for its continuation; drop the oldest beyond the bounds."""
+        """Keep the keys and values of a finished response for its continuation; drop the oldest
+        beyond the bounds.
+        """
         self._continued[seq.request.id] = PromptPrefix(seq.stored_ids, cache)
         bound = self._max_continued_tokens
         while len(self._continued) > 2 * self._scheduler.slots or (
-            bound is not None and sum(len(prefix.token_ids) for prefix in self._continued.values()) > bound
+            bound is not None
+            and sum(len(prefix.token_ids) for prefix in self._continued.values()) > bound
         ):
             del self._continued[next(iter(self._continued))]
 
     def _compiled_rows(self, branches: Sequence[BranchGroup]) -> cpu_kernels.Rows | None:
-        """The rows of these branches, with the prompts that are stored outside of them, for compiled attention."""
+        """The rows of these branches, with the prompts that are stored outside of them, for
+        compiled attention.
+        """
         if not self._compiled:
             return None
         named = [first.request.prompt_ids if first.shared else None for first, *_ in branches]
-        shared, prompts = [prompt for prompt in dict.fromkeys(named) if prompt is not None], None
-        split = torch.tensor([0 if first.shared else len(first.request.prompt_ids) for first, *_ in branches])
+        shared = [prompt for prompt in dict.fromkeys(named) if prompt is not None]
+        prompts = None
+        split = torch.tensor(
+            [0 if first.shared else len(first.request.prompt_ids) for first, *_ in branches]
+        )
         if shared:
-            of_row = torch.tensor([-1 if prompt is None else shared.index(prompt) for prompt in named])
-            addresses = torch.tensor([self._prompts[prompt].addresses for prompt in shared])  # [prompts, layers, 2]
+            of_row = torch.tensor(
+                [-1 if prompt is None else shared.index(prompt) for prompt in named]
+            )
+            # [prompts, layers, 2]
+            addresses = torch.tensor([self._prompts[prompt].addresses for prompt in shared])
             prompts = cpu_kernels.Prompts(
                 of_row, torch.tensor([*map(len, shared)]), addresses.permute(1, 2, 0).contiguous()
             )
@@ -309,11 +371,16 @@ class NativeEngine(EngineState):
     def _upload(
         self, integers: Sequence[Sequence[int]], branches: Sequence[BranchGroup]
     ) -> tuple[tuple[Tensor, ...], SamplingSettings]:
-        """Copy rows of `[n]` integers and the n branches' sampling settings to the device as one block."""
-        sequences, count = flat(branches), len(integers)
-        n, m = len(branches), len(sequences)
+        """Copy rows of `[n]` integers and the n branches' sampling settings to the device as one
+        block.
+        """
+        sequences = flat(branches)
+        count = len(integers)
+        n = len(branches)
+        m = len(sequences)
         block = np.empty((count + 2) * n + (m if m == n else 2 * m), dtype=np.int64)
-        per_row, per_draw = block[: (count + 2) * n].reshape(count + 2, n), block[(count + 2) * n :].reshape(-1, m)
+        per_row = block[: (count + 2) * n].reshape(count + 2, n)
+        per_draw = block[(count + 2) * n :].reshape(-1, m)
         per_row[:count] = integers
         values = per_row[count:].view(np.float64)
         values[0] = [branch[0].request.temperature for branch in branches]
@@ -323,18 +390,26 @@ class NativeEngine(EngineState):
         if counts is not None:
             per_draw[1] = np.repeat(np.arange(n), counts)
         uploaded = upload(block, self._forward.device)
-        rows, per_token = uploaded[: (count + 2) * n].view(-1, n), uploaded[(count + 2) * n :].view(-1, m)
+        rows = uploaded[: (count + 2) * n].view(-1, n)
+        per_token = uploaded[(count + 2) * n :].view(-1, m)
         uniforms = per_token[0].view(torch.float64)[:, None]
         draws = UniformDraws(uniforms, counts, None if counts is None else per_token[1])
-        settings = SamplingSettings.of(values, rows[count:].view(torch.float64), draws, compiled=self._compiled)
+        settings = SamplingSettings.of(
+            values, rows[count:].view(torch.float64), draws, compiled=self._compiled
+        )
         return rows[:count].unbind(), settings
 
-    def _sample(self, branches: Sequence[BranchGroup], logits: Tensor, settings: SamplingSettings) -> list[Generation]:
-        """Append each sequence's next token, from `[n, vocabulary]` logits; returns the finished ones.
+    def _sample(
+        self, branches: Sequence[BranchGroup], logits: Tensor, settings: SamplingSettings
+    ) -> list[Generation]:
+        """Append each sequence's next token, from `[n, vocabulary]` logits; returns the finished
+        ones.
 
         This is a step's only wait for the device.
         """
-        tokens, logprobs = sample(_mask_tokens(logits, [branch[0].masked_tokens for branch in branches]), settings)
+        tokens, logprobs = sample(
+            _mask_tokens(logits, [branch[0].masked_tokens for branch in branches]), settings
+        )
         # float64 holds every token id, so one transfer brings both
         sampled_ids, scored = torch.stack((tokens.double(), logprobs.double())).tolist()
         version = self._require_weights()
@@ -343,7 +418,9 @@ class NativeEngine(EngineState):
         self._count(sampled_tokens=len(sequences))
         for seq, token, logprob in zip(sequences, sampled_ids, scored, strict=True):
             seq.append(int(token), logprob)
-        finished = sorted((seq for seq in sequences if seq.finish is not None), key=lambda seq: seq.order)
+        finished = sorted(
+            (seq for seq in sequences if seq.finish is not None), key=lambda seq: seq.order
+        )
         return [seq.generation(seq.finish, version) for seq in finished if seq.finish is not None]
 
     def _max_rows(self) -> int:
@@ -365,9 +442,12 @@ class NativeEngine(EngineState):
         longest = max([longest, *(row.length for row in self._rows.in_use)])
         limit = max(seq.reserved for seq in running)
         max_rows = self._max_rows() if self._memory is not None else None
-        bound, kept = self._scheduler.cache_tokens, sum(map(len, self._prompts))
+        bound = self._scheduler.cache_tokens
+        kept = sum(map(len, self._prompts))
         max_positions = None if bound is None or not kept else bound - kept
-        self._cache.reserve(len(self._rows), longest, limit, max_rows=max_rows, max_positions=max_positions)
+        self._cache.reserve(
+            len(self._rows), longest, limit, max_rows=max_rows, max_positions=max_positions
+        )
         if self.cache_bytes > self.stats.cache_bytes_peak:
             self.stats = replace(self.stats, cache_bytes_peak=self.cache_bytes)
 
@@ -384,17 +464,26 @@ class NativeEngine(EngineState):
     def _drop_prompts(self) -> None:
         """Free the prompts that no row shares any more."""
         if self._prompts:
-            used = {row.active[0].request.prompt_ids for row in self._rows.in_use if row.active[0].shared}
-            self._prompts = {prompt: states for prompt, states in self._prompts.items() if prompt in used}
+            used = {
+                row.active[0].request.prompt_ids
+                for row in self._rows.in_use
+                if row.active[0].shared
+            }
+            self._prompts = {
+                prompt: states for prompt, states in self._prompts.items() if prompt in used
+            }
 
     def _free_unused(self) -> None:
-        """Return unused memory to the device, before an update splits the cache's large blocks for its own sizes."""
+        """Return unused memory to the device, before an update splits the cache's large blocks for
+        its own sizes.
+        """
         if self._memory is not None:
             self._memory.free_unused()
 
     def _cache_token_bound(self, memory: CudaMemory) -> int:
         """The number of positions that the cache may hold, from the free memory without a cache."""
-        model, position_bytes = self._forward.model, self._forward.position_bytes
+        model = self._forward.model
+        position_bytes = self._forward.position_bytes
         needed = step_bytes(
             slots=self._scheduler.slots,
             vocabulary=self._forward.vocabulary,
@@ -404,27 +493,40 @@ class NativeEngine(EngineState):
             intermediate=model.config.intermediate_size,
             width=model.dtype.itemsize,
         )
-        return cache_token_bound(memory.free_bytes(), position_bytes=position_bytes, step_bytes=needed)
+        return cache_token_bound(
+            memory.free_bytes(), position_bytes=position_bytes, step_bytes=needed
+        )
 
     def _divide_memory(self, cache_tokens: int) -> None:
-        """Bound the positions of rows and, if requests are continued, those of finished responses to a quarter."""
+        """Bound the positions of rows and, if requests are continued, those of finished responses
+        to a quarter.
+        """
         is_continued = any(request.is_continued for request in self._scheduler.waiting.values())
         self._max_continued_tokens = cache_tokens // 4 if is_continued else 0
         self._scheduler.cache_tokens = cache_tokens - self._max_continued_tokens
 
     def _count(self, **added: int) -> None:
-        self.stats = replace(self.stats, **{name: getattr(self.stats, name) + n for name, n in added.items()})
+        self.stats = replace(
+            self.stats, **{name: getattr(self.stats, name) + n for name, n in added.items()}
+        )
 
 
-def open_native_engine(rollout: RolloutConfig, model: PreTrainedModel, gpu_processes: float = 1) -> NativeEngine:
+def open_native_engine(
+    rollout: RolloutConfig, model: PreTrainedModel, gpu_processes: float = 1
+) -> NativeEngine:
     """Open the engine of `rollout.engine: native` (`config.engines.EngineKind.open`)."""
-    memory = CudaMemory(model.device, processes=gpu_processes) if model.device.type == "cuda" else None
-    reproducible = rollout.is_reproducible or not rollout.engines  # one process has no load to balance
+    memory = (
+        CudaMemory(model.device, processes=gpu_processes) if model.device.type == "cuda" else None
+    )
+    # one process has no load to balance
+    reproducible = rollout.is_reproducible or not rollout.engines
     return NativeEngine(model, rollout.native, reproducible=reproducible, memory=memory)
 
 
 def _mask_tokens(logits: Tensor, masked_tokens: Sequence[Sequence[int]]) -> Tensor:
-    """`[n, vocabulary]` logits, changed in place: row i gives no probability to `masked_tokens[i]`."""
+    """`[n, vocabulary]` logits, changed in place: row i gives no probability to
+    `masked_tokens[i]`.
+    """
     indices = [(row, token) for row, tokens in enumerate(masked_tokens) for token in tokens]
     if indices:
         rows, tokens = upload(np.array(indices, dtype=np.int64), logits.device).unbind(1)
@@ -432,8 +534,11 @@ def _mask_tokens(logits: Tensor, masked_tokens: Sequence[Sequence[int]]) -> Tens
     return logits
 
 
-def resumed_prompts(requests: Sequence[GenerationRequest]) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """The prompts of responses that go on after `offset` tokens, each with the prompt before those tokens.
+def resumed_prompts(
+    requests: Sequence[GenerationRequest],
+) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """The prompts of responses that go on after `offset` tokens, each with the prompt before those
+    tokens.
 
     Only prompts that several responses share, and at most `PREFILL_TOKENS` of their tokens.
     """
@@ -441,16 +546,24 @@ def resumed_prompts(requests: Sequence[GenerationRequest]) -> dict[tuple[int, ..
     count = Counter(before.values())
     shared = [prompt for prompt in count if count[prompt] > 1 and len(prompt) >= MIN_PREFIX]
     held = dict(zip(shared, accumulate(map(len, shared)), strict=True))
-    return {ids: prompt for ids, prompt in before.items() if held.get(prompt, PREFILL_TOKENS + 1) <= PREFILL_TOKENS}
+    return {
+        ids: prompt
+        for ids, prompt in before.items()
+        if held.get(prompt, PREFILL_TOKENS + 1) <= PREFILL_TOKENS
+    }
 
 
 def similar_batches(rests: Mapping[tuple[int, ...], int]) -> Iterator[list[tuple[int, ...]]]:
-    """Like `prefill_batches`, of prompts by the number of tokens to compute, so that little is padding."""
+    """Like `prefill_batches`, of prompts by the number of tokens to compute, so that little is
+    padding.
+    """
     batch: list[tuple[int, ...]] = []
     width = 0
     for prompt in sorted(rests, key=lambda prompt: rests[prompt]):
         is_padded = width >= MIN_PREFILL and rests[prompt] > MAX_PADDING * rests[batch[0]]
-        if batch and (is_padded or max(map(len, (*batch, prompt))) * (len(batch) + 1) > PREFILL_TOKENS):
+        if batch and (
+            is_padded or max(map(len, (*batch, prompt))) * (len(batch) + 1) > PREFILL_TOKENS
+        ):
             yield batch
             batch = []
         batch.append(prompt)
@@ -460,13 +573,16 @@ def similar_batches(rests: Mapping[tuple[int, ...], int]) -> Iterator[list[tuple
 
 
 def prefill_batches(prompts: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Split prompts, in order, into prefills of at most `PREFILL_TOKENS` positions; a longer prompt goes alone."""
+    """Split prompts, in order, into prefills of at most `PREFILL_TOKENS` positions; a longer prompt
+    goes alone.
+    """
     batch: list[tuple[int, ...]] = []
     width = 0
     for prompt in prompts:
         if batch and max(width, len(prompt)) * (len(batch) + 1) > PREFILL_TOKENS:
             yield batch
-            batch, width = [], 0
+            batch = []
+            width = 0
         batch.append(prompt)
         width = max(width, len(prompt))
     if batch:

@@ -1,4 +1,6 @@
-"""Runs the transformers model for the engine: prefill of whole prompts, decode steps, and loading of weights."""
+"""Runs the transformers model for the engine: prefill of whole prompts, decode steps, and loading
+of weights.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +39,9 @@ class PromptPrefix:
 def common_prefix(sequences: Sequence[Sequence[int]]) -> int:
     """The number of tokens that all sequences begin with."""
     same = (len(set(tokens)) == 1 for tokens in zip(*sequences, strict=False))
-    return next((length for length, equal in enumerate(same) if not equal), min(map(len, sequences)))
+    return next(
+        (length for length, equal in enumerate(same) if not equal), min(map(len, sequences))
+    )
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,20 @@ class Prefilled:
 
 
 class Forward:
-    """Backbone and head of a causal language model; logits are computed only where a token is sampled."""
+    """Backbone and head of a causal language model; logits are computed only where a token is
+    sampled.
+    """
 
     def __init__(
-        self, model: PreTrainedModel, model_kernels: ModelKernels, fused_layers: Sequence[FusedWeightKernels] = ()
+        self,
+        model: PreTrainedModel,
+        model_kernels: ModelKernels,
+        fused_layers: Sequence[FusedWeightKernels] = (),
     ) -> None:
         """`fused_layers` hold values derived from some weights, which `load_weights` refreshes."""
-        self.model, self.model_kernels, self._fused_layers = model, model_kernels, fused_layers
+        self.model = model
+        self.model_kernels = model_kernels
+        self._fused_layers = fused_layers
         self.backbone: nn.Module = model.base_model
         self.head: nn.Module = model.get_output_embeddings()
         self.device = model.device
@@ -64,15 +75,19 @@ class Forward:
         """Whether a decode step can read a prompt once for several rows."""
         self._decoder = CompiledDecoder.of(self.backbone) if self.shares_prompts else None
         self.position_bytes = 0
-        """The size of the keys and values of one position in all layers; 0 before the first cache."""
+        """The size of the keys and values of one position in all layers; 0 before the first cache.
+        """
         self._dropped: list[tuple[torch.UntypedStorage, int]] = []
 
     def prefill(
-        self, prompts: Sequence[Sequence[int]], prefix: PromptPrefix | Sequence[PromptPrefix] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        prefix: PromptPrefix | Sequence[PromptPrefix] | None = None,
     ) -> Prefilled:
         """Run prompts together, padded on the right, which causal attention never reads.
 
-        `prefix`: a proper prefix of all prompts, or one of each prompt, which is not computed again.
+        `prefix`: a proper prefix of all prompts, or one of each prompt, which is not computed
+        again.
         """
         if isinstance(prefix, Sequence):
             cache: PromptCache = ContinuedCache([each.cache for each in prefix])
@@ -85,30 +100,51 @@ class Forward:
         ids = np.zeros((len(prompts), width), dtype=np.int64)
         for row, prompt in enumerate(prompts):
             ids[row, : lengths[row]] = prompt[starts[row] :]
-        first = upload(np.array(starts if isinstance(prefix, Sequence) else starts[:1], dtype=np.int64), self.device)
-        positions = first[:, None] + torch.arange(width, device=self.device)  # [prompts, or 1 if all equal, width]
-        hidden = self._hidden(upload(ids, self.device), positions, cache)  # [prompts, width, hidden]
+        first = upload(
+            np.array(starts if isinstance(prefix, Sequence) else starts[:1], dtype=np.int64),
+            self.device,
+        )
+        # [prompts, or 1 if all equal, width]
+        positions = first[:, None] + torch.arange(width, device=self.device)
+        # [prompts, width, hidden]
+        hidden = self._hidden(upload(ids, self.device), positions, cache)
         last = upload(np.array(lengths, dtype=np.int64) - 1, self.device)
-        return Prefilled(cache, self.head(hidden[torch.arange(len(prompts), device=self.device), last]))
+        return Prefilled(
+            cache, self.head(hidden[torch.arange(len(prompts), device=self.device), last])
+        )
 
     def decode(self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Feed row i `tokens[i]` at `positions[i]`; returns `[n, vocabulary]` logits of the next tokens."""
+        """Feed row i `tokens[i]` at `positions[i]`; returns `[n, vocabulary]` logits of the next
+        tokens.
+        """
         ids, at = upload(np.array([tokens, positions], dtype=np.int64), self.device).unbind()
         return self.step(cache, ids, at, longest=max(positions) + 1)
 
     def step(
-        self, cache: SlotCache, ids: Tensor, positions: Tensor, *, longest: int, rows: Rows | None = None
+        self,
+        cache: SlotCache,
+        ids: Tensor,
+        positions: Tensor,
+        *,
+        longest: int,
+        rows: Rows | None = None,
     ) -> Tensor:
-        """Like `decode`, with `[n]` numbers on the device; `longest` is the largest position in a row plus one.
+        """Like `decode`, with `[n]` numbers on the device; `longest` is the largest position in a
+        row plus one.
 
-        `rows`: lengths and prompts for compiled attention; without them the positions in rows are those in sequences.
+        `rows`: lengths and prompts for compiled attention; without them the positions in rows are
+        those in sequences.
         """
         if cache.graphs is not None:
             compute = partial(self._captured_step, cache)
             return self.head(cache.graphs.run(ids, positions, compute, max_rows=cache.rows))
         cache.begin_step(positions if rows is None else rows.lengths - 1, longest, rows)
         of_step = cache.get_query_offset()
-        if self._decoder is not None and self._decoder.layers is not None and isinstance(of_step, Rows):
+        if (
+            self._decoder is not None
+            and self._decoder.layers is not None
+            and isinstance(of_step, Rows)
+        ):
             return self.head(self._decoder(ids, positions, cache, of_step))
         return self.head(self._hidden(ids[:, None], positions[:, None], cache)[:, 0])
 
@@ -128,41 +164,55 @@ class Forward:
             self._decoder.refresh()
 
     def drop_weights(self) -> None:
-        """Free the memory of the weights that `load_weights` fills: prepacked weights, on a GPU all weights."""
+        """Free the memory of the weights that `load_weights` fills: prepacked weights, on a GPU all
+        weights.
+        """
         for layer in prepacked_weights(self.model).values():
             layer.drop()
         if self._decoder is not None:
             self._decoder.layers = None
         if self.model_kernels.fuses_weights and not self._dropped:
-            storages = {p.untyped_storage()._cdata: p.untyped_storage() for p in self.model.parameters()}
+            storages = {
+                p.untyped_storage()._cdata: p.untyped_storage() for p in self.model.parameters()
+            }
             self._dropped = [(storage, storage.nbytes()) for storage in storages.values()]
             for storage, _ in self._dropped:
                 storage.resize_(0)
 
     def _hidden(self, ids: Tensor, positions: Tensor, cache: PromptCache | SlotCache) -> Tensor:
-        output = self.backbone(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+        output = self.backbone(
+            input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True
+        )
         return output.last_hidden_state
 
 
 def _shares_prompts(model: PreTrainedModel, model_kernels: ModelKernels) -> bool:
     """Whether prompts can be shared: by compiled attention, without windows."""
-    config, width = model.config, head_width(model)
-    layers = getattr(config, "layer_types", None) or [getattr(config, "sliding_window", None) or "full_attention"]
+    config = model.config
+    width = head_width(model)
+    layers = getattr(config, "layer_types", None) or [
+        getattr(config, "sliding_window", None) or "full_attention"
+    ]
     states = torch.empty(1, width or 1, dtype=model.dtype, device=model.device)
-    return model_kernels.compiled and can_attend(states, states) and set(layers) == {"full_attention"}
+    return (
+        model_kernels.compiled and can_attend(states, states) and set(layers) == {"full_attention"}
+    )
 
 
 @torch.no_grad()
 def copy_weights(source: WeightSource, model: nn.Module) -> None:
-    """Copy every tensor of `source` into the parameter of its name, converted to its dtype and device.
+    """Copy every tensor of `source` into the parameter of its name, converted to its dtype and
+    device.
 
-    A tied weight may come under one or all of its names. Raises EngineError if a name is unknown, a parameter is
-    missing, a shape differs, or the values of a tied weight differ; the model is then partly overwritten.
+    A tied weight may come under one or all of its names. Raises EngineError if a name is unknown, a
+    parameter is missing, a shape differs, or the values of a tied weight differ; the model is then
+    partly overwritten.
     """
     targets = dict(model.named_parameters(remove_duplicate=False))
     buffers = dict(model.named_buffers(remove_duplicate=False))
     layers = prepacked_weights(model)
-    given: dict[int, str] = {}  # the name under which each parameter was filled, by the parameter's identity
+    # the name under which each parameter was filled, by the parameter's identity
+    given: dict[int, str] = {}
     unexpected = []
     for name, tensor in source.named_tensors():
         target = buffers.get(name, targets.get(name))
@@ -171,8 +221,8 @@ def copy_weights(source: WeightSource, model: nn.Module) -> None:
         elif (first := given.get(id(target))) is not None:
             if not torch.equal(tensor.to(target), target):
                 raise EngineError(
-                    f"{first} and {name} are one tied weight in the engine's model, but load_weights got different "
-                    "values for them"
+                    f"{first} and {name} are one tied weight in the engine's model, but"
+                    " load_weights got different values for them"
                 )
         else:
             require_shape(name, tensor.shape, target.shape)

@@ -1,12 +1,13 @@
 """Decoder layers with fewer passes over their inputs and fewer calls than the model's own.
 
-With the few rows of a decode step a CPU spends about a third of the time between the products (norms, gates, rotations,
-residual sums and their calls), and a GPU mostly waits for the next call. So a layer of a known family computes queries,
-keys and values in one product, and needs few operations between products: `PrepackedKernels` for a CPU,
-`fused_weight_layers.FusedWeightKernels` for a GPU.
+With the few rows of a decode step a CPU spends about a third of the time between the products
+(norms, gates, rotations, residual sums and their calls), and a GPU mostly waits for the next call.
+So a layer of a known family computes queries, keys and values in one product, and needs few
+operations between products: `PrepackedKernels` for a CPU, `fused_weight_layers.FusedWeightKernels`
+for a GPU.
 
-The arithmetic is the layer's own up to the order of roundings. `compatibility.patch_model` compares the logits with
-those of the plain model.
+The arithmetic is the layer's own up to the order of roundings. `compatibility.patch_model` compares
+the logits with those of the plain model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,21 +22,35 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from cpu_kernels import DecoderLayers, Rows, can_decode, decode_, rms_norm, rotate_
-from cpu_kernels.prepacked import DEFAULT_KERNELS, CompiledWeight, FusedQKVLinear, can_prepack, prepack_linears
+from cpu_kernels.prepacked import (
+    DEFAULT_KERNELS,
+    CompiledWeight,
+    FusedQKVLinear,
+    can_prepack,
+    prepack_linears,
+)
 from dapo.engines.native.attention import native_attention
 from dapo.engines.native.cache import KeyValueCache, SlotCache
 
 FAMILIES = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
-"""Layers with the same modules in the same order; the last family also normalizes queries and keys."""
+"""Layers with the same modules in the same order; the last family also normalizes queries and keys.
+"""
 
 
 class LayerKernels(Protocol):
-    """The operations of one decoder layer around its attention; hidden states are `[n, length, hidden]`."""
+    """The operations of one decoder layer around its attention; hidden states are `[n, length,
+    hidden]`.
+    """
 
     def attention_inputs(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], cache: KeyValueCache
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        cache: KeyValueCache,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries `[n, heads, length, d]`, and the keys and values that the cache returns for them."""
+        """Queries `[n, heads, length, d]`, and the keys and values that the cache returns for
+        them.
+        """
 
     def add_attention(self, hidden_states: Tensor, attn_output: Tensor) -> Tensor:
         """The hidden states after the attention block, from its heads `[n, length, heads * d]`."""
@@ -57,16 +72,26 @@ def run_layer(
     assert past_key_values is not None
     assert position_embeddings is not None
     attention = layer.self_attn
-    query, keys, values = kernels.attention_inputs(hidden_states, position_embeddings, past_key_values)
-    attn_output, _ = native_attention(attention, query, keys, values, attention_mask, scaling=attention.scaling)
+    query, keys, values = kernels.attention_inputs(
+        hidden_states, position_embeddings, past_key_values
+    )
+    attn_output, _ = native_attention(
+        attention, query, keys, values, attention_mask, scaling=attention.scaling
+    )
     return kernels.add_mlp(kernels.add_attention(hidden_states, attn_output.flatten(2)))
 
 
 def fuse_prepacked_layers(
-    model: PreTrainedModel, *, rows: int, kernels: Mapping[str, str] = DEFAULT_KERNELS, compiled: bool = False
+    model: PreTrainedModel,
+    *,
+    rows: int,
+    kernels: Mapping[str, str] = DEFAULT_KERNELS,
+    compiled: bool = False,
 ) -> None:
     """Replace the forward of decoder layers of known families whose weights can be prepacked."""
-    layers: list[Any] = [layer for layer in model.modules() if type(layer) in FAMILIES and _is_suited(layer)]
+    layers: list[Any] = [
+        layer for layer in model.modules() if type(layer) in FAMILIES and _is_suited(layer)
+    ]
     for layer in layers:
         layer.forward = partial(
             run_layer, layer, PrepackedKernels(layer, rows=rows, kernels=kernels, compiled=compiled)
@@ -74,18 +99,24 @@ def fuse_prepacked_layers(
 
 
 def _is_suited(layer: Any) -> bool:
-    attention, mlp = layer.self_attn, layer.mlp
+    attention = layer.self_attn
+    mlp = layer.mlp
     products = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     products += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     return attention.config.hidden_act == "silu" and all(map(can_prepack, products))
 
 
 class PrepackedKernels:
-    """Operations that fuse activation, gate and residual sum into prepacked products; norms take half the passes."""
+    """Operations that fuse activation, gate and residual sum into prepacked products; norms take
+    half the passes.
+    """
 
-    def __init__(self, layer: Any, *, rows: int, kernels: Mapping[str, str], compiled: bool) -> None:
+    def __init__(
+        self, layer: Any, *, rows: int, kernels: Mapping[str, str], compiled: bool
+    ) -> None:
         """Replace the layer's linear modules by prepacked ones."""
-        self._layer, self._compiled = layer, compiled
+        self._layer = layer
+        self._compiled = compiled
         self._attention = attention = layer.self_attn
         parts = [attention.q_proj, attention.k_proj, attention.v_proj]
         self._fused_qkv = FusedQKVLinear(parts, rows=rows, kernels=kernels)
@@ -93,23 +124,35 @@ class PrepackedKernels:
         prepack_linears(layer, rows=rows, kernels=kernels)
 
     def attention_inputs(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], cache: KeyValueCache
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        cache: KeyValueCache,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        attention, compiled = self._attention, self._compiled
+        attention = self._attention
+        compiled = self._compiled
         normed = self._norm(self._layer.input_layernorm, hidden_states)
         heads = self._fused_qkv(normed).unflatten(-1, (-1, attention.head_dim))
         key_heads = attention.v_proj.out_features // attention.head_dim
         query_heads = heads.shape[2] - 2 * key_heads
         norms = None
         if hasattr(attention, "q_norm"):
-            norms = attention.q_norm.weight, attention.k_norm.weight, attention.q_norm.variance_epsilon
+            norms = (
+                attention.q_norm.weight,
+                attention.k_norm.weight,
+                attention.q_norm.variance_epsilon,
+            )
         rotate_(heads, *position_embeddings, query_heads, key_heads, norms, compiled=compiled)
         keys, values = cache.update_fused(heads[:, :, query_heads:], attention.layer_idx)
         return heads[:, :, :query_heads].transpose(1, 2), keys, values
 
     def weights(self) -> list[Tensor | None] | None:
-        """The layer's weights in the order of `cpu_kernels.DecoderLayers`; None if a product is not compiled."""
-        layer, attention, mlp = self._layer, self._attention, self._layer.mlp
+        """The layer's weights in the order of `cpu_kernels.DecoderLayers`; None if a product is not
+        compiled.
+        """
+        layer = self._layer
+        attention = self._attention
+        mlp = self._layer.mlp
         products = [self._fused_qkv, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
         packed = [product.prepacked for product in products]
         if not self._compiled or not all(isinstance(weight, CompiledWeight) for weight in packed):
@@ -117,8 +160,11 @@ class PrepackedKernels:
         qkv, output, gate, up, down = (
             (weight.packed, each.bias) for weight, each in zip(packed, products, strict=True)
         )
-        norms = [getattr(getattr(attention, name, None), "weight", None) for name in ("q_norm", "k_norm")]
-        first, second = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+        norms = [
+            getattr(getattr(attention, name, None), "weight", None) for name in ("q_norm", "k_norm")
+        ]
+        first = layer.input_layernorm.weight
+        second = layer.post_attention_layernorm.weight
         return [first, *qkv, *norms, *output, second, *gate, *up, *down]
 
     def add_attention(self, hidden_states: Tensor, attn_output: Tensor) -> Tensor:
@@ -135,7 +181,8 @@ class PrepackedKernels:
 
 
 class CompiledDecoder:
-    """The backbone of a decode step with all its layers in one call, where every part of them is compiled.
+    """The backbone of a decode step with all its layers in one call, where every part of them is
+    compiled.
 
     Python then makes one call for all layers, where it makes ten for each otherwise.
     """
@@ -147,17 +194,26 @@ class CompiledDecoder:
 
     @classmethod
     def of(cls, backbone: nn.Module) -> "CompiledDecoder | None":
-        """The decoder of a backbone whose layers `fuse_prepacked_layers` has replaced; None of another."""
+        """The decoder of a backbone whose layers `fuse_prepacked_layers` has replaced; None of
+        another.
+        """
         layers: list[Any] = list(getattr(backbone, "layers", ()))
         kernels = [layer.forward.args[1] for layer in layers if isinstance(layer.forward, partial)]
         named = all(hasattr(backbone, name) for name in ("embed_tokens", "rotary_emb", "norm"))
-        if not named or not layers or not all(isinstance(each, PrepackedKernels) for each in kernels):
+        if (
+            not named
+            or not layers
+            or not all(isinstance(each, PrepackedKernels) for each in kernels)
+        ):
             return None
         return cls(backbone, kernels) if len(kernels) == len(layers) else None
 
     def refresh(self) -> None:
-        """Take the weights that are packed now; `layers` is None if they are not compiled in every layer."""
-        weights, backbone = [kernels.weights() for kernels in self._kernels], self._backbone
+        """Take the weights that are packed now; `layers` is None if they are not compiled in every
+        layer.
+        """
+        weights = [kernels.weights() for kernels in self._kernels]
+        backbone = self._backbone
         compiled = [layer for layer in weights if layer is not None]
         inner = backbone.layers[0].mlp.down_proj.in_features
         self.layers: DecoderLayers | None = None
@@ -173,7 +229,8 @@ class CompiledDecoder:
     def __call__(self, ids: Tensor, positions: Tensor, cache: SlotCache, rows: Rows) -> Tensor:
         """`[n, hidden]` states of the step's tokens, `[n]`, at `positions` in their sequences."""
         assert self.layers is not None
-        backbone, half = self._backbone, len(cache.tensors) // 2
+        backbone = self._backbone
+        half = len(cache.tensors) // 2
         hidden = backbone.embed_tokens(ids)
         angles = backbone.rotary_emb(hidden[:, None], positions[:, None])
         normed: Tensor = backbone.norm(

@@ -1,11 +1,13 @@
-"""Decoder layers for a GPU, where the number of kernels that the host can launch bounds a decode step.
+"""Decoder layers for a GPU, where the number of kernels that the host can launch bounds a decode
+step.
 
-Products with the same inputs are fused, residuals are added in place or by the product itself, and the key and value of
-a position are written at once: 10 to 20 kernels per layer instead of 40 to 93. The fused weights are plain tensors, and
-the modules' own parameters are views of them: filling a parameter fills the fused weight.
+Products with the same inputs are fused, residuals are added in place or by the product itself, and
+the key and value of a position are written at once: 10 to 20 kernels per layer instead of 40 to 93.
+The fused weights are plain tensors, and the modules' own parameters are views of them: filling a
+parameter fills the fused weight.
 
-Attention by lengths counts as one kernel here; it also launches a fill and, if heads share keys, copies of the queries
-and of the output.
+Attention by lengths counts as one kernel here; it also launches a fill and, if heads share keys,
+copies of the queries and of the output.
 """
 
 from collections.abc import Sequence
@@ -23,13 +25,18 @@ from dapo.engines.native.cache import KeyValueCache
 from dapo.engines.native.fused_layers import FAMILIES, run_layer
 
 FUSED_FAMILIES = (*FAMILIES, SmolLM3DecoderLayer, Gemma3DecoderLayer)
-"""The supported layers. SmolLM3 omits the rotary embedding in some layers. Gemma3 has a norm before and after each
-block, and its norms multiply with their parameters plus one."""
+"""The supported layers.
+
+SmolLM3 omits the rotary embedding in some layers. Gemma3 has a norm before and after each
+block, and its norms multiply with their parameters plus one.
+"""
 
 
 def fuse_weight_layers(model: PreTrainedModel) -> "list[FusedWeightKernels]":
     """Replace the forward of decoder layers of known families; returns their new operations."""
-    layers: list[Any] = [layer for layer in model.modules() if type(layer) in FUSED_FAMILIES and _is_suited(layer)]
+    layers: list[Any] = [
+        layer for layer in model.modules() if type(layer) in FUSED_FAMILIES and _is_suited(layer)
+    ]
     kernels = [FusedWeightKernels(layer) for layer in layers]
     for layer, operations in zip(layers, kernels, strict=True):
         layer.forward = partial(run_layer, layer, operations)
@@ -37,7 +44,8 @@ def fuse_weight_layers(model: PreTrainedModel) -> "list[FusedWeightKernels]":
 
 
 def _is_suited(layer: Any) -> bool:
-    attention, mlp = layer.self_attn, layer.mlp
+    attention = layer.self_attn
+    mlp = layer.mlp
     fused = [[attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]]
     products = [*fused[0], *fused[1], attention.o_proj, mlp.down_proj]
     return all(type(product) is nn.Linear for product in products) and all(
@@ -49,12 +57,19 @@ class FusedWeightKernels:
     """The operations of one decoder layer around its attention, in few kernels."""
 
     def __init__(self, layer: Any) -> None:
-        """Keep the layer's modules, but make the parameters of fused products views of one tensor."""
-        attention, mlp = layer.self_attn, layer.mlp
-        self._layer, self._attention = layer, attention
+        """Keep the layer's modules, but make the parameters of fused products views of one
+        tensor.
+        """
+        attention = layer.self_attn
+        mlp = layer.mlp
+        self._layer = layer
+        self._attention = attention
         self._qkv = _fuse([attention.q_proj, attention.k_proj, attention.v_proj])
         self._gate_up = _fuse([mlp.gate_proj, mlp.up_proj])
-        sizes = [product.out_features // attention.head_dim for product in (attention.q_proj, attention.k_proj)]
+        sizes = [
+            product.out_features // attention.head_dim
+            for product in (attention.q_proj, attention.k_proj)
+        ]
         self._query_heads, self._key_heads = sizes
         self._has_outer_norms = hasattr(layer, "post_feedforward_layernorm")
         self._rotates = getattr(attention, "use_rope", True)
@@ -63,21 +78,30 @@ class FusedWeightKernels:
 
     def refresh(self) -> None:
         """Recompute the values derived from parameters: the factors of norms."""
-        layer, attention = self._layer, self._attention
-        norms = ((name, norm) for name, norm in layer.named_children() if name.endswith("_layernorm"))
+        layer = self._layer
+        attention = self._attention
+        norms = (
+            (name, norm) for name, norm in layer.named_children() if name.endswith("_layernorm")
+        )
         self._norm_weights = {name: _norm_weight(norm) for name, norm in norms}
-        width, weight = attention.head_dim, attention.o_proj.weight
+        width = attention.head_dim
+        weight = attention.o_proj.weight
         # (x1, -x2, x1, x2) contains both x and its rotation (-x2, x1) as views
         factors = weight.new_ones(2, width)
         factors[0, width // 2 :] = -1
         if self._is_normed:
             query, key = (_norm_weight(norm) for norm in (attention.q_norm, attention.k_norm))
-            per_head = torch.cat((query.expand(self._query_heads, -1), key.expand(self._key_heads, -1)))
+            per_head = torch.cat(
+                (query.expand(self._query_heads, -1), key.expand(self._key_heads, -1))
+            )
             factors = factors * per_head[:, None]
         self._factors = factors  # [2, d], or [heads, 2, d] with the weights of the heads' norms
 
     def attention_inputs(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], cache: KeyValueCache
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        cache: KeyValueCache,
     ) -> tuple[Tensor, Tensor, Tensor]:
         attention = self._attention
         normed = self._norm("input_layernorm", hidden_states)
@@ -93,42 +117,62 @@ class FusedWeightKernels:
         return self._add_product(hidden_states, attn_output, self._attention.o_proj, after)
 
     def add_mlp(self, hidden_states: Tensor) -> Tensor:
-        before = "pre_feedforward_layernorm" if self._has_outer_norms else "post_attention_layernorm"
+        before = (
+            "pre_feedforward_layernorm" if self._has_outer_norms else "post_attention_layernorm"
+        )
         gate, up = linear(self._norm(before, hidden_states), *self._gate_up).chunk(2, -1)
         gated = self._layer.mlp.act_fn(gate).mul_(up)
         after = "post_feedforward_layernorm" if self._has_outer_norms else None
         return self._add_product(hidden_states, gated, self._layer.mlp.down_proj, after)
 
     def _rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Norm, if the family has one, and rotary embedding of queries and keys `[n, length, heads, d]`, in place."""
-        count, width = self._query_heads + self._key_heads, heads.shape[-1]
+        """Norm, if the family has one, and rotary embedding of queries and keys `[n, length, heads,
+        d]`, in place.
+        """
+        count = self._query_heads + self._key_heads
+        width = heads.shape[-1]
         states = heads
-        if self._is_normed:  # values are normed too: for a part of the heads the kernel would make a copy
+        # values are normed too: for a part of the heads the kernel would make a copy
+        if self._is_normed:
             states = rms_norm(heads, (width,), eps=_epsilon(self._attention.q_norm))
-        both = (states.narrow(2, 0, count).unsqueeze(3) * self._factors).flatten(3)  # [n, length, count, 2 * d]
+        # [n, length, count, 2 * d]
+        both = (states.narrow(2, 0, count).unsqueeze(3) * self._factors).flatten(3)
         rotated = heads.narrow(2, 0, count)
         torch.mul(both.narrow(-1, width, width), cos.unsqueeze(2), out=rotated)
         rotated.addcmul_(both.narrow(-1, width // 2, width), sin.unsqueeze(2))
 
     def _norm(self, name: str, hidden_states: Tensor) -> Tensor:
-        weight, size, epsilon = self._norm_weights[name], hidden_states.shape[-1:], _epsilon(getattr(self._layer, name))
+        weight = self._norm_weights[name]
+        size = hidden_states.shape[-1:]
+        epsilon = _epsilon(getattr(self._layer, name))
         if weight.dtype == hidden_states.dtype:
             return rms_norm(hidden_states, size, weight, epsilon)
-        return rms_norm(hidden_states, size, eps=epsilon).mul_(weight)  # there is no kernel for two types
+        # there is no kernel for two types
+        return rms_norm(hidden_states, size, eps=epsilon).mul_(weight)
 
-    def _add_product(self, hidden_states: Tensor, inputs: Tensor, product: nn.Linear, norm: str | None) -> Tensor:
-        """Add the product, normed by the norm of that name if given, to the hidden states in place."""
+    def _add_product(
+        self, hidden_states: Tensor, inputs: Tensor, product: nn.Linear, norm: str | None
+    ) -> Tensor:
+        """Add the product, normed by the norm of that name if given, to the hidden states in
+        place.
+        """
         if norm is not None:
-            states = rms_norm(product(inputs), hidden_states.shape[-1:], eps=_epsilon(getattr(self._layer, norm)))
+            states = rms_norm(
+                product(inputs), hidden_states.shape[-1:], eps=_epsilon(getattr(self._layer, norm))
+            )
             return hidden_states.addcmul_(states, self._norm_weights[norm])
         if product.bias is not None:
             return hidden_states.add_(product(inputs))
-        hidden_states.view(-1, hidden_states.shape[-1]).addmm_(inputs.flatten(0, 1), product.weight.t())
+        hidden_states.view(-1, hidden_states.shape[-1]).addmm_(
+            inputs.flatten(0, 1), product.weight.t()
+        )
         return hidden_states
 
 
 def _fuse(products: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """The fused weight and bias of the products; the products' own parameters become views of them."""
+    """The fused weight and bias of the products; the products' own parameters become views of
+    them.
+    """
     has_bias = products[0].bias is not None
     weight = _fuse_parameters([product.weight for product in products])
     return weight, _fuse_parameters([product.bias for product in products]) if has_bias else None
@@ -136,16 +180,22 @@ def _fuse(products: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
 
 def _fuse_parameters(parameters: Sequence[Tensor]) -> Tensor:
     fused = torch.cat([parameter.detach() for parameter in parameters])
-    for parameter, part in zip(parameters, fused.split([len(parameter) for parameter in parameters]), strict=True):
+    for parameter, part in zip(
+        parameters, fused.split([len(parameter) for parameter in parameters]), strict=True
+    ):
         parameter.data = part
     return fused
 
 
 def _norm_weight(norm: Any) -> Tensor:
-    """The factor of a norm; if it is the parameter plus one, in float32, because bfloat16 would round the sum."""
+    """The factor of a norm; if it is the parameter plus one, in float32, because bfloat16 would
+    round the sum.
+    """
     weight: Tensor = norm.weight.detach()
     return (
-        1 + weight.to(torch.promote_types(weight.dtype, torch.float32)) if isinstance(norm, Gemma3RMSNorm) else weight
+        1 + weight.to(torch.promote_types(weight.dtype, torch.float32))
+        if isinstance(norm, Gemma3RMSNorm)
+        else weight
     )
 
 

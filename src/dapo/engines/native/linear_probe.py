@@ -1,9 +1,10 @@
 """Chooses the kernels of prepacked products by timing them on this processor.
 
-The fastest library depends on the processor: on one, MKL's blocks are as fast as oneDNN's, on another half as fast. The
-choice changes the last digits of a product, so a run records it (`rollout.native.kernels` in config.yaml). The user's
-cache also keeps it for later runs: if two kernels are about equally fast, separate timings could choose differently,
-and runs with equal seeds would differ.
+The fastest library depends on the processor: on one, MKL's blocks are as fast as oneDNN's, on
+another half as fast. The choice changes the last digits of a product, so a run records it
+(`rollout.native.kernels` in config.yaml). The user's cache also keeps it for later runs: if two
+kernels are about equally fast, separate timings could choose differently, and runs with equal seeds
+would differ.
 """
 
 import contextlib
@@ -23,31 +24,53 @@ from dapo.core.files import atomic_write_json, cache_folder, open_no_link
 from dapo.core.processor import cpu_model, vector_extensions
 
 MIN_ELEMENTS = 2**18
-"""The smallest weight that is timed. Smaller ones use the default kernel: a call takes longer than the product."""
-MAX_ELEMENTS = 2**22  # the largest part of a weight that is timed; for larger weights only some outputs are
+"""The smallest weight that is timed.
+
+Smaller ones use the default kernel: a call takes longer than the product.
+"""
+# the largest part of a weight that is timed; for larger weights only some outputs are
+MAX_ELEMENTS = 2**22
 MARGIN = 0.8  # the fraction of the default kernel's time below which another kernel is chosen
 COMPILED_MARGIN = 1.05
-"""The same for compiled products: where all of a layer's are, a decode step computes its layers in one call."""
+"""The same for compiled products: where all of a layer's are, a decode step computes its layers in
+one call.
+"""
 ROUNDS = 7
 
 Measure: TypeAlias = Callable[[Iterable[str], int, int, int, torch.dtype], dict[str, float]]
-"""A function of kernels, outputs, inputs, rows and type that returns the seconds of a product by each kernel."""
+"""A function of kernels, outputs, inputs, rows and type that returns the seconds of a product by
+each kernel.
+"""
 
 
-def resolve_kernels(options: NativeConfig, model: nn.Module, *, dtype: torch.dtype, device: str) -> NativeConfig:
-    """Resolve `rollout.native.kernels`: the fastest kernel of each shape and compiled layers on a CPU, else none."""
+def resolve_kernels(
+    options: NativeConfig, model: nn.Module, *, dtype: torch.dtype, device: str
+) -> NativeConfig:
+    """Resolve `rollout.native.kernels`: the fastest kernel of each shape and compiled layers on a
+    CPU, else none.
+    """
     if options.kernels is not None:
         return options
     timed = device == "cpu"
-    kernels = choose_kernels(linear_shapes(model), dtype, options.slots, choices=choices_file()) if timed else {}
+    kernels = (
+        choose_kernels(linear_shapes(model), dtype, options.slots, choices=choices_file())
+        if timed
+        else {}
+    )
     if timed and dtype in cpu_kernels.DTYPES and cpu_kernels.is_compiled():
         kernels[LAYERS] = COMPILED
     return options.model_copy(update={"kernels": kernels})
 
 
 def linear_shapes(model: nn.Module) -> set[tuple[int, int]]:
-    """Outputs and inputs of the weights that an engine prepacks; the model may be on the device `meta`."""
-    shapes = {(module.out_features, module.in_features) for module in model.modules() if type(module) is nn.Linear}
+    """Outputs and inputs of the weights that an engine prepacks; the model may be on the device
+    `meta`.
+    """
+    shapes = {
+        (module.out_features, module.in_features)
+        for module in model.modules()
+        if type(module) is nn.Linear
+    }
     for module in model.modules():
         parts = [getattr(module, name, None) for name in ("q_proj", "k_proj", "v_proj")]
         fused = [part for part in parts if isinstance(part, nn.Linear)]
@@ -65,24 +88,29 @@ def choose_kernels(
     choices: Path | None = None,
     measure: Measure | None = None,
 ) -> dict[str, str]:
-    """The fastest kernel of each shape for products of `rows` rows, if it is not the default kernel for the type.
+    """The fastest kernel of each shape for products of `rows` rows, if it is not the default kernel
+    for the type.
 
-    `shapes` are outputs and inputs of the weights. `choices` is the file of earlier runs' choices, which is read and
-    extended; None: all shapes are timed. `measure` replaces the clock in a test.
+    `shapes` are outputs and inputs of the weights. `choices` is the file of earlier runs' choices,
+    which is read and extended; None: all shapes are timed. `measure` replaces the clock in a test.
     """
     measure = measure or measure_kernels
     default = default_kernel(dtype)
     if default is None:
         return {}
     names = [name for name in KERNELS if multiplies(name, dtype)]
-    timed = [(outputs, inputs) for outputs, inputs in sorted(shapes) if outputs * inputs >= MIN_ELEMENTS]
+    timed = [
+        (outputs, inputs) for outputs, inputs in sorted(shapes) if outputs * inputs >= MIN_ELEMENTS
+    ]
     key = machine_key(dtype, rows)
     known = _read_choices(choices).get(key, {})
     chosen = {}
     for outputs, inputs in timed:
         kernel = known.get(shape_name(outputs, inputs))
         if kernel not in names:
-            seconds = measure(names, min(outputs, max(1, MAX_ELEMENTS // inputs)), inputs, rows, dtype)
+            seconds = measure(
+                names, min(outputs, max(1, MAX_ELEMENTS // inputs)), inputs, rows, dtype
+            )
             fastest = min(seconds, key=lambda name: seconds[name] / _margin(name))
             kernel = fastest if seconds[fastest] < _margin(fastest) * seconds[default] else default
         chosen[shape_name(outputs, inputs)] = kernel
@@ -96,7 +124,9 @@ def _margin(name: str) -> float:
 
 
 def choices_file() -> Path | None:
-    """The file in the user's cache with the choices of earlier runs; None if there is no home folder."""
+    """The file in the user's cache with the choices of earlier runs; None if there is no home
+    folder.
+    """
     try:
         return cache_folder() / "linear_kernels.json"
     except RuntimeError:
@@ -126,27 +156,42 @@ def _read_choices(file: Path | None) -> dict[str, dict[str, str]]:
             return {}
         with open_no_link(file, "rb") as opened:
             found: Any = json.load(opened)
-        return {str(key): {str(shape): str(kernel) for shape, kernel in of.items()} for key, of in found.items()}
+        return {
+            str(key): {str(shape): str(kernel) for shape, kernel in of.items()}
+            for key, of in found.items()
+        }
     except (OSError, ValueError, AttributeError, RecursionError):
         return {}
 
 
-def _add_choices(file: Path, key: str, chosen: dict[str, str], names: Sequence[str]) -> dict[str, str]:
+def _add_choices(
+    file: Path, key: str, chosen: dict[str, str], names: Sequence[str]
+) -> dict[str, str]:
     """Add choices to the file if it can be written; returns the valid ones.
 
-    A choice that another run has written in the meantime takes precedence, so that both runs use the same kernels.
+    A choice that another run has written in the meantime takes precedence, so that both runs use
+    the same kernels.
     """
     entries = _read_choices(file)
     written = entries.get(key, {})
-    chosen = {shape: written[shape] if written.get(shape) in names else kernel for shape, kernel in chosen.items()}
+    chosen = {
+        shape: written[shape] if written.get(shape) in names else kernel
+        for shape, kernel in chosen.items()
+    }
     with contextlib.suppress(OSError):  # in a read-only folder the next run measures again
         atomic_write_json(file, entries | {key: written | chosen})
     return chosen
 
 
-def measure_kernels(names: Iterable[str], outputs: int, inputs: int, rows: int, dtype: torch.dtype) -> dict[str, float]:
-    """The shortest time of a product by each kernel. Kernels take turns; disturbances only lengthen a time."""
-    weight, x = torch.full((outputs, inputs), 0.5, dtype=dtype), torch.full((rows, inputs), 0.5, dtype=dtype)
+def measure_kernels(
+    names: Iterable[str], outputs: int, inputs: int, rows: int, dtype: torch.dtype
+) -> dict[str, float]:
+    """The shortest time of a product by each kernel.
+
+    Kernels take turns; disturbances only lengthen a time.
+    """
+    weight = torch.full((outputs, inputs), 0.5, dtype=dtype)
+    x = torch.full((rows, inputs), 0.5, dtype=dtype)
     kernels = {name: KERNELS[name](weight, rows) for name in names}
     seconds = dict.fromkeys(kernels, float("inf"))
     for _ in range(ROUNDS):

@@ -11,29 +11,40 @@ from dapo.engines.native.attention import VarlenAttention
 from dapo.engines.native.cache import LengthSlots, MaskedSlots, SlotCache
 from dapo.engines.native.decode_graphs import DecodeGraphs
 
-WIDEST_HEAD = 256  # the widest head of the kernel that attends by lengths; it also needs multiples of 8
+# the widest head of the kernel that attends by lengths; it also needs multiples of 8
+WIDEST_HEAD = 256
 
 
 @dataclass(frozen=True)
 class ModelKernels:
     """The kernels of decoder layers and of their attention."""
 
-    fuses_weights: bool  # whether layers use fused weights (`fused_weight_layers`) or weights prepacked for a CPU
-    attend: VarlenAttention | None = None  # attention of a decode step by the lengths of its rows; None: under a mask
+    # whether layers use fused weights (`fused_weight_layers`) or weights prepacked for a CPU
+    fuses_weights: bool
+    # attention of a decode step by the lengths of its rows; None: under a mask
+    attend: VarlenAttention | None = None
     num_splits: int | None = None
-    """The kernel's number of splits of a row. 1: a row's attention rounds independently of the rest of the batch. None:
-    the kernel splits long rows freely, which is faster for few rows."""
+    """The kernel's number of splits of a row. 1: a row's attention rounds independently of the rest
+    of the batch. None: the kernel splits long rows freely, which is faster for few rows.
+    """
     compiled: bool = False  # whether `cpu_kernels` attends in a decode step and samples
-    captures: bool = False  # whether decode steps are CUDA graphs, where all layers use fused weights
+    # whether decode steps are CUDA graphs, where all layers use fused weights
+    captures: bool = False
 
     def new_slots(self) -> SlotCache:
         """An empty cache of the kind that the attention reads."""
         if self.attend is None:
             return MaskedSlots(compiled=self.compiled)
-        return LengthSlots(self.attend, num_splits=self.num_splits, graphs=DecodeGraphs() if self.captures else None)
+        return LengthSlots(
+            self.attend,
+            num_splits=self.num_splits,
+            graphs=DecodeGraphs() if self.captures else None,
+        )
 
 
-def model_kernels_for(model: PreTrainedModel, *, reproducible: bool, compiled: bool = False) -> ModelKernels:
+def model_kernels_for(
+    model: PreTrainedModel, *, reproducible: bool, compiled: bool = False
+) -> ModelKernels:
     """On a CPU prepacked weights; on a GPU fused weights, and attention by lengths if supported."""
     if model.device.type == "cpu":
         return ModelKernels(fuses_weights=False, compiled=compiled)
@@ -43,7 +54,9 @@ def model_kernels_for(model: PreTrainedModel, *, reproducible: bool, compiled: b
     from torch.nn.attention.varlen import varlen_attn  # slow to import, and useless on a CPU
 
     attend = cast(VarlenAttention, varlen_attn)  # it returns only a tensor by default
-    return ModelKernels(fuses_weights=True, attend=attend, num_splits=1 if reproducible else None, captures=True)
+    return ModelKernels(
+        fuses_weights=True, attend=attend, num_splits=1 if reproducible else None, captures=True
+    )
 
 
 def head_width(model: PreTrainedModel) -> int | None:
@@ -51,5 +64,7 @@ def head_width(model: PreTrainedModel) -> int | None:
     config = model.config
     if getattr(config, "v_head_dim", None) is not None:  # keys and values of different widths
         return None
-    width: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width: int = (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
     return width if width % 8 == 0 and width <= WIDEST_HEAD else None

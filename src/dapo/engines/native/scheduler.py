@@ -1,4 +1,7 @@
-"""Decides which requests run: a first-come-first-served queue, bounded by slots and cache. It uses no tensors."""
+"""Decides which requests run: a first-come-first-served queue, bounded by slots and cache.
+
+It uses no tensors.
+"""
 
 from array import array
 from collections.abc import Sequence
@@ -17,8 +20,11 @@ from dapo.types import Finish, Generation, GenerationRequest
 # requests with equal values have equal distributions
 DISTRIBUTION = attrgetter("prompt_ids", "temperature", "top_p", "stop_ids", "min_new_tokens")
 FIRST_UNIFORMS = 64
-"""The uniform numbers generated at first; their number then doubles as needed, so that a high limit costs nothing."""
-MIN_SHARED_PROMPT, MIN_SHARING_GROUP = 32, 4
+"""The uniform numbers generated at first; their number then doubles as needed, so that a high limit
+costs nothing.
+"""
+MIN_SHARED_PROMPT = 32
+MIN_SHARING_GROUP = 4
 """The fewest prompt tokens and requests of a group whose prompt is stored once."""
 
 
@@ -29,7 +35,8 @@ class RunningSequence:
     request: GenerationRequest
     order: int = 0  # index in the order of starting
     finish: Finish | None = None  # the reason why the response ended, set by its last token
-    shared: int = 0  # the number of prompt positions that are stored once for the group, outside of its rows
+    # the number of prompt positions that are stored once for the group, outside of its rows
+    shared: int = 0
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))
     logprobs: "array[float]" = field(default_factory=lambda: array("d"))
     uniforms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
@@ -51,18 +58,24 @@ class RunningSequence:
 
     @property
     def masked_tokens(self) -> tuple[int, ...]:
-        """The tokens that cannot be sampled next: the stop ids, until the minimum length is reached."""
+        """The tokens that cannot be sampled next: the stop ids, until the minimum length is
+        reached.
+        """
         return self.request.stop_ids if len(self.token_ids) < self.request.min_new_tokens else ()
 
     def next_uniform(self) -> float:
-        """The uniform number for the next token, a function of the seed and the token's index in its response."""
+        """The uniform number for the next token, a function of the seed and the token's index in
+        its response.
+        """
         t = self.request.offset + len(self.token_ids)
         if t >= len(self.uniforms):
             self.uniforms = keyed_uniforms(self.request.seed, max(FIRST_UNIFORMS, 2 * t))
         return float(self.uniforms[t])
 
     def append(self, token: int, logprob: float) -> None:
-        """Add a sampled token, which may end the response; a stop id at the limit ends it with `stop`."""
+        """Add a sampled token, which may end the response; a stop id at the limit ends it with
+        `stop`.
+        """
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         if token in self.request.stop_ids:
@@ -72,31 +85,47 @@ class RunningSequence:
 
     @property
     def stored_ids(self) -> tuple[int, ...]:
-        """The tokens whose keys and values are stored: all but the last, which no forward has read yet."""
+        """The tokens whose keys and values are stored: all but the last, which no forward has read
+        yet.
+        """
         return (*self.request.prompt_ids, *self.token_ids[:-1])
 
     def generation(self, finish: Finish, version: int) -> Generation:
-        return Generation(self.request.id, self.token_ids, float_array(self.logprobs), finish, version)
+        return Generation(
+            self.request.id, self.token_ids, float_array(self.logprobs), finish, version
+        )
 
 
 class Scheduler:
-    """The waiting requests, and the bound on the rows of running ones: `slots`, with `cache_tokens` positions in total.
+    """The waiting requests, and the bound on the rows of running ones: `slots`, with `cache_tokens`
+    positions in total.
 
-    All rows have the length that the longest running sequence may reach, so n rows hold n times the longest reservation
-    (prompt + max_new_tokens). With `shares_prompts` long prompts of large groups are stored once, outside of their
-    rows, but count as part of every row. This depends only on the group, because the two layouts round differently.
+    All rows have the length that the longest running sequence may reach, so n rows hold n times the
+    longest reservation (prompt + max_new_tokens). With `shares_prompts` long prompts of large
+    groups are stored once, outside of their rows, but count as part of every row. This depends only
+    on the group, because the two layouts round differently.
 
-    Adjacent requests with equal distributions start together in one row, but each may later need its own. Groups start
-    while there are fewer branches, running or paused, than rows; a starting group counts with all its requests.
+    Adjacent requests with equal distributions start together in one row, but each may later need
+    its own. Groups start while there are fewer branches, running or paused, than rows; a starting
+    group counts with all its requests.
     """
 
-    def __init__(self, slots: int, max_positions: int | None, vocabulary: int, *, shares_prompts: bool = False) -> None:
+    def __init__(
+        self,
+        slots: int,
+        max_positions: int | None,
+        vocabulary: int,
+        *,
+        shares_prompts: bool = False,
+    ) -> None:
         """`max_positions` is the model's longest sequence, `vocabulary` its number of tokens."""
-        self.slots, self.vocabulary = slots, vocabulary
+        self.slots = slots
+        self.vocabulary = vocabulary
         self.cache_tokens: int | None = None
         """The bound on the positions in the cache, which may change at any time; None: no bound."""
         self._shares_prompts = shares_prompts
-        name, fix = "the model's max_position_embeddings", "use a model with a longer context"
+        name = "the model's max_position_embeddings"
+        fix = "use a model with a longer context"
         self._bounds = [] if max_positions is None else [PositionBound(max_positions, name, fix)]
         self._num_started = 0
         self.waiting: dict[str, GenerationRequest] = {}
@@ -104,7 +133,8 @@ class Scheduler:
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue all requests, or none: raises EngineError for the first that could never be served.
 
-        Those that continue others are served first, so that few responses wait for their continuation.
+        Those that continue others are served first, so that few responses wait for their
+        continuation.
         """
         check_requests(requests, vocabulary=self.vocabulary, bounds=self._bounds)
         added = [*self.waiting.values(), *requests]
@@ -113,11 +143,20 @@ class Scheduler:
         self.waiting = {request.id: request for request in added}
 
     def max_rows(self, longest: int) -> int:
-        """The maximum number of rows if the longest reservation has `longest` positions; at least 1."""
-        return self.slots if self.cache_tokens is None else max(1, min(self.slots, self.cache_tokens // longest))
+        """The maximum number of rows if the longest reservation has `longest` positions; at least
+        1.
+        """
+        return (
+            self.slots
+            if self.cache_tokens is None
+            else max(1, min(self.slots, self.cache_tokens // longest))
+        )
 
-    def admit(self, running: Sequence[RunningSequence], rows: int, branches: int) -> list[list[RunningSequence]]:
-        """Take groups that may start, in one row each, from the head of the queue; nothing overtakes the head.
+    def admit(
+        self, running: Sequence[RunningSequence], rows: int, branches: int
+    ) -> list[list[RunningSequence]]:
+        """Take groups that may start, in one row each, from the head of the queue; nothing
+        overtakes the head.
 
         `rows` and `branches` are the numbers of those of the running sequences.
         """
@@ -131,7 +170,8 @@ class Scheduler:
             limit = self.max_rows(self.longest_reservation(sequences))
             if rows >= limit or branches >= limit:
                 break
-            rows, branches = rows + 1, branches + len(group)
+            rows = rows + 1
+            branches = branches + len(group)
             self._num_started += len(group)
             started.append(group)
         for group in started:
@@ -141,7 +181,11 @@ class Scheduler:
 
     def _group(self, requests: Sequence[GenerationRequest]) -> list[RunningSequence]:
         prompt = len(requests[0].prompt_ids)
-        shares = self._shares_prompts and prompt >= MIN_SHARED_PROMPT and len(requests) >= MIN_SHARING_GROUP
+        shares = (
+            self._shares_prompts
+            and prompt >= MIN_SHARED_PROMPT
+            and len(requests) >= MIN_SHARING_GROUP
+        )
         return [
             RunningSequence(request, self._num_started + i, shared=prompt if shares else 0)
             for i, request in enumerate(requests)
@@ -150,5 +194,6 @@ class Scheduler:
     @staticmethod
     def longest_reservation(running: Sequence[RunningSequence]) -> int:
         """The number of positions that a row and its shared prompt may need."""
-        own, shared = (seq.reserved for seq in running), (seq.shared for seq in running)
+        own = (seq.reserved for seq in running)
+        shared = (seq.shared for seq in running)
         return max(own, default=0) + max(shared, default=0)

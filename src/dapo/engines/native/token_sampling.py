@@ -1,7 +1,9 @@
-"""Samples one token per row with one uniform number each, by inverting the cumulative distribution (CDF).
+"""Samples one token per row with one uniform number each, by inverting the cumulative distribution
+(CDF).
 
-The sum has two levels: block sums over the vocabulary, then the tokens of the block that contains the sample. It needs
-one pass over the probabilities; a plain cumulative sum needs several, and Gumbel noise many.
+The sum has two levels: block sums over the vocabulary, then the tokens of the block that contains
+the sample. It needs one pass over the probabilities; a plain cumulative sum needs several, and
+Gumbel noise many.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,16 +19,21 @@ from dapo.engines.native.device_memory import upload
 
 BLOCK = 256  # tokens per block; near the square root of common vocabularies
 FIRST_CANDIDATES = 64
-"""The number of most probable tokens tried first for a nucleus; it grows by `CANDIDATE_GROWTH` if it is too small."""
+"""The number of most probable tokens tried first for a nucleus; it grows by `CANDIDATE_GROWTH` if
+it is too small.
+"""
 CANDIDATE_GROWTH = 16
 CPU_CHUNK = 2**20
-"""The number of probabilities computed at a time on a CPU, which stay in its cache and in reused memory. New pages for
-a whole batch would cost more than the arithmetic."""
+"""The number of probabilities computed at a time on a CPU, which stay in its cache and in reused
+memory. New pages for a whole batch would cost more than the arithmetic.
+"""
 
 
 @dataclass(frozen=True)
 class UniformDraws:
-    """The uniform numbers of m tokens from n rows, in row order, at least one per row, on the logits' device."""
+    """The uniform numbers of m tokens from n rows, in row order, at least one per row, on the
+    logits' device.
+    """
 
     uniforms: Tensor  # [m, 1] float64 in [0, 1)
     counts: Sequence[int] | None = None  # the number of tokens of each row; None: one each
@@ -39,22 +46,31 @@ class UniformDraws:
     def __getitem__(self, rows: slice) -> "UniformDraws":
         if self.counts is None or self.rows is None:
             return UniformDraws(self.uniforms[rows])
-        first, last = sum(self.counts[: rows.start]), sum(self.counts[: rows.stop])
-        return UniformDraws(self.uniforms[first:last], self.counts[rows], self.rows[first:last] - (rows.start or 0))
+        first = sum(self.counts[: rows.start])
+        last = sum(self.counts[: rows.stop])
+        return UniformDraws(
+            self.uniforms[first:last], self.counts[rows], self.rows[first:last] - (rows.start or 0)
+        )
 
     def select(self, rows: Sequence[int], index: Tensor) -> "tuple[UniformDraws, Tensor]":
-        """The draws of some rows, and their indices; the rows are given on the host and on the device."""
+        """The draws of some rows, and their indices; the rows are given on the host and on the
+        device.
+        """
         if self.counts is None:
             return UniformDraws(self.uniforms[index]), index
         ends = np.cumsum(self.counts)
-        indices = np.concatenate([np.arange(ends[row] - self.counts[row], ends[row]) for row in rows])
+        indices = np.concatenate(
+            [np.arange(ends[row] - self.counts[row], ends[row]) for row in rows]
+        )
         counts = [self.counts[row] for row in rows]
         both = np.stack((indices, np.repeat(np.arange(len(rows)), counts)))
         at, sources = upload(both, self.uniforms.device).unbind()
         return UniformDraws(self.uniforms[at], counts, sources), at
 
     def among(self, kept: Tensor) -> "tuple[UniformDraws, Tensor]":
-        """The draws of the rows selected by `[n]` booleans on the device, and their indices; `counts` is empty."""
+        """The draws of the rows selected by `[n]` booleans on the device, and their indices;
+        `counts` is empty.
+        """
         if self.rows is None:
             at = kept.nonzero()[:, 0]
             return UniformDraws(self.uniforms[at]), at
@@ -75,15 +91,30 @@ class SamplingSettings:
 
     @classmethod
     def of(
-        cls, values: NDArray[np.float64], uploaded: Tensor, draws: UniformDraws, *, compiled: bool = False
+        cls,
+        values: NDArray[np.float64],
+        uploaded: Tensor,
+        draws: UniformDraws,
+        *,
+        compiled: bool = False,
     ) -> "SamplingSettings":
-        """Make settings from `[2, n]` temperatures and `top_p`, on the host and on the logits' device."""
+        """Make settings from `[2, n]` temperatures and `top_p`, on the host and on the logits'
+        device.
+        """
         rows = zip(values[0].tolist(), values[1].tolist(), strict=True)
         samplers: list[Sampler] = [
-            _greedy if temperature == 0 else _nucleus if top_p < 1 else _full for temperature, top_p in rows
+            _greedy if temperature == 0 else _nucleus if top_p < 1 else _full
+            for temperature, top_p in rows
         ]
         temperatures, top_ps = uploaded.unsqueeze(2).unbind()
-        return cls(draws, temperatures, top_ps, samplers, is_scaled=bool((values[0] != 1).any()), compiled=compiled)
+        return cls(
+            draws,
+            temperatures,
+            top_ps,
+            samplers,
+            is_scaled=bool((values[0] != 1).any()),
+            compiled=compiled,
+        )
 
     def __getitem__(self, rows: slice) -> "SamplingSettings":
         return self._select(self.draws[rows], rows, self.samplers[rows])
@@ -93,9 +124,16 @@ class SamplingSettings:
         draws, at = self.draws.select(rows, index)
         return self._select(draws, index, [self.samplers[row] for row in rows]), at
 
-    def _select(self, draws: UniformDraws, index: slice | Tensor, samplers: "list[Sampler]") -> "SamplingSettings":
+    def _select(
+        self, draws: UniformDraws, index: slice | Tensor, samplers: "list[Sampler]"
+    ) -> "SamplingSettings":
         return SamplingSettings(
-            draws, self.temperatures[index], self.top_ps[index], samplers, self.is_scaled, self.compiled
+            draws,
+            self.temperatures[index],
+            self.top_ps[index],
+            samplers,
+            self.is_scaled,
+            self.compiled,
         )
 
 
@@ -103,16 +141,21 @@ Sampler = Callable[[Tensor, SamplingSettings], tuple[Tensor, Tensor]]
 
 
 def sample(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
-    """Sample from softmax(logits / temperature), cut to the nucleus of mass `top_p`; temperature 0 is the argmax.
+    """Sample from softmax(logits / temperature), cut to the nucleus of mass `top_p`; temperature 0
+    is the argmax.
 
-    A token of probability zero is never returned. `logits` are `[n, vocabulary]`, with the settings of the n rows.
+    A token of probability zero is never returned. `logits` are `[n, vocabulary]`, with the settings
+    of the n rows.
 
-    Returns the token ids of the draws and their log-probabilities under the sampling distribution, `[m]` each, computed
-    in float32 (float64 for float64 logits). So a nucleus is renormalised, and a greedy token has log-probability 0. If
-    the logits of a row are not finite, its log-probabilities are nan.
+    Returns the token ids of the draws and their log-probabilities under the sampling distribution,
+    `[m]` each, computed in float32 (float64 for float64 logits). So a nucleus is renormalised, and
+    a greedy token has log-probability 0. If the logits of a row are not finite, its
+    log-probabilities are nan.
     """
     n, size = logits.shape
-    is_whole = logits.is_cuda or (settings.compiled and set(settings.samplers) in ({_full}, {_nucleus}))
+    is_whole = logits.is_cuda or (
+        settings.compiled and set(settings.samplers) in ({_full}, {_nucleus})
+    )
     rows = n if is_whole else max(1, CPU_CHUNK // size)
     chunks = [_sample_rows(logits[i : i + rows], settings[i : i + rows]) for i in range(0, n, rows)]
     tokens, logprobs = zip(*chunks, strict=True)
@@ -150,13 +193,23 @@ def _full(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
 def _nucleus(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
     if settings.compiled and cpu_kernels.can_sample(logits):
         return _compiled(logits, settings, settings.top_ps)
-    return _sample_nucleus(_softmax(logits, settings), settings.draws, settings.top_ps, FIRST_CANDIDATES)
+    return _sample_nucleus(
+        _softmax(logits, settings), settings.draws, settings.top_ps, FIRST_CANDIDATES
+    )
 
 
-def _compiled(logits: Tensor, settings: SamplingSettings, top_ps: Tensor | None) -> tuple[Tensor, Tensor]:
+def _compiled(
+    logits: Tensor, settings: SamplingSettings, top_ps: Tensor | None
+) -> tuple[Tensor, Tensor]:
     draws = settings.draws
-    counts = torch.ones(len(logits), dtype=torch.int64) if draws.counts is None else torch.tensor(draws.counts)
-    return cpu_kernels.sample(logits, settings.temperatures, draws.uniforms.contiguous(), counts.cumsum(0), top_ps)
+    counts = (
+        torch.ones(len(logits), dtype=torch.int64)
+        if draws.counts is None
+        else torch.tensor(draws.counts)
+    )
+    return cpu_kernels.sample(
+        logits, settings.temperatures, draws.uniforms.contiguous(), counts.cumsum(0), top_ps
+    )
 
 
 def invert_cdf(probabilities: Tensor, draws: UniformDraws) -> Tensor:
@@ -166,7 +219,11 @@ def invert_cdf(probabilities: Tensor, draws: UniformDraws) -> Tensor:
     """
     size = probabilities.shape[1]
     whole = size // BLOCK * BLOCK
-    sums = probabilities[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1) if whole else probabilities[:, :0]
+    sums = (
+        probabilities[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1)
+        if whole
+        else probabilities[:, :0]
+    )
     if whole < size:
         sums = torch.cat((sums, probabilities[:, whole:].sum(-1, keepdim=True)), 1)
     totals = draws.of(sums.double().cumsum(1))  # [m, blocks]
@@ -183,13 +240,18 @@ def invert_cdf(probabilities: Tensor, draws: UniformDraws) -> Tensor:
 
 def _entries(probabilities: Tensor, ids: Tensor, draws: UniformDraws) -> Tensor:
     """`[m, k]` the entries at `ids` in the row of each draw."""
-    return probabilities.gather(1, ids) if draws.rows is None else probabilities[draws.rows[:, None], ids]
+    return (
+        probabilities.gather(1, ids)
+        if draws.rows is None
+        else probabilities[draws.rows[:, None], ids]
+    )
 
 
 def _sample_nucleus(
     probabilities: Tensor, draws: UniformDraws, top_ps: Tensor, candidates: int
 ) -> tuple[Tensor, Tensor]:
-    """Sample from the smallest set of most probable tokens with mass `top_ps` or more; ties go to lower ids.
+    """Sample from the smallest set of most probable tokens with mass `top_ps` or more; ties go to
+    lower ids.
 
     It tries the `candidates` most probable tokens, and more in rows where these do not suffice.
     """
@@ -202,9 +264,13 @@ def _sample_nucleus(
     masses = values.double().cumsum(1)
     last = torch.searchsorted(masses, top_ps).clamp(max=candidates - 1)  # [n, 1] of the nucleus
     mass = masses.gather(1, last)
-    index = torch.minimum(_first_above(draws.of(masses), draws.uniforms * draws.of(mass)), draws.of(last))
+    index = torch.minimum(
+        _first_above(draws.of(masses), draws.uniforms * draws.of(mass)), draws.of(last)
+    )
     tokens = _entries(ids, index, draws)[:, 0]
-    logprobs = (_entries(values, index, draws).double().log() - draws.of(mass).log()).to(probabilities.dtype)[:, 0]
+    logprobs = (_entries(values, index, draws).double().log() - draws.of(mass).log()).to(
+        probabilities.dtype
+    )[:, 0]
     if candidates == size:
         return tokens, logprobs
     is_open = ((mass < top_ps) | (values[:, -1:] >= values.gather(1, last)))[:, 0]
@@ -219,7 +285,8 @@ def _sample_nucleus(
 def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
     """`[n, 1]` the first index with `cumulative > target`, which is never an entry of mass zero.
 
-    Rounding may make the target equal to the total (u just under 1, or another order of the sum): then it is lowered.
+    Rounding may make the target equal to the total (u just under 1, or another order of the sum):
+    then it is lowered.
     """
     total = cumulative[:, -1:]
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))

@@ -1,4 +1,7 @@
-"""The engine of `rollout.engine: vllm`: samples with vLLM, one step per poll. `start.py` starts vLLM."""
+"""The engine of `rollout.engine: vllm`: samples with vLLM, one step per poll.
+
+`start.py` starts vLLM.
+"""
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,18 +18,22 @@ from dapo.engines.engine import WeightSource, float_array
 from dapo.types import Finish, Generation, GenerationRequest, WeightLayout
 
 LOAD = "dapo_load_weights"
-"""Method that `start.WeightReader` adds to vLLM's workers: takes a WeightSource, returns names of unset weights."""
+"""Method that `start.WeightReader` adds to vLLM's workers: takes a WeightSource, returns names of
+unset weights.
+"""
 
 
 @dataclass(eq=False)
 class _RunningSequence:
     request: GenerationRequest
-    output: Any = None  # vLLM's latest output, with all tokens so far; an aborted request gets no final one
+    # vLLM's latest output, with all tokens so far; an aborted request gets no final one
+    output: Any = None
 
     def generation(self, finish: Finish, version: int) -> Generation:
         token_ids = array("i", self.output.token_ids if self.output is not None else ())
         if self.request.temperature == 0 or self.output is None:
-            logprobs = array("f", [0.0]) * len(token_ids)  # the distribution of greedy sampling has one token
+            # the distribution of greedy sampling has one token
+            logprobs = array("f", [0.0]) * len(token_ids)
         else:
             logprobs = float_array(self.output.logprobs.logprobs)
         checks.require_finite(sum(logprobs), version, "the dtype of model.dtype")
@@ -34,11 +41,14 @@ class _RunningSequence:
 
 
 class VllmEngine(checks.EngineState):
-    """A RolloutEngine on vLLM's synchronous engine. Each request is a sequence of its own, with its own seed.
+    """A RolloutEngine on vLLM's synchronous engine.
 
-    vLLM's generator samples the tokens from the request's seed. Equal seeds give equal responses, up to rounding that
-    depends on the composition of a batch; another engine samples different tokens from the same seed. A response that
-    goes on at an offset samples from the same distributions as the whole one, but other tokens.
+    Each request is a sequence of its own, with its own seed.
+
+    vLLM's generator samples the tokens from the request's seed. Equal seeds give equal responses,
+    up to rounding that depends on the composition of a batch; another engine samples different
+    tokens from the same seed. A response that goes on at an offset samples from the same
+    distributions as the whole one, but other tokens.
     """
 
     def __init__(
@@ -51,15 +61,20 @@ class VllmEngine(checks.EngineState):
         max_sequences: int,
         sleeps: bool = False,
     ) -> None:
-        """Wrap a started `vllm.LLMEngine`, whose own weights are never sampled from; see VllmOptions."""
+        """Wrap a started `vllm.LLMEngine`, whose own weights are never sampled from; see
+        VllmOptions.
+        """
         super().__init__(version=None)
         self._engine: Any = llm_engine
         self._sleeps = sleeps
         self._asleep: set[str] = set()  # the parts of vLLM's memory that the GPU has back
-        self._sampling_params, self._weight_shapes, self._max_sequences = sampling_params, weight_shapes, max_sequences
+        self._sampling_params = sampling_params
+        self._weight_shapes = weight_shapes
+        self._max_sequences = max_sequences
         config = llm_engine.model_config
         self._vocabulary: int = config.get_vocab_size()
-        bound, what = config.max_model_len, "the length that this engine was started for"
+        bound = config.max_model_len
+        what = "the length that this engine was started for"
         self._temperatures = temperatures
         self._bound = checks.PositionBound(bound, what, "raise data.max_prompt_tokens")
         self._waiting: dict[str, GenerationRequest] = {}
@@ -73,8 +88,8 @@ class VllmEngine(checks.EngineState):
     def load_weights(self, weights: WeightSource, version: int) -> None:
         """Sample from these weights from now on; cached keys and values are dropped.
 
-        Raises EngineError and changes nothing while requests are in flight, or if the set is incomplete. If vLLM fails
-        or leaves a weight out, closes the engine and raises EngineError.
+        Raises EngineError and changes nothing while requests are in flight, or if the set is
+        incomplete. If vLLM fails or leaves a weight out, closes the engine and raises EngineError.
         """
         self._require_idle("load_weights")
         self._require_complete(weights.layout())
@@ -83,14 +98,22 @@ class VllmEngine(checks.EngineState):
             self._use(self._engine.collective_rpc(LOAD, args=(weights,)), version)
 
     def connect_weights(self, init_info: Mapping[str, Any]) -> None:
-        """Join a transfer of weights from the trainer (library `vllm_weights`); the old weights stay in use."""
+        """Join a transfer of weights from the trainer (library `vllm_weights`); the old weights
+        stay in use.
+        """
         self._require_idle("connect_weights")
-        self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": dict(init_info)})
+        self._engine.collective_rpc(
+            "init_weight_transfer_engine", kwargs={"init_info": dict(init_info)}
+        )
 
-    def receive_weights(self, update: Mapping[str, Any], layout: WeightLayout | None, version: int | None) -> None:
-        """Receive a chunk of weights: the first with the layout of all, the last with their version.
+    def receive_weights(
+        self, update: Mapping[str, Any], layout: WeightLayout | None, version: int | None
+    ) -> None:
+        """Receive a chunk of weights: the first with the layout of all, the last with their
+        version.
 
-        As `load_weights`, but a set that is complete may leave weights of vLLM out: `load_weights` has found that.
+        As `load_weights`, but a set that is complete may leave weights of vLLM out: `load_weights`
+        has found that.
         """
         self._require_idle("receive_weights")
         if layout is not None:
@@ -107,7 +130,9 @@ class VllmEngine(checks.EngineState):
 
     @contextmanager
     def _closed_on_failure(self, version: int | None) -> Iterator[None]:
-        """Close the engine if the block fails: vLLM fails in many ways, and half of the weights may be old."""
+        """Close the engine if the block fails: vLLM fails in many ways, and half of the weights may
+        be old.
+        """
         try:
             yield
         except Exception as error:
@@ -121,17 +146,27 @@ class VllmEngine(checks.EngineState):
         self._wake("kv_cache")
         is_reset = self._engine.reset_prefix_cache()
         if left_out or not is_reset:
-            old = f"the weights {checks.format_names(left_out)}" if left_out else "keys and values of its prefix cache"
-            raise EngineError(f"vLLM still holds values older than the weights of version {version}: {old}")
+            old = (
+                f"the weights {checks.format_names(left_out)}"
+                if left_out
+                else "keys and values of its prefix cache"
+            )
+            raise EngineError(
+                f"vLLM still holds values older than the weights of version {version}: {old}"
+            )
         self._engine.set_weight_version(str(version))
         self._version = version
 
     def drop_weights(self) -> None:
-        """Give weights and cache back to the GPU until `load_weights`, if a trainer's rank shares it."""
+        """Give weights and cache back to the GPU until `load_weights`, if a trainer's rank shares
+        it.
+        """
         super().drop_weights()
         if self._sleeps and not self._asleep:
-            self._engine.sleep(level=2)  # nothing is copied to main memory; the prefix cache is reset
-            self._version, self._asleep = None, {"weights", "kv_cache"}
+            # nothing is copied to main memory; the prefix cache is reset
+            self._engine.sleep(level=2)
+            self._version = None
+            self._asleep = {"weights", "kv_cache"}
 
     def _wake(self, part: str) -> None:
         if part in self._asleep:
@@ -146,14 +181,17 @@ class VllmEngine(checks.EngineState):
         for request in requests:
             if request.temperature and not low <= request.temperature <= high:
                 raise EngineError(
-                    f"request {request.id!r}: vLLM samples at temperatures of 0 (greedy) and from {low:g} to {high:g}, "
-                    f"got {request.temperature:g}"
+                    f"request {request.id!r}: vLLM samples at temperatures of 0 (greedy) and from"
+                    f" {low:g} to {high:g}, got {request.temperature:g}"
                 )
         self._waiting.update((request.id, request) for request in requests)
 
-    @explain_out_of_memory(torch.OutOfMemoryError, "generation with vLLM", "lower rollout.vllm.cache_gib")
+    @explain_out_of_memory(
+        torch.OutOfMemoryError, "generation with vLLM", "lower rollout.vllm.cache_gib"
+    )
     def poll(self) -> list[Generation]:
-        """Run one step of vLLM, usually a token for every running sequence; returns the finished responses.
+        """Run one step of vLLM, usually a token for every running sequence; returns the finished
+        responses.
 
         Raises EngineError if log-probabilities are not finite; then the engine can only be closed.
         """
@@ -173,8 +211,11 @@ class VllmEngine(checks.EngineState):
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         names = self._require_in_flight(request_ids)
         self._engine.abort_request([name for name in names if name in self._running])
-        running, waiting = self._running, self._waiting
-        stopped = [running.pop(n) if n in running else _RunningSequence(waiting.pop(n)) for n in names]
+        running = self._running
+        waiting = self._waiting
+        stopped = [
+            running.pop(n) if n in running else _RunningSequence(waiting.pop(n)) for n in names
+        ]
         return [seq.generation("aborted", self._require_weights()) for seq in stopped]
 
     def close(self) -> None:
@@ -195,7 +236,8 @@ class VllmEngine(checks.EngineState):
 
     def _require_complete(self, layout: WeightLayout) -> None:
         """Check names and shapes: vLLM would silently keep the old values of missing weights."""
-        expected, given = self._weight_shapes, layout.shapes
+        expected = self._weight_shapes
+        given = layout.shapes
         missing = [name for name in expected if name not in given]
         unexpected = [name for name in given if name not in expected]
         checks.require_all_weights(len(expected), missing=missing, unexpected=unexpected)
@@ -207,4 +249,6 @@ def _finish(seq: _RunningSequence) -> Finish:
     finish: Finish = seq.output.finish_reason
     if finish in ("stop", "length"):
         return finish
-    raise EngineError(f"vLLM ended request {seq.request.id!r} by {finish!r}; expected 'stop' or 'length'")
+    raise EngineError(
+        f"vLLM ended request {seq.request.id!r} by {finish!r}; expected 'stop' or 'length'"
+    )

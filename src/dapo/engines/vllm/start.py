@@ -1,7 +1,7 @@
 """Starts vLLM in a process of its own: the only file that imports it.
 
-vLLM changes its process permanently (threads, process groups, generators, torch itself), so `open_vllm_engine` runs in
-a worker, whose environment `dapo.distributed.vllm_spec` sets.
+vLLM changes its process permanently (threads, process groups, generators, torch itself), so
+`open_vllm_engine` runs in a worker, whose environment `dapo.distributed.vllm_spec` sets.
 """
 
 import hashlib
@@ -31,23 +31,27 @@ from dapo.engines.vllm.engine import VllmEngine
 from dapo.types import GenerationRequest
 
 INSTALL = (
-    "install it: pip install vllm on a GPU; `dapo docs gpu_server` has the steps for a CPU; or name the "
-    "interpreter of another environment, rollout.vllm.python=PATH"
+    "install it: pip install vllm on a GPU; `dapo docs gpu_server` has the steps for a CPU; or name"
+    " the interpreter of another environment, rollout.vllm.python=PATH"
 )
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 CPU_CACHE_GIB = 2.0  # the value of `rollout.vllm.cache_gib: auto` on a CPU
-GPU_MEMORY = 0.9  # the fraction of a GPU's memory that its processes divide where `rollout.vllm.cache_gib` is `auto`
+# the fraction of a GPU's memory that its processes divide where `rollout.vllm.cache_gib` is `auto`
+GPU_MEMORY = 0.9
 _GIB = 2**30
 # prefix caching shares whole blocks only: vLLM's default for CPUs, 128, is longer than most prompts
 _CPU_BLOCK_TOKENS = 32
 MAX_SEQUENCES = 256  # that an engine decodes at a time
-_BATCH_TOKENS = 8192  # positions that a step computes at most: vLLM's default of 2048 lets prompts wait
+# positions that a step computes at most: vLLM's default of 2048 lets prompts wait
+_BATCH_TOKENS = 8192
 _CAUSE_CHARS = 600
 
 
 @dataclass(frozen=True)
 class VllmOptions:
-    """Everything that a vLLM engine needs to start, picklable; it reads no other file of the run."""
+    """Everything that a vLLM engine needs to start, picklable; it reads no other file of the
+    run.
+    """
 
     model: str  # the name of the model, for messages
     model_config: str  # the text of the model's config.json. Weights come with `load_weights`.
@@ -59,12 +63,15 @@ class VllmOptions:
     temperatures: tuple[float, float]  # the lowest and the highest besides 0
     max_sequences: int = MAX_SEQUENCES
     tensor_parallel: int = 1
-    reproducible: bool = True  # every request has a seed of its own, and a step ends before the next is scheduled
+    # every request has a seed of its own, and a step ends before the next is scheduled
+    reproducible: bool = True
     gpu_processes: float = 1  # processes that divide the memory of each GPU while this one samples
     trainer_bytes: float = 0  # memory of each GPU that trainer ranks keep meanwhile
-    transfer: Literal["nccl", "ipc"] | None = None  # how a trainer sends it weights from GPU to GPU; None: as files
+    # how a trainer sends it weights from GPU to GPU; None: as files
+    transfer: Literal["nccl", "ipc"] | None = None
     on_one_machine: bool = True  # whether trainer and engines are
-    sleeps: bool = False  # whether it gives weights and cache back to the GPU while the policy updates
+    # whether it gives weights and cache back to the GPU while the policy updates
+    sleeps: bool = False
     trust_remote_code: bool = False
 
 
@@ -75,30 +82,43 @@ class VllmOptions:
     then="start again",
 )
 def open_vllm_engine(options: VllmOptions) -> VllmEngine:
-    """Start vLLM with random weights. Raises EngineError where it is missing, or refuses the model or the sizes."""
+    """Start vLLM with random weights.
+
+    Raises EngineError where it is missing, or refuses the model or the sizes.
+    """
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override rollout.vllm.cache_gib
     if not torch.cuda.is_available():  # compilation and graphs pay on a GPU only
-        os.environ["TORCH_COMPILE_DISABLE"] = "1"  # read when vLLM is imported, and by its worker processes
+        # read when vLLM is imported, and by its worker processes
+        os.environ["TORCH_COMPILE_DISABLE"] = "1"
     try:
         from vllm import EngineArgs, LLMEngine, SamplingParams
         from vllm.platforms import current_platform
     except ImportError as error:
         raise EngineError(
-            f"rollout.engine=vllm needs the Python package vllm, which cannot be imported here ({error}); {INSTALL}"
+            "rollout.engine=vllm needs the Python package vllm, which cannot be imported here"
+            f" ({error}); {INSTALL}"
         ) from None
     if current_platform.is_unspecified():
         raise EngineError(
-            "rollout.engine=vllm: this vLLM is not built for any device that it finds here. `nvidia-smi` shows whether "
-            "there is a GPU; `dapo docs gpu_server` has the steps for a CPU"
+            "rollout.engine=vllm: this vLLM is not built for any device that it finds here."
+            " `nvidia-smi` shows whether there is a GPU; `dapo docs gpu_server` has the steps for"
+            " a CPU"
         )
     listen_on_loopback(on_one_machine=options.on_one_machine)
     try:
-        # processes of tensor_parallel connect through sockets in this folder, which no other user may enter
-        with tempfile.TemporaryDirectory(prefix="dapo-vllm-", dir="/tmp" if os.path.isdir("/tmp") else None) as folder:
+        # processes of tensor_parallel connect through sockets in this folder, which no other user
+        # may enter
+        with tempfile.TemporaryDirectory(
+            prefix="dapo-vllm-", dir="/tmp" if os.path.isdir("/tmp") else None
+        ) as folder:
             os.environ["VLLM_RPC_BASE_PATH"] = folder
             model = str(_model_folder(options.model_config))
-            gpu_bytes = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
-            arguments = engine_arguments(options, model, on_cpu=current_platform.is_cpu(), gpu_bytes=gpu_bytes)
+            gpu_bytes = (
+                torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
+            )
+            arguments = engine_arguments(
+                options, model, on_cpu=current_platform.is_cpu(), gpu_bytes=gpu_bytes
+            )
             engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         if current_platform.is_cpu():
             _require_heads(engine.model_config.get_head_size(), options.model)
@@ -107,13 +127,16 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
     except Exception as error:  # vLLM raises errors of many kinds
         print_text(traceback.format_exc(), file=sys.stderr)
         raise EngineError(
-            f"vLLM does not start with model {options.model} (sequences of up to {options.max_tokens} tokens, "
-            f"rollout.vllm.cache_gib={'auto' if options.cache_gib is None else f'{options.cache_gib:g}'}, "
-            f"{options.dtype}): {_cause(error)}"
+            f"vLLM does not start with model {options.model} (sequences of up to"
+            f" {options.max_tokens} tokens,"
+            f" rollout.vllm.cache_gib={'auto' if options.cache_gib is None else f'{options.cache_gib:g}'},"
+            f" {options.dtype}): {_cause(error)}"
         ) from None
     return VllmEngine(
         engine,
-        sampling_params=lambda each: SamplingParams(**sampling_arguments(each, seeded=options.reproducible)),
+        sampling_params=lambda each: SamplingParams(
+            **sampling_arguments(each, seeded=options.reproducible)
+        ),
         weight_shapes=options.weight_shapes,
         temperatures=options.temperatures,
         max_sequences=options.max_sequences,
@@ -122,21 +145,31 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
 
 
 def _model_folder(model_config: str) -> Path:
-    """A folder with this config.json, the same at every start: vLLM keeps compiled code by the model's path."""
+    """A folder with this config.json, the same at every start: vLLM keeps compiled code by the
+    model's path.
+    """
     folder = cache_folder() / "vllm" / hashlib.sha256(model_config.encode()).hexdigest()[:16]
-    with atomic_file(folder / "config.json") as path:  # engines that start at the same time write the same
+    # engines that start at the same time write the same
+    with atomic_file(folder / "config.json") as path:
         path.write_text(model_config, encoding="utf-8")
     return folder
 
 
 def listen_on_loopback(*, on_one_machine: bool = True) -> None:
-    """Make torch's store, which even one process needs and which checks no secret, listen on one address alone."""
+    """Make torch's store, which even one process needs and which checks no secret, listen on one
+    address alone.
+    """
     use_loopback_interface(*(("GLOO", "NCCL") if on_one_machine else ("GLOO",)))
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     original = rendezvous.TCPStore
 
     def store(
-        host_name: str, port: int, world_size: int | None = None, is_master: bool = False, *more: Any, **options: Any
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        *more: Any,
+        **options: Any,
     ) -> Any:
         if is_master and host_name in LOOPBACK_HOSTS:
             with socket.create_server((host_name, port)) as listener:
@@ -146,8 +179,12 @@ def listen_on_loopback(*, on_one_machine: bool = True) -> None:
     rendezvous.TCPStore = store
 
 
-def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool, gpu_bytes: float = 0) -> Mapping[str, Any]:
-    """Arguments of `vllm.EngineArgs`, with log-probabilities of the distribution that tokens are sampled from."""
+def engine_arguments(
+    options: VllmOptions, folder: str, *, on_cpu: bool, gpu_bytes: float = 0
+) -> Mapping[str, Any]:
+    """Arguments of `vllm.EngineArgs`, with log-probabilities of the distribution that tokens are
+    sampled from.
+    """
     arguments: dict[str, Any] = {
         "model": folder,
         "load_format": "dummy",
@@ -169,9 +206,12 @@ def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool, gpu_byt
         "worker_extension_cls": f"{WeightReader.__module__}.{WeightReader.__qualname__}",
         "enable_sleep_mode": options.sleeps and not on_cpu,
         # a dict, for vLLM's own class
-        "weight_transfer_config": None if on_cpu or not options.transfer else {"backend": options.transfer},
+        "weight_transfer_config": (
+            None if on_cpu or not options.transfer else {"backend": options.transfer}
+        ),
         "disable_log_stats": True,
-        # requests without seeds of their own draw from the engine's: engines of one run must not draw the same
+        # requests without seeds of their own draw from the engine's: engines of one run must not
+        # draw the same
         "seed": 0 if options.reproducible else secrets.randbits(32),
     }
     if options.cache_gib is None and not on_cpu:
@@ -179,7 +219,8 @@ def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool, gpu_byt
         arguments["gpu_memory_utilization"] = (GPU_MEMORY - kept) / options.gpu_processes
     else:
         arguments["kv_cache_memory_bytes"] = int((options.cache_gib or CPU_CACHE_GIB) * _GIB)
-        arguments["gpu_memory_utilization"] = 0.01  # unused with a fixed cache, but vLLM requires this much free memory
+        # unused with a fixed cache, but vLLM requires this much free memory
+        arguments["gpu_memory_utilization"] = 0.01
     if on_cpu:
         arguments |= {
             "block_size": _CPU_BLOCK_TOKENS,
@@ -190,9 +231,11 @@ def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool, gpu_byt
 
 
 def sampling_arguments(request: GenerationRequest, *, seeded: bool) -> Mapping[str, Any]:
-    """Arguments of `vllm.SamplingParams`; a CPU samples requests with seeds in a loop, a GPU all together.
+    """Arguments of `vllm.SamplingParams`; a CPU samples requests with seeds in a loop, a GPU all
+    together.
 
-    vLLM's generator cannot start at a later token, so a response that goes on gets a seed of its own.
+    vLLM's generator cannot start at a later token, so a response that goes on gets a seed of its
+    own.
     """
     seed = keyed_seed(request.seed, "offset", request.offset) if request.offset else request.seed
     return {
@@ -211,7 +254,9 @@ def sampling_arguments(request: GenerationRequest, *, seeded: bool) -> Mapping[s
 
 
 class WeightReader:
-    """Extension of vLLM's worker class, through which each worker process reads the weights from their source."""
+    """Extension of vLLM's worker class, through which each worker process reads the weights from
+    their source.
+    """
 
     model_runner: Any
 
@@ -239,7 +284,9 @@ def _require_heads(width: int, model: str) -> None:
 
     if width not in (served := CPUAttentionBackend.get_supported_head_sizes()):
         taken = f"vLLM on a CPU takes {', '.join(map(str, served))}"
-        raise EngineError(f"model {model} has attention heads of {width}; {taken}; use rollout.engine=native")
+        raise EngineError(
+            f"model {model} has attention heads of {width}; {taken}; use rollout.engine=native"
+        )
 
 
 def _cause(error: Exception) -> str:

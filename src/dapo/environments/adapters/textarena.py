@@ -10,10 +10,11 @@ from dapo.types import Problem
 
 
 class TextArenaGame:
-    """Plays a game of textarena in its raw form: observations are what is new, because the conversation has the rest.
+    """Plays a game of textarena in its raw form: observations are what is new, because the
+    conversation has the rest.
 
-    The reward comes at the end, as the game pays it; none of it says whether the game was won, so `correct` is None
-    (`reward.threshold` decides it by the score).
+    The reward comes at the end, as the game pays it; none of it says whether the game was won, so
+    `correct` is None (`reward.threshold` decides it by the score).
     """
 
     def __init__(self, game: str, **options: Any) -> None:

@@ -1,4 +1,6 @@
-"""Tools as an environment: functions, and classes in TRL's convention, whose public methods are tools."""
+"""Tools as an environment: functions, and classes in TRL's convention, whose public methods are
+tools.
+"""
 
 import inspect
 import json
@@ -20,9 +22,10 @@ _NO_TOOLS = ("reset", "get_reward", "close")
 class ToolEnvironment:
     """Calls the tools that a turn names; a turn that calls none ends the episode.
 
-    `state` is an object in the convention of TRL's `environment_factory`: `reset(**columns)` may return a text that is
-    appended to the prompt, every other public method is a tool, and `get_reward()`, if there is one, pays for the whole
-    episode at its end. Methods may be coroutines. A tool that raises is answered with the text of its error.
+    `state` is an object in the convention of TRL's `environment_factory`: `reset(**columns)` may
+    return a text that is appended to the prompt, every other public method is a tool, and
+    `get_reward()`, if there is one, pays for the whole episode at its end. Methods may be
+    coroutines. A tool that raises is answered with the text of its error.
     """
 
     def __init__(
@@ -55,11 +58,17 @@ class ToolEnvironment:
         if not calls:
             return self.end()
         answers = [
-            call.error if isinstance(call, WrongCall) else self._call(call.name, call.arguments) for call in calls
+            call.error if isinstance(call, WrongCall) else self._call(call.name, call.arguments)
+            for call in calls
         ]
         names = [call.name for call in calls]
-        texts = [str(answer.reason) if isinstance(answer, Failure) else answer for answer in answers]
-        errors = [isinstance(call, WrongCall) or isinstance(a, Failure) for call, a in zip(calls, answers, strict=True)]
+        texts = [
+            str(answer.reason) if isinstance(answer, Failure) else answer for answer in answers
+        ]
+        errors = [
+            isinstance(call, WrongCall) or isinstance(a, Failure)
+            for call, a in zip(calls, answers, strict=True)
+        ]
         messages = [
             {"role": "tool", "content": text, **({} if name is None else {"name": name})}
             for name, text in zip(names, texts, strict=True)
@@ -68,7 +77,9 @@ class ToolEnvironment:
 
     def end(self) -> StepResult:
         get_reward = getattr(self._state, "get_reward", None)
-        return StepResult(reward=None if get_reward is None else self._loop.finish(get_reward()), done=True)
+        return StepResult(
+            reward=None if get_reward is None else self._loop.finish(get_reward()), done=True
+        )
 
     def close(self) -> None:
         close = getattr(self._state, "close", None)
@@ -79,36 +90,52 @@ class ToolEnvironment:
         result = try_call(lambda: self._loop.finish(self._tools[name](**arguments)))
         if isinstance(result, Failure):
             return Failure("Error: " + result.reason.removeprefix("raised "))
-        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+        return (
+            result
+            if isinstance(result, str)
+            else json.dumps(result, ensure_ascii=False, default=str)
+        )
 
 
 def methods_of(state: Any) -> dict[str, Callable[..., Any]]:
     """The methods of an object that are tools, by name."""
     if state is None:
         return {}
-    names = [name for name in dir(type(state)) if not name.startswith("_") and name not in _NO_TOOLS]
+    names = [
+        name for name in dir(type(state)) if not name.startswith("_") and name not in _NO_TOOLS
+    ]
     return {name: getattr(state, name) for name in names if callable(getattr(state, name))}
 
 
 def schemas_of(state: Any, functions: Mapping[str, Callable[..., Any]]) -> list[dict[str, Any]]:
-    """The schemas of the tools. Raises DataError for one without types or descriptions, ConfigError for equal names."""
+    """The schemas of the tools.
+
+    Raises DataError for one without types or descriptions, ConfigError for equal names.
+    """
     methods = methods_of(state)
     if twice := methods.keys() & functions.keys():
-        raise ConfigError(f"environment.tools: the environment has a method {min(twice)}, too; rename the function")
+        raise ConfigError(
+            f"environment.tools: the environment has a method {min(twice)}, too; rename the"
+            " function"
+        )
     return [tool_schema(function) for function in (methods | dict(functions)).values()]
 
 
 def _joined(prompt: Prompt, observation: Any) -> str | Sequence[Message] | None:
-    """The prompt with what `reset` returned at the end of its last message; None where it returned nothing.
+    """The prompt with what `reset` returned at the end of its last message; None where it returned
+    nothing.
 
-    `reset` returns a text, or as TRL's classes may a list of parts of text; a list of messages is the whole prompt.
+    `reset` returns a text, or as TRL's classes may a list of parts of text; a list of messages is
+    the whole prompt.
     """
     if observation is None or observation in ("", []):
         return None
     text = observation
     if isinstance(observation, list | tuple) and all(_is_part(each) for each in observation):
         if not all(isinstance(each.get("text"), str) for each in observation):
-            raise TypeError(f"reset returned {quoted(observation)}; of parts only those of text can be shown")
+            raise TypeError(
+                f"reset returned {quoted(observation)}; of parts only those of text can be shown"
+            )
         text = "".join(each["text"] for each in observation)
     if not isinstance(text, str):
         messages: Sequence[Message] = text  # the pool refuses what is none

@@ -1,4 +1,6 @@
-"""The environment `calculator`: it computes an expression that a turn contains; the turn after that is the answer."""
+"""The environment `calculator`: it computes an expression that a turn contains; the turn after that
+is the answer.
+"""
 
 import operator
 import re
@@ -9,19 +11,25 @@ from dapo.types import Problem
 
 _EXPRESSION = re.compile(r"(\d{1,18})\s*([-+*])\s*(\d{1,18})", re.ASCII)
 _NUMBER = re.compile(r"-?\d+", re.ASCII)
-_OPERATIONS: Mapping[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+_OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+}
 
 
 class Calculator:
-    """Shows the value of the first expression, such as `4821 + 3977`, of each turn that may use the calculator.
+    """Shows the value of the first expression, such as `4821 + 3977`, of each turn that may use the
+    calculator.
 
-    A turn without an expression, or the turn after `uses` expressions, is the answer: its last number is compared with
-    the problem's. The reward is 1 or -1 (Eq. 7).
+    A turn without an expression, or the turn after `uses` expressions, is the answer: its last
+    number is compared with the problem's. The reward is 1 or -1 (Eq. 7).
     """
 
     def __init__(self, *, uses: int = 1) -> None:
         """`uses` is the number of expressions that an episode may have computed."""
-        self._uses, self._answer = uses, ""
+        self._uses = uses
+        self._answer = ""
 
     def reset(self, problem: Problem, seed: int) -> None:
         self._answer = problem.answer

@@ -1,6 +1,7 @@
 """Sharded tensors on disk: torch's distributed checkpoints in safetensors files, without pickle.
 
-Any number of ranks, or one process, reads the files of any other number of ranks, and plain safetensors files.
+Any number of ranks, or one process, reads the files of any other number of ranks, and plain
+safetensors files.
 """
 
 import json
@@ -21,7 +22,9 @@ from dapo.core.files import DiskRefused
 
 
 def write_shards(tensors: Mapping[str, Tensor], folder: Path, group: ProcessGroup) -> None:
-    """Write this rank's part of `tensors` (DTensors in main memory) into `folder`. Every rank of `group` calls it.
+    """Write this rank's part of `tensors` (DTensors in main memory) into `folder`.
+
+    Every rank of `group` calls it.
 
     Raises OSError on every rank if one of them cannot write.
     """
@@ -32,19 +35,26 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path, group: ProcessGrou
 
 
 def read_shards(path: Path, into: Mapping[str, Tensor], group: ProcessGroup | None = None) -> None:
-    """Fill `into` from a file or a folder: full tensors, or, with a `group` whose ranks all call it, DTensors.
+    """Fill `into` from a file or a folder: full tensors, or, with a `group` whose ranks all call
+    it, DTensors.
 
     Raises OSError if the files cannot be read.
     """
     with _as_os_error(path), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended without a group
-        dcp.load(dict(into), storage_reader=_reader(path), process_group=group, no_dist=group is None)
+        # intended without a group
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.load(
+            dict(into), storage_reader=_reader(path), process_group=group, no_dist=group is None
+        )
 
 
 def stored_like(path: Path) -> dict[str, Tensor]:
     """The names, shapes and types stored in a file or a folder, as tensors on the `meta` device."""
     found: Any = _reader(path).read_metadata().state_dict_metadata
-    return {name: torch.empty(m.size, dtype=m.properties.dtype, device="meta") for name, m in found.items()}
+    return {
+        name: torch.empty(m.size, dtype=m.properties.dtype, device="meta")
+        for name, m in found.items()
+    }
 
 
 class _StableFiles(FileSystem):
@@ -59,14 +69,18 @@ class _StableFiles(FileSystem):
 
 
 def sort_metadata(path: Path) -> None:
-    """Sort the metadata of a safetensors file by name: the library writes it in the order of a hash map."""
+    """Sort the metadata of a safetensors file by name: the library writes it in the order of a hash
+    map.
+    """
     with open(path, "r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
         if len(text) > size:  # a shorter header can be padded with spaces
-            raise DiskRefused(f"{path}: the header of {size} bytes grew to {len(text)} bytes when it was sorted")
+            raise DiskRefused(
+                f"{path}: the header of {size} bytes grew to {len(text)} bytes when it was sorted"
+            )
         file.seek(8)
         file.write(text.ljust(size))
 
@@ -87,7 +101,9 @@ def _reader(path: Path) -> Any:
 
 @contextmanager
 def _as_os_error(path: Path) -> Iterator[None]:
-    """Raise the first rank's error: torch wraps the errors of all ranks into one that is not an Exception."""
+    """Raise the first rank's error: torch wraps the errors of all ranks into one that is not an
+    Exception.
+    """
     try:
         yield
     except dcp.CheckpointException as error:

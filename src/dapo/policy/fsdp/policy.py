@@ -1,8 +1,10 @@
-"""One rank's part of a policy whose weights, gradients and optimiser state are sharded over ranks (FSDP2).
+"""One rank's part of a policy whose weights, gradients and optimiser state are sharded over ranks
+(FSDP2).
 
-Every rank holds a shard of each weight and calls the same methods in the same order; most of them are collective. A
-layer's weights are gathered while it computes. Embedding, last norm and head stay gathered from the forward to the end
-of the backward, so that the head can be applied chunk by chunk.
+Every rank holds a shard of each weight and calls the same methods in the same order; most of them
+are collective. A layer's weights are gathered while it computes. Embedding, last norm and head stay
+gathered from the forward to the end of the backward, so that the head can be applied chunk by
+chunk.
 """
 
 import copy
@@ -23,7 +25,13 @@ from transformers import PreTrainedModel
 from dapo.config import Config, OptimConfig
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.memory import explain_out_of_memory
-from dapo.policy.checkpoint import State, as_checkpoint_error, require_same, stored_at, write_counters
+from dapo.policy.checkpoint import (
+    State,
+    as_checkpoint_error,
+    require_same,
+    stored_at,
+    write_counters,
+)
 from dapo.policy.fsdp.checkpoint import read_shards, stored_like, write_shards
 from dapo.policy.fsdp.ranks import Ranks
 from dapo.policy.hf_io import NamedWeights, StoredWeights, layout_of, rows_of_rank, tied_names
@@ -31,15 +39,21 @@ from dapo.policy.model import LESS_ON_A_GPU, LoadedModel, load_teacher
 from dapo.policy.objective import add_sums
 from dapo.policy.optim import MasterAdamW
 from dapo.policy.packed_forward import check_packed_forward, prepare_packed_forward
-from dapo.policy.packing import DUMMY_MICROBATCH, Microbatch, RankMicrobatch, pack_microbatch, rows_of
+from dapo.policy.packing import (
+    DUMMY_MICROBATCH,
+    Microbatch,
+    RankMicrobatch,
+    pack_microbatch,
+    rows_of,
+)
 from dapo.policy.policy import SMALLER_MICROBATCHES, PolicyCore
 
 
 class ShardedModel(nn.Module):
     """A model whose layers are sharded one by one, and the weights around them together.
 
-    Its forward runs the given computation with the weights around the layers gathered; they stay gathered to the end of
-    the backward, or until `reshard`.
+    Its forward runs the given computation with the weights around the layers gathered; they stay
+    gathered to the end of the backward, or until `reshard`.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -51,7 +65,9 @@ class ShardedModel(nn.Module):
 
     def base_model(self, **inputs: Any) -> Any:
         """The model's own forward; returns only the last hidden state."""
-        return SimpleNamespace(last_hidden_state=self(lambda: self.model.base_model(**inputs).last_hidden_state))
+        return SimpleNamespace(
+            last_hidden_state=self(lambda: self.model.base_model(**inputs).last_hidden_state)
+        )
 
     def get_output_embeddings(self) -> Any:
         """The head, gathered from `base_model` to the end of the backward."""
@@ -67,15 +83,18 @@ class ShardedModel(nn.Module):
 
 
 def shard(model: PreTrainedModel, ranks: Ranks) -> ShardedModel:
-    """Shard `model` in place: it computes in its current type, and its trained shards become float32 (or float64).
+    """Shard `model` in place: it computes in its current type, and its trained shards become
+    float32 (or float64).
 
-    A layer moves to the device before its weights are widened. Gradients are summed over the ranks, in the shards'
-    type. Raises ConfigError if the layers cannot be found.
+    A layer moves to the device before its weights are widened. Gradients are summed over the ranks,
+    in the shards' type. Raises ConfigError if the layers cannot be found.
     """
     compute = model.dtype
     precision = MixedPrecisionPolicy(cast_forward_inputs=False)
     if compute not in (torch.float32, torch.float64):
-        precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        precision = MixedPrecisionPolicy(
+            param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
     for layer in _layers(model):
         _widen(layer, ranks.device)
         fully_shard(layer, mesh=ranks.mesh, mp_policy=precision)
@@ -97,27 +116,36 @@ def _layers(model: PreTrainedModel) -> nn.ModuleList:
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     raise ConfigError(
-        f"models of type {model.config.model_type} cannot be sharded: no list of their {count} layers was found; "
-        "use distributed.trainer_ranks=1"
+        f"models of type {model.config.model_type} cannot be sharded: no list of their {count}"
+        " layers was found; use distributed.trainer_ranks=1"
     )
 
 
 def _widen(module: nn.Module, device: torch.device) -> None:
-    """Convert trained weights that are not yet sharded to at least float32: AdamW's steps vanish in less."""
+    """Convert trained weights that are not yet sharded to at least float32: AdamW's steps vanish in
+    less.
+    """
     for weight in module.parameters():
-        if weight.requires_grad and not isinstance(weight, DTensor) and weight.dtype != torch.float64:
+        if (
+            weight.requires_grad
+            and not isinstance(weight, DTensor)
+            and weight.dtype != torch.float64
+        ):
             weight.data = (weight.data if weight.is_meta else weight.data.to(device)).float()
 
 
 @torch.no_grad()
-def read_shards_of(sharded: ShardedModel, read: Callable[[str, slice], Tensor], ranks: Ranks) -> None:
+def read_shards_of(
+    sharded: ShardedModel, read: Callable[[str, slice], Tensor], ranks: Ranks
+) -> None:
     """Allocate a sharded model from the meta device, and fill in this rank's rows of every weight.
 
-    Its buffers are on the CPU. `read` returns rows of a weight by its name in the model, in the type that the model
-    computes in.
+    Its buffers are on the CPU. `read` returns rows of a weight by its name in the model, in the
+    type that the model computes in.
     """
     model = sharded.model
-    tied, buffers = tied_names(model), dict(model.named_buffers())
+    tied = tied_names(model)
+    buffers = dict(model.named_buffers())
     sharded.to_empty(device=ranks.device)
     for further, stored in tied.items():  # to_empty has untied them
         module, _, name = further.rpartition(".")
@@ -134,10 +162,17 @@ class ShardedAdamW(MasterAdamW):
     """AdamW on this rank's shards; all ranks decide alike."""
 
     def __init__(
-        self, sharded: ShardedModel, config: OptimConfig, ranks: Ranks, *, lora: Mapping[str, float] | None = None
+        self,
+        sharded: ShardedModel,
+        config: OptimConfig,
+        ranks: Ranks,
+        *,
+        lora: Mapping[str, float] | None = None,
     ) -> None:
         self._ranks = ranks
-        self.shards: dict[str, Any] = {name: p for name, p in sharded.model.named_parameters() if p.requires_grad}
+        self.shards: dict[str, Any] = {
+            name: p for name, p in sharded.model.named_parameters() if p.requires_grad
+        }
         """The trained weights as DTensors."""
         super().__init__(sharded.model, config, lora=lora)
 
@@ -156,7 +191,9 @@ class ShardedAdamW(MasterAdamW):
         return super().measure()
 
     def _names_not_finite(self) -> list[str]:
-        return sorted({name for names in self._ranks.gather(super()._names_not_finite()) for name in names})
+        return sorted(
+            {name for names in self._ranks.gather(super()._names_not_finite()) for name in names}
+        )
 
 
 def _rows_of(stored: StoredWeights | None, dtype: torch.dtype, name: str, rows: slice) -> Tensor:
@@ -167,20 +204,26 @@ def _rows_of(stored: StoredWeights | None, dtype: torch.dtype, name: str, rows: 
 class ShardedPolicy(PolicyCore):
     """One rank's part of a policy."""
 
-    @explain_out_of_memory(torch.OutOfMemoryError, "preparing a trainer rank", LESS_ON_A_GPU, then="start again")
+    @explain_out_of_memory(
+        torch.OutOfMemoryError, "preparing a trainer rank", LESS_ON_A_GPU, then="start again"
+    )
     def __init__(self, config: Config, loaded: LoadedModel, ranks: Ranks) -> None:
-        """Take ownership of `loaded.model`, in the type to compute in: the same model on every rank, on any device.
+        """Take ownership of `loaded.model`, in the type to compute in: the same model on every
+        rank, on any device.
 
-        For a model on the meta device each rank reads its own rows of `loaded.stored`. All ranks check together that
-        the sharded model computes the same on packed sequences, and raise the same ConfigError.
+        For a model on the meta device each rank reads its own rows of `loaded.stored`. All ranks
+        check together that the sharded model computes the same on packed sequences, and raise the
+        same ConfigError.
         """
-        self._ranks, self._stored = ranks, loaded.stored
+        self._ranks = ranks
+        self._stored = loaded.stored
         self._names: dict[str, str] = {}
         self._snapshot: State | None = None
         super().__init__(config, loaded)
         self._optimizer: ShardedAdamW
         check_packed_forward(self._model.model, self._plain_attention, self._model)
-        # FSDP decides at the first forward what trains: that must not be the reference's forward, without adapters
+        # FSDP decides at the first forward what trains: that must not be the reference's forward,
+        # without adapters
         self.logprobs([DUMMY_MICROBATCH])
 
     def _use_packed_forward(self) -> None:
@@ -194,13 +237,17 @@ class ShardedPolicy(PolicyCore):
         self._model = self._distribute(self._model, self._read_rows)
         if adapters is not None:
             weights = dict(self._model.model.named_parameters())
-            self._adapters = replace(adapters, frozen={name: weights[at] for name, at in frozen.items()})
+            self._adapters = replace(
+                adapters, frozen={name: weights[at] for name, at in frozen.items()}
+            )
         lora = None if adapters is None else adapters.settings
         return ShardedAdamW(self._model, self._config.optim, self._ranks, lora=lora)
 
     def _make_reference(self) -> ShardedModel:
         if self._config.loss.teacher is None:
-            return self._distribute(copy.deepcopy(self._model).requires_grad_(False), self._read_rows)
+            return self._distribute(
+                copy.deepcopy(self._model).requires_grad_(False), self._read_rows
+            )
         loaded = load_teacher(self._config, device=None, dtype=self._compute_dtype)
         teacher: Any = loaded.model.requires_grad_(False)
         plain = prepare_packed_forward(teacher)
@@ -236,59 +283,91 @@ class ShardedPolicy(PolicyCore):
         if self._reference is not None:
             self._reference.model.reshard()
 
-    @explain_out_of_memory(torch.OutOfMemoryError, "an update of the policy on a trainer rank", SMALLER_MICROBATCHES)
+    @explain_out_of_memory(
+        torch.OutOfMemoryError, "an update of the policy on a trainer rank", SMALLER_MICROBATCHES
+    )
     def update(self, rank_microbatches: Sequence[RankMicrobatch], *, step: int) -> dict[str, float]:
-        """One optimiser update, in which this rank computes `rank_microbatches`; returns the metrics over all ranks.
+        """One optimiser update, in which this rank computes `rank_microbatches`; returns the
+        metrics over all ranks.
 
         Every rank calls it, with the same number of rank microbatches. See `Policy.update`.
         """
         self._begin_step(step)
         self._optimizer.zero_grad()
-        sums = [self._backward(rank_microbatch, self._custom_loss) for rank_microbatch in rank_microbatches]
+        sums = [
+            self._backward(rank_microbatch, self._custom_loss)
+            for rank_microbatch in rank_microbatches
+        ]
         own = add_sums([*sums, self._optimizer.measure()])
         return self._apply_gradient(add_sums(self._ranks.gather(own)), step=step)
 
-    @explain_out_of_memory(torch.OutOfMemoryError, "log-probabilities on a trainer rank", SMALLER_MICROBATCHES)
+    @explain_out_of_memory(
+        torch.OutOfMemoryError, "log-probabilities on a trainer rank", SMALLER_MICROBATCHES
+    )
     def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[Sequence[float]]]:
-        """The log-probabilities of each sample of each rank microbatch. Every rank calls it, with equally many."""
+        """The log-probabilities of each sample of each rank microbatch.
+
+        Every rank calls it, with equally many.
+        """
         microbatches = [pack_microbatch(each, self._ranks.device) for each in rank_microbatches]
         scores = [self._score(microbatch, self._model) for microbatch in microbatches]
-        return [rows_of(values, microbatch) for values, microbatch in zip(scores, microbatches, strict=True)]
+        return [
+            rows_of(values, microbatch)
+            for values, microbatch in zip(scores, microbatches, strict=True)
+        ]
 
     @explain_out_of_memory(
-        torch.OutOfMemoryError, "the divergence to the reference on a trainer rank", SMALLER_MICROBATCHES
+        torch.OutOfMemoryError,
+        "the divergence to the reference on a trainer rank",
+        SMALLER_MICROBATCHES,
     )
-    def token_kl(self, rank_microbatches: Sequence[RankMicrobatch], *, step: int) -> list[list[Sequence[float]]]:
-        """`Policy.token_kl` of each sample of each rank microbatch. Every rank calls it, with equally many."""
+    def token_kl(
+        self, rank_microbatches: Sequence[RankMicrobatch], *, step: int
+    ) -> list[list[Sequence[float]]]:
+        """`Policy.token_kl` of each sample of each rank microbatch.
+
+        Every rank calls it, with equally many.
+        """
         self._begin_step(step)
         microbatches = [pack_microbatch(each, self._ranks.device) for each in rank_microbatches]
         return [rows_of(self._token_kl(microbatch), microbatch) for microbatch in microbatches]
 
     def weights(self) -> NamedWeights:
-        """Every weight by its Hugging Face name: adapters merged, unsharded, in the type that the model computes in.
+        """Every weight by its Hugging Face name: adapters merged, unsharded, in the type that the
+        model computes in.
 
-        Every rank calls it and reads all weights; each is gathered when it is read. Raises NumericsError if a weight is
-        not finite.
+        Every rank calls it and reads all weights; each is gathered when it is read. Raises
+        NumericsError if a weight is not finite.
         """
         self._optimizer.require_finite()
-        shards, dtype = self._optimizer.shards, self._compute_dtype
+        shards = self._optimizer.shards
+        dtype = self._compute_dtype
         if self._adapters is not None:
             return self._adapters.merged(shards, dtype, full=_full_tensor)
-        layout, named = layout_of(shards, self._optimizer.tied, dtype), shards.items()
-        return NamedWeights(lambda: ((name, _full_tensor(w.detach().to(dtype))) for name, w in named), layout)
+        layout = layout_of(shards, self._optimizer.tied, dtype)
+        named = shards.items()
+        return NamedWeights(
+            lambda: ((name, _full_tensor(w.detach().to(dtype))) for name, w in named), layout
+        )
 
     def snapshot(self) -> None:
-        """Copy the state into main memory, over the previous copy. Raises NumericsError if a weight is not finite."""
+        """Copy the state into main memory, over the previous copy.
+
+        Raises NumericsError if a weight is not finite.
+        """
         self._optimizer.require_finite()
         self._snapshot = self._copy.take(self._state())
 
     def write(self, directory: Path) -> None:
-        """Write the last snapshot, in any thread. Every rank calls it. Raises OSError if writing fails."""
+        """Write the last snapshot, in any thread.
+
+        Every rank calls it. Raises OSError if writing fails.
+        """
         assert self._snapshot is not None
         if not all(self._ranks.gather(directory.is_dir(), self._ranks.checkpoint_group)):
             raise CheckpointError(
-                f"some trainer ranks cannot see {directory}: on several machines the run directory must be on a "
-                "file system that all of them share"
+                f"some trainer ranks cannot see {directory}: on several machines the run directory"
+                " must be on a file system that all of them share"
             )
         for kind, shards in self._snapshot.tensors.items():
             write_shards(self._to_dtensors(shards), directory / kind, self._ranks.checkpoint_group)
@@ -296,12 +375,17 @@ class ShardedPolicy(PolicyCore):
             write_counters(directory, self._snapshot.counters)
 
     def load(self, directory: Path) -> None:
-        """Restore a state saved by any number of ranks or by a `Policy`, bit for bit. Raises CheckpointError."""
+        """Restore a state saved by any number of ranks or by a `Policy`, bit for bit.
+
+        Raises CheckpointError.
+        """
         self._load(directory, read=self._read)
 
     @contextmanager
     def _head(self) -> Iterator[Any]:
-        """The gathered head; in low precision the chunks' gradients are accumulated in float32 and rounded once."""
+        """The gathered head; in low precision the chunks' gradients are accumulated in float32 and
+        rounded once.
+        """
         head = self._model.get_output_embeddings()
         if not head.weight.requires_grad or head.weight.dtype in (torch.float32, torch.float64):
             yield head
@@ -321,8 +405,11 @@ class ShardedPolicy(PolicyCore):
         return {name: max(self._ranks.gather(value)) for name, value in own.items()}
 
     def _to_dtensors(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's shards in main memory as DTensors, with the shapes and layouts of the weights."""
-        mesh, weights = self._ranks.host_mesh, self._optimizer.shards
+        """This rank's shards in main memory as DTensors, with the shapes and layouts of the
+        weights.
+        """
+        mesh = self._ranks.host_mesh
+        weights = self._optimizer.shards
         found: dict[str, Tensor] = {}
         for name, tensor in shards.items():
             weight = weights[name]
@@ -332,7 +419,9 @@ class ShardedPolicy(PolicyCore):
 
     def _read(self, directory: Path, kind: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         path = stored_at(directory, kind)
-        shards = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in like.items()}
+        shards = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in like.items()
+        }
         dtensors = self._to_dtensors(shards)
         with as_checkpoint_error(path):
             require_same(path, stored_like(path), dtensors)

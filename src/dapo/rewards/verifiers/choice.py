@@ -9,13 +9,22 @@ from dapo.core.errors import RewardError
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
 from strict_math import extract_answer
-from strict_math.text import answer_lines, outer_boxes, stated_part, strip_formatting, without_text_commands
+from strict_math.text import (
+    answer_lines,
+    outer_boxes,
+    stated_part,
+    strip_formatting,
+    without_text_commands,
+)
 
 _LETTER = r"[\(\[]?(?P<letter>[A-Za-z])[\)\]]?"
-_NAMED = r"(?:the\s+)?(?:correct\s+|right\s+|best\s+)?(?:option|choice|answer|letter)?\s*(?:is|:)?\s*"
+_NAMED = (
+    r"(?:the\s+)?(?:correct\s+|right\s+|best\s+)?(?:option|choice|answer|letter)?\s*(?:is|:)?\s*"
+)
 _ALONE = re.compile(rf"{_NAMED}{_LETTER}\s*[.:]?", re.IGNORECASE)
 _WITH_TEXT = re.compile(
-    rf"{_NAMED}(?:[\(\[](?P<bracketed>[A-Za-z])[\)\]]|(?P<bare>[A-Za-z])(?:[).:]|\s[-–—]\s))\s*(?P<text>.+)", re.I
+    rf"{_NAMED}(?:[\(\[](?P<bracketed>[A-Za-z])[\)\]]|(?P<bare>[A-Za-z])(?:[).:]|\s[-–—]\s))\s*(?P<text>.+)",
+    re.I,
 )
 _LAST_LINE = re.compile(
     rf"(?:{_LETTER}|(?:so|thus|hence|therefore)?,?\s*(?:the\s+)?(?:final\s+|correct\s+|right\s+|best\s+)?"
@@ -23,11 +32,15 @@ _LAST_LINE = re.compile(
     re.IGNORECASE,
 )
 _MAX_CHARS = 2000
-"""Longest text that may name a choice; stripping nested commands from longer texts could take minutes."""
+"""Longest text that may name a choice; stripping nested commands from longer texts could take
+minutes.
+"""
 _OTHER_LETTER = re.compile(
-    r"(?<![A-Za-z'’])(?:(?!A [a-z])(?P<capital>[A-Z])(?![A-Za-z'’])|(?P<marked>[a-z])(?:\)|\]|[.:](?=\s|$)))"
+    r"(?<![A-Za-z'’])(?:(?!A"
+    r" [a-z])(?P<capital>[A-Z])(?![A-Za-z'’])|(?P<marked>[a-z])(?:\)|\]|[.:](?=\s|$)))"
 )
-"""Isolated letters that may name a second choice; an `A` before a lower-case letter is an article."""
+"""Isolated letters that may name a second choice; an `A` before a lower-case letter is an article.
+"""
 _CLAUSE = re.compile(
     r"[;?!]|\b(?:(?:is|are|was|were|be|being|been|has|have|had|do|does|did|can|could|may|might|must|shall|should|will|would"
     r"|seems?|looks?|fails?|holds?|or|nor|if|unless|otherwise|else|because|since|but|except|instead|rather|not|no|none"
@@ -44,14 +57,17 @@ _MAX_WORDS = 12
 
 @dataclass(frozen=True)
 class ChoiceVerifier:
-    r"""Right if the response marks the reference's letter: `B`, `(B)`, `B.`, `B) the text`, `\boxed{\text{B}}`.
+    r"""Right if the response marks the reference's letter: `B`, `(B)`, `B.`, `B) the text`,
+    `\boxed{\text{B}}`.
 
-    A text after the letter must be the option's text in the question. If the question lists no options, it must be a
-    short phrase: a clause (`(B) is wrong`, `(B) if x > 0`) makes the answer no choice.
+    A text after the letter must be the option's text in the question. If the question lists no
+    options, it must be a short phrase: a clause (`(B) is wrong`, `(B) if x > 0`) makes the answer
+    no choice.
 
-    The answer stands on `Answer:` lines, else in boxes, else on the last line if that is only a letter or `The answer
-    is B) 42`. All must name the same letter: `A or B`, and `Answer: A` followed by `Answer: B`, are wrong whatever the
-    reference; so is a choice that the text behind it takes back.
+    The answer stands on `Answer:` lines, else in boxes, else on the last line if that is only a
+    letter or `The answer is B) 42`. All must name the same letter: `A or B`, and `Answer: A`
+    followed by `Answer: B`, are wrong whatever the reference; so is a choice that the text behind
+    it takes back.
     """
 
     letters: str = "ABCDE"  # the available choices
@@ -59,13 +75,16 @@ class ChoiceVerifier:
     def __post_init__(self) -> None:
         valid = isinstance(self.letters, str) and set(self.letters) <= set(string.ascii_uppercase)
         if not valid or len(set(self.letters)) != len(self.letters) or len(self.letters) < 2:
-            raise RewardError(f"choice: letters must be different capitals such as ABCDE, got {self.letters!r}")
+            raise RewardError(
+                f"choice: letters must be different capitals such as ABCDE, got {self.letters!r}"
+            )
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         reference = self._letter(problem.answer, "")
         if reference is None:
             return error_verdict(
-                f"choice: the reference {problem.answer[:80]!r} is not one of the letters {self.letters}"
+                f"choice: the reference {problem.answer[:80]!r} is not one of the letters"
+                f" {self.letters}"
             )
         chosen = self._chosen(response, problem.question)
         return binary_verdict(chosen == reference, chosen or "")
@@ -80,7 +99,10 @@ class ChoiceVerifier:
                 return letters.pop() if len(letters) == 1 else None
         lines = [_strip_formatting(line) for line in text.splitlines() if line.strip()]
         matches = [_LAST_LINE.fullmatch(line) for line in lines]
-        stated = [self._letter(match["letter"] or match["stated"], prompt) if match else None for match in matches]
+        stated = [
+            self._letter(match["letter"] or match["stated"], prompt) if match else None
+            for match in matches
+        ]
         return stated[-1] if stated and len(set(stated) - {None}) == 1 else None
 
     def _letter(self, text: str, prompt: str) -> str | None:
@@ -91,10 +113,19 @@ class ChoiceVerifier:
         letter = self._known(match["bracketed"] or match["bare"]) if match else None
         if match is None or letter is None:
             return None
-        if options := [found.end() for found in re.finditer(rf"(?<![A-Za-z]){letter}[).:\]]", prompt)]:
+        if options := [
+            found.end() for found in re.finditer(rf"(?<![A-Za-z]){letter}[).:\]]", prompt)
+        ]:
             given = _words(match["text"])
-            return letter if any(_words(prompt[start:])[: len(given)] == given for start in options) else None
-        named = {self._known(other["capital"] or other["marked"]) for other in _OTHER_LETTER.finditer(match["text"])}
+            return (
+                letter
+                if any(_words(prompt[start:])[: len(given)] == given for start in options)
+                else None
+            )
+        named = {
+            self._known(other["capital"] or other["marked"])
+            for other in _OTHER_LETTER.finditer(match["text"])
+        }
         is_phrase = len(match["text"].split()) <= _MAX_WORDS and not _CLAUSE.search(match["text"])
         return letter if is_phrase and named <= {None, letter} else None
 
@@ -113,5 +144,6 @@ def _strip_formatting(text: str) -> str:
         return ""
     before = None
     while text != before:
-        before, text = text, without_text_commands(strip_formatting(text)).replace("**", "").strip()
+        before = text
+        text = without_text_commands(strip_formatting(text)).replace("**", "").strip()
     return text

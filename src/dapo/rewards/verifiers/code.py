@@ -23,22 +23,26 @@ _LANGUAGES = ("", "python", "py", "python3")
 class CodeVerifier:
     """Right if the response's last Python fence (without a fence: all of it) passes every test.
 
-    The tests stand in the row's column `tests` (option `field`), or else in the reference, as values or as JSON text:
+    The tests stand in the row's column `tests` (option `field`), or else in the reference, as
+    values or as JSON text:
 
-    - `[{"input": "1 2", "output": "3"}, ...]` or `{"inputs": [...], "outputs": [...]}`: the program reads standard
-      input and must print the output; white space at the ends of lines and of the whole is ignored;
-    - `["assert add(1, 2) == 3", ...]`, or one string of Python: statements, functions of pytest, cases of unittest, or
-      `def check(candidate)`, which is called with the column `entry_point`.
+    - `[{"input": "1 2", "output": "3"}, ...]` or `{"inputs": [...], "outputs": [...]}`: the program
+      reads standard input and must print the output; white space at the ends of lines and of the
+      whole is ignored;
+    - `["assert add(1, 2) == 3", ...]`, or one string of Python: statements, functions of pytest,
+      cases of unittest, or `def check(candidate)`, which is called with the column `entry_point`.
 
-    A program passes tests of the second kind only if assertions on its values were executed and held; tests that
-    execute none are an error. `dapo docs verifiers` lists what is run and counted, and the names that belong to
-    the program.
+    A program passes tests of the second kind only if assertions on its values were executed and
+    held; tests that execute none are an error. `dapo docs verifiers` lists what is run and counted,
+    and the names that belong to the program.
 
-    The program never sees the tests: it receives inputs and arguments, and answers with text or plain values, which a
-    different process compares. A test therefore cannot pass it a function or compare its objects.
+    The program never sees the tests: it receives inputs and arguments, and answers with text or
+    plain values, which a different process compares. A test therefore cannot pass it a function or
+    compare its objects.
 
-    Programs have Python's standard library, one thread and no files (`code_sandbox` describes the layers per system).
-    Too much time, memory or output is wrong, like a failed test; tests that cannot run are an error.
+    Programs have Python's standard library, one thread and no files (`code_sandbox` describes the
+    layers per system). Too much time, memory or output is wrong, like a failed test; tests that
+    cannot run are an error.
     """
 
     def __init__(
@@ -52,7 +56,8 @@ class CodeVerifier:
 
         Args:
             field: the column with the tests.
-            time_s: time limit of all tests of one response; below reward.timeout_s, which would make it an error.
+            time_s: time limit of all tests of one response; below reward.timeout_s, which would
+            make it an error.
             memory_mib: address space of a program.
             isolation: `best_effort` runs programs even on a machine that cannot confine them.
 
@@ -62,9 +67,14 @@ class CodeVerifier:
         if not isinstance(field, str) or not field:
             raise RewardError(f"code: field must be the name of a column, got {field!r}")
         for name, value in (("time_s", time_s), ("memory_mib", memory_mib)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0 < value < math.inf
+            ):
                 raise RewardError(f"code: {name} must be a positive number, got {value!r}")
-        self._field, self._time_s = field, time_s
+        self._field = field
+        self._time_s = time_s
         sandbox = LocalSandbox(round(memory_mib * 2**20))
         self._sandbox = replace(sandbox, require_confinement=isolation == "require")
         try:
@@ -73,14 +83,16 @@ class CodeVerifier:
             raise RewardError(f"code: {error}; memory_mib={memory_mib} may be too little") from None
         if weaknesses and isolation == "require":
             raise RewardError(
-                f"code: on this machine a response's program could {', '.join(weaknesses)}. Linux on x86_64 or "
-                "aarch64, with Landlock (since 5.13) or the right to make namespaces, confines it; "
-                "reward.options.isolation=best_effort runs it anyway"
+                f"code: on this machine a response's program could {', '.join(weaknesses)}. Linux"
+                " on x86_64 or aarch64, with Landlock (since 5.13) or the right to make"
+                " namespaces, confines it; reward.options.isolation=best_effort runs it anyway"
             )
 
     @staticmethod
     def check_problem(problem: Problem, options: Mapping[str, Any]) -> str | None:
-        """Return why no program can be judged by the tests of this row; None if programs can be judged."""
+        """Return why no program can be judged by the tests of this row; None if programs can be
+        judged.
+        """
         field = options.get("field", _COLUMNS[0])
         if not isinstance(field, str):
             return None  # the constructor rejects it
@@ -99,13 +111,17 @@ class CodeVerifier:
         if not source.strip():
             return binary_verdict(False)
         try:
-            return binary_verdict(tests.passed_by(source, self._sandbox, deadline=time.monotonic() + self._time_s))
+            return binary_verdict(
+                tests.passed_by(source, self._sandbox, deadline=time.monotonic() + self._time_s)
+            )
         except (SandboxError, UnusableTests) as error:
             return error_verdict(f"code: {error}")
 
 
 def program_in(response: str) -> str:
-    """Return the last fence of Python or of no language, closed or not; without any fence, the whole response."""
+    """Return the last fence of Python or of no language, closed or not; without any fence, the
+    whole response.
+    """
     text = final_part(response)
     found = fences(text)
     programs = [content for language, content in found if language in _LANGUAGES]
@@ -121,11 +137,15 @@ def _tests_of(problem: Problem, field: str) -> Tests:
     tests = found[0] if found else problem.answer
     if tests in ("", [], {}):
         raise UnusableTests(
-            f"no tests in field {field!r} or in the reference; expected pairs [{{'input': ..., 'output': ...}}], or "
-            "statements such as 'assert add(1, 2) == 3'"
+            f"no tests in field {field!r} or in the reference; expected pairs [{{'input': ...,"
+            " 'output': ...}], or statements such as 'assert add(1, 2) == 3'"
         )
     setup = [problem.fields[name] for name in _SETUP_COLUMNS if problem.fields.get(name)]
-    prompt = problem.prompt if isinstance(problem.prompt, str) else "\n".join(content_text(m) for m in problem.prompt)
+    prompt = (
+        problem.prompt
+        if isinstance(problem.prompt, str)
+        else "\n".join(content_text(m) for m in problem.prompt)
+    )
     return read_tests(
         tests,
         setup=[text for part in setup for text in ([part] if isinstance(part, str) else part)],

@@ -7,11 +7,15 @@ from dapo.types import EpisodeText, Problem, Verdict
 
 
 class EnvironmentVerifier:
-    """Scores an episode with the sum of its rewards; it is correct where the environment decided that."""
+    """Scores an episode with the sum of its rewards; it is correct where the environment decided
+    that.
+    """
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         if not isinstance(response, EpisodeText):
-            return error_verdict("environment: the response is no episode; set environment.name, or another verifier")
+            return error_verdict(
+                "environment: the response is no episode; set environment.name, or another verifier"
+            )
         episode = response.episode
         if episode.error is not None:
             return error_verdict(f"environment: {episode.error}")

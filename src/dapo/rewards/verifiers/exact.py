@@ -1,4 +1,6 @@
-"""`exact`: the response must be the answer itself, as the built-in problems request (`Reply with only the answer.`)."""
+"""`exact`: the response must be the answer itself, as the built-in problems request (`Reply with
+only the answer.`).
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,11 +15,15 @@ Extract = Literal["none", "answer_line", "last_number", "final"]
 
 @dataclass(frozen=True)
 class ExactVerifier:
-    """Right if the texts are equal: `12`, `12.`, `**12**` and `$12$` answer 12; `3 + 9 = 12` and `12 or 13` do not."""
+    """Right if the texts are equal: `12`, `12.`, `**12**` and `$12$` answer 12; `3 + 9 = 12` and
+    `12 or 13` do not.
+    """
 
     extract: Extract = "none"
-    """`none` compares the whole response, `answer_line` its `Answer:` line, `last_number` its last number by value, and
-    `final` the only number that it states; for a reference that is no number, `final` compares the whole response."""
+    """`none` compares the whole response, `answer_line` its `Answer:` line, `last_number` its last
+    number by value, and `final` the only number that it states; for a reference that is no number,
+    `final` compares the whole response.
+    """
     ignore_case: bool = True
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
@@ -25,7 +31,10 @@ class ExactVerifier:
         number = plain_number(strip_formatting(problem.answer))
         if self.extract == "last_number":
             if number is None:
-                reason = f"the reference {problem.answer!r} is not a number, which extract=last_number needs"
+                reason = (
+                    f"the reference {problem.answer!r} is not a number, which extract=last_number"
+                    " needs"
+                )
                 return error_verdict(f"exact: {reason}")
             return number_verdict(number, last_number(text))
         if self.extract == "final" and number is not None:

@@ -1,4 +1,6 @@
-"""A user's own function as a verifier: `(problem, response)`, verl's `compute_score`, or TRL's reward function."""
+"""A user's own function as a verifier: `(problem, response)`, verl's `compute_score`, or TRL's
+reward function.
+"""
 
 import contextlib
 import inspect
@@ -11,7 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dapo.core.errors import DataError, RewardError
 from dapo.core.loading import Failure, try_call
-from dapo.rewards.verdicts import TokenIds, error_verdict, shown_result, to_correct, to_verdict, to_verdicts
+from dapo.rewards.verdicts import (
+    TokenIds,
+    error_verdict,
+    shown_result,
+    to_correct,
+    to_verdict,
+    to_verdicts,
+)
 from dapo.types import EpisodeText, Problem, Verdict
 
 if TYPE_CHECKING:
@@ -19,7 +28,9 @@ if TYPE_CHECKING:
 
 
 class EventLoop:
-    """An event loop in its own thread, started by the first coroutine; works under a running loop as well."""
+    """An event loop in its own thread, started by the first coroutine; works under a running loop
+    as well.
+    """
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -28,11 +39,14 @@ class EventLoop:
         """The result, awaited if it is awaitable."""
         if not inspect.isawaitable(result):
             return result
-        import asyncio  # most functions need none, and every verifier process would wait for its import
+        # most functions need none, and every verifier process would wait for its import
+        import asyncio
 
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=_run, args=(self._loop,), daemon=True, name="dapo-reward-coroutines").start()
+            threading.Thread(
+                target=_run, args=(self._loop,), daemon=True, name="dapo-reward-coroutines"
+            ).start()
             weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
         return asyncio.run_coroutine_threadsafe(_awaited(result), self._loop).result()
 
@@ -60,17 +74,20 @@ _OF_VERL = frozenset({"data_source", "solution_str", "ground_truth", "extra_info
 def function_verifier(
     path: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> "FunctionVerifier | RewardFunction":
-    """Wrap a callable as a verifier; a class is instantiated with the options, a function gets them.
+    """Wrap a callable as a verifier; a class is instantiated with the options, a function gets
+    them.
 
-    Parameters named `problem` and `response` mean dapo's own protocol, `solution_str` means verl's `compute_score`, any
-    others mean TRL's reward functions. `def` and `async def` both work; `path` is the name in messages. Raises
-    RewardError if none of them fits.
+    Parameters named `problem` and `response` mean dapo's own protocol, `solution_str` means verl's
+    `compute_score`, any others mean TRL's reward functions. `def` and `async def` both work; `path`
+    is the name in messages. Raises RewardError if none of them fits.
     """
     if inspect.isclass(function):
-        made, given = try_call(lambda: function(**options)), ", ".join(options) or "no options"
+        made = try_call(lambda: function(**options))
+        given = ", ".join(options) or "no options"
         if isinstance(made, Failure):
             raise RewardError(f"{path!r}: making one with {given} {made.reason}")
-        function, options = made, {}
+        function = made
+        options = {}
     parameters = _keyword_parameters(path, function)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = {name: p for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
@@ -85,9 +102,10 @@ def function_verifier(
         return ScoreFunction(path, function, options, EventLoop(), required, accepted)
     if not takes_any and "completions" not in named:
         raise RewardError(
-            f"{path!r} takes ({', '.join(named)}): expected (problem, response), or keywords as in TRL: completions, "
-            "and of prompts, completion_ids, answer and other data columns those it uses; or as in verl: solution_str, "
-            "and of data_source, ground_truth, extra_info those it uses"
+            f"{path!r} takes ({', '.join(named)}): expected (problem, response), or keywords as in"
+            " TRL: completions, and of prompts, completion_ids, answer and other data columns"
+            " those it uses; or as in verl: solution_str, and of data_source, ground_truth,"
+            " extra_info those it uses"
         )
     return RewardFunction(path, function, options, EventLoop(), required, accepted)
 
@@ -110,7 +128,9 @@ class _UserFunction:
 
     def _missing(self, problem: Problem) -> Verdict | None:
         if missing := missing_columns(self.needed_columns, problem):
-            return self._error(f"needs {missing}, which the problem does not have; it has {_own(problem)}")
+            return self._error(
+                f"needs {missing}, which the problem does not have; it has {_own(problem)}"
+            )
         return None
 
     def _call(self, arguments: Mapping[str, Any]) -> Any:
@@ -122,24 +142,34 @@ class _UserFunction:
 
 @dataclass(frozen=True)
 class FunctionVerifier(_UserFunction):
-    """A user function `(problem, response)` that returns a Verdict, a bool, a number, or None if it does not apply."""
+    """A user function `(problem, response)` that returns a Verdict, a bool, a number, or None if it
+    does not apply.
+    """
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         return self.judge(problem, response) or error_verdict(f"{self.name}: {NOT_APPLIED}")
 
     def judge(self, problem: Problem, response: str) -> Verdict | None:
-        """The function's result as a verdict, None if it does not apply; an invalid result is an error verdict."""
+        """The function's result as a verdict, None if it does not apply; an invalid result is an
+        error verdict.
+        """
         result = self._call({"problem": problem, "response": response, **self.options})
-        return self._error(result.reason) if isinstance(result, Failure) else to_verdict(self.name, result)
+        return (
+            self._error(result.reason)
+            if isinstance(result, Failure)
+            else to_verdict(self.name, result)
+        )
 
 
 @dataclass(frozen=True)
 class ScoreFunction(FunctionVerifier):
-    """A function in verl's convention, `compute_score(data_source, solution_str, ground_truth, ...)`, for one response.
+    """A function in verl's convention, `compute_score(data_source, solution_str, ground_truth,
+    ...)`, for one response.
 
-    It receives the data columns in its signature; with `**kwargs` verl's four, including `extra_info`. It returns a
-    number, a bool, None, or a dict whose `score` is one of these. In a dict, `acc`, equal to 1 or 0, sets whether the
-    response is correct, and `pred`, a string or a number, its answer for majority votes.
+    It receives the data columns in its signature; with `**kwargs` verl's four, including
+    `extra_info`. It returns a number, a bool, None, or a dict whose `score` is one of these. In a
+    dict, `acc`, equal to 1 or 0, sets whether the response is correct, and `pred`, a string or a
+    number, its answer for majority votes.
     """
 
     given = frozenset({"solution_str", "extra_info"})
@@ -165,7 +195,9 @@ class ScoreFunction(FunctionVerifier):
         if "acc" in result:
             correct = to_correct(result["acc"])
             if correct is None:
-                return self._error(f"returned acc={shown_result(result['acc'])}, expected a value equal to 1 or 0")
+                return self._error(
+                    f"returned acc={shown_result(result['acc'])}, expected a value equal to 1 or 0"
+                )
         return replace(verdict, correct=correct, answer=_vote(result.get("pred")))
 
 
@@ -178,20 +210,28 @@ def _vote(pred: Any) -> str | None:
 
 @dataclass(frozen=True)
 class RewardFunction(_UserFunction):
-    """A reward function in TRL's convention: keyword arguments, each a list over the responses of one group.
+    """A reward function in TRL's convention: keyword arguments, each a list over the responses of
+    one group.
 
-    `prompts`, `completions` (texts, or `[{"role": "assistant", "content": text}]` where the prompt is a list of
-    messages; an episode's messages), `completion_ids`, and every column of the problem by its name, limited to its
-    signature. It returns a list with a number, a bool or None for each response.
+    `prompts`, `completions` (texts, or `[{"role": "assistant", "content": text}]` where the prompt
+    is a list of messages; an episode's messages), `completion_ids`, and every column of the problem
+    by its name, limited to its signature. It returns a list with a number, a bool or None for each
+    response.
     """
 
     given = frozenset(_GIVEN)
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        return self.judge_group(problem, [response], [()])[0] or error_verdict(f"{self.name}: {NOT_APPLIED}")
+        return self.judge_group(problem, [response], [()])[0] or error_verdict(
+            f"{self.name}: {NOT_APPLIED}"
+        )
 
-    def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> list[Verdict | None]:
-        """Call the function for the group; if that raises, once per response, so that only the offender fails."""
+    def judge_group(
+        self, problem: Problem, responses: Sequence[str], token_ids: TokenIds
+    ) -> list[Verdict | None]:
+        """Call the function for the group; if that raises, once per response, so that only the
+        offender fails.
+        """
         if (missing := self._missing(problem)) is not None:
             return [missing] * len(responses)
         result = self._call(self._arguments(problem, responses, token_ids))
@@ -199,9 +239,14 @@ class RewardFunction(_UserFunction):
             return to_verdicts(self.name, result, len(responses))
         if len(responses) == 1:
             return [self._error(result.reason)]
-        return [self.judge_group(problem, [text], [ids])[0] for text, ids in zip(responses, token_ids, strict=True)]
+        return [
+            self.judge_group(problem, [text], [ids])[0]
+            for text, ids in zip(responses, token_ids, strict=True)
+        ]
 
-    def _arguments(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> dict[str, Any]:
+    def _arguments(
+        self, problem: Problem, responses: Sequence[str], token_ids: TokenIds
+    ) -> dict[str, Any]:
         columns = {name: [value] * len(responses) for name, value in columns_of(problem).items()}
         columns["completion_ids"] = [list(ids) for ids in token_ids]
         if isinstance(problem.prompt, str):
@@ -210,24 +255,38 @@ class RewardFunction(_UserFunction):
         else:
             # a list of its own for each response: some functions pop messages
             columns["prompts"] = [[dict(message) for message in problem.prompt] for _ in responses]
-            columns["completions"] = [[{"role": "assistant", "content": text}] for text in responses]
+            columns["completions"] = [
+                [{"role": "assistant", "content": text}] for text in responses
+            ]
         if any(isinstance(text, EpisodeText) for text in responses):
             columns["completions"] = [
-                [dict(message) for message in text.episode.messages] if isinstance(text, EpisodeText) else text
+                (
+                    [dict(message) for message in text.episode.messages]
+                    if isinstance(text, EpisodeText)
+                    else text
+                )
                 for text in responses
             ]
         columns.update(self.options)
-        return {name: value for name, value in columns.items() if self.accepted is None or name in self.accepted}
+        return {
+            name: value
+            for name, value in columns.items()
+            if self.accepted is None or name in self.accepted
+        }
 
 
 def _keyword_parameters(path: str, function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        raise RewardError(f"{path!r} has no signature that Python can read: wrap it in your own function") from None
+        raise RewardError(
+            f"{path!r} has no signature that Python can read: wrap it in your own function"
+        ) from None
     unnamed = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY]
     if unnamed:
-        raise RewardError(f"{path!r} takes {', '.join(unnamed)} by position only; arguments are given by name")
+        raise RewardError(
+            f"{path!r} takes {', '.join(unnamed)} by position only; arguments are given by name"
+        )
     return {name: p for name, p in parameters.items() if p.kind is not p.VAR_POSITIONAL}
 
 
@@ -235,7 +294,9 @@ def _check_options(path: str, options: Mapping[str, Any], named: Mapping[str, An
     reserved = {"problem", "response", "solution_str", *_GIVEN}
     for option in options:
         if option in reserved:
-            raise RewardError(f"{path!r}: {option!r} is an argument of every call and cannot be an option")
+            raise RewardError(
+                f"{path!r}: {option!r} is an argument of every call and cannot be an option"
+            )
         if named is not None and option not in named:
             known = ", ".join(name for name in named if name not in reserved) or "none"
             raise RewardError(f"{path!r} has no option {option!r}; it has {known}")
@@ -244,11 +305,15 @@ def _check_options(path: str, options: Mapping[str, Any], named: Mapping[str, An
 def columns_of(problem: Problem) -> dict[str, Any]:
     """A problem's columns by name, each with the value that the data has.
 
-    Where the data has no column of that name, `prompt` and `source` are the problem's, `answer` its reference answer if
-    it has one (as text), `data_source` the source, and `ground_truth` that of `reward_model`, as in verl, or else the
-    reference answer.
+    Where the data has no column of that name, `prompt` and `source` are the problem's, `answer` its
+    reference answer if it has one (as text), `data_source` the source, and `ground_truth` that of
+    `reward_model`, as in verl, or else the reference answer.
     """
-    columns: dict[str, Any] = {"prompt": problem.prompt, "source": problem.source, "data_source": problem.source}
+    columns: dict[str, Any] = {
+        "prompt": problem.prompt,
+        "source": problem.source,
+        "data_source": problem.source,
+    }
     of_verl = problem.fields.get("reward_model")
     if problem.answer:
         columns["answer"] = problem.answer
@@ -263,21 +328,31 @@ def missing_columns(needed: Collection[str], problem: Problem) -> str:
     return ", ".join(sorted(set(needed).difference(columns_of(problem)))) if needed else ""
 
 
-def require_columns(problems: Sequence[Problem], needed: Mapping[str, Collection[str]], *, where: str) -> None:
-    """Raise DataError where rows of the data source `where` lack a column that a function, by its name, needs."""
+def require_columns(
+    problems: Sequence[Problem], needed: Mapping[str, Collection[str]], *, where: str
+) -> None:
+    """Raise DataError where rows of the data source `where` lack a column that a function, by its
+    name, needs.
+    """
     for name, columns in needed.items():
         lacking = [i for i, problem in enumerate(problems) if missing_columns(columns, problem)]
         if not lacking:
             continue
         first = problems[lacking[0]]
-        rows = f"row {lacking[0] + 1}" if len(lacking) == 1 else f"{len(lacking):,} rows (the first: {lacking[0] + 1})"
+        rows = (
+            f"row {lacking[0] + 1}"
+            if len(lacking) == 1
+            else f"{len(lacking):,} rows (the first: {lacking[0] + 1})"
+        )
         raise DataError(
-            f"{name} needs {missing_columns(columns, first)}, which {rows} of the {len(problems):,} of {where} do not "
-            f"have; columns there: {_own(first)}. Rename a column, give the parameter a default value, or set it in "
-            "reward.options"
+            f"{name} needs {missing_columns(columns, first)}, which {rows} of the {len(problems):,}"
+            f" of {where} do not have; columns there: {_own(first)}. Rename a column, give the"
+            " parameter a default value, or set it in reward.options"
         )
 
 
 def _own(problem: Problem) -> str:
     """The names of a problem's columns, for a message."""
-    return ", ".join(sorted({"prompt", "source", *problem.fields, *(["answer"] if problem.answer else [])}))
+    return ", ".join(
+        sorted({"prompt", "source", *problem.fields, *(["answer"] if problem.answer else [])})
+    )

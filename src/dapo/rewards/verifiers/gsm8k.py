@@ -14,10 +14,11 @@ _MARK = "####"
 
 @dataclass(frozen=True)
 class Gsm8kVerifier:
-    r"""Right if the number after the last `####`, else on an `Answer:` line, else in the last `\boxed{}`, is equal.
+    r"""Right if the number after the last `####`, else on an `Answer:` line, else in the last
+    `\boxed{}`, is equal.
 
-    The marked text must state exactly one number: `#### $1,200.00` and `Answer: 1200 dollars` are 1200; `#### 3 or 4`,
-    `#### not 3` and `#### \pm 3` are wrong whatever the reference.
+    The marked text must state exactly one number: `#### $1,200.00` and `Answer: 1200 dollars` are
+    1200; `#### 3 or 4`, `#### not 3` and `#### \pm 3` are wrong whatever the reference.
     """
 
     flexible: bool = False  # without any mark, take the last number of the response
@@ -26,20 +27,28 @@ class Gsm8kVerifier:
         stated = problem.answer.rpartition(_MARK)[2]
         reference = plain_number(_strip_currency(stated))
         if reference is None:
-            return error_verdict(f"gsm8k: the reference {problem.answer[-80:]!r} does not end in a number")
+            return error_verdict(
+                f"gsm8k: the reference {problem.answer[-80:]!r} does not end in a number"
+            )
         currency = "\\$" if "$" in stated else ""
-        return number_verdict(reference, self._number(stated_part(response), problem.question, currency))
+        return number_verdict(
+            reference, self._number(stated_part(response), problem.question, currency)
+        )
 
     def _number(self, text: str, question: str, currency: str) -> Fraction | None:
         _, mark, tail = text.rpartition(_MARK)
         if mark:
-            return stated_number(tail.strip().partition("\n")[0], question=question, currency=currency)
+            return stated_number(
+                tail.strip().partition("\n")[0], question=question, currency=currency
+            )
         if marked := extract_answer(text):
             return stated_number(marked, question=question, currency=currency)
         return last_number(_strip_currency(text)) if self.flexible else None
 
 
 def _strip_currency(text: str) -> str:
-    """The text without currency signs and LaTeX's thousands separators, which would cut a number in two."""
+    """The text without currency signs and LaTeX's thousands separators, which would cut a number in
+    two.
+    """
     text = strip_formatting(text).replace("{,}", ",").replace("\\,", "")
     return text.replace("\\$", "").replace("$", "").strip()

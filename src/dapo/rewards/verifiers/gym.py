@@ -15,9 +15,12 @@ from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
 from strict_math.text import final_part, marked_answer, strip_formatting
 
-TASK, CONFIG, ENTRY = "gym_task", "gym_config", "gym_entry"
-"""The fields of a problem from reasoning-gym: the task's name, its configuration, and the item (`question`, `answer`,
-`metadata`)."""
+TASK = "gym_task"
+CONFIG = "gym_config"
+ENTRY = "gym_entry"
+"""The fields of a problem from reasoning-gym: the task's name, its configuration, and the item
+(`question`, `answer`, `metadata`).
+"""
 
 _SHORT_CHARS = 200
 _TASK_CACHE_SIZE = 256
@@ -44,21 +47,29 @@ class Task:
 def missing_field(problem: Problem) -> str | None:
     """Return why no answer to a problem can be scored; None for a problem of reasoning-gym."""
     missing = [field for field in (TASK, ENTRY) if field not in problem.fields]
-    return f"problem {problem.id!r} has no field {missing[0]}: it is not from reasoning-gym" if missing else None
+    return (
+        f"problem {problem.id!r} has no field {missing[0]}: it is not from reasoning-gym"
+        if missing
+        else None
+    )
 
 
 class GymVerifier:
-    r"""Right if the task scores the answer 1; partial credit (a substring, a bonus for trying) is wrong.
+    r"""Right if the task scores the answer 1; partial credit (a substring, a bonus for trying) is
+    wrong.
 
-    The answer is in the last `<answer>` tags, else on an `Answer:` line, else in the last `\boxed{}`, else the response
-    itself if it is one short line.
+    The answer is in the last `<answer>` tags, else on an `Answer:` line, else in the last
+    `\boxed{}`, else the response itself if it is one short line.
 
-    Some scorers pass the answer to `eval`. They get only numbers, signs and one-letter or mathematical names; any other
-    answer counts if it equals the reference.
+    Some scorers pass the answer to `eval`. They get only numbers, signs and one-letter or
+    mathematical names; any other answer counts if it equals the reference.
     """
 
     def __init__(self, partial_credit: bool = False) -> None:
-        """`partial_credit`: give the task's score, not right or wrong. Raises RewardError without reasoning-gym."""
+        """`partial_credit`: give the task's score, not right or wrong.
+
+        Raises RewardError without reasoning-gym.
+        """
         self._partial_credit = partial_credit
         require_package("reasoning_gym", purpose="verifier gym", error=RewardError)
         import reasoning_gym
@@ -69,28 +80,40 @@ class GymVerifier:
     def __call__(self, problem: Problem, response: str) -> Verdict:
         if (obstacle := missing_field(problem)) is not None:
             return error_verdict(f"gym: {obstacle}")
-        name, entry = problem.fields[TASK], problem.fields[ENTRY]
-        task = try_call(lambda: self._task(name, json.dumps(problem.fields.get(CONFIG) or {}, sort_keys=True)))
+        name = problem.fields[TASK]
+        entry = problem.fields[ENTRY]
+        task = try_call(
+            lambda: self._task(name, json.dumps(problem.fields.get(CONFIG) or {}, sort_keys=True))
+        )
         if isinstance(task, Failure):
             return error_verdict(f"gym: task {name!r} {task.reason}")
         answer = extract(response)
         # the answer as written and without bold, dollars and full stops, which few scorers accept
         texts = () if answer is None else (answer, strip_formatting(answer))
-        score = try_call(lambda: max((task.score(text, entry) for text in dict.fromkeys(texts)), default=0.0))
+        score = try_call(
+            lambda: max((task.score(text, entry) for text in dict.fromkeys(texts)), default=0.0)
+        )
         if isinstance(score, Failure) or not math.isfinite(score):
             own = try_call(lambda: task.score(str(entry["answer"]), entry))
             if isinstance(own, Failure) or not math.isfinite(own):
                 reason = own.reason if isinstance(own, Failure) else f"returned {own}"
-                return error_verdict(f"gym: the scorer of task {name!r} {reason}, for the reference as well")
+                return error_verdict(
+                    f"gym: the scorer of task {name!r} {reason}, for the reference as well"
+                )
             score = 0.0  # only this answer is too much for the scorer
         if self._partial_credit:
             return Verdict(None, score)
-        return binary_verdict(score >= 1.0, " ".join(strip_formatting(answer or "").casefold().split()))
+        return binary_verdict(
+            score >= 1.0, " ".join(strip_formatting(answer or "").casefold().split())
+        )
 
     def _load(self, name: str, config: str) -> "Task":
         dataset = self._create(name, **json.loads(config))
         source = try_call(lambda: inspect.getsource(dataset.score_answer))
-        return Task(dataset.score_answer, isinstance(source, Failure) or _RUNS_CODE.search(source) is not None)
+        return Task(
+            dataset.score_answer,
+            isinstance(source, Failure) or _RUNS_CODE.search(source) is not None,
+        )
 
 
 def extract(response: str) -> str | None:
@@ -112,5 +135,6 @@ def _last_tagged(text: str) -> str | None:
         if not tag["close"]:
             start = tag.end() if start is None else start
         elif start is not None:
-            tagged, start = text[start : tag.start()], None
+            tagged = text[start : tag.start()]
+            start = None
     return tagged

@@ -14,7 +14,9 @@ from dapo.types import Problem, Verdict
 from strict_math.text import fences, final_part
 
 FIELD = "schema"
-"""The row's column that holds the schema, as a mapping or a string; without it, the reference is the schema."""
+"""The row's column that holds the schema, as a mapping or a string; without it, the reference is
+the schema.
+"""
 
 _CACHE_SIZE = 1024
 
@@ -22,27 +24,36 @@ _CACHE_SIZE = 1024
 class JsonSchemaVerifier:
     """Right if the response is one JSON value, bare or in its only fence, and the schema allows it.
 
-    Strict JSON: no NaN, no repeated key. Schemas of any draft (`$schema`; default 2020-12); `$ref` refers to the schema
-    itself only, never to the network; `format` is not checked. Patterns are ECMA 262's: `$` is the end of the text.
+    Strict JSON: no NaN, no repeated key. Schemas of any draft (`$schema`; default 2020-12); `$ref`
+    refers to the schema itself only, never to the network; `format` is not checked. Patterns are
+    ECMA 262's: `$` is the end of the text.
     """
 
     def __init__(self, schema: Mapping[str, Any] | bool | None = None) -> None:
-        """`schema`: used for all problems instead of the row's. Raises RewardError without jsonschema."""
+        """`schema`: used for all problems instead of the row's.
+
+        Raises RewardError without jsonschema.
+        """
         self._validator_of = lru_cache(_CACHE_SIZE)(_validators())
         self._schema: str | None = None
         if schema is not None:
             if not isinstance(schema, Mapping | bool):
-                raise RewardError(f"json_schema: schema must be a JSON schema as a mapping, got {schema!r}")
+                raise RewardError(
+                    f"json_schema: schema must be a JSON schema as a mapping, got {schema!r}"
+                )
             self._schema = json.dumps(schema)
             failure = try_call(lambda: self._validator_of(self._schema))
             if isinstance(failure, Failure):
-                raise RewardError(f"json_schema: reward.options.schema is not a JSON schema: it {failure.reason}")
+                raise RewardError(
+                    f"json_schema: reward.options.schema is not a JSON schema: it {failure.reason}"
+                )
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         text = self._schema or _schema_of(problem)
         if text is None:
             return error_verdict(
-                f"json_schema: problem {problem.id!r} has no schema: no field {FIELD!r}, an empty reference"
+                f"json_schema: problem {problem.id!r} has no schema: no field {FIELD!r}, an empty"
+                " reference"
             )
         is_valid = try_call(lambda: self._validator_of(text))
         if isinstance(is_valid, Failure):
@@ -51,12 +62,16 @@ class JsonSchemaVerifier:
             value = strict_json(json_text(response))
         except (ValueError, RecursionError):
             return binary_verdict(False)
-        # the schema has been tried: what fails here is due to the response, such as its depth or the time it takes
+        # the schema has been tried: what fails here is due to the response, such as its depth or
+        # the time it takes
         return binary_verdict(try_call(lambda: is_valid(value), cpu_s=PATTERN_CPU_S) is True)
 
 
 def json_text(response: str) -> str:
-    """The text in the response's only fence; without a fence, all of it. Raises ValueError for any other fence."""
+    """The text in the response's only fence; without a fence, all of it.
+
+    Raises ValueError for any other fence.
+    """
     text = final_part(response)
     match fences(text):
         case []:
@@ -67,7 +82,10 @@ def json_text(response: str) -> str:
 
 
 def strict_json(text: str) -> Any:
-    """The value of a JSON text. Raises ValueError for anything else, NaN and repeated keys included."""
+    """The value of a JSON text.
+
+    Raises ValueError for anything else, NaN and repeated keys included.
+    """
 
     def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)
@@ -89,7 +107,9 @@ def _schema_of(problem: Problem) -> str | None:
 
 
 def _validators() -> Callable[[str], Callable[[Any], bool]]:
-    """A function from a schema's text to a test of values, which has been tried on a value of each type."""
+    """A function from a schema's text to a test of values, which has been tried on a value of each
+    type.
+    """
     for package in ("jsonschema", "referencing"):
         require_package(package, purpose="verifier json_schema", error=RewardError)
     import jsonschema
@@ -99,7 +119,8 @@ def _validators() -> Callable[[str], Callable[[Any], bool]]:
 
     def unique_items(validator: Any, unique: Any, value: Any, schema: Any) -> Iterator[Any]:
         if unique and isinstance(value, list) and len(set(map(_comparable, value))) < len(value):
-            yield jsonschema.ValidationError("a repeated item")  # jsonschema's own test takes quadratic time
+            # jsonschema's own test takes quadratic time
+            yield jsonschema.ValidationError("a repeated item")
 
     def validator_of(text: str) -> Callable[[Any], bool]:
         schema = strict_json(text)
@@ -122,13 +143,18 @@ def _validators() -> Callable[[str], Callable[[Any], bool]]:
 
 
 def _check_subschemas(resolver: Any, resource: Any) -> None:
-    """Raise an exception for a reference to nowhere and for an invalid pattern, wherever they stand."""
+    """Raise an exception for a reference to nowhere and for an invalid pattern, wherever they
+    stand.
+    """
     resolver = resolver.in_subresource(resource)
     if isinstance(resource.contents, Mapping):
         for key in ("$ref", "$dynamicRef"):
             if isinstance(target := resource.contents.get(key), str):
                 resolver.lookup(target)
-        for pattern in (resource.contents.get("pattern", ""), *resource.contents.get("patternProperties", ())):
+        for pattern in (
+            resource.contents.get("pattern", ""),
+            *resource.contents.get("patternProperties", ()),
+        ):
             python_pattern(pattern)
     for subresource in resource.subresources():
         _check_subschemas(resolver, subresource)

@@ -1,4 +1,6 @@
-"""`math`: compares the answer that a response states with the reference as mathematics, by `strict_math`."""
+"""`math`: compares the answer that a response states with the reference as mathematics, by
+`strict_math`.
+"""
 
 from functools import lru_cache
 
@@ -12,9 +14,10 @@ _CACHE_SIZE = 1024
 class MathVerifier:
     """Right if the stated answer has the reference's value; strict about everything around it.
 
-    A response that states no answer is wrong, and so is one that hedges (`3 or 4`), explains on the answer's line, or
-    repeats the question as an expression. A reference that cannot be read gives an error, whatever the response. All
-    right answers share one `Verdict.answer`, the reference's normal form.
+    A response that states no answer is wrong, and so is one that hedges (`3 or 4`), explains on the
+    answer's line, or repeats the question as an expression. A reference that cannot be read gives
+    an error, whatever the response. All right answers share one `Verdict.answer`, the reference's
+    normal form.
     """
 
     def __init__(self) -> None:
@@ -24,7 +27,9 @@ class MathVerifier:
     def __call__(self, problem: Problem, response: str) -> Verdict:
         reference = self._read(problem.answer, problem.question)
         if reference is None:
-            return error_verdict(f"math: the reference {problem.answer[:80]!r} cannot be read as mathematics")
+            return error_verdict(
+                f"math: the reference {problem.answer[:80]!r} cannot be read as mathematics"
+            )
         answer = extract_answer(response)
         if answer is None:
             return binary_verdict(False, "")

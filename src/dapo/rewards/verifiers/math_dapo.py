@@ -1,4 +1,6 @@
-"""`math_dapo`: the verifier that DAPO was released with, exactly, including its quirks (verl's `math_dapo`)."""
+"""`math_dapo`: the verifier that DAPO was released with, exactly, including its quirks (verl's
+`math_dapo`).
+"""
 
 import re
 from dataclasses import dataclass
@@ -16,8 +18,8 @@ _REPLACED = (
     (r",\text{and}", ","), (r"\text{and}", ","), (r"\text{m}", r"\text{}"),
 )  # fmt: skip
 _UNITS = (
-    "square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents degrees cm gm "
-    "pounds meters meals edges students childrentickets multiples"
+    "square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits"
+    " cents degrees cm gm pounds meters meals edges students childrentickets multiples"
 )
 _LEFTOVERS = (
     "\\text{s} \\text{.} \\text{\ns} \\text{}^2 \\text{}^3 \\text{\n} \\text{} "
@@ -25,7 +27,8 @@ _LEFTOVERS = (
 )
 _REMOVED = f"{_UNITS} {_LEFTOVERS}".split(" ")
 
-# pattern -> replacement, in this order: what stands in $ $, then the contents of commands, then TeX's shorthand
+# pattern -> replacement, in this order: what stands in $ $, then the contents of commands, then
+# TeX's shorthand
 _REWRITTEN = (
     (re.compile(r".*?\$(.*?)\$.*"), r"$\1$"),
     (re.compile(r"\\text\{(.*?)\}"), r"\1"),
@@ -39,9 +42,11 @@ _REWRITTEN = (
 
 @dataclass(frozen=True)
 class MathDapoVerifier:
-    """The last `Answer:` in the last 300 characters, normalized, must equal the normalized reference.
+    """The last `Answer:` in the last 300 characters, normalized, must equal the normalized
+    reference.
 
-    Texts are compared, not values: `0.5` does not match `1/2`, and a box without `Answer:` is wrong.
+    Texts are compared, not values: `0.5` does not match `1/2`, and a box without `Answer:` is
+    wrong.
     """
 
     def __call__(self, problem: Problem, response: str) -> Verdict:

@@ -32,16 +32,18 @@ class RegexVerifier:
 
     - no `pattern`: the reference is the pattern;
     - a `pattern` without a group: the same for every problem, for example a format;
-    - a `pattern` with one group: the captured text must be the reference. All captures in the response must agree, so
-      that listing every possible answer is wrong.
+    - a `pattern` with one group: the captured text must be the reference. All captures in the
+      response must agree, so that listing every possible answer is wrong.
 
-    A pattern such as `(a+)+$` can take forever: a response for which it needs over a second of processor time is wrong.
+    A pattern such as `(a+)+$` can take forever: a response for which it needs over a second of
+    processor time is wrong.
     """
 
     pattern: str | None = None
     match: Match = "full"
-    """`full`: the pattern must match the whole response, stripped of white space; `search`: a part of it. A pattern
-    with a group is always searched for."""
+    """`full`: the pattern must match the whole response, stripped of white space; `search`: a part
+    of it. A pattern with a group is always searched for.
+    """
     ignore_case: bool = False
 
     def __post_init__(self) -> None:
@@ -66,22 +68,37 @@ class RegexVerifier:
             if pattern.groups:
                 return self._captured(pattern, problem.answer.strip(), text)
         elif not problem.answer:
-            return error_verdict("regex: the reference is empty, and there is no reward.options.pattern")
+            return error_verdict(
+                "regex: the reference is empty, and there is no reward.options.pattern"
+            )
         else:
             pattern = self._compile(problem.answer)
             if isinstance(pattern, Failure):
-                return error_verdict(f"regex: the reference {problem.answer[:80]!r} {pattern.reason}")
+                return error_verdict(
+                    f"regex: the reference {problem.answer[:80]!r} {pattern.reason}"
+                )
         match = pattern.fullmatch if self.match == "full" else pattern.search
-        return binary_verdict(isinstance(try_call(lambda: match(text), cpu_s=PATTERN_CPU_S), re.Match))
+        return binary_verdict(
+            isinstance(try_call(lambda: match(text), cpu_s=PATTERN_CPU_S), re.Match)
+        )
 
     def _captured(self, pattern: re.Pattern[str], reference: str, text: str) -> Verdict:
         if not reference:
-            return error_verdict("regex: the reference, with which the pattern's group is compared, is empty")
-        found = try_call(lambda: {(match[1] or "").strip() for match in pattern.finditer(text)}, cpu_s=PATTERN_CPU_S)
+            return error_verdict(
+                "regex: the reference, with which the pattern's group is compared, is empty"
+            )
+        found = try_call(
+            lambda: {(match[1] or "").strip() for match in pattern.finditer(text)},
+            cpu_s=PATTERN_CPU_S,
+        )
         captured = set() if isinstance(found, Failure) else found
         if self.ignore_case:
-            captured, reference = {value.casefold() for value in captured}, reference.casefold()
+            captured = {value.casefold() for value in captured}
+            reference = reference.casefold()
         return binary_verdict(captured == {reference}, captured.pop() if len(captured) == 1 else "")
 
     def _compile(self, pattern: str) -> re.Pattern[str] | Failure:
-        return try_call(lambda: _compiled(pattern, re.IGNORECASE if self.ignore_case else 0), cpu_s=PATTERN_CPU_S)
+        return try_call(
+            lambda: _compiled(pattern, re.IGNORECASE if self.ignore_case else 0),
+            cpu_s=PATTERN_CPU_S,
+        )

@@ -1,4 +1,6 @@
-"""`reward_model`: a Hugging Face sequence-classification model scores prompt and response by its logit."""
+"""`reward_model`: a Hugging Face sequence-classification model scores prompt and response by its
+logit.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,11 +15,13 @@ from dapo.types import Problem, Verdict, content_text
 class RewardModelVerifier:
     """Gives a score, neither right nor wrong (set reward.threshold for that).
 
-    The model reads the conversation that ends in the response, or without a chat template the prompt's text, a new
-    line, and the response. A text longer than the model's positions is an error.
+    The model reads the conversation that ends in the response, or without a chat template the
+    prompt's text, a new line, and the response. A text longer than the model's positions is an
+    error.
 
-    Each worker process loads a copy: use reward.workers=1, a reward.memory_gib that fits the model, and a
-    reward.timeout_s that suffices for a group on one CPU thread. Loading may take at most a minute.
+    Each worker process loads a copy: use reward.workers=1, a reward.memory_gib that fits the model,
+    and a reward.timeout_s that suffices for a group on one CPU thread. Loading may take at most a
+    minute.
     """
 
     def __init__(
@@ -43,48 +47,77 @@ class RewardModelVerifier:
             RewardError: an option is invalid, or the model cannot be loaded.
         """
         if not isinstance(batch_size, int) or batch_size < 1:
-            raise RewardError(f"reward_model: batch_size must be a positive integer, got {batch_size!r}")
+            raise RewardError(
+                f"reward_model: batch_size must be a positive integer, got {batch_size!r}"
+            )
         if dtype not in ("float32", "bfloat16", "float16"):
-            raise RewardError(f"reward_model: dtype must be float32, bfloat16 or float16, got {dtype!r}")
+            raise RewardError(
+                f"reward_model: dtype must be float32, bfloat16 or float16, got {dtype!r}"
+            )
         loaded = try_call(lambda: _load(model, device, dtype, trust_remote_code))
         if isinstance(loaded, Failure):
             raise RewardError(f"reward_model: loading {model!r} {loaded.reason}")
         self._model, self._tokenizer = loaded
         config = self._model.config
         if not 0 <= label < config.num_labels:
-            raise RewardError(f"reward_model: label must be 0 to {config.num_labels - 1} for {model!r}, got {label!r}")
+            raise RewardError(
+                f"reward_model: label must be 0 to {config.num_labels - 1} for {model!r}, got"
+                f" {label!r}"
+            )
         self._label = label
         self._limit = getattr(config, "max_position_embeddings", None)
-        # the model finds a row's last token by the padding behind it, so padding must differ from text
+        # the model finds a row's last token by the padding behind it, so padding must differ from
+        # text
         pad = config.pad_token_id
-        can_pad = pad is not None and pad == self._tokenizer.pad_token_id and pad != self._tokenizer.eos_token_id
+        can_pad = (
+            pad is not None
+            and pad == self._tokenizer.pad_token_id
+            and pad != self._tokenizer.eos_token_id
+        )
         self._batch_size = batch_size if can_pad else 1
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         return self.judge_group(problem, [response], [()])[0]
 
-    def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> list[Verdict]:
+    def judge_group(
+        self, problem: Problem, responses: Sequence[str], token_ids: TokenIds
+    ) -> list[Verdict]:
         rows = [self._encode(problem, response) for response in responses]
         verdicts = [
-            error_verdict(f"reward_model: {len(row)} tokens, and the model has {self._limit} positions") for row in rows
+            error_verdict(
+                f"reward_model: {len(row)} tokens, and the model has {self._limit} positions"
+            )
+            for row in rows
         ]
         short = [i for i, row in enumerate(rows) if self._limit is None or len(row) <= self._limit]
         for start in range(0, len(short), self._batch_size):
             batch = short[start : start + self._batch_size]
             for i, score in zip(batch, self._scores([rows[i] for i in batch]), strict=True):
                 finite = abs(score) < float("inf")
-                verdicts[i] = Verdict(None, score) if finite else error_verdict(f"reward_model: a logit {score}")
+                verdicts[i] = (
+                    Verdict(None, score)
+                    if finite
+                    else error_verdict(f"reward_model: a logit {score}")
+                )
         return verdicts
 
     def _encode(self, problem: Problem, response: str) -> list[int]:
         if self._tokenizer.chat_template:
             prompt = problem.prompt
-            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(dict, prompt))
+            messages = (
+                [{"role": "user", "content": prompt}]
+                if isinstance(prompt, str)
+                else list(map(dict, prompt))
+            )
             text = self._tokenizer.apply_chat_template(
                 [*messages, {"role": "assistant", "content": response}], tokenize=False
             )
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-        parts = [problem.prompt] if isinstance(problem.prompt, str) else [content_text(m) for m in problem.prompt]
+        parts = (
+            [problem.prompt]
+            if isinstance(problem.prompt, str)
+            else [content_text(m) for m in problem.prompt]
+        )
         return list(self._tokenizer("\n".join([*parts, response]))["input_ids"])
 
     def _scores(self, rows: Sequence[Sequence[int]]) -> list[float]:
@@ -92,8 +125,12 @@ class RewardModelVerifier:
 
         longest = max(map(len, rows))
         pad = self._model.config.pad_token_id or 0
-        ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows], device=self._model.device)
-        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=self._model.device)
+        ids = torch.tensor(
+            [[*row, *[pad] * (longest - len(row))] for row in rows], device=self._model.device
+        )
+        mask = torch.tensor(
+            [[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=self._model.device
+        )
         with torch.inference_mode():
             logits = self._model(input_ids=ids, attention_mask=mask).logits  # [B, labels]
         return [float(score) for score in logits[:, self._label].float().cpu()]
@@ -114,5 +151,7 @@ def _load(name: str, device: str, dtype: str, trust_remote_code: bool) -> tuple[
         use_safetensors=True,
     )
     if report["missing_keys"]:
-        raise ValueError(f"it has no {', '.join(sorted(report['missing_keys']))}: it is not a reward model")
+        raise ValueError(
+            f"it has no {', '.join(sorted(report['missing_keys']))}: it is not a reward model"
+        )
     return model.to(device).eval(), tokenizer

@@ -1,8 +1,9 @@
 """`server`: your own judge behind HTTP, called once for a group's responses.
 
-Request: POST, `{"version": 1, "items": [{"id", "prompt", "answer", "source", "fields", "response"}, ...]}`.
-Answer: status 200, `{"verdicts": [v, ...]}` in the items' order, each `v` one of: true or false (right or wrong), a
-number (a score), null (does not apply), `{"correct": true/false/null, "score": number}`, `{"error": "why not"}`.
+Request: POST, `{"version": 1, "items": [{"id", "prompt", "answer", "source", "fields", "response"},
+...]}`. Answer: status 200, `{"verdicts": [v, ...]}` in the items' order, each `v` one of: true or
+false (right or wrong), a number (a score), null (does not apply), `{"correct": true/false/null,
+"score": number}`, `{"error": "why not"}`.
 """
 
 import math
@@ -27,10 +28,12 @@ _SHOWN_CHARS = 200
 
 
 class ServerVerifier:
-    """Sends responses to a server and returns its verdicts; a missing answer is an error, never a zero.
+    """Sends responses to a server and returns its verdicts; a missing answer is an error, never a
+    zero.
 
-    A failed connection, a timeout and the statuses 408, 409, 425, 429, 500, 502, 503 and 504 are retried after 0.2,
-    0.4, 0.8 ... s, or after `Retry-After` if that is longer. Any other status or form of answer is an error at once.
+    A failed connection, a timeout and the statuses 408, 409, 425, 429, 500, 502, 503 and 504 are
+    retried after 0.2, 0.4, 0.8 ... s, or after `Retry-After` if that is longer. Any other status or
+    form of answer is an error at once.
     """
 
     def __init__(
@@ -48,7 +51,8 @@ class ServerVerifier:
             url: the address for POST requests.
             batch_size: responses in one request.
             request_s: time limit of one request.
-            total_s: time limit of a group's verdicts with all retries; keep it below reward.timeout_s.
+            total_s: time limit of a group's verdicts with all retries; keep it below
+            reward.timeout_s.
             retries: further tries of a request.
             token_env: the environment variable that holds a bearer token.
 
@@ -61,27 +65,48 @@ class ServerVerifier:
             parts = None
         if parts is not None and "@" in parts.netloc:  # not repeated: it may be a secret
             raise RewardError(
-                "server: url has a user's name or a password in it, which is not sent; give the address without it, "
-                "and a bearer token by token_env=NAME, the environment variable that holds it"
+                "server: url has a user's name or a password in it, which is not sent; give the"
+                " address without it, and a bearer token by token_env=NAME, the environment"
+                " variable that holds it"
             )
         if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
             raise RewardError(
-                f"server: url must be http://HOST[:PORT]/PATH or https://..., got {mask_text(str(url))!r}"
+                "server: url must be http://HOST[:PORT]/PATH or https://..., got"
+                f" {mask_text(str(url))!r}"
             )
-        _require("batch_size", batch_size, lambda v: isinstance(v, int) and v > 0, "a positive integer")
-        _require("retries", retries, lambda v: isinstance(v, int) and v >= 0, "a non-negative integer")
+        _require(
+            "batch_size", batch_size, lambda v: isinstance(v, int) and v > 0, "a positive integer"
+        )
+        _require(
+            "retries", retries, lambda v: isinstance(v, int) and v >= 0, "a non-negative integer"
+        )
         for name, seconds in (("request_s", request_s), ("total_s", total_s)):
-            _require(name, seconds, lambda v: isinstance(v, int | float) and 0 < v < math.inf, "a positive number")
+            _require(
+                name,
+                seconds,
+                lambda v: isinstance(v, int | float) and 0 < v < math.inf,
+                "a positive number",
+            )
         token = None if token_env is None else os.environ.get(token_env)
         if token_env is not None and not token:
-            raise RewardError(f"server: the environment variable {mask_text(token_env)} (token_env) is not set")
-        self._url, self._batch_size, self._total_s = url, batch_size, total_s
-        self._http = HttpClient(url, token=token, timeout_s=request_s, retries=retries, backoff_s=_BACKOFF_S)
+            raise RewardError(
+                f"server: the environment variable {mask_text(token_env)} (token_env) is not set"
+            )
+        self._url = url
+        self._batch_size = batch_size
+        self._total_s = total_s
+        self._http = HttpClient(
+            url, token=token, timeout_s=request_s, retries=retries, backoff_s=_BACKOFF_S
+        )
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        return self.judge_group(problem, [response], [()])[0] or error_verdict(f"server: {NOT_APPLIED}")
+        return self.judge_group(problem, [response], [()])[0] or error_verdict(
+            f"server: {NOT_APPLIED}"
+        )
 
-    def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> list[Verdict | None]:
+    def judge_group(
+        self, problem: Problem, responses: Sequence[str], token_ids: TokenIds
+    ) -> list[Verdict | None]:
         """One verdict per response. A request that fails is an error for its responses only."""
         deadline = time.monotonic() + self._total_s
         described = problem_to_json(problem)
@@ -95,9 +120,14 @@ class ServerVerifier:
                 verdicts += [error_verdict(f"server: {error}") for _ in batch]
         return verdicts
 
-    def _request_verdicts(self, items: Sequence[Mapping[str, Any]], deadline: float) -> list[Verdict | None]:
-        answer = self._http.request("POST", self._url, {"version": VERSION, "items": items}, deadline=deadline)
-        url, shown = mask_text(self._url), repr(self._http.quote(answer.body))
+    def _request_verdicts(
+        self, items: Sequence[Mapping[str, Any]], deadline: float
+    ) -> list[Verdict | None]:
+        answer = self._http.request(
+            "POST", self._url, {"version": VERSION, "items": items}, deadline=deadline
+        )
+        url = mask_text(self._url)
+        shown = repr(self._http.quote(answer.body))
         if answer.status != 200:
             tries = f" ({answer.tries} tries)" if answer.status in RETRYABLE_STATUSES else ""
             raise ServerFailed(f"{url}: status {answer.status} {answer.reason}: {shown}{tries}")
@@ -117,7 +147,8 @@ def _to_verdict(value: Any) -> Verdict | None:
         return to_verdict("server", value)
     if value.get("error") is not None:
         return error_verdict(f"server: {str(value['error'])[:_SHOWN_CHARS]}")
-    score, correct = value.get("score"), value.get("correct")
+    score = value.get("score")
+    correct = value.get("correct")
     if score is None and correct is not None and (stated := to_correct(correct)) is not None:
         return to_verdict("server", stated)
     return to_verdict("server", Verdict(correct, score))  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""Verifiers in worker processes: a group is split into tasks, and a hung or dead worker costs only its verdicts."""
+"""Verifiers in worker processes: a group is split into tasks, and a hung or dead worker costs only
+its verdicts.
+"""
 
 import contextlib
 import json
@@ -16,7 +18,13 @@ from dapo.core.secrets import mask_text
 from dapo.rewards.combine import RewardSpec, Scope
 from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json, responses_to_json
 from dapo.rewards.workers.output import VerifierOutput
-from dapo.rewards.workers.process import WorkerLost, WorkerProcess, encode_init_message, frame, needed_environment
+from dapo.rewards.workers.process import (
+    WorkerLost,
+    WorkerProcess,
+    encode_init_message,
+    frame,
+    needed_environment,
+)
 from dapo.rewards.workers.starter import MAX_RETRIES, WorkerStarter
 from dapo.types import Problem, Verdict
 
@@ -27,27 +35,37 @@ STARTUP_S = 60.0  # time limit for a worker to import its verifier
 
 
 class VerifierPool:
-    """Judges groups in `reward.workers` processes, on whose number and order verdicts do not depend.
+    """Judges groups in `reward.workers` processes, on whose number and order verdicts do not
+    depend.
 
-    A verifier of single responses gets one task per response, a group verifier one task per group. A task may take
-    `reward.timeout_s` for each of its responses after a worker receives it. On a timeout all its responses get an error
-    verdict; the worker and every process that it started are killed and replaced. A worker that dies, or whose process
-    state a task changes, is replaced too. A standby worker starts when a task is about to time out. If a signal kills
-    or stops a worker, its task moves to another one, up to MAX_RETRIES times.
+    A verifier of single responses gets one task per response, a group verifier one task per group.
+    A task may take `reward.timeout_s` for each of its responses after a worker receives it. On a
+    timeout all its responses get an error verdict; the worker and every process that it started are
+    killed and replaced. A worker that dies, or whose process state a task changes, is replaced too.
+    A standby worker starts when a task is about to time out. If a signal kills or stops a worker,
+    its task moves to another one, up to MAX_RETRIES times.
 
-    `reward.memory_gib` bounds the private memory of each process, and of a worker together with its descendants.
+    `reward.memory_gib` bounds the private memory of each process, and of a worker together with its
+    descendants.
     """
 
     def __init__(
-        self, reward: "RewardConfig", *, startup_s: float = STARTUP_S, output: VerifierOutput | None = None
+        self,
+        reward: "RewardConfig",
+        *,
+        startup_s: float = STARTUP_S,
+        output: VerifierOutput | None = None,
     ) -> None:
         """Start the workers and wait for the first one.
 
-        Verifier output goes to the standard error, or to `output`, which closes with the pool. Raises RewardError if a
-        worker cannot build the verifier within `startup_s`.
+        Verifier output goes to the standard error, or to `output`, which closes with the pool.
+        Raises RewardError if a worker cannot build the verifier within `startup_s`.
         """
-        self.spec = RewardSpec.of(reward.verifier, options=reward.options, threshold=reward.threshold)
-        self._timeout_s, self.output = reward.timeout_s, output
+        self.spec = RewardSpec.of(
+            reward.verifier, options=reward.options, threshold=reward.threshold
+        )
+        self._timeout_s = reward.timeout_s
+        self.output = output
         self._starter = WorkerStarter(
             encode_init_message(self.spec),
             module="dapo.rewards.workers.worker",
@@ -61,10 +79,13 @@ class VerifierPool:
         self._tasks: queue.SimpleQueue[VerifierTask | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
-        self._calls, self._call_s = 0, 0.0
+        self._calls = 0
+        self._call_s = 0.0
         started: Future[WorkerProcess] = Future()
         self._threads = [
-            threading.Thread(target=self._serve, args=(started,), daemon=True, name=f"dapo-verifier-{i}")
+            threading.Thread(
+                target=self._serve, args=(started,), daemon=True, name=f"dapo-verifier-{i}"
+            )
             for i in range(reward.workers)
         ]
         for thread in self._threads:
@@ -86,10 +107,15 @@ class VerifierPool:
         """Log lost workers by `log` instead of to the standard error."""
         self._starter.log = log
 
-    def submit(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> "Future[tuple[Verdict, ...]]":
-        """Queue a group. The future holds one verdict per response, in order, or RewardError once the pool is closed.
+    def submit(
+        self, problem: Problem, responses: Sequence[str], token_ids: TokenIds
+    ) -> "Future[tuple[Verdict, ...]]":
+        """Queue a group.
 
-        `token_ids[i]` are the tokens of `responses[i]`. Raises RewardError for a problem whose fields are not JSON.
+        The future holds one verdict per response, in order, or RewardError once the pool is closed.
+
+        `token_ids[i]` are the tokens of `responses[i]`. Raises RewardError for a problem whose
+        fields are not JSON.
         """
         group, tasks = make_tasks(self.spec, self._scopes, problem, responses, token_ids)
         with self._lock:
@@ -102,8 +128,10 @@ class VerifierPool:
     def pop_mean_latency(self) -> float | None:
         """The mean seconds per call of a worker since the last read; None without a call."""
         with self._lock:
-            calls, seconds = self._calls, self._call_s
-            self._calls, self._call_s = 0, 0.0
+            calls = self._calls
+            seconds = self._call_s
+            self._calls = 0
+            self._call_s = 0.0
         return seconds / calls if calls else None
 
     def close(self) -> None:
@@ -138,7 +166,9 @@ class VerifierPool:
         with self._lock:
             if not started.done():
                 # early enough for a standby to be ready at the timeout
-                self._slow_s = max(self._timeout_s / 4, self._timeout_s - 2 * (time.monotonic() - began))
+                self._slow_s = max(
+                    self._timeout_s / 4, self._timeout_s - 2 * (time.monotonic() - began)
+                )
                 if worker is None:
                     started.set_exception(RewardError(reason))
                 else:
@@ -173,7 +203,10 @@ class VerifierPool:
                 timeout_s = self._timeout_s * len(task.response_indices)
                 slow_s = timeout_s - self._timeout_s + self._slow_s
                 answer = worker.call(
-                    task.request, timeout_s, slow_s=slow_s, when_slow=lambda: self._starter.spawn_standby(standby)
+                    task.request,
+                    timeout_s,
+                    slow_s=slow_s,
+                    when_slow=lambda: self._starter.spawn_standby(standby),
                 )
                 rows = _rows_of(answer, len(task.response_indices), len(task.verifier_indices))
             except WorkerLost as error:
@@ -242,12 +275,16 @@ class PendingGroup:
     def fail(self, task: VerifierTask, reason: str) -> None:
         names = list(self._spec.weights)
         error = error_verdict(f"{', '.join(names[i] for i in task.verifier_indices)}: {reason}")
-        self.add_verdicts(task, [[error, *[None] * (len(task.verifier_indices) - 1)]] * len(task.response_indices))
+        self.add_verdicts(
+            task, [[error, *[None] * (len(task.verifier_indices) - 1)]] * len(task.response_indices)
+        )
 
     def abandon(self) -> None:
         with self._lock:
             if not self.future.done():
-                self.future.set_exception(RewardError("the verifier pool was closed before this verdict"))
+                self.future.set_exception(
+                    RewardError("the verifier pool was closed before this verdict")
+                )
 
     def _finish(self) -> None:
         self.future.set_result(tuple(self._spec.combine(row) for row in self._table))
@@ -260,21 +297,27 @@ def make_tasks(
     responses: Sequence[str],
     token_ids: TokenIds,
 ) -> tuple[PendingGroup, list[VerifierTask]]:
-    """Split a group into one task per response and one per group, for the scopes that have verifiers.
+    """Split a group into one task per response and one per group, for the scopes that have
+    verifiers.
 
-    `scopes` are the positions in `spec.weights` of the verifiers of each scope. Raises RewardError for a problem with
-    fields that are not JSON.
+    `scopes` are the positions in `spec.weights` of the verifiers of each scope. Raises RewardError
+    for a problem with fields that are not JSON.
     """
     if len(responses) != len(token_ids):
         raise ValueError(f"{len(responses)} responses, but the tokens of {len(token_ids)}")
     try:
-        problem_json = json.dumps(problem_to_json(problem))  # once per group: its tests may be large
+        # once per group: its tests may be large
+        problem_json = json.dumps(problem_to_json(problem))
     except (TypeError, ValueError) as error:
         raise RewardError(f"problem {problem.id!r} has a field that is not JSON: {error}") from None
     everything = range(len(responses))
-    cuts: list[tuple[Scope, Sequence[int]]] = [*(("response", [i]) for i in everything), ("group", everything)]
+    cuts: list[tuple[Scope, Sequence[int]]] = [
+        *(("response", [i]) for i in everything),
+        ("group", everything),
+    ]
     cuts = [(scope, indices) for scope, indices in cuts if scopes[scope] and indices]
-    group, tasks = PendingGroup(spec, len(responses), len(cuts)), []
+    group = PendingGroup(spec, len(responses), len(cuts))
+    tasks = []
     for scope, indices in cuts:
         own = {
             "scope": scope,
@@ -287,8 +330,13 @@ def make_tasks(
     return group, tasks
 
 
-def _rows_of(answer: Mapping[str, Any], num_responses: int, num_verifiers: int) -> list[list[Verdict | None]]:
-    """The verdicts in a worker's answer, `[response][verifier]`. Raises WorkerLost if it is malformed."""
+def _rows_of(
+    answer: Mapping[str, Any], num_responses: int, num_verifiers: int
+) -> list[list[Verdict | None]]:
+    """The verdicts in a worker's answer, `[response][verifier]`.
+
+    Raises WorkerLost if it is malformed.
+    """
     rows: Any = answer.get("verdicts")
     is_table = isinstance(rows, list) and all(isinstance(row, list) for row in rows)
     if not is_table or [len(row) for row in rows] != [num_verifiers] * num_responses:
@@ -300,7 +348,12 @@ def _verdict_of(values: Any) -> Verdict | None:
     match values:
         case None:
             return None
-        case [bool() | None as correct, int() | float() as score, str() | None as error, str() | None as answer]:
+        case [
+            bool() | None as correct,
+            int() | float() as score,
+            str() | None as error,
+            str() | None as answer,
+        ]:
             if math.isfinite(score):
                 return Verdict(correct, score, error and mask_text(error), answer)
     raise WorkerLost("the worker process did not answer with a verdict")

@@ -23,7 +23,9 @@ from dapo.core.secrets import HUB_VARIABLES
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.workers.supervisor import Event
 
-_EXIT_S, _SUPERVISOR_EXIT_S, _SEND_S = 1.0, 5.0, 10.0
+_EXIT_S = 1.0
+_SUPERVISOR_EXIT_S = 5.0
+_SEND_S = 10.0
 _MAX_REPORT_BYTES = 1000
 _STDERR = 2
 _LENGTH = struct.Struct(">I")
@@ -38,22 +40,33 @@ class WorkerLost(Exception):
     def __init__(self, reason: str, *, is_retryable: bool = False) -> None:
         super().__init__(reason)
         self.is_retryable = is_retryable
-        """Whether another process may have killed or stopped the worker, so that a retry may succeed."""
+        """Whether another process may have killed or stopped the worker, so that a retry may
+        succeed.
+        """
 
 
 def encode_init_message(spec: RewardSpec) -> bytes:
-    """The first message to a worker: the reward to build, and where modules are. Raises RewardError."""
+    """The first message to a worker: the reward to build, and where modules are.
+
+    Raises RewardError.
+    """
     for name in spec.weights:
         if name.startswith("__main__:"):
-            raise RewardError(f"{name!r}: worker processes cannot import a running script or notebook; use a module")
+            raise RewardError(
+                f"{name!r}: worker processes cannot import a running script or notebook; use a"
+                " module"
+            )
     try:
         return encode({"spec": vars(spec), **import_locations()})
     except (TypeError, ValueError) as error:
-        raise RewardError(f"a verifier's options must be JSON values to reach its processes: {error}") from None
+        raise RewardError(
+            f"a verifier's options must be JSON values to reach its processes: {error}"
+        ) from None
 
 
 def needed_environment(options_by_name: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """A worker's variables: harmless ones, and those that options `*_env` or the text of a named module name.
+    """A worker's variables: harmless ones, and those that options `*_env` or the text of a named
+    module name.
 
     The names are those of verifiers, `module:function`, or an environment's `module:Class`.
     """
@@ -66,10 +79,11 @@ def needed_environment(options_by_name: Mapping[str, Mapping[str, Any]]) -> dict
 
 
 class WorkerProcess:
-    """A supervisor and its child, the worker, in their own session, started without a fork of this process.
+    """A supervisor and its child, the worker, in their own session, started without a fork of this
+    process.
 
-    Messages go over a socket pair; verifier output goes, limited in length, to the descriptor `output`. One thread
-    calls; any thread may `interrupt`.
+    Messages go over a socket pair; verifier output goes, limited in length, to the descriptor
+    `output`. One thread calls; any thread may `interrupt`.
     """
 
     def __init__(
@@ -81,11 +95,14 @@ class WorkerProcess:
         memory_bytes: int,
         output: int = _STDERR,
     ) -> None:
-        """Start a process that runs `module`, which calls `worker.run`; `begin` sends it the first message."""
+        """Start a process that runs `module`, which calls `worker.run`; `begin` sends it the first
+        message.
+        """
         self._connection, theirs = socket.socketpair()
         their_keepalive_pipe, keepalive_pipe = os.pipe()
         report, their_report = os.pipe()
-        self._keepalive_pipe, self._report = io.FileIO(keepalive_pipe, "wb"), io.FileIO(report)
+        self._keepalive_pipe = io.FileIO(keepalive_pipe, "wb")
+        self._report = io.FileIO(report)
         given = (theirs.fileno(), their_keepalive_pipe, their_report)
         try:
             self._process = subprocess.Popen(
@@ -128,11 +145,17 @@ class WorkerProcess:
             self._connection.sendall(self._init_message)
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait for the answer to the first message. Raises RewardError if it is an error, WorkerLost if it ends."""
+        """Wait for the answer to the first message.
+
+        Raises RewardError if it is an error, WorkerLost if it ends.
+        """
         reply = self._exchange(b"", timeout_s, "the worker process was not ready after")
         if "pid" not in reply:
-            raise RewardError(reply.get("error", "the worker process sent an invalid first message"))
-        self.ready, self.pid = reply, reply["pid"]
+            raise RewardError(
+                reply.get("error", "the worker process sent an invalid first message")
+            )
+        self.ready = reply
+        self.pid = reply["pid"]
 
     def call(
         self, request: bytes, timeout_s: float, *, slow_s: float, when_slow: Callable[[], object]
@@ -142,12 +165,17 @@ class WorkerProcess:
         Raises WorkerLost if there is no valid answer; the process was killed.
         """
         self._answers += 1
-        answer = self._exchange(request, timeout_s, "timed out after", slow_s=slow_s, when_slow=when_slow)
+        answer = self._exchange(
+            request, timeout_s, "timed out after", slow_s=slow_s, when_slow=when_slow
+        )
         self._read_events()
-        if any(event.is_retryable for event in self._events):  # the verifier's own time limits continued meanwhile
+        # the verifier's own time limits continued meanwhile
+        if any(event.is_retryable for event in self._events):
             self._stop_and_raise("the worker process was stopped by a signal")
         if answer.get("number") != self._answers:
-            self._stop_and_raise("the worker process sent an invalid answer (the answer to a different request)")
+            self._stop_and_raise(
+                "the worker process sent an invalid answer (the answer to a different request)"
+            )
         if answer.get("damage"):
             self._stop_and_raise(f"it {answer['damage']}, so its process was replaced")
         return answer
@@ -188,13 +216,19 @@ class WorkerProcess:
         """Kill the worker. The default reason is its supervisor's report."""
         self.stop(graceful=False)
         if reason is None:
-            reason = self._events[-1].text if self._events else "the worker process closed its connection"
+            reason = (
+                self._events[-1].text
+                if self._events
+                else "the worker process closed its connection"
+            )
         raise WorkerLost(reason, is_retryable=any(event.is_retryable for event in self._events))
 
     def _read_events(self) -> bool:
         """Read the pending reports; returns whether the pipe has ended."""
         if _is_newly_stopped(self._process.pid):
-            self._events.append(Event("the supervisor of the worker process was stopped by a signal", True))
+            self._events.append(
+                Event("the supervisor of the worker process was stopped by a signal", True)
+            )
         while readable(self._report.fileno(), 0):
             lines = os.read(self._report.fileno(), _MAX_REPORT_BYTES).splitlines()
             self._events += [Event(*json.loads(line)) for line in lines]
@@ -215,11 +249,13 @@ class WorkerProcess:
             readable(self._report.fileno(), _EXIT_S)
         self._read_events()
         self.interrupt()
-        self._process.send_signal(signal.SIGCONT)  # a stopped supervisor must continue to kill the worker
+        # a stopped supervisor must continue to kill the worker
+        self._process.send_signal(signal.SIGCONT)
         try:
             if self._process.wait(_SUPERVISOR_EXIT_S):
                 self._events.append(Event("the supervisor of the worker process was ended", True))
-        except subprocess.TimeoutExpired:  # it hangs in a write; the kernel kills the worker with it
+        # it hangs in a write; the kernel kills the worker with it
+        except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._read_events()
@@ -240,8 +276,8 @@ def encode(message: Mapping[str, Any]) -> bytes:
 def receive(connection: socket.socket, deadline: float | None = None) -> dict[str, Any] | None:
     """The next message, or None at the end of the stream.
 
-    Raises TimeoutError after `deadline`, by `time.monotonic()`, and ValueError for malformed data, which user code in
-    the worker may write.
+    Raises TimeoutError after `deadline`, by `time.monotonic()`, and ValueError for malformed data,
+    which user code in the worker may write.
     """
     head = _read(connection, _LENGTH.size, deadline)
     if head is None:
@@ -262,7 +298,8 @@ def receive(connection: socket.socket, deadline: float | None = None) -> dict[st
 
 
 def _read(connection: socket.socket, size: int, deadline: float | None) -> bytes | None:
-    parts, missing = [], size
+    parts = []
+    missing = size
     while missing:
         if deadline is not None:
             connection.settimeout(max(deadline - time.monotonic(), 1e-6))

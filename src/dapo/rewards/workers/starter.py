@@ -12,13 +12,17 @@ from dapo.rewards.workers.process import WorkerLost, WorkerProcess
 MAX_RETRIES = 2
 """Retries of a call on another worker after a signal killed or stopped its own.
 
-The signal may have come from another process. Verifiers are stateless, and episodes are rebuilt from their calls, so
-the next worker gives the same answer. Code that kills its own process does so at each retry, which ends in an error.
+The signal may have come from another process. Verifiers are stateless, and episodes are rebuilt
+from their calls, so the next worker gives the same answer. Code that kills its own process does so
+at each retry, which ends in an error.
 """
 
 
 class WorkerStarter:
-    """Starts worker processes with the same first message; `stop` and `close` end them. Safe for several threads."""
+    """Starts worker processes with the same first message; `stop` and `close` end them.
+
+    Safe for several threads.
+    """
 
     def __init__(
         self,
@@ -32,17 +36,18 @@ class WorkerStarter:
         kind: str,
     ) -> None:
         """`module` runs in each process; `kind` names the processes in messages."""
-        self._init_message, self._module, self._environment = init_message, module, environment
-        self._memory_bytes, self._startup_s, self._output, self._kind = (
-            round(memory_gib * 2**30),
-            startup_s,
-            output,
-            kind,
-        )
+        self._init_message = init_message
+        self._module = module
+        self._environment = environment
+        self._memory_bytes = round(memory_gib * 2**30)
+        self._startup_s = startup_s
+        self._output = output
+        self._kind = kind
         self.log: Callable[[str], None] = lambda text: print_text(text, file=sys.stderr)
         self._lock = threading.Lock()
         self._live: set[WorkerProcess] = set()
-        self._closed, self._losses = False, 0
+        self._closed = False
+        self._losses = 0
 
     @property
     def pids(self) -> list[int]:
@@ -51,7 +56,9 @@ class WorkerStarter:
             return sorted(worker.pid for worker in self._live)
 
     def spawn(self, standby: list[WorkerProcess]) -> tuple[WorkerProcess | None, str]:
-        """Take the standby worker or start one, and wait until it is ready; else None with the reason."""
+        """Take the standby worker or start one, and wait until it is ready; else None with the
+        reason.
+        """
         reason = ""
         for _ in range(1 + MAX_RETRIES):
             if not standby:

@@ -1,11 +1,12 @@
-"""The process between the pool and one worker: kills every process that the worker started and limits its output.
+"""The process between the pool and one worker: kills every process that the worker started and
+limits its output.
 
-User code can crash its process, leave processes behind and flood a console, so cleaning up needs a process without
-user code. On Linux a supervisor adopts the orphans of its worker, so that no process escapes through its own session or
-parent; elsewhere it kills the worker's process group.
+User code can crash its process, leave processes behind and flood a console, so cleaning up needs a
+process without user code. On Linux a supervisor adopts the orphans of its worker, so that no
+process escapes through its own session or parent; elsewhere it kills the worker's process group.
 
-It reports to the pool in lines of JSON, `[text, is_retryable]`: a signal that stopped the worker, and the reason for
-its end.
+It reports to the pool in lines of JSON, `[text, is_retryable]`: a signal that stopped the worker,
+and the reason for its end.
 """
 
 import contextlib
@@ -28,14 +29,20 @@ SHOWN_BYTES = 8192  # of a worker's output, at once and then per minute
 _POLL_INTERVAL_MS = 250
 _STOP_TIMEOUT_S = 3.0
 _LINUX = sys.platform == "linux"
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
-def supervise(worker: int, *, keepalive_pipe: int, output: int, report: int, memory_bytes: int) -> None:
-    """Wait until the worker exits, exceeds a limit or the pool is gone; then kill everything below. Does not return.
+def supervise(
+    worker: int, *, keepalive_pipe: int, output: int, report: int, memory_bytes: int
+) -> None:
+    """Wait until the worker exits, exceeds a limit or the pool is gone; then kill everything below.
 
-    The pool closes the other end of `keepalive_pipe`, by itself or by exiting; `report` gets the worker's events but no
-    end that the pool requested; `memory_bytes` bounds the private memory of the worker with its descendants.
+    Does not return.
+
+    The pool closes the other end of `keepalive_pipe`, by itself or by exiting; `report` gets the
+    worker's events but no end that the pool requested; `memory_bytes` bounds the private memory of
+    the worker with its descendants.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -67,14 +74,17 @@ class Event(NamedTuple):
 
 
 class Console:
-    """Prints a worker's output up to SHOWN_BYTES per minute and counts the rest, without waiting for the terminal.
+    """Prints a worker's output up to SHOWN_BYTES per minute and counts the rest, without waiting
+    for the terminal.
 
     Unsafe characters become `?`.
     """
 
     def __init__(self, descriptor: int, worker: int) -> None:
-        self._descriptor, self._worker = descriptor, worker
-        self._left, self._since = float(SHOWN_BYTES), time.monotonic()
+        self._descriptor = descriptor
+        self._worker = worker
+        self._left = float(SHOWN_BYTES)
+        self._since = time.monotonic()
         self._hidden = 0
 
     def show(self, data: bytes) -> None:
@@ -92,19 +102,27 @@ class Console:
 
     def close(self) -> None:
         if self._hidden:
-            self._try_write(b"\n[verifier process %d: %d bytes of output not shown]\n" % (self._worker, self._hidden))
+            self._try_write(
+                b"\n[verifier process %d: %d bytes of output not shown]\n"
+                % (self._worker, self._hidden)
+            )
             self._hidden = 0
 
     def _try_write(self, data: bytes) -> bool:
         with contextlib.suppress(OSError):
             if select.select([], [self._descriptor], [], 0)[1]:
-                os.write(self._descriptor, UNSAFE.sub("?", data.decode(errors="surrogateescape")).encode())
+                os.write(
+                    self._descriptor,
+                    UNSAFE.sub("?", data.decode(errors="surrogateescape")).encode(),
+                )
                 self._left -= len(data)
                 return True
         return False
 
 
-def _monitor(worker: int, keepalive_pipe: int, output: int, console: Console, memory_bytes: int) -> Iterator[Event]:
+def _monitor(
+    worker: int, keepalive_pipe: int, output: int, console: Console, memory_bytes: int
+) -> Iterator[Event]:
     """Wait until the worker or the pool ends or the worker exceeds a limit.
 
     Yields the first signal that stops the worker, and an end that the pool did not request.
@@ -160,7 +178,9 @@ def _limit_exceeded(memory_bytes: int) -> str | None:
     """The exceeded limit on the processes of the worker or their total memory; None within both."""
     processes = _descendants(os.getpid())
     if len(processes) > MAX_PROCESSES:
-        return f"the worker process had more than {MAX_PROCESSES} processes running, itself included"
+        return (
+            f"the worker process had more than {MAX_PROCESSES} processes running, itself included"
+        )
     if len(processes) > 1 and sum(map(_memory_of, processes)) > memory_bytes:
         limit = f"{memory_bytes / 2**30:g} GiB (reward.memory_gib)"
         return f"the worker process and its descendants used more than {limit}"
@@ -168,7 +188,8 @@ def _limit_exceeded(memory_bytes: int) -> str | None:
 
 
 def _descendants(pid: int) -> list[int]:
-    found, new = [], [pid]
+    found = []
+    new = [pid]
     while new:
         new = [child for parent in new for child in _children(parent)]
         found += new
@@ -189,7 +210,9 @@ def _memory_of(pid: int) -> int:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+    return sum(
+        int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "RssShmem:"))
+    )
 
 
 def _kill_all(worker: int) -> None:

@@ -1,6 +1,9 @@
-"""The process that runs verifiers for a pool, and `run` for other processes with user code. Imports no torch.
+"""The process that runs verifiers for a pool, and `run` for other processes with user code.
 
-Usage: `python -m dapo.rewards.workers.worker SOCKET KEEPALIVE_PIPE REPORT_PIPE MEMORY_BYTES`, with descriptors.
+Imports no torch.
+
+Usage: `python -m dapo.rewards.workers.worker SOCKET KEEPALIVE_PIPE REPORT_PIPE MEMORY_BYTES`, with
+descriptors.
 """
 
 import contextlib
@@ -21,7 +24,8 @@ from dapo.rewards.workers.process import encode, receive
 from dapo.rewards.workers.supervisor import exit_with_supervisor, supervise
 from dapo.types import Problem, Verdict
 
-_MAX_ERROR_CHARS, _MAX_ANSWER_CHARS = 1000, 200
+_MAX_ERROR_CHARS = 1000
+_MAX_ANSWER_CHARS = 200
 
 
 Answer: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
@@ -31,14 +35,23 @@ Build: TypeAlias = Callable[[dict[str, Any]], tuple[dict[str, Any], Answer]]
 
 
 def run(build: Build) -> None:
-    """Supervise a child process, which answers the messages of the pool by user code that `build` loads."""
+    """Supervise a child process, which answers the messages of the pool by user code that `build`
+    loads.
+    """
     connection, keepalive_pipe, report, memory_bytes = map(int, sys.argv[1:])
     output, theirs = os.pipe()
-    supervisor_pid, worker = os.getpid(), os.fork()
+    supervisor_pid = os.getpid()
+    worker = os.fork()
     if worker:
         for unused in (connection, theirs):
             os.close(unused)
-        supervise(worker, keepalive_pipe=keepalive_pipe, output=output, report=report, memory_bytes=memory_bytes)
+        supervise(
+            worker,
+            keepalive_pipe=keepalive_pipe,
+            output=output,
+            report=report,
+            memory_bytes=memory_bytes,
+        )
     exit_with_supervisor(supervisor_pid)
     os.setsid()  # its own process group, without a terminal that sends Ctrl-C
     for unused in (output, keepalive_pipe, report):
@@ -55,11 +68,17 @@ def run(build: Build) -> None:
 
 
 def _limit(memory_bytes: int) -> None:
-    """Limit private writable memory, also of child processes; RLIMIT_AS would count reservations too."""
+    """Limit private writable memory, also of child processes; RLIMIT_AS would count reservations
+    too.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
     bound = memory_bytes if hard_limit == resource.RLIM_INFINITY else min(memory_bytes, hard_limit)
-    with contextlib.nullcontext() if sys.platform == "linux" else contextlib.suppress(ValueError, OSError):
+    with (
+        contextlib.nullcontext()
+        if sys.platform == "linux"
+        else contextlib.suppress(ValueError, OSError)
+    ):
         resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))  # macOS may refuse it
 
 
@@ -91,14 +110,21 @@ def _serve(connection: socket.socket, build: Build) -> None:
 
 
 def _judging(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
-    """The verifiers of a reward, which judge some of a group's responses per call. Raises RewardError."""
+    """The verifiers of a reward, which judge some of a group's responses per call.
+
+    Raises RewardError.
+    """
     verifier = CombinedVerifier(RewardSpec(**spec))
 
     def judge(task: dict[str, Any]) -> dict[str, Any]:
-        rows = verifier.verdicts(task["scope"], Problem(**task["problem"]), responses_of_json(task), task["token_ids"])
+        rows = verifier.verdicts(
+            task["scope"], Problem(**task["problem"]), responses_of_json(task), task["token_ids"]
+        )
         verdicts = [[_verdict_to_json(verdict) for verdict in row] for row in rows]
         # the memory may still be full
-        is_full = any(OUT_OF_MEMORY in (v[2] or "") for row in verdicts for v in row if v is not None)
+        is_full = any(
+            OUT_OF_MEMORY in (v[2] or "") for row in verdicts for v in row if v is not None
+        )
         return {"verdicts": verdicts, "needs_restart": is_full}
 
     return {"scopes": verifier.scopes, "columns": verifier.needed_columns}, judge
@@ -107,8 +133,14 @@ def _judging(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
 def _verdict_to_json(verdict: Verdict | None) -> list[Any] | None:
     if verdict is None:
         return None
-    error, answer = verdict.error, verdict.answer
-    return [verdict.correct, verdict.score, error and error[:_MAX_ERROR_CHARS], answer and answer[:_MAX_ANSWER_CHARS]]
+    error = verdict.error
+    answer = verdict.answer
+    return [
+        verdict.correct,
+        verdict.score,
+        error and error[:_MAX_ERROR_CHARS],
+        answer and answer[:_MAX_ANSWER_CHARS],
+    ]
 
 
 def _process_state(connection: socket.socket) -> dict[str, Any]:

@@ -1,1 +1,3 @@
-"""Puts a run together: `resolve` resolves `auto`, `inputs` reads data and model, `build` names concrete classes."""
+"""Puts a run together: `resolve` resolves `auto`, `inputs` reads data and model, `build` names
+concrete classes.
+"""

@@ -33,7 +33,15 @@ from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import JsonlSink
 from dapo.runs.optional_sink import OpenSink, OptionalSink
-from dapo.runs.sinks import Display, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink, require_tracker
+from dapo.runs.sinks import (
+    Display,
+    Sink,
+    TensorBoardSink,
+    Tracker,
+    TrackioSink,
+    WandbSink,
+    require_tracker,
+)
 from dapo.training.assemble.episodes import Episodes
 from dapo.training.assemble.inputs import Inputs
 from dapo.training.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
@@ -58,7 +66,9 @@ def build_run(
     first_step: int,
     listeners: Sequence[Sink] = (),
 ) -> Iterator[Run]:
-    """Build a run with all its parts, before its first step; after the block engines and policy are closed."""
+    """Build a run with all its parts, before its first step; after the block engines and policy are
+    closed.
+    """
     stop_ids = inputs.loaded.stop_ids
     test = reward_test_command(config.reward, config.data, config.environment.name, directory.path)
     judge.log_to(display.message)
@@ -67,16 +77,26 @@ def build_run(
         clock = Clock(config.rollout.clock or "history", directory.clock, first_step=first_step)
         stack.callback(clock.close)
         engine = build_engine(
-            config, inputs.loaded, launcher, episodes=inputs.episodes, log=display.message, clock=clock
+            config,
+            inputs.loaded,
+            launcher,
+            episodes=inputs.episodes,
+            log=display.message,
+            clock=clock,
         )
         stack.callback(engine.close)
         policy = stack.enter_context(open_policy(config, inputs.loaded, launcher))
         sinks = build_sinks(
-            config, directory, first_step=first_step, warn=lambda text: display.message(f"warning: {text}")
+            config,
+            directory,
+            first_step=first_step,
+            warn=lambda text: display.message(f"warning: {text}"),
         )
         yield Run(
             config=config,
-            sampling=build_sampling(config, inputs.train, engine, judge, inputs.encoder, stop_ids, test, clock),
+            sampling=build_sampling(
+                config, inputs.train, engine, judge, inputs.encoder, stop_ids, test, clock
+            ),
             policy=policy,
             tracker=Tracker(sinks, display, listeners),
             directory=directory,
@@ -98,7 +118,10 @@ def build_sampling(
     reward_test: str | None = None,
     clock: Clock | None = None,
 ) -> Sampling:
-    """Build the parts that sample batches, at the stream's first problem. Raises ConfigError for the user's filter."""
+    """Build the parts that sample batches, at the stream's first problem.
+
+    Raises ConfigError for the user's filter.
+    """
     return Sampling(
         stream=ProblemStream(problems, seed=config.train.seed),
         engine=engine,
@@ -115,10 +138,15 @@ def build_sampling(
 def dynamic_sampler(
     config: Config, *, max_error_rate: float = MAX_ERROR_RATE, reward_test: str | None = None
 ) -> DynamicSampler:
-    """Build the sampler that decides which groups train; errors name `reward_test`. Raises ConfigError for a filter."""
+    """Build the sampler that decides which groups train; errors name `reward_test`.
+
+    Raises ConfigError for a filter.
+    """
     keep = config.dynamic_sampling.filter
     thresholds = (
-        ScoreThresholds(keep.min_spread, *keep.mean_between) if isinstance(keep, ScoreThresholdsConfig) else None
+        ScoreThresholds(keep.min_spread, *keep.mean_between)
+        if isinstance(keep, ScoreThresholdsConfig)
+        else None
     )
     return DynamicSampler(
         prompts_per_step=config.rollout.prompts_per_step,
@@ -128,7 +156,8 @@ def dynamic_sampler(
         thresholds=thresholds,
         max_error_rate=max_error_rate,
         least_verdicts=2 if config.compares_responses_of_a_group else 1,
-        reward_test=reward_test or reward_test_command(config.reward, config.data, config.environment.name),
+        reward_test=reward_test
+        or reward_test_command(config.reward, config.data, config.environment.name),
     )
 
 
@@ -145,8 +174,12 @@ def open_audit(config: Config, log: Callable[[str], None]) -> Iterator[Audit | N
 
 
 @contextmanager
-def open_policy(config: Config, loaded: LoadedModel, launcher: Launcher | None) -> Iterator[TrainablePolicy]:
-    """Open the policy: in this process, where it trains `loaded.model` in place, or in separate processes."""
+def open_policy(
+    config: Config, loaded: LoadedModel, launcher: Launcher | None
+) -> Iterator[TrainablePolicy]:
+    """Open the policy: in this process, where it trains `loaded.model` in place, or in separate
+    processes.
+    """
     if launcher is None or not config.uses_trainer_group:
         yield Policy(config, loaded)
         return
@@ -163,7 +196,8 @@ def build_engine(
     log: Callable[[str], None] = print,
     clock: Clock | None = None,
 ) -> RolloutEngine:
-    """Build the rollout engine, in this process or in processes of `launcher`; all its answers are checked.
+    """Build the rollout engine, in this process or in processes of `launcher`; all its answers are
+    checked.
 
     With `episodes` it plays them, and its `close` ends their environment's processes, too.
     """
@@ -171,14 +205,16 @@ def build_engine(
     shares = config.gpu_shares(torch.cuda.device_count())
     if config.engine_processes:
         assert launcher is not None, "engine processes need a launcher"
-        specs, kind = engine_specs(config, launcher.nodes), shares.transfer
+        specs = engine_specs(config, launcher.nodes)
+        kind = shares.transfer
         engine = EnginePool(
             launcher,
             specs,
             log=log,
             reproducible=config.rollout.is_reproducible,
             shares_gpus=shares.is_shared,
-            transfer=kind and WeightTransfer(kind, WeightSender(), processes_per_engine=config.gpus_per_engine),
+            transfer=kind
+            and WeightTransfer(kind, WeightSender(), processes_per_engine=config.gpus_per_engine),
         )
     else:
         engine = open_in_process(config.rollout, copy.deepcopy(loaded.model), shares.sampling)
@@ -189,7 +225,9 @@ def build_engine(
     return checked if episodes is None else episodes.play_in(checked, log, clock)
 
 
-def build_sinks(config: Config, run: RunDirectory, *, first_step: int, warn: Callable[[str], None]) -> list[Sink]:
+def build_sinks(
+    config: Config, run: RunDirectory, *, first_step: int, warn: Callable[[str], None]
+) -> list[Sink]:
     """Open metrics.jsonl, and prepare the trackers of `log.sinks`, whose failures `warn` gets.
 
     Raises ConfigError if the package of a tracker is not installed.
@@ -203,7 +241,9 @@ def build_sinks(config: Config, run: RunDirectory, *, first_step: int, warn: Cal
     }
     for name in config.log.sinks:
         require_tracker(name)
-    trackers = [OptionalSink(name, openers[name], warn, first_step=first_step) for name in config.log.sinks]
+    trackers = [
+        OptionalSink(name, openers[name], warn, first_step=first_step) for name in config.log.sinks
+    ]
     return [JsonlSink(run.metrics), *trackers]
 
 
@@ -229,8 +269,8 @@ def open_launcher(
 ) -> Iterator[Launcher | None]:
     """Open the launcher of `config`; None for a run of one process.
 
-    The output of workers goes to files in `logs`, or else in a temporary folder. `log` gets a line on connections
-    between several machines that carry no secret.
+    The output of workers goes to files in `logs`, or else in a temporary folder. `log` gets a line
+    on connections between several machines that carry no secret.
     """
     if not config.is_multiprocess:
         yield None
@@ -249,5 +289,7 @@ def open_launcher(
         else:
             from dapo.distributed.local import LocalLauncher
 
-            launcher = stack.enter_context(closing(LocalLauncher(folder, timeout_s=START_TIMEOUT_S)))
+            launcher = stack.enter_context(
+                closing(LocalLauncher(folder, timeout_s=START_TIMEOUT_S))
+            )
         yield launcher

@@ -17,7 +17,9 @@ from dapo.rewards.workers.output import VerifierOutput
 from dapo.types import Problem
 
 _PROVEN = 4
-"""The number of first problems behind which the chat template's treatment of earlier turns is proved."""
+"""The number of first problems behind which the chat template's treatment of earlier turns is
+proved.
+"""
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,21 @@ class Episodes:
     starts: EpisodeStarts
     config: Config
 
-    def play_in(self, engine: RolloutEngine, log: Callable[[str], None], clock: Clock | None = None) -> RolloutEngine:
+    def play_in(
+        self, engine: RolloutEngine, log: Callable[[str], None], clock: Clock | None = None
+    ) -> RolloutEngine:
         """An engine that plays episodes, whose turns `engine` samples; closing it closes both."""
         self.pool.log_to(log)
         options = self.config.environment
-        return EpisodeEngine(engine, self.pool, self.renderer, options, starts=self.starts, clock=clock, warn=log)
+        return EpisodeEngine(
+            engine, self.pool, self.renderer, options, starts=self.starts, clock=clock, warn=log
+        )
 
     def with_prompts(self, problems: Sequence[Problem]) -> list[Problem]:
-        """The problems with the prompts with which the environment begins their episodes. Raises DataError."""
+        """The problems with the prompts with which the environment begins their episodes.
+
+        Raises DataError.
+        """
         try:
             begun = self.starts.with_prompts(problems)
         except DataError as error:
@@ -46,8 +55,13 @@ class Episodes:
 
 
 def open_episodes(config: Config, tokenizer: PreTrainedTokenizerBase) -> Episodes:
-    """Start the environment's processes, and check the chat template. Raises ConfigError or DataError."""
-    pool = EnvironmentPool(config.environment, memory_gib=config.reward.memory_gib, output=VerifierOutput())
+    """Start the environment's processes, and check the chat template.
+
+    Raises ConfigError or DataError.
+    """
+    pool = EnvironmentPool(
+        config.environment, memory_gib=config.reward.memory_gib, output=VerifierOutput()
+    )
     try:
         renderer = turn_renderer(config, tokenizer, pool)
     except BaseException:
@@ -56,8 +70,13 @@ def open_episodes(config: Config, tokenizer: PreTrainedTokenizerBase) -> Episode
     return Episodes(pool, renderer, EpisodeStarts(pool, seed=config.train.seed), config)
 
 
-def turn_renderer(config: Config, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool) -> TurnRenderer:
-    """The renderer of the observations, in whose form `pool` reads calls. Raises DataError for the chat template."""
+def turn_renderer(
+    config: Config, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool
+) -> TurnRenderer:
+    """The renderer of the observations, in whose form `pool` reads calls.
+
+    Raises DataError for the chat template.
+    """
     roles = ["tool"] if pool.tools else ["user"]
     history = config.environment.history
     renderer = TurnRenderer(tokenizer, config.data, tools=pool.tools, history=history, roles=roles)

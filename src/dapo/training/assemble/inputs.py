@@ -1,4 +1,6 @@
-"""Reads the inputs of a run, data and model, and checks that they fit, before anything is written."""
+"""Reads the inputs of a run, data and model, and checks that they fit, before anything is
+written.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,7 +16,13 @@ from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder, TurnEnd
 from dapo.data.sources.rows import prompt_text
-from dapo.policy.model import LoadedModel, device_of, load_model, load_teacher, require_same_vocabulary
+from dapo.policy.model import (
+    LoadedModel,
+    device_of,
+    load_model,
+    load_teacher,
+    require_same_vocabulary,
+)
 from dapo.policy.varlen_attention import padded_attention_notes
 from dapo.training.assemble.episodes import Episodes, open_episodes
 from dapo.training.assemble.resolve import require_hardware
@@ -34,7 +42,8 @@ class Inputs:
     held_out: list[Problem]
     notes: list[str]
     episodes: Episodes | None = None  # the environment, whose processes the engine of the run ends
-    copies: int = 1  # copies of each held-out problem in the file, if all problems have equally many; else 1
+    # copies of each held-out problem in the file, if all problems have equally many; else 1
+    copies: int = 1
     answers: Mapping[str, Answer] = field(default_factory=dict)  # of demonstrations, by id
 
 
@@ -45,7 +54,9 @@ def read_inputs(
     training: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Inputs:
-    """Load data (for `dapo eval` only held-out problems) and model, and check that they fit; write nothing."""
+    """Load data (for `dapo eval` only held-out problems) and model, and check that they fit; write
+    nothing.
+    """
     load_filter(config.dynamic_sampling.filter)
     problems, held_out, notes, copies = _read_data(config, needed_columns, training=training)
     require_hardware(config, training=training)
@@ -59,7 +70,9 @@ def read_inputs(
             problems = problems if config.is_supervised else episodes.with_prompts(problems)
         notes += encoder.notes([*problems, *held_out])
         if training:
-            problems = drop_long(problems, encoder, notes, kind="training prompts", on_progress=on_progress)
+            problems = drop_long(
+                problems, encoder, notes, kind="training prompts", on_progress=on_progress
+            )
         if training and config.is_supervised:
             problems, answers = _encode(problems, config, loaded, encoder, notes)
         if held_out:
@@ -67,7 +80,9 @@ def read_inputs(
         response_tokens = config.eval.max_response_tokens or config.rollout.max_response_tokens
         if training:
             response_tokens = max(response_tokens, config.rollout.max_response_tokens)
-        require_fit([*problems, *held_out], encoder, loaded, response_tokens + config.max_observed_tokens)
+        require_fit(
+            [*problems, *held_out], encoder, loaded, response_tokens + config.max_observed_tokens
+        )
         on_failure.pop_all()
     return Inputs(loaded, encoder, problems, held_out, notes, episodes, copies, answers)
 
@@ -75,13 +90,17 @@ def read_inputs(
 def _read_data(
     config: Config, needed_columns: Mapping[str, Collection[str]], *, training: bool
 ) -> tuple[list[Problem], list[Problem], list[str], int]:
-    """Read the training problems or demonstrations, the held-out ones, notes, and the copies of each held-out one."""
-    problems, notes = list[Problem](), list[str]()
+    """Read the training problems or demonstrations, the held-out ones, notes, and the copies of
+    each held-out one.
+    """
+    problems = list[Problem]()
+    notes = list[str]()
     if training and config.is_supervised:
         problems = load_demonstrations(config.data.train_source)
     elif training:
         problems, notes = load_rows(config.data, config.reward, "train", needed_columns)
-    held_out, copies = list[Problem](), 1
+    held_out = list[Problem]()
+    copies = 1
     if (source := config.data.eval_source) is not None:
         rows, warnings = load_rows(config.data, config.reward, "eval", needed_columns)
         held_out, copies = distinct(rows, source)
@@ -94,10 +113,18 @@ def _read_data(
 
 
 def _encode(
-    demonstrations: Sequence[Problem], config: Config, loaded: LoadedModel, encoder: PromptEncoder, notes: list[str]
+    demonstrations: Sequence[Problem],
+    config: Config,
+    loaded: LoadedModel,
+    encoder: PromptEncoder,
+    notes: list[str],
 ) -> tuple[list[Problem], Mapping[str, Answer]]:
-    """Encode the answers of demonstrations, and note what is left out; returns those that are left."""
-    encode = AnswerEncoder(loaded.tokenizer, config.data, encoder, history=config.environment.history)
+    """Encode the answers of demonstrations, and note what is left out; returns those that are
+    left.
+    """
+    encode = AnswerEncoder(
+        loaded.tokenizer, config.data, encoder, history=config.environment.history
+    )
     limit = config.rollout.max_response_tokens
     kept, answers, dropped = encode_answers(demonstrations, encode, max_tokens=limit)
     if dropped:
@@ -115,43 +142,61 @@ def drop_long(
     kind: str = "prompts",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Problem]:
-    """Drop problems whose prompts exceed `data.max_prompt_tokens`, and add their number to the notes."""
+    """Drop problems whose prompts exceed `data.max_prompt_tokens`, and add their number to the
+    notes.
+    """
     kept, dropped = encoder.split_by_length(problems, on_progress=on_progress)
     if dropped:
         notes.append(f"{dropped} {kind} left out: longer than data.max_prompt_tokens")
     return kept
 
 
-def require_fit(problems: Sequence[Problem], encoder: PromptEncoder, loaded: LoadedModel, response_tokens: int) -> None:
-    """Raise ConfigError if the longest prompt and a response together exceed the model's positions."""
+def require_fit(
+    problems: Sequence[Problem], encoder: PromptEncoder, loaded: LoadedModel, response_tokens: int
+) -> None:
+    """Raise ConfigError if the longest prompt and a response together exceed the model's
+    positions.
+    """
     limit: int | None = getattr(loaded.model.config, "max_position_embeddings", None)
     if limit is None:  # the model's files name none
         return
     prompt_tokens = encoder.measure(problems, above=limit - response_tokens)
     if prompt_tokens + response_tokens > limit:
         raise ConfigError(
-            f"a prompt of {prompt_tokens} tokens and a response of {response_tokens} exceed the {limit} positions of "
-            f"{loaded.name}; lower rollout.max_response_tokens (or eval.max_response_tokens) or data.max_prompt_tokens"
+            f"a prompt of {prompt_tokens} tokens and a response of {response_tokens} exceed the"
+            f" {limit} positions of {loaded.name}; lower rollout.max_response_tokens (or"
+            " eval.max_response_tokens) or data.max_prompt_tokens"
         )
 
 
 def read_model_and_encoder(
     config: Config, *, training: bool
 ) -> tuple[LoadedModel, PromptEncoder, list[str], Episodes | None]:
-    """Load the model with its stop ids, the encoder of its prompts, notes for the user, and start the environment.
+    """Load the model with its stop ids, the encoder of its prompts, notes for the user, and start
+    the environment.
 
     The last is None without `environment`. Raises ConfigError.
     """
     loaded = read_model(config, device_for_inputs(config, training=training))
     episodes = open_episodes(config, loaded.tokenizer) if config.plays_episodes else None
-    encoder = PromptEncoder(loaded.tokenizer, config.data) if episodes is None else episodes.renderer.prompts
+    encoder = (
+        PromptEncoder(loaded.tokenizer, config.data)
+        if episodes is None
+        else episodes.renderer.prompts
+    )
     notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
     if training and config.has_kl and config.loss.teacher is not None:
         notes += teacher_notes(config, loaded)
     if training:
         # a controller may have no GPU itself
-        device = device_of(config.train.device) if config.train.device == "auto" else config.train.device
-        capability = torch.cuda.get_device_capability() if device == "cuda" and torch.cuda.is_available() else None
+        device = (
+            device_of(config.train.device) if config.train.device == "auto" else config.train.device
+        )
+        capability = (
+            torch.cuda.get_device_capability()
+            if device == "cuda" and torch.cuda.is_available()
+            else None
+        )
         dtype = getattr(torch, config.model.dtype)
         notes += padded_attention_notes(dtype, device, capability)
     return stop_at_turn_end(loaded, encoder), encoder, notes, episodes
@@ -168,53 +213,70 @@ def teacher_notes(config: Config, loaded: LoadedModel) -> list[str]:
     teacher = load_teacher(config, device="meta", dtype=loaded.model.dtype)
     require_same_vocabulary(loaded, teacher)
     positions = getattr(teacher.model.config, "max_position_embeddings", None)
-    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens + config.max_observed_tokens
+    longest = (
+        config.data.max_prompt_tokens
+        + config.rollout.max_response_tokens
+        + config.max_observed_tokens
+    )
     if positions is not None and positions < longest:
         raise ConfigError(
-            f"loss.reference={teacher.name} has {positions} positions, and a prompt with its response may have "
-            f"{longest}; lower data.max_prompt_tokens or rollout.max_response_tokens"
+            f"loss.reference={teacher.name} has {positions} positions, and a prompt with its"
+            f" response may have {longest}; lower data.max_prompt_tokens or"
+            " rollout.max_response_tokens"
         )
     if config.loss.teacher == config.model.name:
         return [f"the teacher {teacher.name} is the model that trains: the divergence begins at 0"]
     if teacher.tokenizer.chat_template == loaded.tokenizer.chat_template:
         return []
     return [
-        f"the teacher {teacher.name} has another chat template than {loaded.name}; it reads {loaded.name}'s prompts"
+        f"the teacher {teacher.name} has another chat template than {loaded.name}; it reads"
+        f" {loaded.name}'s prompts"
     ]
 
 
 def stop_at_turn_end(loaded: LoadedModel, encoder: PromptEncoder) -> LoadedModel:
     """Add the token that the chat template puts after an assistant's turn to the model's stop ids.
 
-    Raises ConfigError if neither the model's files nor the template name a token that ends a response.
+    Raises ConfigError if neither the model's files nor the template name a token that ends a
+    response.
     """
     turn_end = encoder.turn_end.token_id if encoder.turn_end is not None else None
     stop_ids = {*loaded.stop_ids, *([] if turn_end is None else [turn_end])}
     if not stop_ids:
         raise ConfigError(
-            f"model {loaded.name!r} names no end token, and its chat template puts none after an assistant's turn: "
-            "set eos_token_id in its generation_config.json, or responses never end"
+            f"model {loaded.name!r} names no end token, and its chat template puts none after an"
+            " assistant's turn: set eos_token_id in its generation_config.json, or responses"
+            " never end"
         )
     return replace(loaded, stop_ids=tuple(sorted(stop_ids)))
 
 
-def turn_end_notes(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], turn_end: TurnEnd | None) -> list[str]:
-    """Note how responses end, if the chat template (None: no template) differs from the model's files (`stop_ids`)."""
+def turn_end_notes(
+    tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], turn_end: TurnEnd | None
+) -> list[str]:
+    """Note how responses end, if the chat template (None: no template) differs from the model's
+    files (`stop_ids`).
+    """
     if turn_end is None:
         return []
     known = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in stop_ids) or "none"
     if turn_end.token_id is None:
         return [
-            f"the chat template puts no special token after an assistant's turn, but {turn_end.text[:40]!r}: only the "
-            f"end tokens of the model's files ({known}) end a response, and others may run to the length limit"
+            "the chat template puts no special token after an assistant's turn, but"
+            f" {turn_end.text[:40]!r}: only the end tokens of the model's files ({known}) end a"
+            " response, and others may run to the length limit"
         ]
-    name, notes = repr(tokenizer.convert_ids_to_tokens(turn_end.token_id)), []
+    name = repr(tokenizer.convert_ids_to_tokens(turn_end.token_id))
+    notes = []
     if turn_end.token_id not in stop_ids:
-        notes.append(f"responses also stop at {name}, which ends an assistant's turn; the model's files name {known}")
+        notes.append(
+            f"responses also stop at {name}, which ends an assistant's turn; the model's files name"
+            f" {known}"
+        )
     if turn_end.text_before:
         notes.append(
-            f"the chat template ends an assistant's turn with {turn_end.text[:40]!r}, no single special token: "
-            f"responses stop at {name} and include the text before it"
+            f"the chat template ends an assistant's turn with {turn_end.text[:40]!r}, no single"
+            f" special token: responses stop at {name} and include the text before it"
         )
     return notes
 
@@ -222,8 +284,8 @@ def turn_end_notes(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], 
 def device_for_inputs(config: Config, *, training: bool) -> str:
     """Return the device for the controller's copy of the weights; on `meta` they take no memory.
 
-    With engines in separate processes the controller samples nothing: in an evaluation it only sends the weights, and
-    in training the policy may be elsewhere too.
+    With engines in separate processes the controller samples nothing: in an evaluation it only
+    sends the weights, and in training the policy may be elsewhere too.
     """
     if not config.engine_processes:
         return device_of(config.train.device)
@@ -245,7 +307,9 @@ def read_model(config: Config, device: str) -> LoadedModel:
 
 
 def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:
-    """Remove copies of problems; also return the copies per problem, if a file has equally many of each."""
+    """Remove copies of problems; also return the copies per problem, if a file has equally many of
+    each.
+    """
     counted = unique_problems(problems)
     counts = {count for _, count in counted}
     copies = counts.pop() if len(counts) == 1 and kinds(source) <= {"path", "hub"} else 1

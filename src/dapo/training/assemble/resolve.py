@@ -35,15 +35,20 @@ class ComputeDevice:
 
     type: str  # cuda or cpu
     name: str
-    multiplies_bfloat16: bool  # in hardware; without it bfloat16 is several times slower than float32
+    # in hardware; without it bfloat16 is several times slower than float32
+    multiplies_bfloat16: bool
     memory: float = 0.0  # bytes of a GPU
 
     @classmethod
     def of_this_process(cls, device: str) -> "ComputeDevice":
-        """The device of `train.device` here; of several GPUs the one of the lowest compute capability."""
+        """The device of `train.device` here; of several GPUs the one of the lowest compute
+        capability.
+        """
         if device_of(device) == "cpu":
             return cls("cpu", cpu_model(), _has_bfloat16_instructions())
-        capability, index = min((torch.cuda.get_device_capability(i), i) for i in range(torch.cuda.device_count()))
+        capability, index = min(
+            (torch.cuda.get_device_capability(i), i) for i in range(torch.cuda.device_count())
+        )
         found = torch.cuda.get_device_properties(index)
         name = f"{found.name}, compute capability {capability[0]}.{capability[1]}"
         return cls("cuda", name, capability >= BFLOAT16_CAPABILITY, found.total_memory)
@@ -57,39 +62,58 @@ ASSUMED_GPU = ComputeDevice("cuda", "assumed: this machine has no GPU", True, me
 
 
 def resolve_auto(
-    config: Config, *, cuda: bool | None = None, training: bool = True, log: Callable[[str], None] = lambda text: None
+    config: Config,
+    *,
+    cuda: bool | None = None,
+    training: bool = True,
+    log: Callable[[str], None] = lambda text: None,
 ) -> Config:
     """Replace `auto` by its value on this machine, for this model and this data.
 
     On Ray the device stays `auto`: each process resolves it on its own machine.
 
-    With `launcher: ray:ADDRESS` a process of the cluster describes the device. `cuda` replaces that: it tells whether
-    to assume a GPU. With `training` the options that only an update needs are resolved, too (`train.microbatch_tokens`
-    and `train.recompute`). `log` gets a line per choice that needs a reason; ConfigError is raised if an update does
-    not fit on the GPU.
+    With `launcher: ray:ADDRESS` a process of the cluster describes the device. `cuda` replaces
+    that: it tells whether to assume a GPU. With `training` the options that only an update needs
+    are resolved, too (`train.microbatch_tokens` and `train.recompute`). `log` gets a line per
+    choice that needs a reason; ConfigError is raised if an update does not fit on the GPU.
     """
     has_sizes = not training or None not in (config.train.microbatch_tokens, config.train.recompute)
     chooses_order = config.rollout.engine == "vllm" and config.rollout.clock is None
-    is_open = config.model.dtype == "auto" or not has_sizes or (config.train.device == "auto" and not config.uses_ray)
+    is_open = (
+        config.model.dtype == "auto"
+        or not has_sizes
+        or (config.train.device == "auto" and not config.uses_ray)
+    )
     if not (is_open or chooses_order):
-        return resolve_auto_verifier(config)  # nothing depends on the device, which may be elsewhere
+        # nothing depends on the device, which may be elsewhere
+        return resolve_auto_verifier(config)
     device = _compute_device(config, cuda)
     if not config.uses_ray:
         config = config.changed("train", device=device.type)
     if config.model.dtype == "auto":
-        config = config.changed("model", dtype="bfloat16" if device.multiplies_bfloat16 else "float32")
+        config = config.changed(
+            "model", dtype="bfloat16" if device.multiplies_bfloat16 else "float32"
+        )
         if device.type == "cuda" and not device.multiplies_bfloat16:
-            log(f"auto: model.dtype=float32: the GPU ({device.name}) has no bfloat16 units, which begin with 8.0")
+            log(
+                f"auto: model.dtype=float32: the GPU ({device.name}) has no bfloat16 units, which"
+                " begin with 8.0"
+            )
     if chooses_order:
         config = config.changed("rollout", clock="history" if device.type == "cpu" else "load")
         if device.type == "cuda":
-            log("auto: rollout.clock=load: runs on a GPU are not equal, and vLLM schedules the next step ahead")
+            log(
+                "auto: rollout.clock=load: runs on a GPU are not equal, and vLLM schedules the next"
+                " step ahead"
+            )
     config = resolve_auto_verifier(config)
     if not has_sizes:
         dimensions = None
         if device.type == "cuda":
             # the run needs the model's files soon, so a missing config.json may be downloaded
-            dimensions = find_dimensions(config.model) or find_dimensions(config.model, local_files_only=False)
+            dimensions = find_dimensions(config.model) or find_dimensions(
+                config.model, local_files_only=False
+            )
         gpu = trainer_gpu(config, device, dimensions)
         config, reason = resolve_microbatches(config, dimensions, gpu)
         if reason is not None:
@@ -110,11 +134,15 @@ def _compute_device(config: Config, cuda: bool | None) -> ComputeDevice:
 
     with (
         TemporaryDirectory(prefix="dapo-logs-") as logs,
-        closing(RayLauncher(Path(logs), timeout_s=START_TIMEOUT_S, address=config.ray_address)) as launcher,
+        closing(
+            RayLauncher(Path(logs), timeout_s=START_TIMEOUT_S, address=config.ray_address)
+        ) as launcher,
     ):
         factory = f"{__name__}:ComputeDevice.of_this_process"
         spec = WorkerSpec(
-            factory, {"device": device}, gpus=gpus_per_worker(config, launcher.nodes, default=device != "cpu")
+            factory,
+            {"device": device},
+            gpus=gpus_per_worker(config, launcher.nodes, default=device != "cpu"),
         )
         (worker,) = launcher.start(["device"], [spec])
         found: ComputeDevice = worker.call("report").result(START_TIMEOUT_S)
@@ -123,23 +151,37 @@ def _compute_device(config: Config, cuda: bool | None) -> ComputeDevice:
 
 def resolve_engine(config: Config, model: nn.Module) -> Config:
     """Resolve `auto` in the engine's own section, for a model whose weights may be on `meta`."""
-    rollout, resolve = config.rollout, config.rollout.engine_kind.resolve
+    rollout = config.rollout
+    resolve = config.rollout.engine_kind.resolve
     if resolve is None:
         return config
-    on_gpu = config.train.device == "cuda" or (config.train.device == "auto" and torch.cuda.is_available())
-    dtype, device = getattr(torch, config.model.dtype), "cuda" if on_gpu else "cpu"
-    options = pkgutil.resolve_name(resolve)(rollout.engine_options, model, dtype=dtype, device=device)
+    on_gpu = config.train.device == "cuda" or (
+        config.train.device == "auto" and torch.cuda.is_available()
+    )
+    dtype = getattr(torch, config.model.dtype)
+    device = "cuda" if on_gpu else "cpu"
+    options = pkgutil.resolve_name(resolve)(
+        rollout.engine_options, model, dtype=dtype, device=device
+    )
     return config.changed("rollout", **{rollout.engine: options})
 
 
-def trainer_gpu(config: Config, device: ComputeDevice, dimensions: ModelDimensions | None = None) -> FreeMemory | None:
+def trainer_gpu(
+    config: Config, device: ComputeDevice, dimensions: ModelDimensions | None = None
+) -> FreeMemory | None:
     """The memory of the GPU that a process trains on, its own or shared; None on a CPU."""
     if device.type == "cpu":
         return None
     shares = config.gpu_shares(torch.cuda.device_count())
-    shared = f", which {shares.processes:g} processes {'use in turn' if shares.alternates else 'share'}"
+    shared = (
+        f", which {shares.processes:g} processes {'use in turn' if shares.alternates else 'share'}"
+    )
     name = device.name + (shared if shares.is_shared else "")
-    memory = None if dimensions is None else TrainerMemory(config, dimensions, ResponseLengths.expected(config))
+    memory = (
+        None
+        if dimensions is None
+        else TrainerMemory(config, dimensions, ResponseLengths.expected(config))
+    )
     capacity = trainer_bytes(shares, device.memory, memory)
     # the memory of a rank's GPU is not queried here: that would take some of it
     if config.uses_trainer_group or config.uses_ray or not torch.cuda.is_available():
@@ -151,17 +193,23 @@ def trainer_gpu(config: Config, device: ComputeDevice, dimensions: ModelDimensio
 def _has_bfloat16_instructions() -> bool:
     """Whether this machine's processor multiplies bfloat16."""
     # where the system does not report the flags, torch does since 2.12
-    flags = vector_extensions() or [name for name, has in getattr(torch.cpu, "get_capabilities", dict)().items() if has]
+    flags = vector_extensions() or [
+        name for name, has in getattr(torch.cpu, "get_capabilities", dict)().items() if has
+    ]
     return not {"avx512_bf16", "amx_bf16", "bf16", "arm_bf16"}.isdisjoint(flags)
 
 
 def require_hardware(config: Config, *, training: bool = True) -> None:
-    """Raise ConfigError if this machine lacks GPUs of the configuration, or a requirement of its engine."""
-    ranks, gpus = config.distributed.trainer_ranks if training else 1, torch.cuda.device_count()
+    """Raise ConfigError if this machine lacks GPUs of the configuration, or a requirement of its
+    engine.
+    """
+    ranks = config.distributed.trainer_ranks if training else 1
+    gpus = torch.cuda.device_count()
     if not config.uses_ray and device_of(config.train.device) == "cuda" and ranks > gpus:
         raise ConfigError(
-            f"distributed.trainer_ranks={ranks}: expected at most {gpus}, the number of GPUs here, because NCCL takes "
-            f"one rank per GPU; set distributed.trainer_ranks={gpus}, or launcher=ray:HOST:PORT for a cluster with more"
+            f"distributed.trainer_ranks={ranks}: expected at most {gpus}, the number of GPUs here,"
+            f" because NCCL takes one rank per GPU; set distributed.trainer_ranks={gpus}, or"
+            " launcher=ray:HOST:PORT for a cluster with more"
         )
     if (require := config.rollout.engine_kind.require) is not None:
         pkgutil.resolve_name(require)(config)

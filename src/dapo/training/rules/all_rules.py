@@ -1,4 +1,6 @@
-"""All rules, and the findings of a run. docs/doctor.md explains each rule, its threshold and the threshold's source."""
+"""All rules, and the findings of a run. docs/doctor.md explains each rule, its threshold and the
+threshold's source.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -17,8 +19,11 @@ Row = Mapping[str, Any]
 
 
 def _is_audit_gap(row: Row) -> bool:
-    """Whether the reward's verifier accepts a response that the audit refuses, or gives it a higher score."""
-    score, audit_score = row["score"], row.get("audit_score")
+    """Whether the reward's verifier accepts a response that the audit refuses, or gives it a higher
+    score.
+    """
+    score = row["score"]
+    audit_score = row.get("audit_score")
     if score is None or audit_score is None:
         return False
     if row["correct"] is not None and row["audit_correct"] is not None:
@@ -35,7 +40,9 @@ def _lacks_verdict(row: Row) -> bool:
 
 
 def _is_all_wrong(row: Row) -> bool:
-    """Whether a response belongs to a group that is all wrong; where every group trains, its advantage is 0."""
+    """Whether a response belongs to a group that is all wrong; where every group trains, its
+    advantage is 0.
+    """
     return row["outcome"] == "all_wrong" or (row["correct"] is False and row["advantage"] == 0)
 
 
@@ -57,21 +64,56 @@ RULES = (
     Rule("audit_gap", "error", outcome_rules.audit_gap, _is_audit_gap),
     Rule("overfit", "error", outcome_rules.overfit),
     Rule("verifier_errors", "error", sampling_rules.verifier_errors, _lacks_verdict),
-    Rule("environment_errors", "error", outcome_rules.environment_errors, lambda row: bool(_episode(row).get("error"))),
+    Rule(
+        "environment_errors",
+        "error",
+        outcome_rules.environment_errors,
+        lambda row: bool(_episode(row).get("error")),
+    ),
     Rule("skipped_updates", "error", update_rules.skipped_updates),
     Rule("sampler_gap", "error", update_rules.sampler_gap),
     Rule("lr_too_high", "error", update_rules.lr_too_high),
     Rule("entropy_collapse", "error", update_rules.entropy_collapse, needs_rewards=True),
     Rule("entropy_explosion", "error", update_rules.entropy_explosion),
-    Rule("many_answers", "error", sampling_rules.many_answers, _has_many_answers, needs_rewards=True),
+    Rule(
+        "many_answers", "error", sampling_rules.many_answers, _has_many_answers, needs_rewards=True
+    ),
     Rule("too_hard", "warning", sampling_rules.too_hard, _is_all_wrong, needs_rewards=True),
-    *(Rule(name, "warning", partial(starvation, name=name), shows, needs_rewards=True) for name, shows in _FEW_SIGNALS),
-    Rule("one_problem", "warning", sampling_rules.one_problem, lambda row: row["outcome"] == "trained"),
+    *(
+        Rule(name, "warning", partial(starvation, name=name), shows, needs_rewards=True)
+        for name, shows in _FEW_SIGNALS
+    ),
+    Rule(
+        "one_problem",
+        "warning",
+        sampling_rules.one_problem,
+        lambda row: row["outcome"] == "trained",
+    ),
     Rule("truncation", "warning", sampling_rules.truncation, lambda row: row["finish"] == "length"),
-    Rule("episodes_cut", "warning", outcome_rules.episodes_cut, lambda row: bool(_episode(row).get("is_cut"))),
-    Rule("no_tool_calls", "warning", outcome_rules.no_tool_calls, lambda row: _episode(row).get("tool_calls") == 0),
-    Rule("tool_errors", "warning", outcome_rules.tool_errors, lambda row: bool(_episode(row).get("tool_errors"))),
-    Rule("length_explosion", "warning", sampling_rules.length_explosion, lambda row: row["finish"] != "aborted"),
+    Rule(
+        "episodes_cut",
+        "warning",
+        outcome_rules.episodes_cut,
+        lambda row: bool(_episode(row).get("is_cut")),
+    ),
+    Rule(
+        "no_tool_calls",
+        "warning",
+        outcome_rules.no_tool_calls,
+        lambda row: _episode(row).get("tool_calls") == 0,
+    ),
+    Rule(
+        "tool_errors",
+        "warning",
+        outcome_rules.tool_errors,
+        lambda row: bool(_episode(row).get("tool_errors")),
+    ),
+    Rule(
+        "length_explosion",
+        "warning",
+        sampling_rules.length_explosion,
+        lambda row: row["finish"] != "aborted",
+    ),
     Rule("repeated_text", "warning", sampling_rules.repeated_text, _is_looping),
     Rule("gradient_spike", "warning", update_rules.gradient_spike),
     Rule("slow_verifier", "warning", outcome_rules.slow_verifier),
@@ -93,7 +135,8 @@ def active_findings(history: MetricHistory, config: Config) -> list[Finding]:
 class LiveRules:
     """The rules over the last steps of a run that trains.
 
-    Checkpoints hold none of its state: a resumed run reads its logged metrics, and so reports no finding twice.
+    Checkpoints hold none of its state: a resumed run reads its logged metrics, and so reports no
+    finding twice.
     """
 
     def __init__(self, config: Config, logged: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -105,9 +148,13 @@ class LiveRules:
             self.add(record)
 
     def add(self, record: Mapping[str, Any]) -> tuple[list[Finding], int]:
-        """Add a step's metrics; return the new findings and the number of active ones, notes aside."""
+        """Add a step's metrics; return the new findings and the number of active ones, notes
+        aside.
+        """
         self._history.add(record)
-        found = [each for each in active_findings(self._history, self._config) if each.severity != "note"]
+        found = [
+            each for each in active_findings(self._history, self._config) if each.severity != "note"
+        ]
         new = [each for each in found if each.name not in self._reported]
         self._reported |= {each.name for each in new}
         return new, len(found)

@@ -1,4 +1,6 @@
-"""A rule, and its finding: the problem, the numbers that show it, the cause, and the option to change."""
+"""A rule, and its finding: the problem, the numbers that show it, the cause, and the option to
+change.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +12,9 @@ from dapo.training.rules.history import MetricHistory
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-"""error: the result of the run is in doubt; warning: it learns less than it could; note: an option has no effect."""
+"""error: the result of the run is in doubt; warning: it learns less than it could; note: an option
+has no effect.
+"""
 
 
 @dataclass(frozen=True)
@@ -20,8 +24,10 @@ class Finding:
     name: str
     severity: Severity
     cause: str  # the problem and its reason in plain words, with the numbers that matter most
-    evidence: Mapping[str, float]  # metrics that show it: means over the steps, unless the rule's page says otherwise
-    change: tuple[str, ...]  # fixes, the likeliest first, as typed after `dapo resume RUN`: `reward.workers=8`
+    # metrics that show it: means over the steps, unless the rule's page says otherwise
+    evidence: Mapping[str, float]
+    # fixes, the likeliest first, as typed after `dapo resume RUN`: `reward.workers=8`
+    change: tuple[str, ...]
     steps: tuple[int, int]  # the first and the last step of the window
     advice: str = ""  # the remedy where an option alone is not enough
 
@@ -50,9 +56,13 @@ class Rule:
     severity: Severity
     symptom: Callable[[MetricHistory, Config], Symptom | None]
     response: Callable[[Mapping[str, Any]], bool] | None = None
-    """Whether a row of the rollout table is an example of it; None where single responses show nothing."""
+    """Whether a row of the rollout table is an example of it; None where single responses show
+    nothing.
+    """
     needs_rewards: bool = False
-    """Whether it is a rule of runs that learn from rewards: others have a teacher alone or worked examples."""
+    """Whether it is a rule of runs that learn from rewards: others have a teacher alone or worked
+    examples.
+    """
 
     def check(self, history: MetricHistory, config: Config) -> Finding | None:
         """Return the finding at the history's last step, if the condition holds."""
@@ -63,7 +73,9 @@ class Rule:
         evidence = {name: value for name, value in found.evidence.items() if value is not None}
         change = tuple(each for each in found.change if not _is_set(each, config))
         severity = found.severity or self.severity
-        return Finding(self.name, severity, found.cause, evidence, change, history.span(), found.advice)
+        return Finding(
+            self.name, severity, found.cause, evidence, change, history.span(), found.advice
+        )
 
 
 def _is_set(change: str, config: Config) -> bool:

@@ -1,4 +1,6 @@
-"""The metrics that the rules read: a run's first steps, its last ones, and its evaluations, of bounded size."""
+"""The metrics that the rules read: a run's first steps, its last ones, and its evaluations, of
+bounded size.
+"""
 
 import math
 from collections import deque
@@ -15,17 +17,27 @@ WINDOW = 5  # the number of last steps that a rule reads
 FIRST = 3  # the number of first steps that these are compared with
 LONG = 64  # the number of last steps that define what is usual for the run
 MIN_STEPS = 3  # steps that a rule over means or rates needs: fewer are too few responses
-MIN_KEEP_RATE = 0.25  # the fraction of groups with a signal below which most of the sampling is wasted
+# the fraction of groups with a signal below which most of the sampling is wasted
+MIN_KEEP_RATE = 0.25
 GAIN = 0.05  # the gain in accuracy, or in the mean score, from which a run has learned
 AUDIT_GAP = 0.1
-"""The gap between the reward's verifier and the audit's, in accuracy or score, that two honest ones may have."""
-MAY_DIVERGE = ("loss/", "optim/grad_norm", "rollout/engine_logprob_gap_mean", "rollout/engine_logprob_gap_max")
+"""The gap between the reward's verifier and the audit's, in accuracy or score, that two honest ones
+may have.
+"""
+MAY_DIVERGE = (
+    "loss/",
+    "optim/grad_norm",
+    "rollout/engine_logprob_gap_mean",
+    "rollout/engine_logprob_gap_max",
+)
 _OF_EVALUATION = ("accuracy", "low", "high", "truncated_fraction")
 
 
 @dataclass(frozen=True)
 class EvaluationPoint:
-    """The accuracy of one evaluation with its 95 % interval, and the fraction of its responses that are truncated."""
+    """The accuracy of one evaluation with its 95 % interval, and the fraction of its responses that
+    are truncated.
+    """
 
     step: int
     accuracy: float
@@ -39,8 +51,9 @@ class EvaluationPoint:
 class MetricHistory:
     """The metrics of a run, added one line of `metrics.jsonl` after the other.
 
-    Values of `MAY_DIVERGE` that are not finite are NaN, a symptom, and others are left out. metrics.jsonl holds null
-    for both, so a history that is read from it equals the one that was kept while the run trained.
+    Values of `MAY_DIVERGE` that are not finite are NaN, a symptom, and others are left out.
+    metrics.jsonl holds null for both, so a history that is read from it equals the one that was
+    kept while the run trained.
     """
 
     step: int = 0  # the newest step
@@ -55,10 +68,17 @@ class MetricHistory:
     """Whether the gap to the audit's verifier is above AUDIT_GAP."""
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add a line: `{"step": 12, "reward/mean": 0.5, ...}`. A further line of the same step is merged into it."""
+        """Add a line: `{"step": 12, "reward/mean": 0.5, ...}`.
+
+        A further line of the same step is merged into it.
+        """
         step = int(record["step"])
         numbers = {name: _number(value) for name, value in record.items() if name != "step"}
-        values = {name: n for name, n in numbers.items() if math.isfinite(n) or name.startswith(MAY_DIVERGE)}
+        values = {
+            name: n
+            for name, n in numbers.items()
+            if math.isfinite(n) or name.startswith(MAY_DIVERGE)
+        }
         if step == self.step and self.last:
             self.last[-1].update(values)
         elif "rollout/groups_generated" in values:
@@ -85,12 +105,16 @@ class MetricHistory:
         return {name: self.mean(name) for name in names}
 
     def median(self, name: str) -> float | None:
-        """The median of the window's finite values, which one step does not decide; None without any."""
+        """The median of the window's finite values, which one step does not decide; None without
+        any.
+        """
         values = [value for value in self.values(name) if not math.isnan(value)]
         return median(values) if values else None
 
     def first_mean(self, name: str) -> float | None:
-        """The mean over the first steps; None where none has the metric, or while the window overlaps with them."""
+        """The mean over the first steps; None where none has the metric, or while the window
+        overlaps with them.
+        """
         return _mean(name, self.first) if self.steps >= FIRST + min(WINDOW, FIRST) else None
 
     def total(self, *names: str) -> float:
@@ -98,7 +122,9 @@ class MetricHistory:
         return math.fsum(record.get(name, 0.0) for record in self.window() for name in names)
 
     def rate(self, name: str) -> float:
-        """The mean over the window, in which a step without the metric counts as 0; 0 before MIN_STEPS."""
+        """The mean over the window, in which a step without the metric counts as 0; 0 before
+        MIN_STEPS.
+        """
         return self.total(name) / len(self.window()) if self.steps >= MIN_STEPS else 0.0
 
     def values(self, name: str, steps: int = WINDOW) -> list[float]:
@@ -107,32 +133,51 @@ class MetricHistory:
 
     @property
     def performance(self) -> str:
-        """The metric of what is learned: accuracy, or the mean score of a verifier that gives only scores."""
-        return "reward/accuracy" if self.mean("reward/accuracy") is not None else "reward/score_mean"
+        """The metric of what is learned: accuracy, or the mean score of a verifier that gives only
+        scores.
+        """
+        return (
+            "reward/accuracy" if self.mean("reward/accuracy") is not None else "reward/score_mean"
+        )
 
     @property
     def gain(self) -> float | None:
-        """The gain in performance since the first steps, or in held-out accuracy if that is larger; None: not known."""
-        now, before = self.mean(self.performance), self.first_mean(self.performance)
+        """The gain in performance since the first steps, or in held-out accuracy if that is larger;
+        None: not known.
+        """
+        now = self.mean(self.performance)
+        before = self.first_mean(self.performance)
         gains = [] if now is None or before is None else [now - before]
-        if self.first_evaluation is not None and self.last_evaluation is not None and self.evaluations > 1:
+        if (
+            self.first_evaluation is not None
+            and self.last_evaluation is not None
+            and self.evaluations > 1
+        ):
             gains.append(self.last_evaluation.accuracy - self.first_evaluation.accuracy)
         return max((gain for gain in gains if not math.isnan(gain)), default=None)
 
     def _add_audit(self, values: Mapping[str, float]) -> None:
-        gap, problems = values.get("audit/gap", math.nan), int(values.get("audit/problems", 1))
+        gap = values.get("audit/gap", math.nan)
+        problems = int(values.get("audit/problems", 1))
         half = (values.get("audit/gap_high", math.nan) - values.get("audit/gap_low", math.nan)) / 2
         if math.isfinite(gap) and math.isfinite(half):
             self.audit.add(gap, num_problems=problems, variance=difference_variance(half, problems))
-        elif math.isfinite(gap):  # the mean of problems whose variance is unknown counts as one problem's value
+        # the mean of problems whose variance is unknown counts as one problem's value
+        elif math.isfinite(gap):
             self.audit.add(gap)
 
     def _add_evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        names = [name.removesuffix("/high") for name in values if name.startswith("eval/") and name.endswith("/high")]
+        names = [
+            name.removesuffix("/high")
+            for name in values
+            if name.startswith("eval/") and name.endswith("/high")
+        ]
         if not names:
             return
         name = min(names, key=len)  # the whole data set; its sources have longer names
-        accuracy, low, high, truncated = (values.get(f"{name}/{each}", math.nan) for each in _OF_EVALUATION)
+        accuracy, low, high, truncated = (
+            values.get(f"{name}/{each}", math.nan) for each in _OF_EVALUATION
+        )
         is_score = is_mean_score(values, name.removeprefix("eval/"))
         point = EvaluationPoint(step, accuracy, low, high, truncated, is_score)
         self.evaluations += 1

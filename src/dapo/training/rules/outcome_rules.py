@@ -1,4 +1,6 @@
-"""Rules over a run's results: held-out accuracy, a second verifier's verdicts, seconds, episodes, old policies."""
+"""Rules over a run's results: held-out accuracy, a second verifier's verdicts, seconds, episodes,
+old policies.
+"""
 
 import json
 import shlex
@@ -10,31 +12,45 @@ from dapo.training.rules.history import AUDIT_GAP, GAIN, LONG, MIN_STEPS, Metric
 from dapo.training.rules.sampling_rules import decided
 
 AUDIT_EVIDENCE = 20.0
-"""The evidence for a gap that a run without one reaches with a probability of at most 1 in 20, over all its steps."""
+"""The evidence for a gap that a run without one reaches with a probability of at most 1 in 20, over
+all its steps.
+"""
 JUDGE_WAIT = 0.5  # the fraction of a step spent waiting for verdicts above which a run warns
 MIN_JUDGE_WAIT_S = 1.0  # seconds of waiting per step below which nothing is worth changing
-ENVIRONMENT_ERRORS = 0.05  # the fraction of episodes without an answer of their environment above which a run warns
+# the fraction of episodes without an answer of their environment above which a run warns
+ENVIRONMENT_ERRORS = 0.05
 CUT = 0.9  # the fraction of episodes that are cut above which a run warns
 TOOL_ERRORS = 0.9  # the fraction of tool calls that fail above which a run warns
-OVER_CAP = 0.05  # the fraction of tokens whose importance weight is above its cap, from which a run warns
-IDLE = 0.5  # the fraction of a step's seconds in which a half of the run waits: it is then twice as fast as the other
+# the fraction of tokens whose importance weight is above its cap, from which a run warns
+OVER_CAP = 0.05
+# the fraction of a step's seconds in which a half of the run waits: it is then twice as fast as the
+# other
+IDLE = 0.5
 STALE = 0.1  # the fraction of generated tokens that are given up as too old
 
 
 def audit_gap(history: MetricHistory, config: Config) -> Symptom | None:
     """The reward's verifier accepts what a second verifier refuses."""
-    gap, before = history.mean("audit/gap"), history.first_mean("audit/gap")
+    gap = history.mean("audit/gap")
+    before = history.first_mean("audit/gap")
     if gap is None or not gap > AUDIT_GAP or history.audit.wealth < AUDIT_EVIDENCE:
         return None
     trend = ""
     if before is not None and before <= AUDIT_GAP:
-        trend = f", and it was {before:.3g} in the first steps: the run learns what only the reward accepts"
+        trend = (
+            f", and it was {before:.3g} in the first steps: the run learns what only the reward"
+            " accepts"
+        )
     return Symptom(
-        f"the reward's verifier is {gap:.3g} above the audit's on the same responses; a gap of at most {AUDIT_GAP:g} "
-        f"would look like this in fewer than one run in {AUDIT_EVIDENCE:g}{trend}",
+        f"the reward's verifier is {gap:.3g} above the audit's on the same responses; a gap of at"
+        f" most {AUDIT_GAP:g} would look like this in fewer than one run in"
+        f" {AUDIT_EVIDENCE:g}{trend}",
         {"audit/gap at first": before} | history.means("audit/gap", "audit/mean", "audit/problems"),
         _audit_as_reward(config),
-        advice="read the responses below, which the reward accepts and the audit refuses; then fix one of the two",
+        advice=(
+            "read the responses below, which the reward accepts and the audit refuses; then fix one"
+            " of the two"
+        ),
     )
 
 
@@ -43,53 +59,76 @@ def _audit_as_reward(config: Config) -> tuple[str, ...]:
     if config.audit.name_and_options is None:
         return ()
     name, own = config.audit.name_and_options
-    options = [f"reward.options={json.dumps(own, separators=(',', ':'))}"] if own or config.reward.options else []
+    options = (
+        [f"reward.options={json.dumps(own, separators=(',', ':'))}"]
+        if own or config.reward.options
+        else []
+    )
     return (shlex.join([f"reward.verifier={name}", *options, "audit.verifier=null"]),)
 
 
 def overfit(history: MetricHistory, config: Config) -> Symptom | None:
     """Training goes up while the evaluation goes down."""
-    best, last = history.best_evaluation, history.last_evaluation
+    best = history.best_evaluation
+    last = history.last_evaluation
     if best is None or last is None or best.step == last.step or not last.high < best.low:
         return None
     name = history.performance
-    accuracy, before = history.mean(name), history.first_mean(name)
+    accuracy = history.mean(name)
+    before = history.first_mean(name)
     if accuracy is None or before is None or accuracy - before < GAIN:
         return None
     style = ".3f" if last.is_score else ".1%"
-    fell = f"from {best.accuracy:{style}} at step {best.step} to {last.accuracy:{style}} at {last.step}"
+    fell = (
+        f"from {best.accuracy:{style}} at step {best.step} to {last.accuracy:{style}} at"
+        f" {last.step}"
+    )
     fell = f"held-out {'mean score' if last.is_score else 'accuracy'} fell {fell}"
-    evidence = {"eval accuracy": last.accuracy, "eval accuracy, best": best.accuracy, f"{name} at first": before}
+    evidence = {
+        "eval accuracy": last.accuracy,
+        "eval accuracy, best": best.accuracy,
+        f"{name} at first": before,
+    }
     if last.truncated - best.truncated >= (best.accuracy - last.accuracy) / 2:
         limit = config.eval.max_response_tokens or config.rollout.max_response_tokens
         return Symptom(
-            f"{fell}, where {last.truncated:.0%} of its responses end at the limit of {limit} tokens, after "
-            f"{best.truncated:.0%}: they are cut off, which is no overfitting yet",
+            f"{fell}, where {last.truncated:.0%} of its responses end at the limit of {limit}"
+            f" tokens, after {best.truncated:.0%}: they are cut off, which is no overfitting yet",
             evidence | {"eval truncated_fraction": last.truncated},
             (f"eval.max_response_tokens={2 * limit}",),
         )
     return Symptom(
-        f"{fell}, beyond both intervals, while training went from {before:.3g} to {accuracy:.3g} ({name})",
+        f"{fell}, beyond both intervals, while training went from {before:.3g} to {accuracy:.3g}"
+        f" ({name})",
         evidence | history.means(name, "rollout/epoch"),
-        (f"train.num_steps={max(best.step, 1)}", f"loss.kl_coef={10 * config.loss.kl_coef or 0.001:g}"),
-        advice="more problems, or problems like those of the evaluation; the best checkpoint is kept",
+        (
+            f"train.num_steps={max(best.step, 1)}",
+            f"loss.kl_coef={10 * config.loss.kl_coef or 0.001:g}",
+        ),
+        advice=(
+            "more problems, or problems like those of the evaluation; the best checkpoint is kept"
+        ),
     )
 
 
 def slow_verifier(history: MetricHistory, config: Config) -> Symptom | None:
     """The engine waits for verdicts."""
     waited = history.mean("time/judge_wait_s")
-    step_s, evaluate_s = history.total("time/step_s"), history.total("time/evaluate_s")
+    step_s = history.total("time/step_s")
+    evaluate_s = history.total("time/evaluate_s")
     training_s = (step_s - evaluate_s) / max(1, len(history.window()))
     if waited is None or not waited > max(JUDGE_WAIT * training_s, MIN_JUDGE_WAIT_S):
         return None
     per_call = history.mean("time/verifier_call_s")
     call = "" if per_call is None else f", {per_call:.2g} s per call"
-    workers = min(4 * config.reward.workers, config.rollout.prompts_per_step * config.rollout.group_size)
-    change = (f"reward.workers={workers}",) if workers > config.reward.workers else ()  # one per response at most
+    workers = min(
+        4 * config.reward.workers, config.rollout.prompts_per_step * config.rollout.group_size
+    )
+    # one per response at most
+    change = (f"reward.workers={workers}",) if workers > config.reward.workers else ()
     return Symptom(
-        f"the engine waited {waited:.1f} of {training_s:.1f} s per step for verdicts{call}: the verifier is slower "
-        "than the model",
+        f"the engine waited {waited:.1f} of {training_s:.1f} s per step for verdicts{call}: the"
+        " verifier is slower than the model",
         history.means("time/judge_wait_s", "time/step_s", "time/verifier_call_s"),
         change,
         advice="make it faster: dapo reward test times it",
@@ -98,27 +137,34 @@ def slow_verifier(history: MetricHistory, config: Config) -> Symptom | None:
 
 def environment_errors(history: MetricHistory, config: Config) -> Symptom | None:
     """The environment fails in many episodes."""
-    errors, episodes = history.total("rollout/environment_errors"), decided(history) * config.rollout.group_size
+    errors = history.total("rollout/environment_errors")
+    episodes = decided(history) * config.rollout.group_size
     if history.steps < MIN_STEPS or errors <= ENVIRONMENT_ERRORS * episodes:
         return None
     return Symptom(
-        f"{errors / max(1, episodes):.0%} of the episodes have no verdict, and train nothing: the environment fails in "
-        "them",
+        f"{errors / max(1, episodes):.0%} of the episodes have no verdict, and train nothing: the"
+        " environment fails in them",
         history.means("rollout/environment_errors"),
-        advice="correct the environment: the reason is below; if calls exceed their time, raise environment.timeout_s",
+        advice=(
+            "correct the environment: the reason is below; if calls exceed their time, raise"
+            " environment.timeout_s"
+        ),
     )
 
 
 def episodes_cut(history: MetricHistory, config: Config) -> Symptom | None:
     """The environment ends hardly any episode, and few reach the limit of tokens."""
-    cut, truncated = history.rate("rollout/episodes_cut_fraction"), history.mean("rollout/truncated_fraction") or 0.0
+    cut = history.rate("rollout/episodes_cut_fraction")
+    truncated = history.mean("rollout/truncated_fraction") or 0.0
     if cut <= CUT or truncated > cut / 2:  # `truncation` reports a limit of tokens
         return None
     limit = config.environment.max_turns
     return Symptom(
-        f"{cut:.0%} of the episodes are cut, most of them after {limit} turns, the limit: they are rewarded before "
-        "they have ended",
-        history.means("rollout/episodes_cut_fraction", "rollout/turns_mean", "rollout/truncated_fraction"),
+        f"{cut:.0%} of the episodes are cut, most of them after {limit} turns, the limit: they are"
+        " rewarded before they have ended",
+        history.means(
+            "rollout/episodes_cut_fraction", "rollout/turns_mean", "rollout/truncated_fraction"
+        ),
         (f"environment.max_turns={min(2 * limit, 1000)}",),
         advice="or let the environment end an episode that cannot be solved any more (done=True)",
     )
@@ -126,30 +172,43 @@ def episodes_cut(history: MetricHistory, config: Config) -> Symptom | None:
 
 def no_tool_calls(history: MetricHistory, config: Config) -> Symptom | None:
     """There are tools, and no episode calls one."""
-    if history.steps < MIN_STEPS or history.mean("rollout/tool_calls") is None or history.total("rollout/tool_calls"):
+    if (
+        history.steps < MIN_STEPS
+        or history.mean("rollout/tool_calls") is None
+        or history.total("rollout/tool_calls")
+    ):
         return None
     called_before = any(history.values("rollout/tool_calls", LONG))
     if not called_before and not config.environment.tools:
         return None  # an environment need not have tools
-    result = "any more: the policy has learned to do without" if called_before else "so they change nothing"
+    result = (
+        "any more: the policy has learned to do without"
+        if called_before
+        else "so they change nothing"
+    )
     return Symptom(
         f"no episode calls a tool{' ' if called_before else ', '}{result}",
         history.means("rollout/tool_calls", "rollout/turns_mean"),
-        advice="describe in data.instruction when to call one, with an example of a call; a form that the model never "
-        "samples cannot be learned from rewards alone",
+        advice=(
+            "describe in data.instruction when to call one, with an example of a call; a form that"
+            " the model never samples cannot be learned from rewards alone"
+        ),
     )
 
 
 def tool_errors(history: MetricHistory, config: Config) -> Symptom | None:
     """Nearly all tool calls fail."""
-    calls, errors = history.total("rollout/tool_calls"), history.total("rollout/tool_errors")
+    calls = history.total("rollout/tool_calls")
+    errors = history.total("rollout/tool_errors")
     if history.steps < MIN_STEPS or not calls or errors <= TOOL_ERRORS * calls:
         return None
     return Symptom(
         f"{errors / calls:.0%} of the tool calls fail, and the policy reads only their errors",
         history.means("rollout/tool_calls", "rollout/tool_errors"),
-        advice="read the errors in the responses below: a tool that raises, or calls whose arguments do not fit; "
-        "an example of a call in data.instruction shows the form",
+        advice=(
+            "read the errors in the responses below: a tool that raises, or calls whose arguments"
+            " do not fit; an example of a call in data.instruction shows the form"
+        ),
     )
 
 
@@ -160,8 +219,8 @@ def too_stale(history: MetricHistory, config: Config) -> Symptom | None:
         return None
     eta = config.max_staleness
     return Symptom(
-        f"the importance weight of {over:.0%} of the tokens is beyond its cap: for this learning rate the policies "
-        f"that sampled them, up to {eta} steps older, are too old",
+        f"the importance weight of {over:.0%} of the tokens is beyond its cap: for this learning"
+        f" rate the policies that sampled them, up to {eta} steps older, are too old",
         history.means(
             "loss/engine_weight_truncated_fraction",
             "loss/engine_weight_mean",
@@ -175,22 +234,33 @@ def too_stale(history: MetricHistory, config: Config) -> Symptom | None:
 def idle_engine(history: MetricHistory, config: Config) -> Symptom | None:
     """The engine waits for the trainer."""
     advice = (
-        "give the trainer what the engine does not use: GPUs (distributed.trainer_ranks) or fewer engines and more "
+        "give the trainer what the engine does not use: GPUs (distributed.trainer_ranks) or fewer"
+        " engines and more "
     )
-    cause = "the engine has nothing to sample for {:.0%} of a step: the updates take longer than the next batch"
+    cause = (
+        "the engine has nothing to sample for {:.0%} of a step: the updates take longer than the"
+        " next batch"
+    )
     return _idle(history, config, "time/engine_idle_s", cause, advice=f"{advice}threads")
 
 
 def idle_trainer(history: MetricHistory, config: Config) -> Symptom | None:
     """The trainer waits for its batch."""
     change = f"rollout.engines={2 * max(1, config.rollout.engines)}"
-    cause = "the trainer waits for its batch for {:.0%} of a step: sampling takes longer than the updates"
+    cause = (
+        "the trainer waits for its batch for {:.0%} of a step: sampling takes longer than the"
+        " updates"
+    )
     advice = "more hardware belongs to the engines"
     return _idle(history, config, "time/trainer_idle_s", cause, change=(change,), advice=advice)
 
 
-def _idle(history: MetricHistory, config: Config, name: str, cause: str, **remedy: Any) -> Symptom | None:
-    """The symptom where the seconds in a metric are above IDLE of the steps' seconds without those of evaluations."""
+def _idle(
+    history: MetricHistory, config: Config, name: str, cause: str, **remedy: Any
+) -> Symptom | None:
+    """The symptom where the seconds in a metric are above IDLE of the steps' seconds without those
+    of evaluations.
+    """
     seconds = history.total("time/step_s") - history.total("time/evaluate_s")
     share = history.total(name) / seconds if seconds > 0 else 0.0
     if not _is_async(history, config) or share <= IDLE:
@@ -201,7 +271,8 @@ def _idle(history: MetricHistory, config: Config, name: str, cause: str, **remed
 
 def stale_work(history: MetricHistory, config: Config) -> Symptom | None:
     """Much of what is sampled is given up, because it is too old."""
-    generated, stale = history.total("rollout/tokens_generated"), history.total("rollout/tokens_stale")
+    generated = history.total("rollout/tokens_generated")
+    stale = history.total("rollout/tokens_stale")
     if not _is_async(history, config) or not generated or stale <= STALE * generated:
         return None
     return Symptom(

@@ -1,4 +1,6 @@
-"""Rules over a run's sampling: groups without a signal, verifier errors, and the responses' form."""
+"""Rules over a run's sampling: groups without a signal, verifier errors, and the responses'
+form.
+"""
 
 from dapo.config import Config
 from dapo.rewards.verifier import VERIFIERS
@@ -7,16 +9,19 @@ from dapo.training.rules.history import GAIN, LONG, MIN_KEEP_RATE, MIN_STEPS, Me
 
 MIN_GROUPS = 32  # judged groups that are enough for a keep rate, however few their steps
 ERROR_RATE = 0.05  # the fraction of responses without a verdict above which a run warns
-FEW_ERRORS = 2  # failures of an audit, in all the window's steps, that say nothing: it may judge a few responses
+# failures of an audit, in all the window's steps, that say nothing: it may judge a few responses
+FEW_ERRORS = 2
 TRUNCATED = 0.5  # the fraction of responses that end at the limit of tokens above which a run warns
-LENGTH_GROWTH = 2.0  # the growth since the first steps that is an explosion, unless accuracy grew as well
+# the growth since the first steps that is an explosion, unless accuracy grew as well
+LENGTH_GROWTH = 2.0
 LOOPS = 0.1  # the fraction of responses that end in a loop above which a run warns
-MANY_ANSWERS = 0.1  # the fraction of responses with three or more marked answers above which a run warns
+# the fraction of responses with three or more marked answers above which a run warns
+MANY_ANSWERS = 0.1
 TOP_PROBLEM = 0.5  # the fraction of a step's trained tokens that one problem may have
 EASIER_PROBLEMS = (
-    "mix in problems that the model solves at times, data.train={mix: {easy: SOURCE, hard: SOURCE}} "
-    "(dynamic_sampling.predict=proportional samples the others less often), or train on easier ones first and go on "
-    "with dapo fork"
+    "mix in problems that the model solves at times, data.train={mix: {easy: SOURCE, hard: SOURCE}}"
+    " (dynamic_sampling.predict=proportional samples the others less often), or train on easier"
+    " ones first and go on with dapo fork"
 )
 """Advice where a model solves none of its problems."""
 _MANY_TOKENS = 8
@@ -29,22 +34,36 @@ def too_hard(history: MetricHistory, config: Config) -> Symptom | None:
 
 def _none_right(history: MetricHistory, config: Config) -> Symptom | None:
     """Wrong responses alone teach nothing of a task, whatever else the reward scores."""
-    keep_rate, groups, steps = signal_rate(history, config), round(decided(history)), len(history.window())
+    keep_rate = signal_rate(history, config)
+    groups = round(decided(history))
+    steps = len(history.window())
     is_sure = not keep_rate or steps >= MIN_STEPS or groups >= MIN_GROUPS
-    if any(history.values("reward/accuracy", LONG)) or history.mean("reward/accuracy") is None or not is_sure:
+    if (
+        any(history.values("reward/accuracy", LONG))
+        or history.mean("reward/accuracy") is None
+        or not is_sure
+    ):
         return None
     if _starvation_cause(history, config) != "too_hard":
         return None
     result = "all that is learned is the penalty on length" if keep_rate else "nothing is learned"
-    truncated, limit = history.mean("rollout/truncated_fraction") or 0.0, config.rollout.max_response_tokens
+    truncated = history.mean("rollout/truncated_fraction") or 0.0
+    limit = config.rollout.max_response_tokens
     is_cut = truncated > TRUNCATED
-    cause = f"{truncated:.0%} of the responses reach {limit} tokens, the limit" if is_cut else "problems are too hard"
+    cause = (
+        f"{truncated:.0%} of the responses reach {limit} tokens, the limit"
+        if is_cut
+        else "problems are too hard"
+    )
     return Symptom(
         f"{cause}: every response to {groups:,} prompts is wrong, so {result}",
-        {"rollout/keep_rate": keep_rate} | history.means("reward/accuracy", "rollout/truncated_fraction"),
+        {"rollout/keep_rate": keep_rate}
+        | history.means("reward/accuracy", "rollout/truncated_fraction"),
         (f"rollout.max_response_tokens={2 * limit}",) if is_cut else (),
-        advice=f"{EASIER_PROBLEMS}; if it should solve these, read its responses: an answer that is cut off, or in a "
-        "form that the reward does not expect, is wrong too",
+        advice=(
+            f"{EASIER_PROBLEMS}; if it should solve these, read its responses: an answer that is"
+            " cut off, or in a form that the reward does not expect, is wrong too"
+        ),
         severity="error",
     )
 
@@ -57,19 +76,30 @@ def starvation(history: MetricHistory, config: Config, name: str) -> Symptom | N
     if _starvation_cause(history, config) != name or _is_cut_off(history, config, name):
         return None
     cause, change, advice = _STARVATION[name]
-    if keep_rate:  # without any signal larger groups have none either, and dynamic sampling fills no batch
+    # without any signal larger groups have none either, and dynamic sampling fills no batch
+    if keep_rate:
         change = (*_sampling_change(config), *change)
     elif name != "filtered":
         change = ()
     sides = history.means("rollout/all_correct_fraction", "rollout/all_wrong_fraction")
-    if config.dynamic_sampling.enabled and name in ("too_easy", "too_hard") and None not in sides.values():
-        cause += " (all correct in {:.0%} of the groups, all wrong in {:.0%})".format(*sides.values())
+    if (
+        config.dynamic_sampling.enabled
+        and name in ("too_easy", "too_hard")
+        and None not in sides.values()
+    ):
+        cause += " (all correct in {:.0%} of the groups, all wrong in {:.0%})".format(
+            *sides.values()
+        )
     if ENABLE in change:  # its batch has 1 / keep_rate times the signal (docs/lab/when.md)
-        advice += f"; with dynamic sampling optim.lr may be up to {keep_rate**-0.5:.1f} times as high"
+        advice += (
+            f"; with dynamic sampling optim.lr may be up to {keep_rate**-0.5:.1f} times as high"
+        )
     bigger = 2 * config.rollout.group_size
     return Symptom(
         f"only {keep_rate:.0%} of the judged groups carry a signal, as {cause}",
-        {"rollout/keep_rate": keep_rate} | sides | history.means("rollout/shortfall_groups", "reward/accuracy"),
+        {"rollout/keep_rate": keep_rate}
+        | sides
+        | history.means("rollout/shortfall_groups", "reward/accuracy"),
         tuple(option.format(bigger=bigger) for option in change),
         advice=advice,
     )
@@ -79,21 +109,32 @@ _STARVATION = {
     "too_easy": (
         "problems are too easy",
         (),
-        "choose harder problems in data.train; if these are hard, the reward accepts too much: try dapo reward test",
+        (
+            "choose harder problems in data.train; if these are hard, the reward accepts too much:"
+            " try dapo reward test"
+        ),
     ),
     "too_hard": (
         "problems are too hard",
         ("rollout.group_size={bigger}",),
-        "choose easier problems in data.train (dapo data select), or mix some in; or the reward expects another form "
-        "of the answer than the model writes: read its responses",
+        (
+            "choose easier problems in data.train (dapo data select), or mix some in; or the reward"
+            " expects another form of the answer than the model writes: read its responses"
+        ),
     ),
     "equal_rewards": (
         "the reward gives the responses of most groups the same score",
         ("rollout.group_size={bigger}",),
-        "a reward without spread teaches nothing: make it tell better responses from worse ones; dapo reward test "
-        "shows its scores",
+        (
+            "a reward without spread teaches nothing: make it tell better responses from worse"
+            " ones; dapo reward test shows its scores"
+        ),
     ),
-    "filtered": ("dynamic_sampling.filter rejects the others", ("dynamic_sampling.filter=null",), "loosen the filter"),
+    "filtered": (
+        "dynamic_sampling.filter rejects the others",
+        ("dynamic_sampling.filter=null",),
+        "loosen the filter",
+    ),
 }
 
 
@@ -109,23 +150,32 @@ def _lacks_signal(history: MetricHistory, config: Config) -> bool:
 
 
 def _is_cut_off(history: MetricHistory, config: Config, name: str) -> bool:
-    """Whether groups lack a signal because their responses are truncated, which `truncation` reports."""
+    """Whether groups lack a signal because their responses are truncated, which `truncation`
+    reports.
+    """
     truncated = history.mean("rollout/truncated_fraction") or 0.0
     may_hide = name in ("too_hard", "equal_rewards") or config.overlong.mode == "filter"
     return may_hide and truncated > TRUNCATED
 
 
 def _sampling_change(config: Config) -> tuple[str, ...]:
-    """The option of dynamic sampling that would leave out problems without a signal, if one is unused."""
+    """The option of dynamic sampling that would leave out problems without a signal, if one is
+    unused.
+    """
     sampling = config.dynamic_sampling
     if not sampling.enabled:
         return (ENABLE,)
-    return () if config.predicts_signal or sampling.filter is not None else ("dynamic_sampling.predict=proportional",)
+    return (
+        ()
+        if config.predicts_signal or sampling.filter is not None
+        else ("dynamic_sampling.predict=proportional",)
+    )
 
 
 def signal_rate(history: MetricHistory, config: Config) -> float | None:
     """The fraction of judged groups with an advantage other than 0; None before the first."""
-    judged, flat = decided(history), history.total("rollout/zero_advantage_fraction") / max(1, len(history.window()))
+    judged = decided(history)
+    flat = history.total("rollout/zero_advantage_fraction") / max(1, len(history.window()))
     if not config.dynamic_sampling.enabled and history.window():
         return 1 - flat
     return (1 - flat) * history.total("rollout/groups_trained") / judged if judged else None
@@ -133,7 +183,9 @@ def signal_rate(history: MetricHistory, config: Config) -> float | None:
 
 def decided(history: MetricHistory) -> float:
     """The number of groups whose responses were judged and not given up."""
-    return history.total("rollout/groups_generated") - history.total("rollout/groups_excess", "rollout/groups_aborted")
+    return history.total("rollout/groups_generated") - history.total(
+        "rollout/groups_excess", "rollout/groups_aborted"
+    )
 
 
 def _starvation_cause(history: MetricHistory, config: Config) -> str:
@@ -142,7 +194,11 @@ def _starvation_cause(history: MetricHistory, config: Config) -> str:
         if _error_rate(history, config) > 1 - MIN_KEEP_RATE:
             return "verifier_errors"
         accuracy = history.mean("reward/accuracy")
-        return "equal_rewards" if accuracy is None else "too_easy" if accuracy > 0.5 else "too_hard"
+        if accuracy is None:
+            return "equal_rewards"
+        if accuracy > 0.5:
+            return "too_easy"
+        return "too_hard"
     counts = {
         "too_easy": history.total("rollout/groups_all_correct"),
         "too_hard": history.total("rollout/groups_all_wrong"),
@@ -162,13 +218,17 @@ def _error_rate(history: MetricHistory, config: Config, *, but: str | None = Non
 
 def verifier_errors(history: MetricHistory, config: Config) -> Symptom | None:
     """Many responses have no verdict of the reward, or many audited ones none of the audit."""
-    rate = _error_rate(history, config, but="rollout/environment_errors")  # these have a rule of their own
-    per_call, limit = history.mean("time/verifier_call_s"), config.reward.timeout_s
+    # these have a rule of their own
+    rate = _error_rate(history, config, but="rollout/environment_errors")
+    per_call = history.mean("time/verifier_call_s")
+    limit = config.reward.timeout_s
     if rate <= ERROR_RATE or len(history.window()) < MIN_STEPS:
         return _audit_errors(history)
-    may_time_out = per_call is None or per_call >= rate * limit / 2  # calls that end at the limit last that long
+    # calls that end at the limit last that long
+    may_time_out = per_call is None or per_call >= rate * limit / 2
     return Symptom(
-        f"{rate:.0%} of the responses have no verdict, and train nothing: the verifier fails on them",
+        f"{rate:.0%} of the responses have no verdict, and train nothing: the verifier fails on"
+        " them",
         history.means("rollout/verifier_errors", "time/verifier_call_s"),
         (f"reward.timeout_s={2 * limit:g}",) if may_time_out else (),
         advice="dapo reward test shows what the verifier says",
@@ -176,21 +236,30 @@ def verifier_errors(history: MetricHistory, config: Config) -> Symptom | None:
 
 
 def _audit_errors(history: MetricHistory) -> Symptom | None:
-    errors, responses = history.total("audit/errors"), history.total("audit/responses")
-    if not responses or errors <= max(ERROR_RATE * responses, FEW_ERRORS) or history.steps < MIN_STEPS:
+    errors = history.total("audit/errors")
+    responses = history.total("audit/responses")
+    if (
+        not responses
+        or errors <= max(ERROR_RATE * responses, FEW_ERRORS)
+        or history.steps < MIN_STEPS
+    ):
         return None
     return Symptom(
-        f"{errors / responses:.0%} of the audited responses have no verdict of audit.verifier, and audit/gap leaves "
-        "them out: the audit fails on them",
+        f"{errors / responses:.0%} of the audited responses have no verdict of audit.verifier, and"
+        " audit/gap leaves them out: the audit fails on them",
         history.means("audit/errors", "audit/responses"),
-        advice="correct audit.verifier: rollouts/*.parquet has the reasons in the column audit_error",
+        advice=(
+            "correct audit.verifier: rollouts/*.parquet has the reasons in the column audit_error"
+        ),
     )
 
 
 def truncation(history: MetricHistory, config: Config) -> Symptom | None:
     """Most responses end at the limit, and not because they repeat themselves."""
-    truncated, evaluation = history.mean("rollout/truncated_fraction"), history.last_evaluation
-    if truncated is None and evaluation is not None:  # of the untrained model, before the first step
+    truncated = history.mean("rollout/truncated_fraction")
+    evaluation = history.last_evaluation
+    # of the untrained model, before the first step
+    if truncated is None and evaluation is not None:
         option = "rollout" if config.eval.max_response_tokens is None else "eval"
         accuracy = None if evaluation.is_score else evaluation.accuracy
         return _cut_off(evaluation.truncated, accuracy, config, option, " of the first evaluation")
@@ -199,23 +268,42 @@ def truncation(history: MetricHistory, config: Config) -> Symptom | None:
     looping = history.total("rollout/looping_fraction") / max(1, len(history.window()))
     if truncated is None or not is_sure or looping > truncated / 2:
         return None
-    effect = {"soft": " and are penalised", "filter": " and do not train"}.get(config.overlong.mode, "")
-    if config.overlong.mode == "filter" and (rate := signal_rate(history, config) or 0.0) < MIN_KEEP_RATE:
+    effect = {"soft": " and are penalised", "filter": " and do not train"}.get(
+        config.overlong.mode, ""
+    )
+    if (
+        config.overlong.mode == "filter"
+        and (rate := signal_rate(history, config) or 0.0) < MIN_KEEP_RATE
+    ):
         effect += f", so that {rate:.0%} of the groups have a token with an advantage"
     return _cut_off(truncated, history.mean("reward/accuracy"), config, "rollout", "", effect)
 
 
 def _cut_off(
-    truncated: float, accuracy: float | None, config: Config, section: str, sampled: str, effect: str = ""
+    truncated: float,
+    accuracy: float | None,
+    config: Config,
+    section: str,
+    sampled: str,
+    effect: str = "",
 ) -> Symptom | None:
     if not truncated > TRUNCATED:
         return None
     limit: int = getattr(config, section).max_response_tokens
-    has_answered = accuracy is not None and accuracy > 1 - truncated / 2  # so most truncated responses are right
-    reason = "they go on after their answer" if has_answered else "they are judged before they have answered"
+    # so most truncated responses are right
+    has_answered = accuracy is not None and accuracy > 1 - truncated / 2
+    reason = (
+        "they go on after their answer"
+        if has_answered
+        else "they are judged before they have answered"
+    )
     return Symptom(
-        f"{truncated:.1%} of the responses{sampled} end at the limit of {limit} tokens{effect}: {reason}",
-        {"eval truncated_fraction" if sampled else "rollout/truncated_fraction": truncated, "accuracy": accuracy},
+        f"{truncated:.1%} of the responses{sampled} end at the limit of {limit} tokens{effect}:"
+        f" {reason}",
+        {
+            "eval truncated_fraction" if sampled else "rollout/truncated_fraction": truncated,
+            "accuracy": accuracy,
+        },
         () if has_answered else (f"{section}.max_response_tokens={2 * limit}",),
         advice="request shorter answers in data.instruction",
     )
@@ -224,12 +312,18 @@ def _cut_off(
 def length_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     """Responses grow without a gain in accuracy."""
     name = "rollout/response_tokens_mean"
-    length, before = history.mean(name), history.first_mean(name)
-    if length is None or before is None or length < max(LENGTH_GROWTH * before, before + _MANY_TOKENS):
+    length = history.mean(name)
+    before = history.first_mean(name)
+    if (
+        length is None
+        or before is None
+        or length < max(LENGTH_GROWTH * before, before + _MANY_TOKENS)
+    ):
         return None
     accuracy = history.mean("reward/accuracy")
     gain = None if accuracy is None else history.gain
-    # selection keeps the accuracy of sampled problems near one half, and takes harder ones, whose solutions are longer
+    # selection keeps the accuracy of sampled problems near one half, and takes harder ones, whose
+    # solutions are longer
     is_unknown = config.predicts_signal and history.evaluations < 2
     if is_unknown or (gain is not None and gain >= GAIN):
         return None
@@ -240,17 +334,21 @@ def length_explosion(history: MetricHistory, config: Config) -> Symptom | None:
         result = f"accuracy changed by {gain:+.1%}"
     else:
         result = f"the mean score changed by {gain:+.3f}"
-    mode, buffer = config.overlong.mode, config.overlong.buffer_tokens
+    mode = config.overlong.mode
+    buffer = config.overlong.buffer_tokens
     shorter = max(round(LENGTH_GROWTH * before), buffer if mode == "soft" else 1)
     change = [] if mode == "soft" else ["overlong.mode=filter"]
     if shorter < config.rollout.max_response_tokens:
         change.append(f"rollout.max_response_tokens={shorter}")
     return Symptom(
-        f"responses are {length / before:.1f} times as long as in the first steps ({length:.0f} tokens, then "
-        f"{before:.0f}), and {result}",
+        f"responses are {length / before:.1f} times as long as in the first steps ({length:.0f}"
+        f" tokens, then {before:.0f}), and {result}",
         {name: length, f"{name} at first": before, "reward/accuracy": accuracy},
         tuple(change),
-        advice="look at the longest responses below: a reward that counts words or steps pays for more of them",
+        advice=(
+            "look at the longest responses below: a reward that counts words or steps pays for more"
+            " of them"
+        ),
     )
 
 
@@ -272,13 +370,18 @@ def many_answers(history: MetricHistory, config: Config) -> Symptom | None:
     if (rate := history.rate("rollout/many_answers_fraction")) <= MANY_ANSWERS:
         return None
     verifier = config.reward.verifier
-    reads_marks = isinstance(verifier, str) and verifier in VERIFIERS and bool(VERIFIERS[verifier].markers)
+    reads_marks = (
+        isinstance(verifier, str) and verifier in VERIFIERS and bool(VERIFIERS[verifier].markers)
+    )
     return Symptom(
-        f"{rate:.0%} of the responses mark three or more answers (Answer:, \\boxed or ####): the model hedges, and a "
-        "verifier that takes any of them pays for guessing",
+        f"{rate:.0%} of the responses mark three or more answers (Answer:, \\boxed or ####): the"
+        " model hedges, and a verifier that takes any of them pays for guessing",
         {"rollout/many_answers_fraction": rate},
         ("reward.verifier=math",) if reads_marks else (),  # other tasks need other verifiers
-        advice="take a verifier that refuses several answers: dapo reward test tries `several marked answers`",
+        advice=(
+            "take a verifier that refuses several answers: dapo reward test tries `several marked"
+            " answers`"
+        ),
         severity="warning" if verifier == "math" else None,  # which refuses several answers
     )
 
@@ -291,5 +394,8 @@ def one_problem(history: MetricHistory, config: Config) -> Symptom | None:
         f"one problem has {share:.0%} of the tokens that train, so the run learns that problem",
         {"rollout/top_problem_fraction": share},
         ("loss.aggregate=sequence",),
-        advice="remove the copies of the problem below (dapo data dedupe), or add problems of middle difficulty",
+        advice=(
+            "remove the copies of the problem below (dapo data dedupe), or add problems of middle"
+            " difficulty"
+        ),
     )

@@ -1,4 +1,6 @@
-"""Rules over a run's updates: entropy, step size, gradients, and the gap between sampler and trainer."""
+"""Rules over a run's updates: entropy, step size, gradients, and the gap between sampler and
+trainer.
+"""
 
 import math
 from collections.abc import Mapping
@@ -13,21 +15,34 @@ from dapo.training.rules.sampling_rules import signal_rate
 ENTROPY_FRACTION = 0.1  # the fraction of the first steps' entropy below which it has collapsed
 LOW_ENTROPY = 0.01  # nats per token below which it has collapsed, whatever it was at first
 SOLVED = 0.9  # the accuracy at which a policy may be certain: its problems are solved
-FALL_STEPS = 16  # steps of a mean accuracy that is compared: five steps of few prompts vary by more than half
-ENTROPY_GROWTH, ENTROPY_RISE = 1.5, 0.5
+# steps of a mean accuracy that is compared: five steps of few prompts vary by more than half
+FALL_STEPS = 16
+ENTROPY_GROWTH = 1.5
+ENTROPY_RISE = 0.5
 """The factor over the first steps' entropy, and the nats above it, that are an explosion."""
-MAX_LOGPROB_GAP = 0.1  # nats per token between sampler and trainer, mean over a step's tokens, above which a run warns
-IDLE_CLIPPED, IDLE_KEPT, IDLE_TRUNCATED, IDLE_LENGTHS = 1e-3, 0.9, 0.02, 1.5
-"""The fraction of tokens at the upper clip, of groups with a signal, and of truncated responses, and the longest
-response over the mean one, from which on clip-higher, dynamic sampling, the overlong treatment and the token-level loss
-are idle."""
-SPIKE = 10.0  # the factor over the usual gradient norm (the median of the last steps) that is a spike
+# nats per token between sampler and trainer, mean over a step's tokens, above which a run warns
+MAX_LOGPROB_GAP = 0.1
+IDLE_CLIPPED = 1e-3
+IDLE_KEPT = 0.9
+IDLE_TRUNCATED = 0.02
+IDLE_LENGTHS = 1.5
+"""The fraction of tokens at the upper clip, of groups with a signal, and of truncated responses,
+and the longest response over the mean one, from which on clip-higher, dynamic sampling, the
+overlong treatment and the token-level loss are idle.
+"""
+# the factor over the usual gradient norm (the median of the last steps) that is a spike
+SPIKE = 10.0
 SPIKE_STEPS = 6  # steps from which a norm is usual
-HIGH_KL, HIGH_CLIPPED = 0.1, 0.2
-"""Nats per token from the policy at the start of the step, and fraction of clipped tokens, that are too much."""
-MIN_BOUND = 0.2  # the smallest clip_low or clip_high whose clipped tokens count: Eq. 8's lower bound
+HIGH_KL = 0.1
+HIGH_CLIPPED = 0.2
+"""Nats per token from the policy at the start of the step, and fraction of clipped tokens, that are
+too much.
+"""
+# the smallest clip_low or clip_high whose clipped tokens count: Eq. 8's lower bound
+MIN_BOUND = 0.2
 _CLIP_FRACTIONS = ("loss/clip_high_fraction", "loss/clip_low_fraction")
-MANY_SKIPPED = 0.1  # the fraction of skipped updates that is an error; a rare one costs a run nothing
+# the fraction of skipped updates that is an error; a rare one costs a run nothing
+MANY_SKIPPED = 0.1
 LOW_KL = 1e-8  # nats per token below which the policy does not move
 MIN_LR_FRACTION = 0.1  # the fraction of optim.lr below which the rate of a step is low by design
 
@@ -37,8 +52,11 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
 
     A policy that learns its task becomes certain as well: what accuracy does decides.
     """
-    name, performance = "loss/entropy", history.performance
-    entropy, before, now = history.mean(name), history.first_mean(name), history.mean(performance)
+    name = "loss/entropy"
+    performance = history.performance
+    entropy = history.mean(name)
+    before = history.first_mean(name)
+    now = history.mean(performance)
     if entropy is None or before is None or history.gain is None or now is None:
         return None
     is_low = entropy < ENTROPY_FRACTION * before or (entropy < LOW_ENTROPY and entropy < before / 2)
@@ -49,34 +67,52 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
     has_gained = history.gain >= GAIN and not has_lost
     if has_gained and is_accuracy:
         return None
-    result = "has halved" if has_lost else "can rise further" if has_gained else "has not risen"
+    if has_lost:
+        result = "has halved"
+    elif has_gained:
+        result = "can rise further"
+    else:
+        result = "has not risen"
     wrong = f": {1 - now:.0%} of the responses are wrong" if is_accuracy else ""
     warmer = ("rollout.temperature=1.0",) if config.rollout.temperature < 1 else ()
     # without ratios, or in a loss without that bound, nothing is clipped
-    wider = (f"loss.clip_high={max(0.28, 1.25 * config.loss.clip_high):.2g}",) if config.clips_high else ()
+    wider = (
+        (f"loss.clip_high={max(0.28, 1.25 * config.loss.clip_high):.2g}",)
+        if config.clips_high
+        else ()
+    )
     return Symptom(
-        f"the policy explores no more: its entropy is {entropy:.3g} nats per token, after {before:.3g} in the first "
-        f"steps, {'if' if has_gained else 'and'} {performance} {result}{wrong}",
+        f"the policy explores no more: its entropy is {entropy:.3g} nats per token, after"
+        f" {before:.3g} in the first steps, {'if' if has_gained else 'and'} {performance}"
+        f" {result}{wrong}",
         {name: entropy, f"{name} at first": before, performance: now}
         | {f"{performance} at first": history.first_mean(performance)},
         (*warmer, *wider, _lower_lr(config)),
-        # a score has no known maximum; selection keeps the accuracy of sampled problems near one half
-        severity="warning" if has_gained or (config.predicts_signal and history.evaluations < 2) else None,
+        # a score has no known maximum; selection keeps the accuracy of sampled problems near one
+        # half
+        severity=(
+            "warning"
+            if has_gained or (config.predicts_signal and history.evaluations < 2)
+            else None
+        ),
     )
 
 
 def _has_changed(history: MetricHistory, *, below: float = math.inf, above: float = 0.0) -> bool:
-    """Whether the entropy over all responses has changed by a factor in these bounds since the first steps.
+    """Whether the entropy over all responses has changed by a factor in these bounds since the
+    first steps.
 
-    `loss/entropy` is the mean over the tokens that train: it changes with their choice as well. True where it is not
-    known.
+    `loss/entropy` is the mean over the tokens that train: it changes with their choice as well.
+    True where it is not known.
     """
     now, before = (get("rollout/entropy_estimate") for get in (history.mean, history.first_mean))
     return not now or not before or above < now / before < below
 
 
 def _has_halved(history: MetricHistory) -> bool:
-    """Whether accuracy is at most half of its best among the last steps, as means over FALL_STEPS of them."""
+    """Whether accuracy is at most half of its best among the last steps, as means over FALL_STEPS
+    of them.
+    """
     values = history.values("reward/accuracy", LONG)
     means = [fmean(values[end - FALL_STEPS : end]) for end in range(FALL_STEPS, len(values) + 1)]
     return bool(means) and means[-1] <= max(means) / 2
@@ -84,20 +120,28 @@ def _has_halved(history: MetricHistory) -> bool:
 
 def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     """The policy becomes more and more random, and does not learn its task."""
-    name, loss = "loss/entropy", config.loss
-    entropy, before = history.mean(name), history.first_mean(name)
+    name = "loss/entropy"
+    loss = config.loss
+    entropy = history.mean(name)
+    before = history.first_mean(name)
     if entropy is None or before is None:
         return None
-    largest = max(ENTROPY_GROWTH * before, before + ENTROPY_RISE, ENTROPY_GROWTH * (loss.entropy_target or 0.0))
-    has_learned = not loss.entropy_coef and (history.gain or 0.0) >= GAIN and not _has_halved(history)
+    largest = max(
+        ENTROPY_GROWTH * before,
+        before + ENTROPY_RISE,
+        ENTROPY_GROWTH * (loss.entropy_target or 0.0),
+    )
+    has_learned = (
+        not loss.entropy_coef and (history.gain or 0.0) >= GAIN and not _has_halved(history)
+    )
     if entropy <= largest or has_learned or not _has_changed(history, above=1.0):
         return None
     bonus = (f"loss.entropy_coef={loss.entropy_coef / 10:.2g}",) if loss.entropy_coef else ()
     paid = f"loss.entropy_coef={loss.entropy_coef:g} pays for randomness"
     reason = paid if bonus else "the updates destroy what the model knew"
     return Symptom(
-        f"the policy becomes random: its entropy is {entropy:.3g} nats per token, after {before:.3g} in the first "
-        f"steps; {reason}",
+        f"the policy becomes random: its entropy is {entropy:.3g} nats per token, after"
+        f" {before:.3g} in the first steps; {reason}",
         {name: entropy, f"{name} at first": before, "reward/mean": history.mean("reward/mean")},
         (*bonus, _lower_lr(config)),
     )
@@ -105,47 +149,83 @@ def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
 
 def idle_techniques(history: MetricHistory, config: Config) -> Symptom | None:
     """A technique of the paper that is on has nothing to act on."""
-    loss, overlong, rollout = config.loss, config.overlong, config.rollout
+    loss = config.loss
+    overlong = config.overlong
+    rollout = config.rollout
     means = history.means("loss/clip_high_fraction", "loss/movement", "rollout/truncated_fraction")
-    means |= history.means("rollout/response_tokens_max", "rollout/response_tokens_mean", "loss/ratio_mean")
+    means |= history.means(
+        "rollout/response_tokens_max", "rollout/response_tokens_mean", "loss/ratio_mean"
+    )
     stopped, moved, truncated, longest, usual, ratio = means.values()
     clips = SURROGATES[loss.surrogate].bounds and not loss.function and ratio is not None
-    clips_higher = config.clips_high and loss.clip_high > loss.clip_low and moved != 0  # 0: no update, so no evidence
-    idle, change = list[str](), tuple[str, ...]()
+    # 0: no update, so no evidence
+    clips_higher = config.clips_high and loss.clip_high > loss.clip_low and moved != 0
+    idle = list[str]()
+    change = tuple[str, ...]()
     if clips and not config.reuses_samples:
         idle.append("clipping (with one update per step every ratio is 1)")
         groups = rollout.prompts_per_step
-        change = tuple(f"train.minibatch_groups={n}" for n in range(groups - 1, 0, -1) if groups % n == 0)[:1]
+        change = tuple(
+            f"train.minibatch_groups={n}" for n in range(groups - 1, 0, -1) if groups % n == 0
+        )[:1]
     elif clips_higher and stopped is not None and stopped < IDLE_CLIPPED:
-        movement = f"tokens move by {moved:.2g} nats per step (root mean square), and " if (moved or 0) > 0 else ""
+        movement = (
+            f"tokens move by {moved:.2g} nats per step (root mean square), and "
+            if (moved or 0) > 0
+            else ""
+        )
         bound = f"one is stopped from {math.log1p(loss.clip_high):.2g} nats on"
-        idle.append(f"clip-higher (the upper clip stops {stopped:.2g} of the tokens: {movement}{bound})")
+        idle.append(
+            f"clip-higher (the upper clip stops {stopped:.2g} of the tokens: {movement}{bound})"
+        )
     kept = signal_rate(history, config)
-    if config.dynamic_sampling.enabled and not config.predicts_signal and kept is not None and kept >= IDLE_KEPT:
+    if (
+        config.dynamic_sampling.enabled
+        and not config.predicts_signal
+        and kept is not None
+        and kept >= IDLE_KEPT
+    ):
         idle.append(f"dynamic sampling ({kept:.0%} of the groups carry a signal)")
-    is_far = overlong.mode == "filter" or (longest or math.inf) <= rollout.max_response_tokens - overlong.buffer_tokens
+    is_far = (
+        overlong.mode == "filter"
+        or (longest or math.inf) <= rollout.max_response_tokens - overlong.buffer_tokens
+    )
     if overlong.mode != "off" and truncated is not None and truncated < IDLE_TRUNCATED and is_far:
-        idle.append(f"overlong.mode={overlong.mode} ({truncated:.1%} of the responses reach the limit)")
-    if loss.aggregate == "token" and longest is not None and usual and longest < IDLE_LENGTHS * usual:
-        idle.append(f"the token-level loss (the longest response has {longest / usual:.2g} times the mean length)")
+        idle.append(
+            f"overlong.mode={overlong.mode} ({truncated:.1%} of the responses reach the limit)"
+        )
+    if (
+        loss.aggregate == "token"
+        and longest is not None
+        and usual
+        and longest < IDLE_LENGTHS * usual
+    ):
+        idle.append(
+            f"the token-level loss (the longest response has {longest / usual:.2g} times the mean"
+            " length)"
+        )
     if not idle:
         return None
     return Symptom(
         f"these techniques have nothing to act on: {'; '.join(idle)}",
         means,
         change,
-        advice="an idle technique costs little and may act later; dapo docs doctor has the conditions",
+        advice=(
+            "an idle technique costs little and may act later; dapo docs doctor has the conditions"
+        ),
     )
 
 
 def sampler_gap(history: MetricHistory, config: Config) -> Symptom | None:
     """The log-probabilities of engine and trainer differ."""
     gap = history.mean("rollout/engine_logprob_gap_mean")
-    if gap is None or gap <= MAX_LOGPROB_GAP or config.loss.engine_correction is not None:  # NaN is a gap too
+    # NaN is a gap too
+    if gap is None or gap <= MAX_LOGPROB_GAP or config.loss.engine_correction is not None:
         return None
     return Symptom(
-        f"sampler and trainer differ by {gap:.3g} nats per token on average (more than {MAX_LOGPROB_GAP:g}): the "
-        "engine may hold other weights, or compute in a coarser dtype, which loss.engine_correction=tis corrects",
+        f"sampler and trainer differ by {gap:.3g} nats per token on average (more than"
+        f" {MAX_LOGPROB_GAP:g}): the engine may hold other weights, or compute in a coarser dtype,"
+        " which loss.engine_correction=tis corrects",
         history.means("rollout/engine_logprob_gap_mean", "rollout/engine_logprob_gap_max"),
         ("loss.engine_correction=tis", "model.dtype=float32"),
     )
@@ -158,15 +238,25 @@ def skipped_updates(history: MetricHistory, config: Config) -> Symptom | None:
         return None
     updates = config.updates_per_step * len(history.window())
     means = history.means("optim/grad_norm", "loss/approx_kl")
-    shown = ", ".join(f"{name} {value:.3g}" for name, value in means.items() if value is not None) or "no gradient"
-    limit, moved, change, advice = config.loss.max_approx_kl, means["loss/approx_kl"], _lower_lr(config), ""
+    shown = (
+        ", ".join(f"{name} {value:.3g}" for name, value in means.items() if value is not None)
+        or "no gradient"
+    )
+    limit = config.loss.max_approx_kl
+    moved = means["loss/approx_kl"]
+    change = _lower_lr(config)
+    advice = ""
     if config.loss.function is not None:
-        change, advice = "", f"check that {config.loss.function} returns finite values for every ratio and advantage"
-    elif limit is not None and limit <= HIGH_KL and moved is not None and moved <= HIGH_KL:  # a usual step
+        change = ""
+        advice = (
+            f"check that {config.loss.function} returns finite values for every ratio and advantage"
+        )
+    # a usual step
+    elif limit is not None and limit <= HIGH_KL and moved is not None and moved <= HIGH_KL:
         change = f"loss.max_approx_kl={max(1.0, 10 * limit):g}"
     return Symptom(
-        f"{skipped:.0f} of {updates} updates skipped, with {shown} on average: the loss or the gradient was not "
-        "finite, or the policy too far from the one that sampled",
+        f"{skipped:.0f} of {updates} updates skipped, with {shown} on average: the loss or the"
+        " gradient was not finite, or the policy too far from the one that sampled",
         {"optim/skipped": skipped} | means,
         (change,) if change else (),
         advice,
@@ -181,16 +271,23 @@ def gradient_spike(history: MetricHistory, config: Config) -> Symptom | None:
     recent = [norm for norm in history.values(name) if norm > 0]
     if len(norms) < SPIKE_STEPS or not recent:
         return None
-    usual, largest = median(norms), max(recent)
-    is_clipped_anyway = usual >= config.optim.max_grad_norm  # every update has that norm, this one as well
-    is_of_few_groups = history.rate("rollout/zero_advantage_fraction") > 1 - MIN_KEEP_RATE  # whose norms are small
-    if is_clipped_anyway or is_of_few_groups or largest <= max(SPIKE * usual, config.optim.max_grad_norm):
+    usual = median(norms)
+    largest = max(recent)
+    # every update has that norm, this one as well
+    is_clipped_anyway = usual >= config.optim.max_grad_norm
+    # whose norms are small
+    is_of_few_groups = history.rate("rollout/zero_advantage_fraction") > 1 - MIN_KEEP_RATE
+    if (
+        is_clipped_anyway
+        or is_of_few_groups
+        or largest <= max(SPIKE * usual, config.optim.max_grad_norm)
+    ):
         return None
     at = [record.get(name) for record in history.window()].index(largest)
     scale = ("advantage.scale=std",) if config.advantage.scale == "none" else ()
     return Symptom(
-        f"the gradient of step {history.span()[0] + at} has the norm {largest:.3g}, {largest / usual:.0f} times the "
-        f"usual {usual:.3g}: one batch turns the policy"
+        f"the gradient of step {history.span()[0] + at} has the norm {largest:.3g},"
+        f" {largest / usual:.0f} times the usual {usual:.3g}: one batch turns the policy"
         + (", as unscaled advantages let one extreme reward outweigh the others" if scale else ""),
         {name: largest, f"{name} usually": usual, "reward/mean": history.mean("reward/mean")},
         (*scale, f"optim.max_grad_norm={max(usual, 1e-3):.1g}", _lower_lr(config)),
@@ -199,14 +296,16 @@ def gradient_spike(history: MetricHistory, config: Config) -> Symptom | None:
 
 def lr_too_high(history: MetricHistory, config: Config) -> Symptom | None:
     """A step moves the policy farther than clipping can hold it."""
-    divergence, clipped = history.median("loss/approx_kl"), _clipped_tokens(history, config)
+    divergence = history.median("loss/approx_kl")
+    clipped = _clipped_tokens(history, config)
     if divergence is None or (divergence <= 10 * HIGH_KL and len(history.window()) < MIN_STEPS):
         return None
     if divergence <= HIGH_KL and clipped <= HIGH_CLIPPED:
         return None
     clipping = f", and {clipped:.0%} of the tokens are clipped" if clipped else ""
     return Symptom(
-        f"each step moves the policy too far: {divergence:.3g} nats per token (loss/approx_kl){clipping}",
+        f"each step moves the policy too far: {divergence:.3g} nats per token"
+        f" (loss/approx_kl){clipping}",
         {"loss/approx_kl": divergence} | {name: history.median(name) for name in _CLIP_FRACTIONS},
         (_lower_lr(config),),
     )
@@ -215,36 +314,48 @@ def lr_too_high(history: MetricHistory, config: Config) -> Symptom | None:
 def _clipped_tokens(history: MetricHistory, config: Config) -> float:
     """The fraction of tokens whose own ratio is beyond a bound that is no tighter than Eq. 8's.
 
-    Tighter bounds clip without a large step. So does a ratio per response: GSPO's published bounds clip 14 % of the
-    tokens at 0.0003. A surrogate without a bound has no such tokens.
+    Tighter bounds clip without a large step. So does a ratio per response: GSPO's published bounds
+    clip 14 % of the tokens at 0.0003. A surrogate without a bound has no such tokens.
     """
-    loss, row = config.loss, SURROGATES[config.loss.surrogate]
+    loss = config.loss
+    row = SURROGATES[config.loss.surrogate]
     if loss.function is not None or row.needs_whole_responses:
         return 0.0
     sides = zip(_CLIP_FRACTIONS, ("clip_high", "clip_low"), strict=True)
-    counted = [name for name, bound in sides if bound in row.bounds and getattr(loss, bound) >= MIN_BOUND]
+    counted = [
+        name for name, bound in sides if bound in row.bounds and getattr(loss, bound) >= MIN_BOUND
+    ]
     return sum(history.median(name) or 0.0 for name in counted)
 
 
 def lr_too_low(history: MetricHistory, config: Config) -> Symptom | None:
     """The policy does not move, although it trains."""
-    divergence, rate = history.mean("loss/approx_kl"), history.mean("optim/lr")
+    divergence = history.mean("loss/approx_kl")
+    rate = history.mean("optim/lr")
     is_warm = history.step - len(history.window()) >= config.optim.warmup_steps
-    is_decayed = rate is not None and rate < MIN_LR_FRACTION * config.optim.lr  # by its schedule, or for the critic
+    # by its schedule, or for the critic
+    is_decayed = rate is not None and rate < MIN_LR_FRACTION * config.optim.lr
     trained = [record for record in history.window() if _trains_twice(record, config)]
-    is_sure = is_warm and not is_decayed and len(trained) >= MIN_STEPS and not history.total("optim/skipped")
+    is_sure = (
+        is_warm
+        and not is_decayed
+        and len(trained) >= MIN_STEPS
+        and not history.total("optim/skipped")
+    )
     if divergence is None or not is_sure or not divergence <= LOW_KL:
         return None
     return Symptom(
-        f"the policy does not move: after a step's updates it is {max(divergence, 0.0):.1e} nats per token from where "
-        "the step began",
+        f"the policy does not move: after a step's updates it is {max(divergence, 0.0):.1e} nats"
+        " per token from where the step began",
         {"loss/approx_kl": divergence, "optim/lr": rate},
         (f"optim.lr={100 * config.optim.lr:.2g}",),
     )
 
 
 def _trains_twice(record: Mapping[str, float], config: Config) -> bool:
-    """Whether tokens with an advantage trained in two updates of a step: before that every ratio is 1."""
+    """Whether tokens with an advantage trained in two updates of a step: before that every ratio is
+    1.
+    """
     share = 1 - record.get("rollout/zero_advantage_fraction", 0.0)
     with_advantage = share * record.get("rollout/groups_trained", 0.0)
     return config.reuses_samples and with_advantage > config.train.minibatch_groups
