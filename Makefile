@@ -113,6 +113,7 @@ gpu-acceptance: install
 check: install-dev
 	$(VENV)/bin/ruff format --check src tests benchmarks evidence examples docs/*.py .ci/*.py setup.py
 	$(VENV)/bin/ruff check src tests benchmarks evidence examples docs/*.py .ci/*.py setup.py
+	$(VENV)/bin/python .ci/plain_lines.py
 	$(VENV)/bin/codespell src benchmarks evidence examples docs configs README.md CONTRIBUTING.md CHANGELOG.md
 	$(VENV)/bin/mypy
 

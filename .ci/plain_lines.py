@@ -1,6 +1,4 @@
-"""Name four forms that pack several statements into one line: `python .ci/plain_lines.py`.
-
-About 300 are left.
+"""Refuse four forms that pack several statements into one line; `make check` runs it.
 
 1. A tuple assignment whose values are calls: `a, b = f(x), g(y)`. Write two assignments.
 2. Literals that are unpacked into a literal: `(*("a", "b"), *("c", "d"))`. Write the tuple, one
@@ -35,7 +33,8 @@ def faults_at(node: ast.AST) -> Iterator[tuple[int, str]]:
         isinstance(part, ast.IfExp) for part in (node.body, node.test, node.orelse)
     ):
         yield node.lineno, "a conditional expression inside another: write if, elif, else"
-    if isinstance(node, ast.If | ast.While | ast.IfExp) and isinstance(node.test, ast.BoolOp):
+    # a loop may assign in its condition: `while (token := peek()) is not None and ...`
+    if isinstance(node, ast.If | ast.IfExp) and isinstance(node.test, ast.BoolOp):
         walruses = [part for part in ast.walk(node.test) if isinstance(part, ast.NamedExpr)]
         if walruses:
             yield (

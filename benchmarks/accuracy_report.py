@@ -275,7 +275,8 @@ def notes(part: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
 def document(results: Mapping[str, Any]) -> str:
     """Both tables and the notes as Markdown."""
     part = results["parts"]["accuracy"]
-    (head, *rows), (races_head, *races) = comparison_rows(part), race_rows(part)
+    head, *rows = comparison_rows(part)
+    races_head, *races = race_rows(part)
     tables = [*markdown_rows(head, rows), "", *markdown_rows(races_head, races)]
     return "\n".join([*tables, "", *notes(part, results)])
 

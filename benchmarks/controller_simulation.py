@@ -165,7 +165,8 @@ class Simulation:
             tracker=Tracker([JsonlSink(run.metrics)], recorder),
             directory=run,
         )
-        before, (ranks_before, _) = current_rss_bytes(), trainer.rss_bytes()
+        before = current_rss_bytes()
+        ranks_before, _ = trainer.rss_bytes()
         recorder.log(0, {})
         training_run.state.pending_metrics = None
         gc.freeze()  # as `dapo train` does

@@ -157,7 +157,9 @@ def _describe(criterion: Criterion, effect: Effect) -> str:
         return f"{name} to {bound:.0%}: {_range(effect, style)}, {seeds}"
     scale = _scale(measure)
     digits = 1 if scale == _PERCENT or abs(effect.mean) >= 1 else 3
-    unit = (" points" if is_difference else " %") if scale == _PERCENT else ""
+    unit = ""
+    if scale == _PERCENT:
+        unit = " points" if is_difference else " %"
     shown = _range(effect, f"{'+' * is_difference}.{digits}f", scale, unit)
     name = "accuracy" if measure.metric == ACCURACY else f"`{measure.metric}`"
     name += f" less `{measure.than_metric}`" if measure.than_metric else ""

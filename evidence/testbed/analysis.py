@@ -76,7 +76,8 @@ class Interval:
         """Base models and seeds are two crossed samples; with one seed the interval is over base
         models alone.
         """
-        mean, (variance, freedom) = float(table.mean()), variance_of_mean(table)
+        mean = float(table.mean())
+        variance, freedom = variance_of_mean(table)
         if table.shape[1] == 1:
             variance = float(table.var(ddof=1)) / len(table)
             freedom = len(table) - 1.0
@@ -193,13 +194,11 @@ class Arm:
                 if holds
                 else "predicted direction"
             )
-            return found + (
-                ", but smaller"
-                if self.contrast.high < 1
-                else ", but larger"
-                if self.contrast.low > 1
-                else ""
-            )
+            if self.contrast.high < 1:
+                return f"{found}, but smaller"
+            if self.contrast.low > 1:
+                return f"{found}, but larger"
+            return found
         limit = self._scaled(float(self.facts["no_effect"]))
         if all(-limit <= each.low and each.high <= limit for each in self.effects.values()):
             return f"no effect beyond {self.facts['no_effect']:g}"

@@ -89,12 +89,10 @@ class NameRequirements:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         }
         self.check_parameters: set[str] = set()
-        if (
-            checks
-            and entry_point is None
-            and (functions := re.findall(r"\bdef\s+(\w+)\s*\(", prompt))
-        ):
-            entry_point = functions[-1]
+        if checks and entry_point is None:
+            functions = re.findall(r"\bdef\s+(\w+)\s*\(", prompt)
+            if functions:
+                entry_point = functions[-1]
         # the expression that `check` is called with; "": the function of the program
         self.check: str | None = None
         if checks and "check" not in called and len(parameters_of(checks[-1])) == 1:

@@ -331,7 +331,8 @@ def decode_(
     shared = torch.zeros(2, count, dtype=torch.int64)
     if prompts is not None:
         stride = prompts.pointers.element_size()
-        first, (by_layer, by_kind, _) = prompts.pointers.data_ptr(), prompts.pointers.stride()
+        first = prompts.pointers.data_ptr()
+        by_layer, by_kind, _ = prompts.pointers.stride()
         at = torch.arange(count) * (by_layer * stride) + first
         shared = torch.stack((at, at + by_kind * stride))
     table = torch.cat((layers.addresses, states.T, shared.T), 1).contiguous()

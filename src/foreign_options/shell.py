@@ -288,6 +288,7 @@ class _Shell:
         """Follow a command whose words are known."""
         if name in ("exit", "return") or (name == "exec" and len(words) == 1):
             raise _Exit
+        command_flag = _short_flag(words, "c") if name in ("bash", "sh", "zsh") else None
         if name in self.functions and self.depth < MAX_DEPTH:
             self._call(self.functions[name], words[1:])
         elif name == "set":
@@ -307,8 +308,9 @@ class _Shell:
                 self._assign_formula(each)
         elif name == "eval":
             self._nested(" ".join(words[1:]), command)
-        elif name in ("bash", "sh", "zsh") and (flag := _short_flag(words, "c")):
-            self._nested(words[flag + 1] if flag + 1 < len(words) else "", command)
+        elif command_flag:
+            script = words[command_flag + 1 : command_flag + 2]
+            self._nested("".join(script), command)
         elif name == "printf" and words[1:2] == ["-v"] and len(words) > 2:
             self.variables[words[2]] = f"{_OPEN}${words[2]}{_CLOSE}"
         elif name in _PRINTING:
@@ -487,11 +489,9 @@ class _Shell:
         """
         match = re.fullmatch(rf"({_NAME}|[0-9@*#?$!-])(?:\[([^\]]*)\])?", source)
         if match is None:
-            return (
-                None
-                if asked and (match := re.match(_NAME, source)) and match[0] not in self.variables
-                else [""]
-            )
+            variable = re.match(_NAME, source) if asked else None
+            is_unset = variable is not None and variable[0] not in self.variables
+            return None if is_unset else [""]
         name, index = match.groups()
         if name in ("@", "*"):
             return self.arguments

@@ -373,12 +373,14 @@ class ShellParser:
             if self._redirection(command):
                 continue
             may_assign = not command.words or self._declares(command)
-            if may_assign and (assignment := self._assignment()) is not None:
-                place: list[Assignment] | list[Word | Assignment] = (
-                    command.words if command.words else command.assignments
-                )
-                place.append(assignment)
-                continue
+            if may_assign:
+                assignment = self._assignment()
+                if assignment is not None:
+                    place: list[Assignment] | list[Word | Assignment] = (
+                        command.words if command.words else command.assignments
+                    )
+                    place.append(assignment)
+                    continue
             word = self._word()
             if word is None:
                 break

@@ -182,7 +182,8 @@ def with_context(first: Box, last: Box, contents: str) -> str:
         else after[closing.end() if closing else end :]
     )
     left, value = _value(formula, rest, contents, is_open=is_open)
-    if (later := _LATER_ANSWER.search(after)) and "boxed" not in later["value"]:
+    later = _LATER_ANSWER.search(after)
+    if later and "boxed" not in later["value"]:
         return later["value"]
     clause = _clause(prose)
     if named := None if left else _QUANTITY.search(_SENTENCE_END.split(before)[-1].strip()):

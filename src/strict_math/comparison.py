@@ -147,12 +147,8 @@ class Reference:
     @cached_property
     def _letter(self) -> str:
         """The letter of a choice; empty for any other reference."""
-        return (
-            letter
-            if len(letter := self.answer.text.replace("\\text", "").strip("{}().")) == 1
-            and "A" <= letter <= "J"
-            else ""
-        )
+        letter = self.answer.text.replace("\\text", "").strip("{}().")
+        return letter if len(letter) == 1 and "A" <= letter <= "J" else ""
 
     @cached_property
     def normal_form(self) -> str:
@@ -170,9 +166,8 @@ class Reference:
         text = " ".join(answer.split())
         if len(text) > self.length + _EXTRA_CHARS or (_CUT_OFF.search(text) and self._is_number):
             return False
-        if (named := _QUANTITY.match(text)) and self.question.contradicts_quantity(
-            named["name"].lower()
-        ):
+        named = _QUANTITY.match(text)
+        if named and self.question.contradicts_quantity(named["name"].lower()):
             return False
         if self._letter and chosen_letter(text, self.question.text) == self._letter:
             return True

@@ -253,9 +253,8 @@ class Question:
         another phrase.
         """
         phrase = _OF_THE_GIVEN.sub(" of these ", phrase.replace(" among ", " of "))
-        if (extreme := _EXTREME.fullmatch(phrase)) and (
-            extreme["of"] or not extreme["thing"].endswith("s")
-        ):
+        extreme = _EXTREME.fullmatch(phrase)
+        if extreme and (extreme["of"] or not extreme["thing"].endswith("s")):
             return self._asks_extreme(
                 extreme["which"].lower(), extreme["thing"].lower()
             ) or self._quotes(phrase)

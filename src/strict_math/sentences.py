@@ -218,9 +218,8 @@ def value_in_sentence(line: str, question: Question) -> str | None:
     if owned and _is_quantity(f"the {owned['quantity']} of {owned['owner']}", question):
         return _without_tail(owned["value"], question)
     if stated := None if _DERIVATIVE.match(line) else _STATED.fullmatch(line):
-        if (expression := _EXPRESSION.fullmatch(stated["subject"])) and not expression[
-            "text"
-        ].isdigit():
+        expression = _EXPRESSION.fullmatch(stated["subject"])
+        if expression and not expression["text"].isdigit():
             return f"{expression['text']} = {stated['value']}" if stated["verb"] else None
         return (
             _without_tail(stated["value"], question)

@@ -177,8 +177,10 @@ def boxes(text: str) -> list[Box]:
             open_braces.append((match.start(), match.end()))
         elif match[0] == "{":
             open_braces.append(None)
-        elif match[0] == "}" and open_braces and (box := open_braces.pop()):
-            found.append(Box(text, *box, match.end()))
+        elif match[0] == "}" and open_braces:
+            box = open_braces.pop()
+            if box is not None:
+                found.append(Box(text, *box, match.end()))
     return found
 
 

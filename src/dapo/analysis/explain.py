@@ -144,7 +144,8 @@ def _describe(config: Config, stored: StoredGroup, update: GroupUpdate | None) -
     for i, sample in enumerate(update.samples):
         if sample.group_id == group.id:
             for turn in responses[sample.index]["turns"] or ():
-                if (span := turn["tokens"]) is not None and span[0] < span[1]:
+                span = turn["tokens"]
+                if span is not None and span[0] < span[1]:
                     turn["advantage"] = _advantage_at(sample, span[0])
             own = _sample(config, stored, update, i, encoder)
             result["clipped_tokens"] += own.pop("clipped_tokens")
@@ -166,19 +167,16 @@ def _eq9(
         differences = [
             reward - fmean(of_group) for of_group in rewards.values() for reward in of_group
         ]
+    scale = "std" if estimator.std_over else "none"
+    if advantage.estimator == "group":
+        scale = advantage.scale
     return {
         "estimator": advantage.estimator,
         "mean": fmean(compared),
         "rewards": len(compared),
         "std": stdev(differences),
         "differences": len(differences),
-        "scale": (
-            advantage.scale
-            if advantage.estimator == "group"
-            else "std"
-            if estimator.std_over
-            else "none"
-        ),
+        "scale": scale,
         "eps": STD_EPS,
     }
 

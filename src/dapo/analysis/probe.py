@@ -136,6 +136,16 @@ def default_problems(config: Config) -> int:
     return max(8, min(4 * config.rollout.prompts_per_step, MAX_PROBLEMS))
 
 
+def _bin_of(rate: float) -> int:
+    """Return the bin of a pass rate: 0 for never, 1 to BINS, and BINS + 1 for always.
+
+    A rate on a border counts in the bin above.
+    """
+    if rate == 0:
+        return 0
+    return BINS + 1 if rate == 1 else 1 + int(rate * BINS)
+
+
 def pass_rate_histogram(correct: Sequence[int], wrong: Sequence[int]) -> list[PassRates]:
     """The numbers of problems never solved, in each bin, and always solved, with intervals of their
     fractions.
@@ -143,8 +153,7 @@ def pass_rate_histogram(correct: Sequence[int], wrong: Sequence[int]) -> list[Pa
     rates = [c / (c + w) for c, w in zip(correct, wrong, strict=True)]
     width = 100 // BINS
     names = ["never", *(f"{i * width} to {(i + 1) * width} %" for i in range(BINS)), "always"]
-    # a rate on a border counts in the bin above
-    bins = [0 if rate == 0 else BINS + 1 if rate == 1 else 1 + int(rate * BINS) for rate in rates]
+    bins = [_bin_of(rate) for rate in rates]
     found = []
     for i, name in enumerate(names):
         inside = [float(number == i) for number in bins]

@@ -186,7 +186,8 @@ def _read_options(
         weights = weights_by_name(reward, reward_code.add)
         named = {reward_code.qualified(name): weight for name, weight in weights.items()}
         given["reward.verifier"] = verifier_option(named)
-    if not isinstance(loss := keywords.get("loss", ""), str | Mapping) and not callable(loss):
+    loss = keywords.get("loss", "")
+    if not isinstance(loss, str | Mapping) and not callable(loss):
         raise ConfigError(
             f"loss: expected a function, module:function or options of the loss, got {loss!r}"
         )

@@ -390,7 +390,10 @@ def _require_shallow(value: Any, where: str, *, depth: int = _MAX_DEPTH) -> None
 
 
 _WHOLE_VALUES = {
-    *(("data", "train"), ("data", "eval"), ("reward", "verifier"), ("reward", "options")),
+    ("data", "train"),
+    ("data", "eval"),
+    ("reward", "verifier"),
+    ("reward", "options"),
     ("environment", "options"),
 }
 

@@ -121,10 +121,10 @@ def nearest_option(parts: Sequence[str], value: object) -> str:
         return advice
     leaf, leaf_value = next(leaves_of(".".join(parts), value))
     by_keyword = names_by_keyword()
-    if leaf.rpartition(".")[2] not in by_keyword and (
-        elsewhere := called_elsewhere(leaf, leaf_value)
-    ):
-        return elsewhere
+    if leaf.rpartition(".")[2] not in by_keyword:
+        elsewhere = called_elsewhere(leaf, leaf_value)
+        if elsewhere:
+            return elsewhere
     is_section = isinstance(value, Mapping)
     section = _innermost_section(parts)
     names = [

@@ -364,13 +364,12 @@ class Config(Section):
         self._critic_and_prediction_fit()
         self._teacher_fits()
         self._schedule_fits()
-        if (
-            self.loss.old_logprobs == "engine"
-            and (obstacle := self._why_engine_is_not_pi_old()) is not None
-        ):
-            raise ValueError(
-                f"loss.old_logprobs=engine {obstacle}; set that, or loss.old_logprobs=policy"
-            )
+        if self.loss.old_logprobs == "engine":
+            obstacle = self._why_engine_is_not_pi_old()
+            if obstacle is not None:
+                raise ValueError(
+                    f"loss.old_logprobs=engine {obstacle}; set that, or loss.old_logprobs=policy"
+                )
         return self
 
     def _sizes_fit(self) -> None:
@@ -431,15 +430,13 @@ class Config(Section):
                 f" each update, which loss.entropy_coef={self.loss.entropy_coef:g} would fix; set"
                 " one of the two"
             )
-        if (
-            self.loss.engine_over_cap == "mask"
-            and (cap := self.loss.engine_correction) is not None
-            and cap < 1
-        ):
-            raise ValueError(
-                "loss.engine_over_cap=mask keeps ratios from 1 / loss.engine_correction to it, so "
-                f"loss.engine_correction must be at least 1, got {cap:g}"
-            )
+        if self.loss.engine_over_cap == "mask":
+            cap = self.loss.engine_correction
+            if cap is not None and cap < 1:
+                raise ValueError(
+                    "loss.engine_over_cap=mask keeps ratios from 1 / loss.engine_correction to it, so "
+                    f"loss.engine_correction must be at least 1, got {cap:g}"
+                )
         if self.decays_lr and self.optim.warmup_steps >= self.train.num_steps:
             raise ValueError(
                 f"optim.schedule={self.optim.schedule} lowers the learning rate after"
@@ -571,9 +568,10 @@ class Config(Section):
         """Turn dynamic sampling off where rewards do not train, unless it is set: no group lacks a
         signal then.
         """
-        if not isinstance(values, Mapping) or not isinstance(
-            reward := values.get("reward", {}), Mapping
-        ):
+        if not isinstance(values, Mapping):
+            return values
+        reward = values.get("reward", {})
+        if not isinstance(reward, Mapping):
             return values
         sampling = values.get("dynamic_sampling", {})
         if (
@@ -593,7 +591,8 @@ class Config(Section):
         if not isinstance(values, Mapping) or values.get("schedule") != "supervised":
             return values
         data = values.get("data", {})
-        if not isinstance(data, Mapping) or (demonstrations := data.get("demonstrations")) is None:
+        demonstrations = data.get("demonstrations") if isinstance(data, Mapping) else None
+        if demonstrations is None:
             raise ValueError(
                 "schedule=supervised imitates demonstrations; set data.demonstrations, for example"
                 " sft.jsonl with the columns prompt and response (`dapo data demonstrations` writes"

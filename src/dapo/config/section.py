@@ -62,9 +62,8 @@ Tokens: TypeAlias = Annotated[Positive, Field(le=10**8)]
 Seconds: TypeAlias = Annotated[Float, Field(gt=0, le=MAX_SECONDS)]
 Gibibytes: TypeAlias = Annotated[Float, Field(gt=0, le=1e6)]
 Seed: TypeAlias = Annotated[int, BeforeValidator(reject_bool), Field(ge=0, lt=2**63)]
-Switch = BeforeValidator(
-    lambda value: "on" if value is True else "off" if value is False else value
-)
+_SWITCHES = {True: "on", False: "off"}
+Switch = BeforeValidator(lambda value: _SWITCHES[value] if isinstance(value, bool) else value)
 """Accepts the booleans as which YAML reads `on` and `off`."""
 Auto = BeforeValidator(lambda value: None if value == "auto" else value)
 """Accepts `auto` for none, if none means a choice at the start."""

@@ -149,11 +149,10 @@ def read_regular(path: Path, *, max_bytes: int = MAX_BYTES, follow: bool = True)
     Raises OSError for anything else, for a larger file, and with `follow=False` for a link.
     """
     with open_regular(path) if follow else open_no_link(path, "rb") as file:
-        if (
-            os.fstat(file.fileno()).st_size <= max_bytes
-            and len(content := file.read(max_bytes + 1)) <= max_bytes
-        ):
-            return bytes(content)
+        if os.fstat(file.fileno()).st_size <= max_bytes:
+            content = file.read(max_bytes + 1)
+            if len(content) <= max_bytes:
+                return bytes(content)
     raise OSError(errno.EFBIG, f"it has more than {max_bytes:,} bytes", str(path))
 
 

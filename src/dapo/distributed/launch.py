@@ -39,8 +39,10 @@ def threads_on_cluster(config: Config, nodes: Sequence[Node], *, gpus: float) ->
     Workers with GPUs get the same fraction of their node's CPUs as of its GPUs, so that any
     placement fits. Workers without GPUs spread evenly over the nodes.
     """
-    if gpus and (with_gpus := [node for node in nodes if node.gpus]):
-        return max(1, int(min(node.cpus * min(1.0, gpus / node.gpus) for node in with_gpus)))
+    if gpus:
+        with_gpus = [node for node in nodes if node.gpus]
+        if with_gpus:
+            return max(1, int(min(node.cpus * min(1.0, gpus / node.gpus) for node in with_gpus)))
     if len(nodes) < 2:
         return None
     workers = config.distributed.trainer_ranks + config.engine_processes

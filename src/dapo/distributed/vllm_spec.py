@@ -38,13 +38,15 @@ def vllm_engine_spec(config: Config, *, threads: int, shares: GpuShares) -> Work
         options, gpu_processes=shares.processes, sleeps=shares.alternates, transfer=shares.transfer
     )
     options = replace(options, on_one_machine=config.ray_address is None)
-    if shares.alternates and (dimensions := find_dimensions(config.model)) is not None:
-        memory = TrainerMemory(config, dimensions, ResponseLengths.expected(config))
-        options = replace(
-            options,
-            gpu_processes=shares.engines,
-            trainer_bytes=shares.trainers * memory.kept_bytes(),
-        )
+    if shares.alternates:
+        dimensions = find_dimensions(config.model)
+        if dimensions is not None:
+            memory = TrainerMemory(config, dimensions, ResponseLengths.expected(config))
+            options = replace(
+                options,
+                gpu_processes=shares.engines,
+                trainer_bytes=shares.trainers * memory.kept_bytes(),
+            )
     return WorkerSpec(
         "dapo.engines.vllm.start:open_vllm_engine",
         {"options": options},
@@ -81,16 +83,14 @@ def require_vllm(config: Config) -> None:
         )
     gpus = torch.cuda.device_count()
     vllm = config.rollout.vllm
-    if (
-        vllm.cache_gib is None
-        and (gpus or config.uses_ray)
-        and (count := config.gpu_shares(gpus).engines) > 1
-    ):
-        raise ConfigError(
-            "rollout.vllm.cache_gib=auto needs a GPU on which no other engine starts, but here"
-            f" {count:g} engines share one; set rollout.vllm.cache_gib=NUMBER, or lower"
-            " rollout.engines to one per GPU"
-        )
+    if vllm.cache_gib is None and (gpus or config.uses_ray):
+        count = config.gpu_shares(gpus).engines
+        if count > 1:
+            raise ConfigError(
+                "rollout.vllm.cache_gib=auto needs a GPU on which no other engine starts, but here"
+                f" {count:g} engines share one; set rollout.vllm.cache_gib=NUMBER, or lower"
+                " rollout.engines to one per GPU"
+            )
     vllm_options(config)
 
 

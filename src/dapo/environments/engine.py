@@ -442,7 +442,9 @@ def _restored(
     episode = state.episode
     count = len(state.token_ids)
     assert episode is not None
-    sampled = list(state.sampled if state.sampled is not None else ((0, count),) if count else ())
+    sampled = [(0, count)] if count else []
+    if state.sampled is not None:
+        sampled = list(state.sampled)
     begin = count
     # else a turn has begun without a token yet
     if part.lag is None and sampled and sampled[-1][1] == count:

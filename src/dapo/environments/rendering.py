@@ -256,7 +256,10 @@ class TurnRenderer:
         written = None
         for turn in _calling_messages(1):
             text = self._render([*self._history(1), turn], header=False)
-            if text is None or _CALL.name not in (call := text.rpartition(_QUESTION)[2]):
+            if text is None:
+                continue
+            call = text.rpartition(_QUESTION)[2]
+            if _CALL.name not in call:
                 continue
             if CallReader("hermes", [_CALL_SCHEMA]).read(call) == [_CALL]:
                 return "hermes"

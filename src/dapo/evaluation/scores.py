@@ -136,15 +136,16 @@ class Evaluation:
         binary = all(response.correct is not None for response in valid)
         estimates = self._estimates() if binary else {}
         interval = mean_interval(means, proportions=binary) if means else None
+        interval_note = None
+        if interval is None:
+            interval_note = NO_INTERVAL if means else NOTHING_JUDGED
         with_extraction = [response for response in valid if response.answer is not None]
         return {
             "name": self.plan.name,
             "accuracy": fmean(means) if means else None,
             "low": None if interval is None else interval[0],
             "high": None if interval is None else interval[1],
-            "interval_note": (
-                None if interval is not None else NO_INTERVAL if means else NOTHING_JUDGED
-            ),
+            "interval_note": interval_note,
             "problems": len(self.problems),
             "complete_problems": len(self.complete),
             "samples_per_problem": k,

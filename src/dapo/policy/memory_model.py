@@ -162,7 +162,8 @@ class TrainerMemory:
         """The number of parameters of the model of `loss.reference`; 0 without one, the policy's if
         its sizes are unknown.
         """
-        if (name := self.config.loss.teacher) is None or self.config.loss.has_server:
+        name = self.config.loss.teacher
+        if name is None or self.config.loss.has_server:
             return 0
         found = find_dimensions(self.config.model.model_copy(update={"name": name}))
         return (found or self.dimensions).parameters
@@ -269,12 +270,10 @@ def trainer_bytes(shares: GpuShares, capacity: float, memory: TrainerMemory | No
     """
     if shares.alternates:
         return (capacity - shares.engines * SLEEPING_BYTES) / shares.trainers
-    if (
-        shares.is_shared
-        and memory is not None
-        and (held := memory.paged_engine_bytes()) is not None
-    ):
-        return (capacity - shares.engines * held) / shares.trainers
+    if shares.is_shared and memory is not None:
+        held = memory.paged_engine_bytes()
+        if held is not None:
+            return (capacity - shares.engines * held) / shares.trainers
     return capacity / shares.processes
 
 

@@ -81,10 +81,12 @@ def device_of(device: str, process: str = "torch") -> str:
     Raises ConfigError, which names the `process`, where CUDA is required and absent, and for an
     unusable driver.
     """
-    if device != "cpu" and (driver := unusable_driver()) is not None:
-        raise ConfigError(
-            f"{driver}; update the driver, install torch for an older CUDA, or set train.device=cpu"
-        )
+    if device != "cpu":
+        driver = unusable_driver()
+        if driver is not None:
+            raise ConfigError(
+                f"{driver}; update the driver, install torch for an older CUDA, or set train.device=cpu"
+            )
     has_cuda = torch.cuda.is_available()
     if device == "cuda" and not has_cuda:
         raise ConfigError(
@@ -294,7 +296,10 @@ def _union_of_ends(*sources: object) -> tuple[int, ...]:
     found: set[int] = set()
     for source in sources:
         ids = getattr(source, "eos_token_id", None)
-        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+        if isinstance(ids, list | tuple):
+            found.update(ids)
+        elif ids is not None:
+            found.add(ids)
     return tuple(sorted(found))
 
 

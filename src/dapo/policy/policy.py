@@ -219,8 +219,12 @@ class PolicyCore:
         ):
             weights = read(directory, REFERENCE, self._reference.weights)
             self._reference.restore(weights, step=counters[REFERENCE_STEP])
-        if self._entropy_bonus is not None and (saved := counters.get(ENTROPY_BONUS)) is not None:
-            self._entropy_bonus = EntropyBonus(**{**saved, "target": self._entropy_bonus.target})
+        if self._entropy_bonus is not None:
+            saved = counters.get(ENTROPY_BONUS)
+            if saved is not None:
+                self._entropy_bonus = EntropyBonus(
+                    **{**saved, "target": self._entropy_bonus.target}
+                )
 
     def _score(self, microbatch: Microbatch, model: Any) -> Tensor:
         return token_logprobs(model, microbatch, temperature=self._config.rollout.temperature)
@@ -241,12 +245,10 @@ class PolicyCore:
         norm, skipped = self._optimizer.update(
             rate, sums, is_valid=is_valid_update(metrics, self._config.loss)
         )
-        if (
-            self._entropy_bonus is not None
-            and not skipped
-            and (entropy := metrics.get("loss/entropy")) is not None
-        ):
-            self._entropy_bonus = self._entropy_bonus.after(entropy)
+        if self._entropy_bonus is not None and not skipped:
+            entropy = metrics.get("loss/entropy")
+            if entropy is not None:
+                self._entropy_bonus = self._entropy_bonus.after(entropy)
         metrics |= {"optim/grad_norm": norm, "optim/lr": rate, "optim/skipped": float(skipped)}
         return metrics | self._peak_gpu_memory()
 

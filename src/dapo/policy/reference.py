@@ -41,8 +41,10 @@ class Reference:
         Whether it is due depends only on the step number, so a resumed run copies at the same
         steps.
         """
-        if self._every is not None and (due := (step - 1) // self._every * self._every) > self.step:
-            self.restore(policy, step=due)
+        if self._every is not None:
+            due = (step - 1) // self._every * self._every
+            if due > self.step:
+                self.restore(policy, step=due)
 
     @torch.no_grad()
     def restore(self, weights: Mapping[str, Tensor], *, step: int) -> None:

@@ -98,11 +98,11 @@ def _record(line: bytes, where: str) -> dict[str, Any]:
         record = json.loads(line)
     except (ValueError, RecursionError):
         record = None
-    if (
-        not isinstance(record, dict)
-        or type(step := record.get("step")) is not int
-        or not 0 <= step <= MAX_STEP
-    ):
+    is_step = False
+    if isinstance(record, dict):
+        step = record.get("step")
+        is_step = type(step) is int and 0 <= step <= MAX_STEP
+    if not isinstance(record, dict) or not is_step:
         raise DataError(
             f'{where}: expected an object with a "step", got {line[:80]!r}; remove the line'
         )

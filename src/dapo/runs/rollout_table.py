@@ -360,9 +360,11 @@ def all_columns(path: Path, *more: Path) -> list[str]:
     """
     with stored_table(path, _WITH_ALL) as table:
         found = list(table.names)
-    if more and (missing := _OF_SOME.keys() - found):
-        others = {name for each in more for name in all_columns(each)}
-        found += [name for name in _OF_SOME if name in missing & others]
+    if more:
+        missing = _OF_SOME.keys() - found
+        if missing:
+            others = {name for each in more for name in all_columns(each)}
+            found += [name for name in _OF_SOME if name in missing & others]
     return found
 
 

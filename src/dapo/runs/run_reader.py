@@ -130,7 +130,8 @@ class RunReader:
             return known | {"state": "damaged", "note": str(error), "problem": str(error)}
 
     def _facts(self) -> dict[str, Any]:
-        (config, labels), manifest = self._options(), read_manifest(self.directory)
+        config, labels = self._options()
+        manifest = read_manifest(self.directory)
         rows, metrics = self._rows_and_columns()
         progress = run_progress(self.directory, list(rows.values()))
         return {

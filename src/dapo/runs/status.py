@@ -180,9 +180,11 @@ def _newest_evaluations(records: list[dict[str, Any]]) -> dict[str, dict[str, fl
     for record in records:
         of_sets: dict[str, dict[str, float | None]] = {}
         for name, value in record.items():
-            if name.startswith("eval/") and "/" in (rest := name.removeprefix("eval/")):
-                of_set, _, metric = rest.rpartition("/")
-                of_sets.setdefault(of_set, {"step": record["step"]})[metric] = value
+            if name.startswith("eval/"):
+                rest = name.removeprefix("eval/")
+                if "/" in rest:
+                    of_set, _, metric = rest.rpartition("/")
+                    of_sets.setdefault(of_set, {"step": record["step"]})[metric] = value
         found |= of_sets
     return found
 

@@ -31,8 +31,10 @@ class TimeLeft:
         if (tokens := known.get("rollout/tokens_generated")) is not None:
             self._tokens += tokens
             self._tokens_per_step.append(tokens)
-        if timed and math.isfinite(seconds := training_seconds(known)):
-            self._seconds.append((seconds, known.get("time/evaluate_s", 0.0)))
+        if timed:
+            seconds = training_seconds(known)
+            if math.isfinite(seconds):
+                self._seconds.append((seconds, known.get("time/evaluate_s", 0.0)))
 
     def budget_fraction(self) -> float:
         """Return the spent fraction of the token budget, at most 1; 0 without a budget."""

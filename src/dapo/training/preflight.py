@@ -54,11 +54,13 @@ def load_rows(
     warnings = warnings_about_rows(rows, verifier.verifier, verifier.options, where=where)
     if texts and any(name not in VERIFIERS for name in reward.weights):
         warnings.append(f"{where}: {describe_texts(texts)}")
-    if reward.reads_answer and (conflicts := conflicting_answers(rows)):
-        warnings.append(
-            f"{where}: texts with different answers: {conflicts:,}, so a row rewards what another"
-            " refuses; dapo data dedupe keeps the answer of most rows, and none without a majority"
-        )
+    if reward.reads_answer:
+        conflicts = conflicting_answers(rows)
+        if conflicts:
+            warnings.append(
+                f"{where}: texts with different answers: {conflicts:,}, so a row rewards what another"
+                " refuses; dapo data dedupe keeps the answer of most rows, and none without a majority"
+            )
     return rows, [*warnings, *_unrequested_markers(data, rows, reward, where)]
 
 

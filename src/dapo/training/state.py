@@ -242,11 +242,13 @@ class Run:
         )
         for name, output in outputs:
             is_first = not path.exists()
-            if output is not None and (new := output.move_to(path)) and is_first:
-                first_line = new.decode(errors="replace").strip().partition("\n")[0]
-                self.tracker.message(
-                    f"the {name} prints: {first_line[:_SHOWN_CHARS]!r}; kept in {path}"
-                )
+            if output is not None:
+                new = output.move_to(path)
+                if new and is_first:
+                    first_line = new.decode(errors="replace").strip().partition("\n")[0]
+                    self.tracker.message(
+                        f"the {name} prints: {first_line[:_SHOWN_CHARS]!r}; kept in {path}"
+                    )
 
     def warn(self, metrics: Mapping[str, float]) -> int:
         """Report new findings of the rules on the last finished step; return the number of findings

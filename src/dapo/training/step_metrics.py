@@ -226,8 +226,10 @@ def evaluate_and_log(run: Run) -> None:
         run.timer.add("judge_wait", run.sampling.judge_wait_s)
         run.sampling.judge_wait_s = 0.0
         judge = run.sampling.judge  # its calls in an evaluation count as well
-        if isinstance(judge, TimedJudge) and (seconds := judge.pop_mean_latency()) is not None:
-            metrics["time/verifier_call_s"] = round(seconds, 6)
+        if isinstance(judge, TimedJudge):
+            seconds = judge.pop_mean_latency()
+            if seconds is not None:
+                metrics["time/verifier_call_s"] = round(seconds, 6)
         if run.environment is not None:
             metrics["time/environment_s"] = round(run.environment.pop_call_s(), 6)
         tokens = "tokens_in_minibatches" if run.config.is_supervised else "tokens_generated"

@@ -125,9 +125,8 @@ def collect(
     problems = dict[str, list[str]]()
     for planned in experiment.runs():
         found, accuracies = _read_run(planned, folder / "runs" / planned.name, metrics)
-        if (reason := (failures or {}).get(planned.name)) is not None and found[
-            "state"
-        ] not in ENDED:
+        reason = (failures or {}).get(planned.name)
+        if reason is not None and found["state"] not in ENDED:
             found |= {"state": "failed", "reason": reason}
         if accuracies is not None:
             ids = problems.setdefault(planned.condition, sorted(accuracies))

@@ -138,7 +138,8 @@ def evaluation_config(
     raw["rollout"] = {"max_response_tokens": DEFAULT_TOKENS}
     if base is not None:
         raw = {**json.loads(json.dumps(base)), "audit": {}}
-        if (named := request.named_verifier) is not None and named != raw["reward"]["verifier"]:
+        named = request.named_verifier
+        if named is not None and named != raw["reward"]["verifier"]:
             raw["reward"] = {
                 name: raw["reward"][name] for name in ("workers", "timeout_s", "memory_gib")
             }

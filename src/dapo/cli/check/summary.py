@@ -73,8 +73,10 @@ def changed_paper_values(config: Config) -> Iterator[tuple[str, Any, Any]]:
     """Yield each option whose value differs from the paper's, with both values."""
     for name, info in options_of():
         known = known_about(info)
-        if "paper" in known and (value := value_of(config, name)) != known["paper"]:
-            yield name, value, known["paper"]
+        if "paper" in known:
+            value = value_of(config, name)
+            if value != known["paper"]:
+                yield name, value, known["paper"]
 
 
 def safeguards(config: Config) -> Iterator[str]:

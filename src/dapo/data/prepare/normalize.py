@@ -137,7 +137,8 @@ def answer_type(answer: str) -> AnswerType:
         return "integer"
     if plain_number(text.removesuffix("%").removesuffix("\\")) is not None:
         return "number"
-    if (match := _FRACTION.fullmatch(text)) and _denominator(match):
+    match = _FRACTION.fullmatch(text)
+    if match and _denominator(match):
         return "fraction"
     if _LETTER.fullmatch(text):
         return "letter"

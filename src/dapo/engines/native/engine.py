@@ -428,7 +428,10 @@ class NativeEngine(EngineState):
 
     def _assign_rows(self) -> None:
         """Give free rows to paused branches."""
-        if self._rows.has_paused and len(self._rows.in_use) < (limit := self._max_rows()):
+        if not self._rows.has_paused:
+            return
+        limit = self._max_rows()
+        if len(self._rows.in_use) < limit:
             copies = self._rows.assign_rows(limit)
             self._reserve(copies.length)
             self._copy(copies)

@@ -102,10 +102,7 @@ class SamplingSettings:
         device.
         """
         rows = zip(values[0].tolist(), values[1].tolist(), strict=True)
-        samplers: list[Sampler] = [
-            _greedy if temperature == 0 else _nucleus if top_p < 1 else _full
-            for temperature, top_p in rows
-        ]
+        samplers = [_sampler_of(temperature, top_p) for temperature, top_p in rows]
         temperatures, top_ps = uploaded.unsqueeze(2).unbind()
         return cls(
             draws,
@@ -174,6 +171,13 @@ def _sample_rows(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Te
         selected, at = settings.select(rows, index)
         tokens[at], logprobs[at] = sampler(logits[index], selected)
     return tokens, logprobs
+
+
+def _sampler_of(temperature: float, top_p: float) -> "Sampler":
+    """Return the sampling function of a row with these settings."""
+    if temperature == 0:
+        return _greedy
+    return _nucleus if top_p < 1 else _full
 
 
 def _greedy(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:

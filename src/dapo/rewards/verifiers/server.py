@@ -149,8 +149,10 @@ def _to_verdict(value: Any) -> Verdict | None:
         return error_verdict(f"server: {str(value['error'])[:_SHOWN_CHARS]}")
     score = value.get("score")
     correct = value.get("correct")
-    if score is None and correct is not None and (stated := to_correct(correct)) is not None:
-        return to_verdict("server", stated)
+    if score is None and correct is not None:
+        stated = to_correct(correct)
+        if stated is not None:
+            return to_verdict("server", stated)
     return to_verdict("server", Verdict(correct, score))  # type: ignore[arg-type]
 
 

@@ -271,11 +271,10 @@ def truncation(history: MetricHistory, config: Config) -> Symptom | None:
     effect = {"soft": " and are penalised", "filter": " and do not train"}.get(
         config.overlong.mode, ""
     )
-    if (
-        config.overlong.mode == "filter"
-        and (rate := signal_rate(history, config) or 0.0) < MIN_KEEP_RATE
-    ):
-        effect += f", so that {rate:.0%} of the groups have a token with an advantage"
+    if config.overlong.mode == "filter":
+        rate = signal_rate(history, config) or 0.0
+        if rate < MIN_KEEP_RATE:
+            effect += f", so that {rate:.0%} of the groups have a token with an advantage"
     return _cut_off(truncated, history.mean("reward/accuracy"), config, "rollout", "", effect)
 
 
