@@ -254,7 +254,7 @@ def show(label: str, seconds: float) -> None:
 SHOWN_CHARTS = """
 const cards = [...document.querySelectorAll('[data-chart]')];
 const shown = cards.filter((card) => card.getBoundingClientRect().top < innerHeight);
-return cards.length > 0 && shown.every((card) => card.querySelector('.js-plotly-plot .main-svg'));
+return cards.length > 0 && shown.every((card) => card.querySelector('.chart .drag'));
 """
 
 

@@ -24,7 +24,6 @@ PACKAGES = (
     "dapo-rl",
     "torch",
     "transformers",
-    "accelerate",
     "safetensors",
     "numpy",
     "vllm",

@@ -37,7 +37,7 @@ HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window
 
 ALOUD = "reward.verifier=helpers.reward_functions:digits_aloud"
 WAIT_S = 240  # ends a hang; on a busy machine a run may take long to start
-LENGTH = "document.querySelector(\"[data-chart='Response length'] .js-plotly-plot\")?.data?.[0]"
+LENGTH = "document.querySelector(\"[data-chart='Response length'] .plot\")?.chart?.traces[0]"
 """The first curve of the chart of lengths."""
 
 
@@ -177,7 +177,7 @@ def test_the_overview_draws_every_chart_and_changes_its_axis(page):
     for name in names:  # a chart is drawn when it comes into the window
         card = f"document.querySelector(\"[data-chart='{name}']\")"
         page.browser.execute_script(f"{card}.scrollIntoView()")
-        page.wait(f"return {card}.querySelector('.js-plotly-plot .main-svg, .plot-empty') !== null")
+        page.wait(f"return {card}.querySelector('.chart .drag, .plot-empty') !== null")
     assert page.texts(".plot-empty") == []
     assert "finished" in page.texts("#summary")[0]
     assert "step 4 of 4" in page.texts("#summary")[0]
@@ -257,7 +257,7 @@ def test_a_filter_that_nothing_passes_says_so_and_can_be_cleared(page):
 
 def test_the_theme_can_be_switched_and_charts_follow(page):
     page.open("overview?run=first")
-    page.wait("return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0")
+    page.wait("return document.querySelector('.chart .drag') !== null")
     colours = {}
     for theme in ("light", "dark"):
         while (
@@ -266,7 +266,7 @@ def test_the_theme_can_be_switched_and_charts_follow(page):
         ):
             page.click("#theme")
         background = "getComputedStyle(document.documentElement).backgroundColor"
-        line = f"{LENGTH}.line.color"
+        line = "getComputedStyle(document.querySelector('.chart .line')).stroke"
         colours[theme] = page.browser.execute_script(f"return [{background}, {line}]")
     assert colours["light"][0] != colours["dark"][0]
     assert colours["light"][1] != colours["dark"][1]
@@ -301,7 +301,7 @@ def test_an_evaluation_is_paired_and_a_problem_opened(page, client):
 
 def test_runs_are_compared_with_the_difference_of_their_options(page):
     page.open("compare?run=first&runs=first,second")
-    page.wait("return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0")
+    page.wait("return document.querySelector('.chart .drag') !== null")
     assert page.texts("#differing tbody tr") == ["reward.timeout_s109", "optim.lr0.0030.004"]
 
 
@@ -362,7 +362,7 @@ def test_the_open_run_is_compared_with_the_newest_ones(browser, runs, tmp_path):
     with shown(browser, tmp_path) as page:
         for name in ("copy-0", "copy-5"):
             page.open(f"compare?run={name}")
-            page.wait("return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0")
+            page.wait("return document.querySelector('.chart .drag') !== null")
             chosen = page.texts(".filters [aria-pressed=true]")
             assert name in chosen
             assert len(chosen) == 4
@@ -406,7 +406,7 @@ def test_evaluation_and_compare_follow_a_live_run(page, runs):
         page.open("compare?run=first&runs=first,live")
         curve = (
             'document.querySelector(\'[data-chart="reward/mean"]'
-            " .js-plotly-plot')?.data?.[1]?.x.length"
+            " .plot')?.chart?.traces[1]?.x.length"
         )
         page.wait(f"return {curve} === 2")
         whole = RunDirectory(runs[0]).metrics.read_bytes()
@@ -431,10 +431,7 @@ def test_a_zoom_survives_the_next_step_of_a_live_run(page, runs):
         )
         drag = ActionChains(page.browser).move_to_element_with_offset(area, -60, 0)
         drag.click_and_hold().move_by_offset(60, 0).move_by_offset(60, 0).release().perform()
-        axis = (
-            "document.querySelector(\"[data-chart='Response length']"
-            ' .js-plotly-plot")._fullLayout.xaxis.range'
-        )
+        axis = "document.querySelector(\"[data-chart='Response length'] .plot\").chart.range.x"
         page.wait(f"return {axis}[0] > 0.1")
         zoomed = page.browser.execute_script(f"return {axis}")
         append_bytes(
@@ -444,6 +441,55 @@ def test_a_zoom_survives_the_next_step_of_a_live_run(page, runs):
         page.wait(f"return {LENGTH}?.x.length === 3")
         assert page.browser.execute_script(f"return {axis}") == zoomed
         truncate_after(live.metrics, 2)
+
+
+def test_a_chart_tells_its_values_hides_a_curve_and_shows_all_again(page, client):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    columns = client.get("metrics", run="first")["columns"]
+    card = "document.querySelector(\"[data-chart='Reward']\")"
+    page.open("overview?run=first")
+    page.browser.execute_script(f"{card}.scrollIntoView({{block: 'center'}})")
+    area = page.wait(f"return {card}.querySelector('.drag')")
+    ActionChains(page.browser).move_to_element_with_offset(area, 0, 0).perform()
+    # the middle of 0 to 4
+    page.wait(f"return {card}.querySelector('.tip').textContent.includes('step 2')")
+    told = page.texts("[data-chart='Reward'] .told b")
+    at = client.get("metrics", run="first")["steps"].index(2)
+    expected = [columns[name][at] for name in ("reward/mean", "reward/trained_mean")]
+    assert [float(text.replace("−", "-")) for text in told] == pytest.approx(expected, abs=1e-3)
+    before = page.browser.execute_script(f"return {card}.querySelectorAll('.line').length")
+    page.click("[data-chart='Reward'] .entry", "all judged responses")
+    assert (
+        page.browser.execute_script(f"return {card}.querySelectorAll('.line').length") == before - 1
+    )
+    assert page.texts("[data-chart='Reward'] .entry.off") == ["all judged responses"]
+    page.click("[data-chart='Reward'] .entry", "all judged responses")
+    assert page.browser.execute_script(f"return {card}.querySelectorAll('.line').length") == before
+    chart = f"{card}.querySelector('.plot').chart"
+    whole = page.browser.execute_script(f"return {chart}.range")
+    page.browser.execute_script(f"{chart}.zoom([1, 2], [0, 1])")
+    assert page.browser.execute_script(f"return {chart}.range") == {"x": [1, 2], "y": [0, 1]}
+    area = page.browser.execute_script(f"return {card}.querySelector('.drag')")
+    ActionChains(page.browser).double_click(area).perform()
+    assert page.browser.execute_script(f"return {chart}.range") == whole
+
+
+def test_ticks_are_round_numbers_that_differ(page):
+    page.open("overview?run=first")
+    page.wait("return document.querySelector('.chart .drag') !== null")
+    texts = "return tickTexts(ticksOf(arguments[0], arguments[1], 5, arguments[2]))"
+    for given, expected in (
+        ((0, 1, False), "0 0.2 0.4 0.6 0.8 1.0"),
+        ((0, 4, True), "0 1 2 3 4"),
+        ((0.2, 1.1, True), "1"),
+        ((-1, 0.2, False), "−1.0 −0.5 0"),
+        ((0, 24_000, False), "0 5k 10k 15k 20k"),
+        ((0, 2.4e6, False), "0 0.5M 1.0M 1.5M 2.0M"),
+        ((0, 3e-6, False), "0 1e−6 2e−6 3e−6"),
+        ((83.2, 84.1, False), "83.2 83.4 83.6 83.8 84.0"),
+    ):
+        assert " ".join(page.browser.execute_script(texts, *given)) == expected
 
 
 def test_a_half_written_line_of_the_metrics_waits_for_its_end(page, runs):
@@ -476,11 +522,12 @@ def test_the_head_names_accuracy_before_and_after_and_the_first_chart_shows_it(p
         f"paired {points(change['difference'], ' points')} {interval}"
     ]
     assert page.texts("[data-chart] h2")[0] == "Held-out accuracy"
-    page.wait("return document.querySelector('[data-chart] .js-plotly-plot .point') !== null")
+    page.wait("return document.querySelector('[data-chart] .chart .point') !== null")
     clipped = (
-        "return document.querySelector('[data-chart] .scatterlayer .point').closest('[clip-path]')"
-        " !== null"
+        "return !document.querySelector('[data-chart] .chart"
+        " .point').closest('svg').matches('.chart')"
     )
+    # the smaller svg within the chart ends at the axes
     assert not page.browser.execute_script(clipped)
 
 
@@ -491,11 +538,9 @@ CHARTED = ("overview", "metrics", "evaluation", "compare")
 def test_the_marker_of_step_0_has_room_on_both_sides(page, axis):
     for fragment in CHARTED:
         page.open(f"{fragment}?run=first&x={axis}&find=eval&runs=first,second")
-        page.wait("return document.querySelector('.js-plotly-plot .scatterlayer .point') !== null")
-        room = (
-            "return [...document.querySelectorAll('.js-plotly-plot')].map((e) =>"
-            " e._fullLayout.xaxis.d2p(0))"
-        )
+        page.wait("return document.querySelector('.chart .point') !== null")
+        charts = "[...document.querySelectorAll('.plot')].map((e) => e.chart).filter((c) => c?.toX)"
+        room = f"return {charts}.map((c) => c.toX(0) - c.left)"
         # the marker's radius, and that of its interval
         assert min(page.browser.execute_script(room)) >= 6, fragment
 
@@ -506,14 +551,14 @@ def test_the_axis_of_steps_counts_whole_steps(browser, tmp_path):
     with shown(browser, tmp_path) as page:
         for fragment in (*CHARTED, "problems"):
             page.open(f"{fragment}?run=a&runs=a,b&find=eval")
-            page.wait("return document.querySelector('.js-plotly-plot .xtick') !== null")
+            page.wait("return document.querySelector('.chart .xtick') !== null")
             assert {text for text in page.texts(".xtick text") if not text.isdecimal()} == set(), (
                 fragment
             )
         page.open("overview?run=a")
         page.wait(f"return {LENGTH}?.x.length === 1")
-        chart = "document.querySelector('[data-chart] .js-plotly-plot')"
-        page.browser.execute_script(f"Plotly.relayout({chart}, {{'xaxis.range': [0.2, 1.1]}})")
+        chart = "document.querySelector('[data-chart] .plot')"
+        page.browser.execute_script(f"{chart}.chart.zoom([0.2, 1.1], null)")
         page.wait(
             f"return [...{chart}.querySelectorAll('.xtick text')].map((e) => e.textContent).join()"
             " === '1'"
@@ -543,7 +588,7 @@ def test_a_step_without_a_value_is_a_gap_and_an_evaluation_without_a_verdict_say
     log_metrics(run.metrics, sorted(rows, key=lambda row: row["step"]))
     with shown(browser, tmp_path) as page:
         page.open("overview?run=a")
-        data = "(document.querySelector(\"[data-chart='{}'] .js-plotly-plot\")?.data || [])"
+        data = "(document.querySelector(\"[data-chart='{}'] .plot\")?.chart?.traces || [])"
         for title in ("Response length", "Token breakdown", "Held-out accuracy"):
             page.browser.execute_script(
                 f"document.querySelector(\"[data-chart='{title}']\").scrollIntoView()"
@@ -556,13 +601,11 @@ def test_a_step_without_a_value_is_a_gap_and_an_evaluation_without_a_verdict_say
                 8,
                 10,
             ]
-            marked = [
-                x for x, size in zip(trace["x"], trace["marker"]["size"], strict=True) if size
-            ]
+            marked = [x for x, size in zip(trace["x"], trace["sizes"], strict=True) if size]
             assert marked == [6, 8]  # between two gaps
         areas = page.browser.execute_script(f"return {data.format('Token breakdown')}")
         assert [each["x"] for each in areas] == [[1, 2, 3, 4], [6, 7, 8], list(range(10, 21))]
-        assert [each["showlegend"] for each in areas] == [True, False, False]
+        assert [each["inLegend"] for each in areas] == [True, False, False]
         (trace,) = page.browser.execute_script(f"return {data.format('Held-out accuracy')}")
         assert trace["y"] == [0, None, 100]
         page.open("evaluation?run=a")
@@ -626,17 +669,14 @@ def test_many_runs_with_long_names_leave_room_for_the_charts(browser, runs, tmp_
         shutil.copytree(runs[0], copied, ignore=shutil.ignore_patterns("checkpoints", "rollouts"))
     with shown(browser, tmp_path) as page:
         page.open(f"compare?run={copied.name}")
-        page.wait("return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0")
+        page.wait("return document.querySelector('.chart .drag') !== null")
         top = "return document.querySelector('[data-chart]').getBoundingClientRect().top"
         assert page.browser.execute_script(top) < 650
         assert page.titles("#head, .filters button")[0] == copied.name  # the chosen runs come first
         names = page.texts("[data-chart] .legendtext")[:4]
         assert len(set(names)) == 4  # cut in the middle, so that they differ
         assert max(map(len, names)) <= 36
-        plot = (
-            "return document.querySelector('[data-chart]"
-            " .js-plotly-plot')._fullLayout.yaxis._length"
-        )
+        plot = "return document.querySelector('[data-chart] .plot').chart.innerHeight"
         assert page.browser.execute_script(plot) > 100
     assert page.errors() == []
 
@@ -662,9 +702,9 @@ def test_every_metric_of_a_run_is_found_by_its_name(page, client):
     shown = [name for name in sorted(columns) if "loss" in name and "ratio" in name]
     assert page.texts("[data-chart]:not([hidden]) h2") == shown
     assert page.texts(".filters [role=status]") == [f"{len(shown)} of {len(columns)} metrics"]
-    page.wait("return document.querySelectorAll('[data-chart]:not([hidden]) .main-svg').length > 0")
+    page.wait("return document.querySelector('[data-chart]:not([hidden]) .chart .drag') !== null")
     page.open("metrics?run=first&find=optim/lr")
-    page.wait("return document.querySelector('[data-chart]:not([hidden]) .main-svg') !== null")
+    page.wait("return document.querySelector('[data-chart]:not([hidden]) .chart .drag') !== null")
     assert page.texts("[data-chart]:not([hidden]) .ytitle") == []  # a number without a unit
 
 
@@ -738,10 +778,10 @@ def test_a_sheet_has_every_chart_as_wide_as_itself_and_nothing_to_press(page):
     script = page.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", never_idle)
     try:
         page.open("overview?run=first")
-        page.wait("return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0")
+        page.wait("return document.querySelector('.chart .drag') !== null")
         has_charts = (
             "return [...document.querySelectorAll('[data-chart]')].map((c) =>"
-            " c.querySelector('.main-svg') !== null)"
+            " c.querySelector('.chart .drag') !== null)"
         )
         assert not all(page.browser.execute_script(has_charts))
         page.browser.execute_cdp_cmd("Page.printToPDF", {})
@@ -758,7 +798,7 @@ def test_a_sheet_has_every_chart_as_wide_as_itself_and_nothing_to_press(page):
             " e.checkVisibility()).length"
         )
         assert page.browser.execute_script(shown) == 0
-        widths = """return [...document.querySelectorAll('[data-chart] .main-svg')].map((e) =>
+        widths = """return [...document.querySelectorAll('[data-chart] .chart')].map((e) =>
             e.getBoundingClientRect().width / document.documentElement.clientWidth)"""
         assert min(page.browser.execute_script(widths)) > 0.9
         cut = (
@@ -774,8 +814,8 @@ def test_a_sheet_has_every_chart_as_wide_as_itself_and_nothing_to_press(page):
 def test_without_printing_every_chart_appears_when_nothing_else_is_to_do(page):
     page.open("overview?run=first")
     page.wait(
-        "return [...document.querySelectorAll('[data-chart]')].every((c) =>"
-        " c.querySelector('.main-svg'))"
+        "return [...document.querySelectorAll('[data-chart]')].every((c) => c.querySelector('.chart"
+        " .drag'))"
     )
 
 
@@ -917,10 +957,10 @@ def test_episodes_are_conversations_whose_observations_are_no_more_than_text(bro
 def test_a_report_is_one_file_that_works_without_a_server(browser, runs, tmp_path):
     found = write_report(runs[1], tmp_path / "report.html")
     assert found["groups"] == found["of_groups"] > 0
-    assert found["bytes"] < 6_000_000
+    assert found["bytes"] < 1_000_000
     page = Page(browser, (tmp_path / "report.html").as_uri())
     page.open("overview?run=second")
-    page.wait("return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0")
+    page.wait("return document.querySelector('.chart .drag') !== null")
     page.click("nav a", "Rollouts")
     page.wait("return document.querySelectorAll('tbody tr').length > 3")
     page.click("button", "wrong")

@@ -567,6 +567,38 @@ def test_the_index_of_a_long_run_is_kept_and_used_again(run, tmp_path, monkeypat
     assert snapshot(run) == before
 
 
+def test_a_kept_index_that_is_damaged_is_made_again_in_memory(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("DAPO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("dapo.runs.rollout_database.KEPT_FROM_STEPS", 2)
+    index = RolloutIndex(run / "rollouts")
+    index.wait()
+    total = index.page(Filter())["total"]
+    index.close()
+    (kept,) = (tmp_path / "cache" / "view").iterdir()
+    kept.write_bytes(b"this is no database" * 1000)
+    index = RolloutIndex(run / "rollouts")
+    index.wait()
+    assert index.page(Filter())["total"] == total > 0
+    index.close()
+
+
+def test_questions_to_an_index_that_is_being_filled_count_whole_files(run, tmp_path):
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    table = sorted(run.glob("rollouts/*.parquet"))[0]
+    size = pq.read_metadata(table).num_rows
+    for step in range(1, 65):
+        shutil.copy(table, folder / f"step_{step:06d}.parquet")
+    index = RolloutIndex(folder)
+    index.state()  # reads the first files, and begins with the others
+    counts = []
+    while not counts or counts[-1] < 64 * size:
+        counts.append(index._one("SELECT count(*) FROM responses")[0])
+    index.close()
+    assert counts == sorted(counts)
+    assert {count % size for count in counts} == {0}
+
+
 def test_problems_are_counted_as_a_plain_loop_counts_them(run, client):
     rates: dict[str, list[bool]] = {}
     for row in rows_of(run):

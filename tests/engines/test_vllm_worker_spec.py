@@ -279,7 +279,6 @@ def test_the_engines_process_needs_no_package_that_vllm_does_not_bring() -> None
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     others = {
-        "accelerate",
         "gguf",
         "math_verify",
         "matplotlib",

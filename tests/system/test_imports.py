@@ -8,6 +8,7 @@ import ast
 import importlib
 import re
 import sys
+import tomllib
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -66,6 +67,8 @@ LIGHT = (
     "runs/stored_config",
 )
 HEAVY = {"torch", "transformers", "math_verify", "reasoning_gym", "datasets", "pyarrow"}
+# packages with which one looks at a run, or reads a model's first file: no start waits for them
+ON_USE = {"gguf", "matplotlib", "pandas", "starlette", "uvicorn"}
 
 
 @dataclass(frozen=True)
@@ -216,7 +219,7 @@ def _optional_package(target: str) -> str | None:
     return first if first in OPTIONAL_HOMES else None
 
 
-def heavy_imports(root: Path, light: tuple[str, ...] = LIGHT) -> list[str]:
+def heavy_imports(root: Path, light: tuple[str, ...] = LIGHT, heavy: Set[str] = HEAVY) -> list[str]:
     """Chains of module-level imports that lead from a light module to a heavy package."""
     by_file: dict[Path, list[Import]] = {}
     for found in imports_of(root):
@@ -239,7 +242,7 @@ def heavy_imports(root: Path, light: tuple[str, ...] = LIGHT) -> list[str]:
                 for parent in file.parents
             ]
             for found in by_file.get(file, []):
-                if found.target.split(".")[0] in HEAVY:
+                if found.target.split(".")[0] in heavy:
                     faults.append(f"{route} -> {found.target}")
                 trail += [
                     (module, f"{route} -> {module}") for module in _modules(found.target, root)
@@ -331,6 +334,21 @@ def test_optional_packages_are_imported_inside_functions_of_their_own_file():
 
 def test_light_modules_load_without_torch_and_other_heavy_packages():
     assert heavy_imports(ROOT) == []
+
+
+def test_packages_for_looking_at_a_run_are_imported_on_use():
+    assert heavy_imports(ROOT, ("cli", "api", "training", "runs", "policy"), ON_USE) == []
+
+
+def test_every_required_package_is_imported():
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
+    required = {re.split(r"[<>=]", requirement)[0] for requirement in project["dependencies"]}
+    imported = {
+        found.target.split(".")[0] for root in (ROOT, *LIBRARIES) for found in imports_of(root)
+    }
+    assert required - imported == set()
 
 
 def test_the_paper_knows_no_configuration():

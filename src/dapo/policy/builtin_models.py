@@ -2,11 +2,10 @@
 random model.
 """
 
-import contextlib
 import importlib.util
-import io
 import math
 import string
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from transformers import (
-    AutoModelForCausalLM,
+    AutoConfig,
     AutoTokenizer,
     GenerationConfig,
     LlamaConfig,
@@ -144,26 +143,67 @@ def _tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _convert_smollm2(gguf: Path, directory: Path) -> None:
-    # the GGUF reader ignores transformers' setting for progress bars
-    with contextlib.redirect_stderr(io.StringIO()):
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        read = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16
-        )
-    # a model read from GGUF stays marked as quantised: write a clean configuration
-    dropped = ("quantization_config", "_model_name_or_path")
-    settings = {key: value for key, value in read.config.to_dict().items() if key not in dropped}
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    stored = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name).to_dict()
+    settings = {key: value for key, value in stored.items() if key != "_model_name_or_path"}
+    settings["architectures"] = ["LlamaForCausalLM"]
+    settings["dtype"] = "bfloat16"
     # the file holds float32's nearest to 1e-5
     settings["rms_norm_eps"] = float(f"{settings['rms_norm_eps']:.6g}")
-    read.config = LlamaConfig(**settings)
-    read.generation_config = GenerationConfig(
-        bos_token_id=read.config.bos_token_id,
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**settings))
+    weights = _read_llama(gguf, settings)
+    model.load_state_dict(
+        weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}, assign=True
+    )
+    model.tie_weights()
+    model.generation_config = GenerationConfig(
+        bos_token_id=model.config.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
     try:
-        write_model_directory(dict(read.named_parameters()), read, tokenizer, directory)
+        write_model_directory(dict(model.named_parameters()), model, tokenizer, directory)
     except OSError:
         # another process may have finished first; its directory is equal
         if not directory.is_dir():
             raise
+
+
+GGUF_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""The modules of a Llama by their names in a GGUF file; those of layer N follow `blk.N.` there."""
+
+
+def _read_llama(gguf: Path, settings: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The weights of a Llama with tied embeddings in a GGUF file, as bfloat16.
+
+    transformers reads such a file only with the package accelerate, which nothing else needs.
+    """
+    from gguf import GGUFReader, dequantize
+
+    heads = {"attn_q": settings["num_attention_heads"], "attn_k": settings["num_key_value_heads"]}
+    weights = {}
+    for tensor in GGUFReader(gguf).tensors:
+        *layer, module, _ = tensor.name.split(".")
+        values = dequantize(tensor.data, tensor.tensor_type)
+        # the file has the two halves of a head, which RoPE turns together, interleaved
+        if module in heads:
+            halves = values.reshape(heads[module], -1, 2, values.shape[-1])
+            values = halves.swapaxes(1, 2).reshape(values.shape)
+        prefix = f"model.layers.{layer[1]}." if layer else ""
+        weights[f"{prefix}{GGUF_NAMES[module]}.weight"] = torch.from_numpy(np.array(values)).to(
+            torch.bfloat16
+        )
+    return weights

@@ -14,9 +14,9 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -231,12 +231,25 @@ def _without_weights(
     """A model with its weights on the meta device and its buffers on the CPU, because no file holds
     those.
     """
-    with init_empty_weights(include_buffers=False):
+    # with torch.device("meta") the buffers would have no values either
+    # declared for hooks that return nothing
+    register: Any = register_module_parameter_registration_hook
+    hook = register(_without_values)
+    try:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, dtype=dtype, trust_remote_code=trust_remote_code
         )
+    finally:
+        hook.remove()
     model.tie_weights()
     return model
+
+
+def _without_values(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter:
+    """The parameter on the meta device, with its own attributes."""
+    empty = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+    vars(empty).update(vars(parameter))
+    return empty
 
 
 def _meta_model(

@@ -66,9 +66,6 @@ VERDICT_WORDS: Mapping[VerdictName, str] = {
 """The verdicts on a response, as tables show them; `score` where the verifier does not decide
 correct or wrong.
 """
-VERDICT_SQL = """CASE WHEN error IS NOT NULL THEN 'error' WHEN correct THEN 'correct'
-  WHEN NOT correct THEN 'wrong' ELSE 'score' END"""
-"""The name of a verdict from the columns of a table of responses: `verdict_name` in SQL."""
 
 
 def count_dropped(counts: Mapping[Outcome, int]) -> str:

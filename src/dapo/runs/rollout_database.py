@@ -10,49 +10,73 @@ nothing is written into the run.
 
 import hashlib
 import os
+import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 
 from dapo.core.errors import DataError
 from dapo.core.files import cache_folder
 from dapo.runs.checkpoints import step_of
-from dapo.runs.outcomes import VERDICT_SQL
+from dapo.runs.outcomes import verdict_name
 from dapo.runs.rollout_table import short_rows
 
 KEPT_FROM_STEPS = 100
 """Steps from which the index is kept in the cache folder; a smaller index is built in well under a
 second.
 """
-FORMAT = 1
+FORMAT = 2
 """Format of the tables below; an index of another format is rebuilt."""
 FILES_PER_READ = 16
 RESCAN_S = 1.0
-OPTIONS: dict[str, str | bool | int | float | list[str]] = {
-    "threads": min(4, os.cpu_count() or 1),
-    "memory_limit": "2GB",
-}
 
-SHORT_COLUMNS = f"""step, row, group_id, sample, problem_id, source, outcome, {VERDICT_SQL} AS verdict,
-  CAST(score AS FLOAT) AS score, CAST(reward AS FLOAT) AS reward, CAST(advantage AS FLOAT) AS advantage,
-  response_tokens AS tokens, finish, error"""
-TABLES = """
-CREATE TABLE files(step INTEGER, size BIGINT, mtime BIGINT, problem VARCHAR);
-CREATE TABLE responses(step INTEGER, row INTEGER, group_id BIGINT, sample INTEGER, problem_id VARCHAR, source VARCHAR,
-  outcome VARCHAR, verdict VARCHAR, score FLOAT, reward FLOAT, advantage FLOAT, tokens INTEGER, finish VARCHAR,
-  error VARCHAR);
-CREATE TABLE groups(step INTEGER, group_id BIGINT, problem_id VARCHAR, source VARCHAR, outcome VARCHAR, row INTEGER,
-  size INTEGER, decided INTEGER, correct INTEGER, score FLOAT);
+# the index can be built again: it is worth no wait for the disk; exclusive, because one process
+# fills it
+SETTINGS = """
+PRAGMA locking_mode = EXCLUSIVE;
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
+PRAGMA temp_store = MEMORY;
 """
-GROUPS = """INSERT INTO groups SELECT step, group_id, any_value(problem_id), any_value(source), any_value(outcome),
-  min(row), count(*), count_if(verdict IN ('correct', 'wrong')), count_if(verdict = 'correct'), avg(score)
-  FROM responses WHERE step IN (SELECT unnest(?)) GROUP BY step, group_id"""
+TABLES = """
+CREATE TABLE IF NOT EXISTS files(step INTEGER PRIMARY KEY, size INTEGER, mtime INTEGER, problem TEXT);
+CREATE TABLE IF NOT EXISTS responses(step INTEGER, row INTEGER, group_id INTEGER, problem_id TEXT, source TEXT,
+  outcome TEXT, score REAL, reward REAL, tokens INTEGER, finish TEXT, verdict TEXT, PRIMARY KEY (step, row))
+  WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS groups(step INTEGER, group_id INTEGER, problem_id TEXT, source TEXT, outcome TEXT,
+  row INTEGER, size INTEGER, decided INTEGER, correct INTEGER, score REAL, PRIMARY KEY (step, group_id)) WITHOUT ROWID;
+"""
+COPIED = (
+    "step",
+    "row",
+    "group_id",
+    "problem_id",
+    "source",
+    "outcome",
+    "score",
+    "reward",
+    "response_tokens",
+    "finish",
+)
+"""The columns of a stored table of responses that the index has, before the name of the verdict."""
+GROUPS = """INSERT INTO groups SELECT step, group_id, min(problem_id), min(source), min(outcome), min(row), count(*),
+  sum(verdict IN ('correct', 'wrong')), sum(verdict = 'correct'), avg(score)
+  FROM responses WHERE step = ? GROUP BY group_id"""
+
+
+def insert_responses(database: sqlite3.Connection, rows: pa.Table) -> None:
+    """Add the rows of `short_rows` to the table `responses`."""
+    verdicts = map(verdict_name, rows["correct"].to_pylist(), rows["error"].to_pylist())
+    columns = [rows[name].to_pylist() for name in COPIED]
+    places = placeholders((*COPIED, "verdict"))
+    database.executemany(
+        f"INSERT INTO responses VALUES ({places})", zip(*columns, verdicts, strict=True)
+    )
 
 
 class RolloutDatabase:
@@ -65,6 +89,8 @@ class RolloutDatabase:
         """Open the index of the tables in the folder `rollouts`, which need not exist."""
         self._folder = rollouts
         self._lock = threading.Lock()  # held by the one thread that reads files into the index
+        # held for one query, or for one change of several tables
+        self._connection_lock = threading.Lock()
         self._scanned = 0.0
         self._version = 0
         self._present: dict[int, tuple[int, int]] = {}
@@ -77,7 +103,8 @@ class RolloutDatabase:
         self._closed = True
         if self._worker is not None:
             self._worker.join()
-        self._database.close()
+        with self._connection_lock:
+            self._database.close()
 
     def wait(self) -> None:
         """Wait until all existing files are indexed."""
@@ -85,26 +112,19 @@ class RolloutDatabase:
         if self._worker is not None:
             self._worker.join()
 
-    def _open(self) -> duckdb.DuckDBPyConnection:
+    def _open(self) -> sqlite3.Connection:
         """Open the cached index of a long run, or an empty one for a short run or if the cached one
         is unusable.
         """
         if self._folder.is_dir() and len(os.listdir(self._folder)) >= KEPT_FROM_STEPS:
             key = hashlib.sha256(os.fsencode(self._folder.resolve())).hexdigest()[:24]
-            path = cache_folder() / "view" / f"{key}.{FORMAT}.duckdb"
-            try:
+            path = cache_folder() / "view" / f"{key}.{FORMAT}.sqlite"
+            # another process has it open, it is damaged, or the disk is full or read-only: use
+            # memory
+            with suppress(sqlite3.Error, OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                database = duckdb.connect(str(path), config=OPTIONS)
-                if not database.execute(
-                    "SELECT 1 FROM duckdb_tables() WHERE table_name = 'groups'"
-                ).fetchone():
-                    database.execute(TABLES)
-                return database
-            except (duckdb.Error, OSError):
-                pass  # another process has it open, or the disk is full or read-only: use memory
-        database = duckdb.connect(":memory:", config=OPTIONS)
-        database.execute(TABLES)
-        return database
+                return _connect(path)
+        return _connect(":memory:")
 
     def _refresh(self, *, force: bool = False) -> None:
         """List the files; read a few new ones at once, and more in the background."""
@@ -153,15 +173,12 @@ class RolloutDatabase:
     def _read(self, steps: list[int]) -> None:
         """Index the files of some steps; a damaged file has no responses, and its problem."""
         tables, problems = self._short_rows(steps)
-        cursor = self._database.cursor()
-        cursor.execute("BEGIN")
-        if tables:
-            cursor.register("incoming", pa.concat_tables(tables))
-            cursor.execute(f"INSERT INTO responses SELECT {SHORT_COLUMNS} FROM incoming")
-            cursor.execute(GROUPS, [steps])
-        rows = [(step, *self._present.get(step, (0, 0)), problems.get(step)) for step in steps]
-        cursor.executemany("INSERT INTO files VALUES (?, ?, ?, ?)", rows)
-        cursor.execute("COMMIT")
+        files = [(step, *self._present.get(step, (0, 0)), problems.get(step)) for step in steps]
+        with self._connection_lock, self._database:
+            for table in tables:
+                insert_responses(self._database, table)
+            self._database.executemany(GROUPS, [(step,) for step in steps])
+            self._database.executemany("INSERT INTO files VALUES (?, ?, ?, ?)", files)
         self._version += 1
 
     def _short_rows(
@@ -183,22 +200,50 @@ class RolloutDatabase:
         return tables, problems
 
     def _forget(self, steps: list[int]) -> None:
-        for table in ("files", "responses", "groups"):
-            self._database.cursor().execute(
-                f"DELETE FROM {table} WHERE step IN (SELECT unnest(?))", [steps]
-            )
+        with self._connection_lock, self._database:
+            for table in ("files", "responses", "groups"):
+                self._database.executemany(
+                    f"DELETE FROM {table} WHERE step = ?", [(step,) for step in steps]
+                )
         self._version += 1
 
     def _path(self, step: int) -> Path:
         return self._folder / f"step_{step:06d}.parquet"
 
     def _all(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        return self._database.cursor().execute(query, values).fetchall()
+        with self._connection_lock:
+            return self._database.execute(query, values).fetchall()
 
     def _one(self, query: str, values: Sequence[Any] = ()) -> Any:
-        return self._database.cursor().execute(query, values).fetchone()
+        with self._connection_lock:
+            return self._database.execute(query, values).fetchone()
 
-    def _records(self, query: str, values: Sequence[Any]) -> list[dict[str, Any]]:
-        cursor = self._database.cursor().execute(query, values)
-        names = [column[0] for column in cursor.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+    def _records(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        with self._connection_lock:
+            cursor = self._database.execute(query, values)
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor]
+
+
+def memory_database() -> sqlite3.Connection:
+    """An empty database with the tables of an index, in memory."""
+    return _connect(":memory:")
+
+
+def placeholders(values: Iterable[Any]) -> str:
+    """The places of some values in a query: `?, ?, ?`."""
+    return ", ".join("?" for _ in values)
+
+
+def _connect(path: Path | str) -> sqlite3.Connection:
+    """Open a database and make the tables that it lacks.
+
+    Raises sqlite3.Error if another process has it open.
+    """
+    database = sqlite3.connect(path, timeout=0, check_same_thread=False)
+    try:
+        database.executescript(SETTINGS + TABLES)
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database

@@ -4,14 +4,19 @@ searches in texts.
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from dapo.core.errors import DataError
-from dapo.runs.rollout_database import FILES_PER_READ, SHORT_COLUMNS, RolloutDatabase
+from dapo.runs.rollout_database import (
+    FILES_PER_READ,
+    RolloutDatabase,
+    insert_responses,
+    memory_database,
+    placeholders,
+)
 from dapo.runs.rollout_table import all_columns, read_rollouts, read_rows
 
 SEARCH_S = 0.35
@@ -61,7 +66,7 @@ class Filter:
                 values.append(value)
         for column, wanted in (("outcome", self.outcomes), ("verdict", self.verdicts)):
             if wanted:
-                parts.append(f"{column} IN ({', '.join('?' * len(wanted))})")
+                parts.append(f"{column} IN ({placeholders(wanted)})")
                 values += wanted
         return " AND ".join(parts) or "true", values
 
@@ -89,19 +94,18 @@ class RolloutIndex(RolloutDatabase):
         files).
         """
         self._refresh()
-        indexed, problems = self._one(
-            "SELECT count(*), list(problem) FILTER (problem IS NOT NULL) FROM files"
-        )
+        indexed = self._one("SELECT count(*) FROM files")[0]
+        problems = {
+            problem
+            for (problem,) in self._all("SELECT problem FROM files WHERE problem IS NOT NULL")
+        }
         present = self._present.items()
         return {
             "steps": len(self._present),
             "indexed": min(indexed, len(self._present)),
             "responses": self._one("SELECT count(*) FROM responses")[0],
             "problems": list(
-                {
-                    *(problems or []),
-                    *(text for key, text in self._unreadable.items() if key in present),
-                }
+                problems | {text for key, text in self._unreadable.items() if key in present}
             ),
         }
 
@@ -142,9 +146,7 @@ class RolloutIndex(RolloutDatabase):
         """List step, group_id, outcome and mean score of every indexed group, in the order of the
         stream.
         """
-        return self._records(
-            "SELECT step, group_id, outcome, score FROM groups ORDER BY step, row", []
-        )
+        return self._records("SELECT step, group_id, outcome, score FROM groups ORDER BY step, row")
 
     def neighbours(self, step: int, group_id: int) -> dict[str, int | None]:
         """Find the ids of the groups before and after a group in its step."""
@@ -164,7 +166,7 @@ class RolloutIndex(RolloutDatabase):
         Excess groups do not count, because their problems are sampled again.
         """
         state = self.state()
-        table = """SELECT problem_id, any_value(source) AS source, count(*) AS visits, sum(size) AS responses,
+        table = """SELECT problem_id, min(source) AS source, count(*) AS visits, sum(size) AS responses,
           sum(decided) AS decided, sum(correct) AS correct, avg(score) AS score, max(step) AS last_step,
           CASE WHEN sum(decided) = 0 THEN 'undecided' WHEN sum(correct) = 0 THEN 'never'
                WHEN sum(correct) = sum(decided) THEN 'always' ELSE 'sometimes' END AS kind
@@ -172,7 +174,9 @@ class RolloutIndex(RolloutDatabase):
         counts = dict(self._all(f"SELECT kind, count(*) FROM ({table}) GROUP BY kind"))
         orders = {
             "visits": "visits DESC, problem_id",
-            "rate": "correct / nullif(decided, 0) NULLS LAST, score, responses DESC, problem_id",
+            "rate": (
+                "1.0 * correct / nullif(decided, 0) NULLS LAST, score, responses DESC, problem_id"
+            ),
             "recent": "last_step DESC, problem_id",
         }
         condition = "true" if kind == "all" else "kind = ?"
@@ -197,9 +201,9 @@ class RolloutIndex(RolloutDatabase):
         found: dict[str, list[dict[str, Any]]] = {problem: [] for problem in problems}
         for row in self._records(
             "SELECT problem_id, step, group_id, size, decided, correct, score, outcome FROM groups"
-            " WHERE problem_id IN (SELECT unnest(?)) AND outcome NOT IN ('excess', 'aborted') ORDER"
-            " BY step, row",
-            [problems],
+            f" WHERE problem_id IN ({placeholders(problems)}) AND outcome NOT IN ('excess',"
+            " 'aborted') ORDER BY step, row",
+            problems,
         ):
             found[row.pop("problem_id")].append(row)
         return found
@@ -209,20 +213,21 @@ class RolloutIndex(RolloutDatabase):
         1.
         """
         return self._records(
-            """SELECT step, count_if(correct = 0) AS none, count_if(correct > 0 AND 2 * correct < decided) AS few,
-              count_if(2 * correct >= decided AND correct < decided) AS many, count_if(correct = decided) AS all
-              FROM groups WHERE outcome NOT IN ('excess', 'aborted') AND decided > 0 GROUP BY step ORDER BY step""",
-            [],
+            """SELECT step, sum(correct = 0) AS "none", sum(correct > 0 AND 2 * correct < decided) AS few,
+              sum(2 * correct >= decided AND correct < decided) AS many, sum(correct = decided) AS "all"
+              FROM groups WHERE outcome NOT IN ('excess', 'aborted') AND decided > 0 GROUP BY step ORDER BY step"""
         )
 
     def _with_questions(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Add `question` and `answer` to the rows of problems, from each one's newest group."""
         if not rows:
             return rows
+        names = [row["problem_id"] for row in rows]
+        # SQLite takes `row` from the group that has the largest step
         found = self._all(
-            "SELECT problem_id, max(step), arg_max(row, step) FROM groups WHERE problem_id IN"
-            " (SELECT unnest(?)) GROUP BY problem_id",
-            [[row["problem_id"] for row in rows]],
+            "SELECT problem_id, max(step), row FROM groups WHERE problem_id IN"
+            f" ({placeholders(names)}) GROUP BY problem_id",
+            names,
         )
         texts = {
             row["problem_id"]: row for row in self._rows([(step, row) for _, step, row in found])
@@ -269,13 +274,10 @@ class RolloutIndex(RolloutDatabase):
         self._unreadable |= {
             (step, self._present.get(step)): problem for step, problem in problems.items()
         }
-        if not tables:
-            return []
-        cursor = self._database.cursor()
-        cursor.register("hits", pa.concat_tables(tables))
-        return cursor.execute(
-            f"SELECT step, row FROM (SELECT {SHORT_COLUMNS} FROM hits) {condition}", values
-        ).fetchall()
+        with closing(memory_database()) as hits:
+            for table in tables:
+                insert_responses(hits, table)
+            return hits.execute(f"SELECT step, row FROM responses {condition}", values).fetchall()
 
     def _rows(self, keys: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         """Read the short columns of rows, and the beginnings of their texts, in the order of the

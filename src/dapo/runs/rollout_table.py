@@ -1,4 +1,4 @@
-"""Writes and reads the judged responses of a step: a Parquet table, to query with DuckDB, pandas or
+"""Writes and reads the judged responses of a step: a Parquet table, to query with pandas or
 pyarrow.
 
 `rollout_database.py` and `rollout_index.py` query them for the page.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.analysis.view import queries, run_details
-from dapo.analysis.view.server import SCRIPTS, index_page, page_file, plotly_js
+from dapo.analysis.view.server import SCRIPTS, page_file
 from dapo.core.errors import ConfigError, DapoError
 from dapo.core.files import atomic_write_text, damage_of
 from dapo.core.terminal import printable, to_json
@@ -188,7 +188,7 @@ def _evaluations(files: RunReader) -> dict[str, Any]:
 
 def _page(data: dict[str, Any], *, title: str) -> str:
     """The HTML of the report with scripts, style and values, under a policy of their hashes."""
-    scripts = [plotly_js().decode("utf-8"), *(page_file(name) for name in SCRIPTS)]
+    scripts = [page_file(name) for name in SCRIPTS]
     scripts = [re.sub(r"</(script)", r"<\\/\1", text, flags=re.IGNORECASE) for text in scripts]
     style = page_file("style.css")
     policy = (
@@ -196,12 +196,8 @@ def _page(data: dict[str, Any], *, title: str) -> str:
         " img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
     values = to_json(data).replace("<", "\\u003c")  # no text can then end the element
-    head, body = index_page().split("</head>")
-    head = re.sub(
-        r"<link rel=\"stylesheet\"[^>]*>",
-        lambda _: f'<style id="plotly.js-style-global" class="no-inline-styles">{style}</style>',
-        head,
-    )
+    head, body = page_file("index.html").split("</head>")
+    head = head.replace('<link rel="stylesheet" href="style.css">', f"<style>{style}</style>")
     head = head.replace("<title>dapo view</title>", f"<title>{escape(printable(title))}</title>")
     head = head.replace(
         '<meta charset="utf-8">',

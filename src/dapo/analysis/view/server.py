@@ -9,7 +9,6 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -58,37 +57,16 @@ def page_file(name: str) -> str:
     return (files("dapo.analysis.view") / "page" / name).read_text(encoding="utf-8")
 
 
-SCRIPTS = tuple(re.findall(r'src="(?!plotly)(\w+\.js)"', page_file("index.html")))
-"""The page's own scripts, in their order."""
-
-
-@cache
-def plotly_js() -> bytes:
-    """The library that draws the curves, from the installed package plotly."""
-    return (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
-
-
-def index_page() -> str:
-    """The HTML of the page.
-
-    While loading, plotly adds a style element for maps, which the security policy refuses with an
-    error in the console of the browser. It adds none if an element with its id exists, so this page
-    has one.
-    """
-    ids = dict.fromkeys(re.findall(rb'getElementById\("([0-9a-f]{64})"\)', plotly_js()))
-    taken = "\n".join(f'<meta id="{each.decode()}">' for each in ids)
-    return page_file("index.html").replace("<!-- ids of styles -->", taken)
+SCRIPTS = tuple(re.findall(r'src="(\w+\.js)"', page_file("index.html")))
+"""The page's scripts, in their order."""
 
 
 def make_app(runs: queries.Runs, *, port: int) -> ASGIApp:
     """The page and its data as an ASGI application for requests to `port` of this machine."""
     routes = [
-        Route("/", _text(index_page(), "text/html")),
+        Route("/", _text(page_file("index.html"), "text/html")),
         Route("/style.css", _text(page_file("style.css"), "text/css")),
         *(Route(f"/{name}", _text(page_file(name), "text/javascript")) for name in SCRIPTS),
-        Route(
-            "/plotly.js", _text(plotly_js(), "text/javascript", {"Cache-Control": "max-age=86400"})
-        ),
     ]
     answers: dict[str, Callable[[Mapping[str, str]], Any]] = {
         "runs": lambda given: [run.name for run in runs.refresh()],
@@ -205,10 +183,8 @@ def _guarded(app: ASGIApp, port: int) -> ASGIApp:
     return guarded
 
 
-def _text(
-    text: str | bytes, kind: str, headers: dict[str, str] | None = None
-) -> Callable[[Request], Response]:
-    return lambda request: Response(text, media_type=kind, headers=headers)
+def _text(text: str, kind: str) -> Callable[[Request], Response]:
+    return lambda request: Response(text, media_type=kind)
 
 
 def _json(answer: Callable[[Mapping[str, str]], Any]) -> Callable[[Request], Response]:

@@ -156,14 +156,12 @@ const setTheme = (theme) => {
   button.textContent = { auto: "◐ system", light: "☀ light", dark: "☾ dark" }[theme];
   button.title = `Colours: ${theme}. Click for ${THEMES[theme]}.`;
   button.dataset.now = theme;
-  if (shown && shown.redraw) shown.redraw();
 };
 
 const start = async () => {
   setTheme(THEMES[storage.get()] ? storage.get() : "auto");
   document.getElementById("theme").addEventListener("click", (event) => { const next = THEMES[event.target.dataset.now]; storage.set(next); setTheme(next); });
   document.getElementById("run").addEventListener("change", (event) => { location.hash = View.address({ run: event.target.value }, { page: View.state().page === "group" ? "rollouts" : View.state().page, x: View.state().x }); });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (shown && shown.redraw) shown.redraw(); });
   document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); document.getElementById("main").focus(); }); // the address holds the state
   addEventListener("hashchange", View.show);
   try {

@@ -1,16 +1,6 @@
 "use strict";
 // Charts: one card each, of a fixed height, so that nothing moves when values arrive. The colours are in style.css.
 
-View.colour = (name) => {
-  const probe = document.createElement("span");
-  probe.style.color = `var(--${name})`;
-  document.body.append(probe);
-  const found = getComputedStyle(probe).color;
-  probe.remove();
-  return found;
-};
-View.faded = (colour, alpha) => colour.replace(/^rgba?\(([^)]+)\)$/, (_, parts) => `rgba(${parts.split(/,\s*/).slice(0, 3).join(",")},${alpha})`);
-
 View.outcomeColours = { trained: "c0", all_correct: "c2", all_wrong: "red", zero_variance: "c3", filtered: "c5", invalid: "c6", excess: "c7", aborted: "c8" };
 
 const SMOOTHED_FROM = 15;
@@ -40,16 +30,8 @@ View.metricOf = (name) => {
 View.unitOf = (name) => { const m = View.metricOf(name); return !m || m.unit === "1" ? "" : m.unit === "fraction" ? "%" : m.unit; };
 View.scaleOf = (name) => { const m = View.metricOf(name); return m && m.unit === "fraction" ? 100 : 1; };
 
-// The layout of the x axis: from 0 to the last value in each chart of a page, with room for the markers at both ends.
-View.xAxis = (axis, ...xs) => {
-  const last = xs.flat().reduce((a, b) => Math.max(a, b), 0) || 1;
-  return { title: View.axes[axis], autorangeoptions: { minallowed: -0.06 * last, maxallowed: 1.06 * last } };
-};
-// Steps are whole numbers: a short stretch of them has a tick at each.
-const wholeTicks = (plot) => {
-  const { range: [low, high], dtick = null } = plot.layout.xaxis, wanted = high - low < 6 ? 1 : null;
-  if (dtick !== wanted) Plotly.relayout(plot, { "xaxis.dtick": wanted, "xaxis.tickmode": wanted ? "linear" : "auto" });
-};
+// The layout of the x axis: from 0 to the last value in each chart of a page. Steps are whole numbers.
+View.xAxis = (axis, ...xs) => ({ title: View.axes[axis], end: xs.flat().reduce((a, b) => Math.max(a, b), 0), whole: axis === "steps" });
 
 // The rows of a curve from its first value to its last, in stretches: between two of them the line has a gap, because a
 // step is missing or has no finite value. Evaluations are made now and then: there only one without a verdict is a gap.
@@ -67,13 +49,12 @@ View.stretches = (metrics, name) => {
 // Stretches as points with null between them, which is a gap; a point between two gaps has a marker.
 const pointsOf = (stretches, x, values) => {
   const rows = stretches.flatMap((rows, k) => (k ? [null, ...rows] : rows)), at = rows.map((i, k) => x[i ?? rows[k + 1]]);
-  const size = stretches.flatMap((rows, k) => [...(k ? [0] : []), ...rows.map(() => (rows.length < 2 ? 5 : 0))]);
-  return { x: at, y: rows.map((i) => (i === null ? null : values[i])), size };
+  const sizes = stretches.flatMap((rows, k) => [...(k ? [0] : []), ...rows.map(() => (rows.length < 2 ? 5 : 0))]);
+  return { x: at, y: rows.map((i) => (i === null ? null : values[i])), sizes };
 };
 
-// A card with a chart. `traces` and `layout` are functions, called again when values come or the theme changes. The chart is drawn when the card comes
-// near the window, and the others one by one when nothing else is to do: drawing ten charts at once takes seconds on a
-// small machine.
+// A card with a chart. `traces` and `layout` are functions, called again when values come. The chart is drawn when the card
+// comes near the window, and the others one by one when nothing else is to do: a page has up to a hundred of them.
 const nearWindow = new IntersectionObserver((entries) => { for (const { target, isIntersecting } of entries) { target.near = isIntersecting; if (isIntersecting && target.waits) target.update(); } }, { rootMargin: "150px" });
 const allCards = () => [...document.querySelectorAll("[data-chart]")];
 let isPrinting = false, idle = 0;
@@ -90,69 +71,50 @@ const printing = (now) => {
   document.documentElement.classList.toggle("printing", now);
   document.getElementById("print-head").textContent = [View.state().run, ...[...document.getElementById("summary").children].map((e) => e.textContent)].join(", ");
   for (const card of allCards()) card.update(undefined, true);
-  for (const svg of document.querySelectorAll(".main-svg")) { // scaled to the sheet, whose width is not known here
-    if (now) svg.setAttribute("viewBox", `0 0 ${svg.getAttribute("width")} ${svg.getAttribute("height")}`); else svg.removeAttribute("viewBox");
-  }
 };
 addEventListener("beforeprint", () => printing(true));
 addEventListener("afterprint", () => printing(false));
 
-View.chart = ({ title, note, traces, layout, empty, tall }) => {
-  const plot = View.h("div", { class: tall ? "plot tall" : "plot", role: "img", "aria-label": title });
+const resized = new ResizeObserver((entries) => { for (const { target } of entries) if (!isPrinting && target.chart && target.clientWidth !== target.chart.drawnWidth) target.chart.redraw(); });
+
+View.chart = ({ title, note, traces, layout, empty }) => {
+  const plot = View.h("div", { class: "plot" });
   const card = View.h("section", { class: "card" }, View.h("h2", {}, title), View.h("p", { class: "sub" }, note || "\u00a0"), plot);
   card.update = (next, now) => {
     if (next) ({ traces, empty } = next);
     card.waits = !card.near && !empty && !now;
     if (card.waits) { drawWhenIdle(); return; }
-    if (empty) { if (card.drawn) Plotly.purge(plot); card.drawn = false; plot.className = "plot-empty"; plot.replaceChildren(empty); return; }
-    if (!card.drawn) { plot.className = tall ? "plot tall" : "plot"; plot.replaceChildren(); }
-    const isNew = !card.drawn, told = layout(), ofSteps = told.xaxis.title === View.axes.steps;
-    card.drawn = true;
-    const size = isPrinting ? { width: plot.clientWidth, height: plot.clientHeight } : {};
-    Plotly.react(plot, traces(), { ...View.layout(told), ...size }, { displayModeBar: false, responsive: true });
-    if (ofSteps) wholeTicks(plot);
-    if (ofSteps && isNew) plot.on("plotly_relayout", () => wholeTicks(plot));
+    card.drawn = !empty;
+    if (empty) { plot.chart = null; plot.className = "plot-empty"; plot.replaceChildren(empty); return; }
+    plot.className = "plot";
+    plot.chart ||= new Chart(plot, title);
+    plot.chart.show(traces(), layout());
   };
   card.setAttribute("data-chart", title);
   nearWindow.observe(card);
+  resized.observe(plot);
   return card;
-};
-
-View.layout = ({ xaxis = {}, yaxis = {}, ...rest } = {}) => {
-  const ink = View.colour("soft"), grid = View.colour("grid"), card = View.colour("card");
-  const axis = { gridcolor: grid, linecolor: grid, zeroline: false, tickfont: { size: 11 }, automargin: true, fixedrange: false };
-  return {
-    font: { family: "system-ui, sans-serif", size: 12, color: ink },
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    margin: { l: 48, r: 12, t: 6, b: 40 },
-    hovermode: "x unified", hoverlabel: { bgcolor: card, bordercolor: grid, font: { color: View.colour("ink"), size: 12 } },
-    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 }, bgcolor: "rgba(0,0,0,0)" },
-    showlegend: true, dragmode: "zoom", uirevision: "as the reader left it",
-    xaxis: { ...axis, showgrid: false, ...xaxis, title: { text: xaxis.title || "", font: { size: 11 }, standoff: 8 } },
-    yaxis: { ...axis, rangemode: "tozero", ...yaxis, title: { text: yaxis.title || "", font: { size: 11 }, standoff: 6 } },
-    ...rest,
-  };
 };
 
 // A curve: a thin line of the logged values and, over many steps, a thick running mean.
 View.curve = (metrics, x, name, { label, colour = "c0", scale = 1, smooth = true } = {}) => {
-  const { x: at, y: raw, size } = pointsOf(View.stretches(metrics, name), x, metrics.columns[name]);
+  const { x: at, y: raw, sizes } = pointsOf(View.stretches(metrics, name), x, metrics.columns[name]);
   if (!at.length) return [];
-  const y = raw.map((v) => (v === null ? null : v * scale)), shade = View.colour(colour);
-  const shown = at.length > 2 && size.some(Boolean) ? { mode: "lines+markers", marker: { size } } : { mode: at.length < 3 ? "lines+markers" : "lines" };
-  const base = { x: at, type: "scatter", ...shown, cliponaxis: false, name: label || name };
-  if (!smooth || at.length < SMOOTHED_FROM) return [{ ...base, y, line: { color: shade, width: 2 } }];
+  const y = raw.map((value) => (value === null ? null : value * scale));
+  const base = { kind: "line", x: at, name: label || name, colour, sizes: at.length < 3 ? 6 : sizes };
+  if (!smooth || at.length < SMOOTHED_FROM) return [{ ...base, y, width: 2 }];
   return [
-    { ...base, y, line: { color: View.faded(shade, 0.32), width: 1 }, showlegend: false, hoverinfo: "skip" },
-    { ...base, y: View.smoothed(y), customdata: y, hovertemplate: "%{customdata:.4~g}", line: { color: shade, width: 2.2 } },
+    { ...base, y, width: 1, faint: true, inLegend: false, told: null },
+    { ...base, y: View.smoothed(y), told: y, width: 2.2 },
   ];
 };
 
 View.areas = (metrics, x, series) => {
   const any = metrics.steps.map((_, i) => (series.some(({ name }) => (metrics.columns[name] || [])[i] != null) ? 1 : null));
   const stretches = View.stretches({ steps: metrics.steps, columns: { any } }, "any");
-  return series.filter(({ name }) => (metrics.columns[name] || []).some((v) => v)).flatMap(({ name, label, colour }) => stretches.map((rows, k) => ({
-    x: rows.map((i) => x[i]), y: rows.map((i) => metrics.columns[name][i] || 0), type: "scatter", mode: "lines", stackgroup: `stretch ${k}`, legendgroup: name, showlegend: k === 0,
-    name: label, line: { width: 0.5, color: View.colour(colour) }, fillcolor: View.faded(View.colour(colour), 0.75), hovertemplate: "%{y:.4~s}",
+  const present = series.filter(({ name }) => (metrics.columns[name] || []).some((value) => value));
+  return present.flatMap(({ name, label, colour }) => stretches.map((rows, k) => ({
+    kind: "area", name: label, colour, stack: `stretch ${k}`, inLegend: k === 0,
+    x: rows.map((i) => x[i]), y: rows.map((i) => metrics.columns[name][i] || 0),
   })));
 };

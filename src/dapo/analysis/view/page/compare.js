@@ -55,7 +55,7 @@ View.pages.compare = {
     const every = [...new Set(all.flatMap((m) => Object.keys(m.columns)))].sort();
     const metrics = [...COMPARED, ...(state.metric && !COMPARED.includes(state.metric) ? [state.metric] : [])];
     const order = state.metric ? [state.metric, ...metrics.filter((m) => m !== state.metric)] : metrics;
-    const cards = order.map((name) => View.chart({ title: name === "eval accuracy" ? (all.some(View.hasMeanScores) ? "Held-out score" : "Held-out accuracy") : name, note: (View.metricOf(name) || {}).meaning || "with 95 % intervals", traces: () => metricTraces(name, chosen, all, axis), layout: () => ({ xaxis: View.xAxis(axis, ...all.map((m) => View.xOf(m, axis))), yaxis: { title: unitOf(name, all), rangemode: name.startsWith("reward/mean") ? "normal" : "tozero" } }) }));
+    const cards = order.map((name) => View.chart({ title: name === "eval accuracy" ? (all.some(View.hasMeanScores) ? "Held-out score" : "Held-out accuracy") : name, note: (View.metricOf(name) || {}).meaning || "with 95 % intervals", traces: () => metricTraces(name, chosen, all, axis), layout: () => ({ x: View.xAxis(axis, ...all.map((m) => View.xOf(m, axis))), y: { title: unitOf(name, all), fromZero: !name.startsWith("reward/mean") } }) }));
     const picker = View.h("select", { id: "metric", "aria-label": "Metric to show first", onchange: (event) => View.go({ metric: event.target.value }) }, View.h("option", { value: "" }, "any other metric …"), every.map((n) => View.h("option", { value: n }, n)));
     picker.value = state.metric || "";
     const rows = difference.rows;

@@ -78,10 +78,13 @@ View.pages.evaluation = {
     }
     const chosen = { a_run: state.a_run || state.run, a_step: state.a_step ?? String(own[0].step), b_run: state.b_run || state.run, b_step: state.b_step ?? String(own[own.length - 1].step) };
     const now = { ...state, ...chosen }, binary = own.every((e) => e.binary), scale = binary ? 100 : 1;
-    const traces = () => [{ x: own.map((e) => e.step), y: own.map((e) => (e.accuracy === null ? null : e.accuracy * scale)), type: "scatter", mode: "lines+markers", cliponaxis: false, name: own[0].name, line: { color: View.colour("c1"), width: 2 }, marker: { size: 8 },
-      error_y: own.some((e) => e.low !== null) ? { type: "data", symmetric: false, array: own.map((e) => (e.low === null ? null : (e.high - e.accuracy) * scale)), arrayminus: own.map((e) => (e.low === null ? null : (e.accuracy - e.low) * scale)), color: View.faded(View.colour("c1"), 0.6), width: 4 } : undefined },
-      ...[...new Set(own.flatMap((e) => Object.keys(e.by_source)))].filter((s, _, list) => list.length > 1).map((s, i) => ({ x: own.map((e) => e.step), y: own.map((e) => (e.by_source[s] ? e.by_source[s].accuracy * scale : null)), type: "scatter", mode: "lines+markers", cliponaxis: false, name: s, line: { color: View.colour(["c0", "c2", "c3", "c4", "c5", "c6"][i % 6]), width: 1.2, dash: "dot" }, marker: { size: 5 } }))];
-    const chart = View.chart({ title: binary ? "Held-out accuracy" : "Held-out score", note: "with the 95 % interval over problems; dotted: by source", traces, layout: () => ({ xaxis: View.xAxis("steps", own.map((e) => e.step)), yaxis: { title: binary ? "correct (%)" : "mean score" } }) });
+    const scaled = (value) => (value === null || value === undefined ? null : value * scale);
+    const format = (value) => (binary ? `${value.toFixed(1)} %` : View.number(value));
+    const sources = [...new Set(own.flatMap((e) => Object.keys(e.by_source)))];
+    const whole = { kind: "line", x: own.map((e) => e.step), y: own.map((e) => scaled(e.accuracy)), low: own.map((e) => scaled(e.low)), high: own.map((e) => scaled(e.high)), name: own[0].name, colour: "c1", width: 2, sizes: 8, format };
+    const bySource = (source, i) => ({ ...whole, low: null, high: null, y: own.map((e) => (e.by_source[source] ? scaled(e.by_source[source].accuracy) : null)), name: source, colour: ["c0", "c2", "c3", "c4", "c5", "c6"][i % 6], width: 1.4, dashed: true, sizes: 5 });
+    const traces = () => [whole, ...(sources.length > 1 ? sources.map(bySource) : [])];
+    const chart = View.chart({ title: binary ? "Held-out accuracy" : "Held-out score", note: "with the 95 % interval over problems; dotted: by source", traces, layout: () => ({ x: View.xAxis("steps", own.map((e) => e.step)), y: { title: binary ? "correct (%)" : "mean score", fromZero: true } }) });
     const body = [head, ...notes, View.h("div", { class: "split" }, chart, View.h("section", { class: "card" }, View.h("h2", {}, "Paired difference"), View.h("p", { class: "sub" }, "B minus A on the same problems; pairing removes their difficulty from the interval"),
       View.h("div", { class: "choices" }, pickEvaluation("a", now, all), pickEvaluation("b", now, all)), View.h("div", { id: "difference" }))), View.h("p", {}, " "), View.table(evaluationColumns(binary), own), View.h("p", {}, " ")];
     main.replaceChildren(...body);

@@ -9,7 +9,7 @@ View.pages.metrics = {
     const names = Object.keys(metrics.columns).sort();
     const traces = (name) => View.curve(metrics, View.xOf(metrics, axis), name, { scale: View.scaleOf(name) });
     const cards = names.map((name) => View.chart({ title: name, note: (View.metricOf(name) || {}).meaning, traces: () => traces(name),
-      layout: () => ({ showlegend: false, xaxis: View.xAxis(axis, View.xOf(metrics, axis)), yaxis: { title: View.unitOf(name), rangemode: "normal" } }) }));
+      layout: () => ({ legend: false, x: View.xAxis(axis, View.xOf(metrics, axis)), y: { title: View.unitOf(name), fromZero: false } }) }));
     const count = View.h("span", { class: "note", role: "status" });
     const filter = (text) => {
       const words = text.split(/\s+/);

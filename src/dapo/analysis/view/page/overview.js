@@ -25,10 +25,9 @@ View.heldOut = (metrics, x, name, colour, label) => {
   const isScore = View.isMeanScore(metrics, name), scale = isScore ? 1 : 100;
   const column = (n) => metrics.columns[`eval/${name}/${n}`] || [], stretches = View.stretches(metrics, `eval/${name}/accuracy`);
   const points = (n) => pointsOf(stretches, x, column(n).map((v) => (v === null ? null : scale * v)));
-  const { x: at, y } = points("accuracy"), low = points("low").y, high = points("high").y, paint = View.colour(colour);
-  const bars = low.some((v) => v != null), end = (v, from, to) => (v === null || from == null || to == null ? null : Math.max(0, to - from));
-  return [{ x: at, y, type: "scatter", mode: "lines+markers", name: label || name, cliponaxis: false, line: { color: paint, width: 2 }, marker: { size: 7 }, hovertemplate: isScore ? "%{y:.3f}" : "%{y:.1f} %",
-    error_y: bars ? { type: "data", symmetric: false, array: y.map((v, i) => end(v, v, high[i])), arrayminus: y.map((v, i) => end(v, low[i], v)), color: View.faded(paint, 0.6), thickness: 1.2, width: 4 } : undefined }];
+  const { x: at, y } = points("accuracy"), low = points("low").y, high = points("high").y;
+  const ends = low.some((value) => value != null) ? { low: low.map((value) => value ?? null), high: high.map((value) => value ?? null) } : {};
+  return [{ kind: "line", x: at, y, ...ends, name: label || name, colour, width: 2, sizes: 7, format: (value) => (isScore ? View.number(value) : `${value.toFixed(1)} %`) }];
 };
 
 const CURVE_SPECS = [
@@ -89,7 +88,7 @@ View.pages.overview = {
     const axis = View.axes[state.x] ? state.x : "steps";
     const of = (value) => (typeof value === "function" ? value(metrics) : value), hadScores = View.hasMeanScores(metrics);
     const specs = specsOf(metrics), cards = specs.map((spec) => View.chart({ title: of(spec.title), note: of(spec.note), traces: () => spec.draw(metrics, View.xOf(metrics, axis)),
-      layout: () => ({ xaxis: View.xAxis(axis, View.xOf(metrics, axis)), yaxis: { title: of(spec.unit), range: spec.range, rangemode: of(spec.zero) === false ? "normal" : "tozero" } }) }));
+      layout: () => ({ x: View.xAxis(axis, View.xOf(metrics, axis)), y: { title: of(spec.unit), range: spec.range, fromZero: of(spec.zero) } }) }));
     main.replaceChildren(
       View.h("div", { class: "head-row" }, View.h("h1", {}, "Overview"), View.choices("Over", Object.keys(View.axes).map((a) => [a, a]), axis, (x) => View.go({ x }))),
       metrics.problem ? View.h("p", { class: "note problem" }, metrics.problem) : "",

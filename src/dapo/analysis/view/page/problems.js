@@ -29,8 +29,8 @@ View.pages.problems = {
     const kind = state.kind || "all", sort = state.order || "visits", offset = Number(state.offset) || 0;
     let byStep = [];
     const traces = () => [["none", "0 %", "red"], ["few", "below half", "c1"], ["many", "half or more", "c5"], ["all", "100 %", "c2"]].map(([key, label, colour]) => ({
-      x: byStep.map((s) => s.step), y: byStep.map((s) => s[key]), type: "bar", name: label, marker: { color: View.colour(colour), line: { width: 0 } } }));
-    const chart = View.chart({ title: "Groups by pass rate", note: "judged groups of a step by their fraction of correct responses", traces, layout: () => ({ barmode: "stack", bargap: 0.08, xaxis: { title: View.axes.steps }, yaxis: { title: "groups" } }) });
+      kind: "bar", stack: "groups", name: label, colour, x: byStep.map((s) => s.step), y: byStep.map((s) => s[key]) }));
+    const chart = View.chart({ title: "Groups by pass rate", note: "judged groups of a step by their fraction of correct responses", traces, layout: () => ({ x: View.xAxis("steps"), y: { title: "groups" } }) });
     const cards = View.h("div", { class: "cards" }), table = View.h("div");
     const draw = async () => {
       const found = await View.get("problems", { run: state.run, kind, sort, offset, limit: 50 });
