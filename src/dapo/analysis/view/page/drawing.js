@@ -184,7 +184,7 @@ class Chart {
   // The ranges of both axes, and the place of the drawing between its texts.
   measure(width, height) {
     const { x, y } = this.layout;
-    this.range = { x: this.zoomed.x || this.wholeX(), y: this.zoomed.y || this.wholeY() };
+    this.range = { x: this.zoomed.x || this.allOfX(), y: this.zoomed.y || this.allOfY() };
     this.yTicks = ticksOf(...this.range.y, Math.max(2, Math.floor(height / 36)));
     this.yTexts = tickTexts(this.yTicks);
     const titleWidth = y.title ? FONT_PX + 9 : 0;
@@ -204,14 +204,14 @@ class Chart {
     this.fromY = (pixel) => top - (pixel - this.top) / perY;
   }
 
-  wholeX() {
+  allOfX() {
     const bars = this.traces.filter((trace) => trace.kind === "bar");
     const [first, last] = extent(this.traces.flatMap((trace) => trace.x)) || [0, 1];
     if (bars.length) return [first - 0.5, last + 0.5];
     return [Math.min(0, first), Math.max(last, this.layout.x.end || 0) || 1];
   }
 
-  wholeY() {
+  allOfY() {
     const { range, fromZero } = this.layout.y;
     if (range) return range;
     const values = this.shown.flatMap((trace) => (trace.top ? [...trace.top, ...trace.base] : [...trace.y, ...(trace.low || []), ...(trace.high || [])]));
