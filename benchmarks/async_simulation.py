@@ -16,7 +16,7 @@ from statistics import fmean
 
 from benchmarks.scripted_engine import ScriptedEngine
 from benchmarks.simulation_fakes import LengthDistribution
-from dapo.core.clock import Clock, ClockKind
+from dapo.config.rollout_options import ClockKind
 from dapo.data.stream import ProblemStream
 from dapo.engines.continuation import ContinuingEngine
 from dapo.training.dynamic_sampling import DynamicSampler
@@ -150,7 +150,7 @@ def simulate(
         encoder=Encoder(),
         plan=SamplingPlan(GROUP_SIZE, 20480 // TOKENS + 1, 1.0, (END,), 0),
         max_staleness=eta,
-        clock=Clock(clock),
+        by_load=clock == "load",
     )
     batches: list[Batch] = []
     generation: list[float] = []
@@ -161,7 +161,7 @@ def simulate(
         before = engine.seconds
         began = time.process_time()
         own = engine.own_s
-        if clock != "history" and eta and update_s is not None and step > 1:
+        if clock == "load" and eta and update_s is not None and step > 1:
             sampling.new_weights = SimulatedWeights(engine, step - 1, before + update_s)
         batches.append(collect(sampling, step=step))
         controller.append(time.process_time() - began - (engine.own_s - own))

@@ -350,7 +350,7 @@ HEALTHY = (
     Case(
         "with prediction and a falling rate",
         None,
-        ("dynamic_sampling.predict=proportional", "optim.schedule=cosine"),
+        ("dynamic_sampling.predict=true", "optim.schedule=cosine"),
     ),
 )
 
@@ -377,10 +377,7 @@ _LOSSES = {
     "no dual clip": ("loss.dual_clip=null",),
     "averaged by sequence": ("loss.aggregate=sequence",),
     "averaged by group": ("loss.aggregate=group",),
-    "selection with inverse weights": (
-        "dynamic_sampling.predict=thompson",
-        "dynamic_sampling.weights=inverse",
-    ),
+    "selection by prediction": ("dynamic_sampling.predict=true",),
     "truncated responses left out": ("overlong.mode=filter",),
 }
 HEALTHY_LOSSES = tuple(Case(name, None, (*options, *_STEPS)) for name, options in _LOSSES.items())

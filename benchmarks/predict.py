@@ -1,7 +1,7 @@
 """Whether predicting which problems carry a signal saves anything: tokens, time and updates to an
 accuracy.
 
-    python -m benchmarks.predict [--seeds 3] [--tasks quickstart mix] [--modes off proportional thompson]
+    python -m benchmarks.predict [--seeds 3] [--tasks quickstart mix] [--modes off on]
 
 Each run is one `dapo train` in a folder of its own, stopped once it has reached the highest target;
 the seeds are paired: the runs of a seed have the same problems, stream and keys. A command that was
@@ -25,12 +25,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "predict.json"
 TARGETS = (0.75, 0.9)
 MODES = {
     "off": (),
-    "proportional": ("dynamic_sampling.predict=proportional",),
-    "thompson": ("dynamic_sampling.predict=thompson",),
-    "proportional inverse": (
-        "dynamic_sampling.predict=proportional",
-        "dynamic_sampling.weights=inverse",
-    ),
+    "on": ("dynamic_sampling.predict=true",),
 }
 EVALUATED = (
     "{builtin: {sums: {high: 12}, products: {high: 10}, largest: {count: 3}}, size: 60, seed: 2}"
@@ -146,9 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument(
-        "--modes", nargs="+", choices=MODES, default=["off", "proportional", "thompson"]
-    )
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "runs" / "predict", help="of the runs"
     )

@@ -5,9 +5,9 @@ Takes seconds.
     python -m benchmarks.predict_simulation
 
 A response to problem j of kind k is right with probability sigmoid(skill[k] + ease[j]). A group
-that trains moves the skill of its kind by the policy gradient with the advantages of Eq. 9, times
-its weight. Sampling, selection, history and stream are those of a run. It says what to expect where
-kinds learn apart; `benchmarks.predict` measures a policy.
+that trains moves the skill of its kind by the policy gradient with the advantages of Eq. 9.
+Sampling, selection, history and stream are those of a run. It says what to expect where kinds learn
+apart; `benchmarks.predict` measures a policy.
 """
 
 from collections.abc import Sequence
@@ -38,12 +38,7 @@ KINDS = {"trivial": 4.5, "impossible": -9.0, "useful": -0.8}
 """The skill that the policy begins with."""
 SHARES = {"trivial": 0.45, "impossible": 0.35, "useful": 0.2}
 TARGETS = (0.75, 0.9)
-MODES = {
-    "off": ("off", "none"),
-    "proportional": ("proportional", "none"),
-    "thompson": ("thompson", "none"),
-    "proportional inverse": ("proportional", "inverse"),
-}
+MODES = {"off": False, "on": True}
 CASES = {
     "a source for each kind, 6,000 problems": (True, 6000),
     "one source, 300 problems": (False, 300),
@@ -57,7 +52,7 @@ class Simulation:
 
     def __init__(self, mode: str, *, by_source: bool, size: int, seed: int) -> None:
         """`by_source`: whether the kind of a problem is known from its source."""
-        self.predict, self.weights = MODES[mode]
+        self.predict = MODES[mode]
         self.seed = seed
         self.skill = dict(KINDS)
         uniforms = keyed_uniforms(keyed_seed("kinds", seed), size)
@@ -118,23 +113,15 @@ class Simulation:
 
     def step(self, step: int) -> None:
         """Sample a batch, and move the skills by its gradient."""
-        if self.predict != "off":
+        if self.predict:
             self.sampling.selector = ProblemSelector(
-                self.stats.history(),
-                step=step,
-                predict=self.predict,
-                group_size=GROUP_SIZE,
-                seed=self.seed,
-                weights=self.weights,
+                self.stats.history(), step=step, group_size=GROUP_SIZE, seed=self.seed
             )
         batch = collect(self.sampling, step=step)
         self.tokens += batch.num_generated_tokens
         moves = dict.fromkeys(KINDS, 0.0)
         for group in batch.groups:
-            weight = batch.weights.get(group.id, 1.0)
-            moves[self.kinds[int(group.problem.id)]] += (
-                weight * self.gradient(group) / len(batch.groups)
-            )
+            moves[self.kinds[int(group.problem.id)]] += self.gradient(group) / len(batch.groups)
         for kind, move in moves.items():
             self.skill[kind] += LEARNING_RATE * move
         self.stats.record((group for group, _ in batch.decided), step=step)

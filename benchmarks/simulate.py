@@ -137,7 +137,7 @@ def main() -> int:
     )
     parser.add_argument(
         "--clock",
-        choices=("history", "arrival"),
+        choices=("history", "load"),
         default="history",
         help="with --max-staleness: rollout.clock",
     )

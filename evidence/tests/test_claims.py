@@ -410,11 +410,8 @@ class TestTheExperimentsFiles:
             if each.criteria[0].otherwise == "refuted"
         }
         for key in (
-            ("curriculum", "mixed, proportional", ACCURACY),
             ("curriculum_small", "mixed", ACCURACY),
-            ("curriculum_small", "mixed, proportional", ACCURACY),
-            ("curriculum_small", "mixed, thompson", ACCURACY),
-            ("curriculum_smollm2", "mixed, proportional", ACCURACY),
+            ("curriculum_small", "mixed, predicted", ACCURACY),
             ("generalisation", "three tasks", "eval/larger/accuracy"),
             ("generalisation", "one task", "eval/larger/accuracy"),
             ("generalisation_small", "all three tasks", "eval/sums_larger/accuracy"),

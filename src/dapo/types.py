@@ -363,8 +363,6 @@ class Sample:
     """1 (or True) for each response token that trains, else 0."""
     index: int = 0
     """The index of the response in its group."""
-    weight: float = 1.0
-    """The weight of the group in the loss (`dynamic_sampling.weights`)."""
     kl: float | None = None
     """The divergence to the reference summed over the sampled tokens, with `loss.kl_in: reward`."""
     rank_record: RankRecord | None = None

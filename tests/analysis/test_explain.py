@@ -10,18 +10,18 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 from pyarrow.parquet import read_table, write_table
 
 from conformance import naive
 from dapo.analysis.explain import explain_group
-from dapo.analysis.replay import plan_replay
 from dapo.analysis.update_terms import token_terms
 from dapo.core.errors import CheckpointError, DataError
 from dapo.core.rng import keyed_permutation
 from dapo.policy.model import load_model
-from dapo.runs.directory import RunDirectory
+from dapo.runs.rollout_table import read_rollouts
 from dapo.training.train import train
 from dapo.types import Sample
 from helpers.commands import run as command
@@ -259,42 +259,17 @@ def test_a_replayed_step_equals_the_run_to_the_last_bit_also_from_the_initial_mo
         assert replay["largest_relative_difference"] == 0
 
 
-def test_inverse_weights_are_replayed_and_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_table_of_an_older_version_with_the_column_weight_is_read(
+    runs: dict[str, Path], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    weighted = (
-        "dynamic_sampling.predict=proportional",
-        "dynamic_sampling.weights=inverse",
-        "train.save_every=0",
-    )
-    config = tiny(*OPTIONS, *RUNS["dapo"], *weighted, f"train.num_steps={STEPS}")
-    with new_run(config, run) as started:
-        train(started)
-    replay = explain_group(run, STEPS)["eq8"]["ratios"]["replay"]
-    assert replay["metrics_equal"] == replay["metrics_compared"] > 10
+    shutil.copytree(runs["dapo"], run)
     path = run / f"rollouts/step_{STEPS:06d}.parquet"
+    expected = explain_group(run, STEPS)
     table = read_table(path)
-    stored = {row["group_id"]: row["weight"] for row in table.to_pylist()}
-    trained = {row["group_id"] for row in table.to_pylist() if row["outcome"] == "trained"}
-    assert {group for group, weight in stored.items() if weight is not None} == trained
-    group = max(trained, key=lambda each: abs(stored[each] - 1))
-    assert abs(stored[group] - 1) > 0.01
-    eq8 = (found := explain_group(run, STEPS, group))["eq8"]
-    assert eq8["group_weight"] == stored[group]
-    assert found["responses"][0]["weight"] == pytest.approx(
-        stored[group] / eq8["trained_tokens"], rel=1e-12
-    )
-    assert f"times {stored[group]:.4g}, the group's" in command(
-        capsys, "explain", str(run), "--step", str(STEPS), "--group", str(group)
-    )[1].replace("\n", " ")
-    write_table(table.drop_columns(["weight"]), path)  # as an older version wrote it
-    found = explain_group(run, STEPS, group)
-    assert "lacks the group's loss weight" in " ".join(found["notes"])
-    if not found["eq8"]["ratios"]["known"]:
-        assert "lacks the groups' loss weights" in found["eq8"]["ratios"]["why"]
-    with pytest.raises(DataError, match="lacks the groups' loss weights"):
-        plan_replay(RunDirectory(run), config, STEPS)
+    write_table(table.append_column("weight", pa.array([0.5] * len(table), pa.float64())), path)
+    assert explain_group(run, STEPS) == expected
+    assert read_rollouts([path]).num_rows == len(table)
 
 
 def test_another_learning_rate_than_the_runs_shows_in_the_compared_metrics(

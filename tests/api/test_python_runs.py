@@ -318,19 +318,13 @@ def test_a_directory_with_files_of_its_own_is_left_as_it_was(tmp_path: Path):
 
 def test_keywords_are_the_names_of_options():
     assert options_from(
-        {
-            "steps": 1,
-            "lr": 2,
-            "loss.clip_high": 3,
-            "loss": {"clip_low": 0.1},
-            "predict": "proportional",
-        }
+        {"steps": 1, "lr": 2, "loss.clip_high": 3, "loss": {"clip_low": 0.1}, "predict": True}
     ) == {
         "train.num_steps": 1,
         "optim.lr": 2,
         "loss.clip_high": 3,
         "loss": {"clip_low": 0.1},
-        "dynamic_sampling.predict": "proportional",
+        "dynamic_sampling.predict": True,
     }
 
 

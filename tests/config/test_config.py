@@ -514,33 +514,41 @@ def test_the_engine_s_logprobs_are_pi_old_only_where_it_computes_as_the_trainer_
 
 
 def test_predictions_are_refused_where_eq_11_does_not_decide():
-    for predict in ("proportional", "thompson"):
-        given = f"dynamic_sampling.predict={predict}"
-        assert "enabled=false drops none" in message(given, "dynamic_sampling.enabled=false")
-        assert "enabled=false drops none" in message(given, "preset=grpo")
-        assert "not those of dynamic_sampling.filter" in message(
-            given, "dynamic_sampling.filter=my:keep"
-        )
-        assert "not those of dynamic_sampling.filter" in message(
-            given, "dynamic_sampling.filter.min_spread=1"
-        )
-    assert (
-        config(
-            "dynamic_sampling.predict=off", "dynamic_sampling.weights=none"
-        ).dynamic_sampling.predict
-        == "off"
+    given = "dynamic_sampling.predict=true"
+    assert "enabled=false drops none" in message(given, "dynamic_sampling.enabled=false")
+    assert "enabled=false drops none" in message(given, "preset=grpo")
+    assert "not those of dynamic_sampling.filter" in message(
+        given, "dynamic_sampling.filter=my:keep"
     )
-    assert any(
-        "predict=proportional or thompson" in line
-        for line in ignored_options(config("dynamic_sampling.weights=inverse"))
+    assert "not those of dynamic_sampling.filter" in message(
+        given, "dynamic_sampling.filter.min_spread=1"
     )
-    differing = list(
-        differences_from_paper(
-            config("dynamic_sampling.predict=proportional", "dynamic_sampling.weights=inverse")
+    assert "dynamic_sampling.predict: true (paper: false)" in list(
+        differences_from_paper(config(given))
+    )
+
+
+def test_predictions_are_on_or_off_and_their_two_rules_and_weights_are_refused_with_what_to_write():
+    for value, expected in (("on", True), ("off", False), ("true", True), ("false", False)):
+        assert config(f"dynamic_sampling.predict={value}").dynamic_sampling.predict is expected
+    for name in ("thompson", "proportional"):
+        expected_text = (
+            "expected true or false (thompson is what true means; proportional was removed, set"
+            f" true), got {name!r}"
         )
+        assert expected_text in message(f"dynamic_sampling.predict={name}")
+    assert "weigh as much as all others; leave it out" in message(
+        "dynamic_sampling.weights=inverse"
     )
-    assert "dynamic_sampling.predict: proportional (paper: off)" in differing
-    assert "dynamic_sampling.weights: inverse (paper: none)" in differing
+
+
+def test_the_clock_by_arrival_is_refused_with_what_to_write():
+    answer = (
+        "expected history, load or auto (arrival was removed; load does the same without a record),"
+        " got 'arrival'"
+    )
+    assert answer in message("rollout.clock=arrival")
+    assert config("rollout.clock=load").rollout.clock == "load"
 
 
 def test_a_loss_of_ones_own_and_a_falling_rate_are_differences_from_the_paper():

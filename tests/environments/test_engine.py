@@ -5,9 +5,11 @@ environment's speed.
 import json
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -44,7 +46,12 @@ def keyed_turn(request: GenerationRequest) -> tuple[Sequence[int], Finish]:
 
 
 def episodes(
-    make: Any = Echo, *, lag_polls: int = 2, slots: int | None = None, **options: Any
+    make: Any = Echo,
+    *,
+    lag_polls: int = 2,
+    slots: int | None = None,
+    by_load: bool = False,
+    **options: Any,
 ) -> EpisodeEngine:
     config = EnvironmentConfig(name="helpers.environments:Echo", lag_polls=lag_polls, **options)
     inner = ScriptedEngine(
@@ -52,7 +59,8 @@ def episodes(
     )
     pool = LocalPool(make)
     checked = ContinuingEngine(CheckedEngine(inner, vocabulary=len(TOKENIZER)))
-    engine = EpisodeEngine(checked, pool, RENDERER, config, starts=EpisodeStarts(pool, seed=5))  # type: ignore[arg-type]
+    starts = EpisodeStarts(pool, seed=5)  # type: ignore[arg-type]
+    engine = EpisodeEngine(checked, pool, RENDERER, config, starts=starts, by_load=by_load)  # type: ignore[arg-type]
     engine.inner = inner
     engine.pool = pool  # type: ignore[attr-defined]
     return engine
@@ -173,6 +181,36 @@ def test_episodes_depend_neither_on_the_lag_nor_on_the_room_of_the_engine(lag: i
     assert {n: (e.token_ids, e.sampled, e.episode) for n, e in found.items()} == {
         n: (e.token_ids, e.sampled, e.episode) for n, e in expected.items()
     }
+
+
+def test_by_load_an_answer_counts_when_it_has_arrived_and_a_late_one_holds_up_no_other_episode():
+    requests = [request("late", seed=1), request("early", seed=2)]
+    engine = episodes(by_load=True)
+    late = Future[dict[str, Any]]()
+    answers = list[Future[dict[str, Any]]]()
+    engine.submit(requests)
+    handle = engine.pool.opened[0]  # type: ignore[attr-defined]
+    step = handle.step
+
+    def held(action: str) -> Future[dict[str, Any]]:
+        answers.append(step(action))
+        return late
+
+    handle.step = held
+    found: dict[str, Generation] = {}
+    for _ in range(200):
+        found |= {each.request_id: each for each in engine.poll()}
+        if found:
+            break
+    assert found.keys() == {"early"}
+    assert len(answers) == 1
+    handle.step = step
+    Timer(0.05, lambda: late.set_result(answers[0].result())).start()
+    for _ in range(200):
+        found |= {each.request_id: each for each in engine.poll()}  # the first of these polls waits
+        if len(found) == 2:
+            break
+    assert found == play(episodes(), requests)
 
 
 def test_each_turn_has_its_reward_and_end_rewards_an_episode_that_is_cut():

@@ -22,7 +22,7 @@ from helpers.tiny_runs import metrics, tiny
 GOLDEN_RUN = TESTS / "golden" / "tiny_20_steps.json"
 GOLDEN_SCHEDULES = TESTS / "golden" / "schedules.json"
 SAVES = ("train.num_steps=5", "train.save_every=1", "train.keep_checkpoints=9")
-PREDICTIONS = ("dynamic_sampling.predict=thompson", "dynamic_sampling.weights=inverse")
+PREDICTIONS = ("dynamic_sampling.predict=true",)
 SCHEDULES: dict[str, tuple[str, ...]] = {
     "sync": ("schedule=sync", "rollout.engines=0", "loss.engine_correction=none"),
     "one_step_off": ("schedule=one_step_off",),

@@ -10,11 +10,9 @@ import torch
 
 from benchmarks.scripted_engine import ScriptedEngine
 from dapo.config import dump_config
-from dapo.core.clock import Clock
 from dapo.data.stream import ProblemStream
 from dapo.engines.continuation import ContinuingEngine
 from dapo.engines.engine import RolloutEngine
-from dapo.runs.checkpoints import step_of
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import JsonlSink
@@ -100,8 +98,6 @@ def scripted_run(
         RunDirectory(path) if path.exists() else RunDirectory.create(path, dump_config(config), {})
     )
     checkpoint = run.checkpoints.latest(warn=print)
-    first_step = step_of(checkpoint) + 1 if checkpoint else 1
-    clock = Clock(config.rollout.clock or "history", run.clock, first_step=first_step)
     training_run = Run(
         config=config,
         sampling=Sampling(
@@ -115,7 +111,7 @@ def scripted_run(
             encoder=FakeEncoder(),
             plan=sampling_plan(config.rollout, (END,), seed=config.train.seed),
             max_staleness=config.max_staleness if config.samples_ahead else 0,
-            clock=clock,
+            by_load=not config.rollout.is_reproducible,
         ),
         policy=policy or CountingPolicy(),
         tracker=Tracker([JsonlSink(run.metrics)], ProgressDisplay(config.train.num_steps)),
@@ -131,7 +127,6 @@ def scripted_run(
     finally:
         training_run.checkpoints.join()
         training_run.tracker.close()
-        clock.close()
         assert not [
             thread for thread in threading.enumerate() if thread.name.startswith("dapo-batch")
         ]

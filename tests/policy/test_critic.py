@@ -151,10 +151,7 @@ def test_values_are_exactly_zero_before_the_first_update_and_the_policy_stays_as
 def test_any_cut_into_microbatches_gives_the_gradient_of_the_whole(
     samples: Callable[[], list[Sample]], clip_range: float | None
 ) -> None:
-    rows = [
-        replace(row, weight=0.5 * (row.group_id % 3))
-        for row in judged(with_masked_tokens(samples()))
-    ]
+    rows = judged(with_masked_tokens(samples()))
     network = float64_model()
     critic = make_critic()
     mask = torch.cat([torch.tensor(row.mask) for row in rows])
@@ -163,10 +160,7 @@ def test_any_cut_into_microbatches_gives_the_gradient_of_the_whole(
         for name, field in (("old_values", "old_values"), ("targets", "value_targets"))
     }
     values = torch.cat(plain_values(network, critic, rows))
-    factors = torch.cat(
-        [torch.full((len(row.mask),), row.weight, dtype=torch.float64) for row in rows]
-    )
-    weights = factors * mask / mask.sum()
+    weights = mask.double() / mask.sum()
     mean, sums = value_loss(values, **flat, mask=mask, weights=weights, clip_range=clip_range)
     mean.backward()
     expected = {
@@ -185,16 +179,9 @@ def test_any_cut_into_microbatches_gives_the_gradient_of_the_whole(
         assert (found["tokens"], found["clipped"]) == (int(mask.sum()), int(sums["clipped"]))
 
 
-def test_tokens_of_weight_zero_do_not_train_the_critic() -> None:
+def test_masked_tokens_do_not_train_the_critic() -> None:
     rows = judged(branching())
-    masked = [
-        (
-            replace(row, mask=(False,) * len(row.mask))
-            if row.group_id % 2
-            else replace(row, weight=0.0)
-        )
-        for row in rows
-    ]
+    masked = [replace(row, mask=(False,) * len(row.mask)) for row in rows]
     critic = make_critic()
     critic.backward(masked)
     assert not any(

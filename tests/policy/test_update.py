@@ -207,31 +207,6 @@ def test_rows_without_advantage_stay_in_the_denominator(tmp_path: Path) -> None:
     )
 
 
-def test_a_groups_weight_multiplies_its_part_of_the_gradient_and_no_denominator(
-    tmp_path: Path,
-) -> None:
-    rows = groups_of([(4, (5, 3)), (6, (2, 7))])
-
-    def weighted(*weights: float) -> dict[str, Tensor]:
-        path = tmp_path / str(weights)
-        return gradient_of(
-            make_policy(),
-            [dataclasses.replace(row, weight=weights[row.group_id]) for row in rows],
-            path,
-        )
-
-    first = weighted(1.0, 0.0)
-    second = weighted(0.0, 1.0)
-    assert_close(
-        weighted(3.0, 0.5),
-        {name: 3 * first[name] + 0.5 * second[name] for name in first},
-        relative=1e-6,
-    )
-    assert_close(
-        gradient_of(make_policy(), rows, tmp_path / "plain"), weighted(1.0, 1.0), relative=1e-6
-    )
-
-
 def test_a_minibatch_without_any_advantage_is_an_update_by_nothing() -> None:
     policy = make_policy(optim={"weight_decay": 0.0})
     before = weights_of(policy)

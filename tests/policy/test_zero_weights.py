@@ -159,20 +159,15 @@ def test_the_weight_of_a_token_multiplies_its_gradient_and_no_other(
 
 
 def without_weight(samples: list[Sample]) -> list[Sample]:
-    """Samples whose tokens have the weight 0: masked, in a group of factor 0, or masked by the
-    engine correction.
-    """
+    """Samples whose tokens have the weight 0: masked, or masked by the engine correction."""
     found = []
     for i, row in enumerate(samples):
         old = np.array(row.old_logprobs)
-        if row.group_id % 3 == 0:
+        is_masked = row.group_id % 2 == 0
+        if is_masked:
             row = replace(row, mask=(False,) * len(row.mask))
-        elif row.group_id % 3 == 1:
-            row = replace(row, weight=0.0)
         far = 5.0 if i % 2 else -5.0
-        found.append(
-            replace(row, engine_logprobs=tuple(old + (far if row.group_id % 3 == 2 else 0.0)))
-        )
+        found.append(replace(row, engine_logprobs=tuple(old if is_masked else old + far)))
     return found
 
 
@@ -229,7 +224,11 @@ def test_tokens_without_weight_among_others_change_no_gradient(
 
     def with_idle(advantage: float, distance: float) -> list[Sample]:
         idle = [
-            replace(row, advantage=advantage, weight=0.0) if row.group_id == 1 else row
+            (
+                replace(row, advantage=advantage, mask=(False,) * len(row.mask))
+                if row.group_id == 1
+                else row
+            )
             for row in rows
         ]
         return [

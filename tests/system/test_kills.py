@@ -28,7 +28,7 @@ OPTIONS = (
     "train.save_every=2",
     "train.keep_checkpoints=2",
 )
-PREDICTIONS = ("dynamic_sampling.predict=thompson", "dynamic_sampling.weights=inverse")
+PREDICTIONS = ("dynamic_sampling.predict=true",)
 AUDIT = ("audit.verifier=helpers.reward_functions:yes_or_no", "audit.share=0.5")
 EPISODES = (
     "environment=helpers.environments:Digits",
@@ -36,7 +36,6 @@ EPISODES = (
     "rollout.max_response_tokens=48",
     "reward.verifier=auto",
 )
-ARRIVAL = ("rollout.clock=arrival",)
 ASYNC = ("schedule=async", "max_staleness=3")
 SOURCE = ROOT / "src/dapo"
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -72,15 +71,6 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     ),
     "episodes async": (*EPISODES, *ASYNC, "rollout.engines=1"),
     "async": (*ASYNC, "rollout.engines=1", "rollout.max_response_tokens=24"),
-    "async by arrival": (*ASYNC, *ARRIVAL, "rollout.engines=1", "rollout.max_response_tokens=24"),
-    "episodes async by arrival": (
-        *EPISODES,
-        *ASYNC,
-        *ARRIVAL,
-        "environment.options={delay_s: 0.01}",
-        "rollout.engines=2",
-    ),
-    "episodes by arrival": (*EPISODES, *ARRIVAL, "environment.options={delay_s: 0.01}"),
 }
 KILLED = tuple(VARIANTS) if "DAPO_KILLS" in os.environ else tuple(VARIANTS)[:1]
 ATTEMPTS_TO_KILL = 5
@@ -141,18 +131,6 @@ def test_the_areas_of_a_program_in_which_runs_are_killed_are_files_of_it():
     ] == []
 
 
-def following(start_or_resume: Started, run: Path, other: Path) -> Path:
-    """A run from the beginning, without a kill, that is given the record of events of another."""
-    made = shutil.ignore_patterns(
-        "checkpoints", "rollouts", "eval", "metrics.jsonl", "problems.parquet", "summary.json"
-    )
-    shutil.copytree(run, other, ignore=made)
-    code, _ = start_or_resume(other)
-    assert code == 0, output_of(other).read_text()
-    assert (other / "clock.jsonl").read_bytes() == (run / "clock.jsonl").read_bytes()
-    return other
-
-
 def output_of(run: Path) -> Path:
     return run.with_name(f"{run.name}.log")
 
@@ -183,7 +161,6 @@ def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened
     """
     start_or_resume, whole, calls = counted
     areas = [area for area in AREAS if calls.get(area)]
-    by_arrival = start_or_resume.variant.endswith("by arrival")
     expected = contents(whole)
     chance = random.Random(int(os.environ.get("DAPO_KILLS_SEED", "0")))
     killed: Counter[str] = Counter()
@@ -205,8 +182,6 @@ def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened
             assert code in (0, -signal.SIGKILL), f"{moment}\n{output_of(run).read_text()[-3000:]}"
             is_ended = code == 0
             killed[area] += not is_ended
-        if by_arrival:  # two runs differ; one that follows the record of another is equal to it
-            expected = contents(following(start_or_resume, run, tmp_path / f"following{number}"))
         assert differences(contents(run), expected) == [], f"after {killed} in {number + 1} runs"
         assert not list(run.rglob("*.tmp")), "leftovers of a broken-off write"
         shutil.rmtree(run)

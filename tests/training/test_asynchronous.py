@@ -488,9 +488,7 @@ class TestResuming:
         )
         counts = {outcome: i for i, outcome in enumerate(OUTCOMES)}
         batch = Batch((judged[0][0], judged[2][0]), judged, counts, dict(counts), 2, epoch=1)
-        batch = replace(
-            batch, prediction=Prediction(3, 0.1 + 0.2, ((1 / 3, True),), {2: 1 / 7, 4: 3.0})
-        )
+        batch = replace(batch, prediction=Prediction(3, 0.1 + 0.2, ((1 / 3, True),)))
         sampler = {"kept": 0.1 + 0.2, "decided": 3.0, "errors": [None, ["e", "p", "r"]]}
         prefetched_batch = PrefetchedBatch(batch, SamplingStart(4, 2, sampler))
         write_prefetched_batch(tmp_path, prefetched_batch)

@@ -1,4 +1,4 @@
-"""A run trains on the same groups, with the same weights, however fast its engine answers."""
+"""A run trains on the same groups, however fast its engine answers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class History:
     """A few steps of sampling, whose options are a function of its number."""
 
     number: int
-    predict: str
+    predict: bool
 
     @cached_property
     def choice(self) -> Callable[[str, list[Any]], Any]:
@@ -99,18 +99,9 @@ class History:
         return found
 
     def selector(self, stats: ProblemStats, step: int, group_size: int) -> ProblemSelector | None:
-        if self.predict == "off":
+        if not self.predict:
             return None
-        weights = self.choice("weights", ["none", "inverse"])
-        history = stats.history()
-        return ProblemSelector(
-            history,
-            step=step,
-            predict=self.predict,
-            group_size=group_size,
-            seed=self.number,
-            weights=weights,
-        )
+        return ProblemSelector(stats.history(), step=step, group_size=group_size, seed=self.number)
 
     def trained(self, batch: Batch, sampling: Sampling, stats: ProblemStats) -> dict[str, Any]:
         after = self.selector(stats, 9, 4)
@@ -131,10 +122,10 @@ class History:
         }
 
 
-@pytest.mark.parametrize("predict", ["off", "proportional", "thompson"])
+@pytest.mark.parametrize("predict", [False, True])
 @pytest.mark.parametrize("first", range(0, 32, 8))
-def test_what_is_trained_skipped_and_weighed_depends_on_no_engines_speed(predict: str, first: int):
-    """480 pairs of histories, an option of each of which is one of those that read the stream."""
+def test_what_is_trained_and_skipped_depends_on_no_engines_speed(predict: bool, first: int):
+    """320 pairs of histories, an option of each of which is one of those that read the stream."""
     for number in range(first, first + 8):
         expected = History(number, predict).steps()
         for name, speed in SPEEDS.items():
@@ -148,7 +139,7 @@ def test_what_is_trained_skipped_and_weighed_depends_on_no_engines_speed(predict
 def test_a_batch_ends_after_its_last_decided_group_with_skipped_problems_behind_it():
     ends = set()
     for number in range(8):
-        for step in History(number, "proportional").steps():
+        for step in History(number, True).steps():
             assert step["stream"] == step["decided"][-1][0] + 1
             ends.add(step["shortfall"] > 0)
     assert ends == {True, False}
@@ -157,13 +148,12 @@ def test_a_batch_ends_after_its_last_decided_group_with_skipped_problems_behind_
 # whole runs: the loop, its files, and a resume on another machine
 
 PREDICTED = (
-    "dynamic_sampling.weights=inverse",
+    "dynamic_sampling.predict=true",
     "train.num_steps=6",
     "train.save_every=1",
     "train.keep_checkpoints=9",
     "rollout.group_size=4",
-    # of the first four, the one in which a batch closes before skipped problems with each option
-    "train.seed=3",
+    "train.seed=3",  # of the first four, the one in which a batch closes before skipped problems
     "rollout.prompts_per_step=2",
     "train.minibatch_groups=1",
 )
@@ -197,12 +187,11 @@ def many(run: Run) -> None:
     )
 
 
-@pytest.mark.parametrize("predict", ["proportional", "thompson"])
 @pytest.mark.parametrize("schedule", [SYNC, ()], ids=["sync", "one_step_off"])
 def test_whole_runs_and_a_resume_with_another_engine_have_the_same_files(
-    tmp_path: Path, schedule: tuple[str, ...], predict: str
+    tmp_path: Path, schedule: tuple[str, ...]
 ):
-    options = (*PREDICTED, f"dynamic_sampling.predict={predict}", *schedule)
+    options = (*PREDICTED, *schedule)
     scripted_run(
         tmp_path / "fast",
         *options,

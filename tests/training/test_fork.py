@@ -26,7 +26,7 @@ from helpers.tiny_runs import EVENTFUL, contents, differences, metrics, tiny
 STEP = 2
 SAVES = ("train.num_steps=4", "train.save_every=1", "train.keep_checkpoints=9")
 LORA = "model.lora={rank: 2}"
-PREDICTS = "dynamic_sampling.predict=proportional"
+PREDICTS = "dynamic_sampling.predict=true"
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
 """The metrics of a reward of several verifiers, and of what responses share."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo.training.rollout_metrics import prediction_metrics, rollout_metrics, shared_tokens
-from dapo.training.selection import Prediction
+from dapo.training.rollout_metrics import rollout_metrics, shared_tokens
 from dapo.types import Generation, Group, Problem, Verdict
 
 
@@ -107,15 +105,3 @@ def test_the_entropy_estimate_is_over_the_tokens_of_all_judged_responses():
         [(dropped, "all_correct")], {"all_correct": 1}, {"all_correct": 4}, shortfall=0
     )
     assert found["rollout/entropy_estimate"] == 6.5 / 4
-
-
-@pytest.mark.parametrize(
-    ("weights", "groups"),
-    [([2.0, 2.0, 2.0], 3.0), ([1.0, 2.0, 3.0], 36 / 14), ([5.0, 0.0], 1.0), ([0.25], 1.0)],
-)
-def test_equal_weights_of_any_size_are_as_many_effective_groups(
-    weights: list[float], groups: float
-):
-    assert prediction_metrics(Prediction(weights=dict(enumerate(weights))))[
-        "rollout/effective_groups"
-    ] == pytest.approx(groups)

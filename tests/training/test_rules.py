@@ -456,9 +456,7 @@ def test_a_gradient_that_is_clipped_like_all_others_is_no_spike():
 def test_length_under_selection_is_judged_by_held_out_accuracy_alone():
     long: dict[str, float | None] = {"rollout/response_tokens_mean": 60.0}
     assert "length_explosion" in names(found(long))
-    assert "length_explosion" not in names(
-        found(long, options(dynamic_sampling__predict="proportional"))
-    )
+    assert "length_explosion" not in names(found(long, options(dynamic_sampling__predict=True)))
 
 
 @pytest.mark.parametrize(
@@ -548,7 +546,7 @@ def test_a_score_has_no_known_maximum_so_a_certain_policy_that_gains_by_it_is_a_
 
 def test_selection_keeps_accuracy_near_one_half_so_only_held_out_accuracy_proves_a_collapse():
     steps = [*[(0.5, 0.5)] * FIRST, *[(0.02, 0.5)] * 10]
-    selected = {"dynamic_sampling__predict": "proportional"}
+    selected = {"dynamic_sampling__predict": True}
     assert [each.severity for each in trained(*steps, **selected)] == ["warning"]
     (proved,) = trained(*steps, held_out={1: 0.2, 12: 0.2}, **selected)
     assert proved.severity == "error"

@@ -140,7 +140,7 @@ def _describe(config: Config, stored: StoredGroup, update: GroupUpdate | None) -
         return result
     credit = config.environment.credit if config.plays_episodes else None
     result["eq9"] = _eq9(config.advantage, update.rewards, group.id) | {"credit": credit}
-    result["eq8"] = _eq8(config, group.id, update) | {"group_weight": stored.weight}
+    result["eq8"] = _eq8(config, group.id, update)
     for i, sample in enumerate(update.samples):
         if sample.group_id == group.id:
             for turn in responses[sample.index]["turns"] or ():
@@ -418,15 +418,6 @@ def _notes(config: Config, stored: StoredGroup) -> list[str]:
         notes.append(
             "losses and gradients here leave out the divergence over the whole vocabulary"
             " (loss.kl_estimator=full)"
-        )
-    if (
-        config.dynamic_sampling.weights != "none"
-        and stored.outcome == "trained"
-        and stored.weight is None
-    ):
-        notes.append(
-            "the table of this older run lacks the group's loss weight"
-            " (dynamic_sampling.weights=inverse)"
         )
     if config.uses_trainer_group:
         notes.append(

@@ -287,7 +287,7 @@ def _update(
 ) -> tuple[int, float]:
     """Trained tokens and seconds of a step's updates; 0 if the batch has no group to train on."""
     started = time.perf_counter()
-    samples = estimate_advantages(batch.groups, policy, config, step=step, weights=batch.weights)
+    samples = estimate_advantages(batch.groups, policy, config, step=step)
     if not samples:
         return 0, 0.0
     for minibatch in prepare_updates(samples, policy, config, step=step):

@@ -13,9 +13,7 @@ from typing import Any
 from dapo.analysis.stored_groups import (
     RunProblems,
     read_groups,
-    require_weights,
     saved_steps,
-    weights_of,
     with_prompt_ids,
 )
 from dapo.config import Config
@@ -78,7 +76,6 @@ def plan_replay(directory: RunDirectory, config: Config, step: int) -> ReplayPla
     begins = [0, *(saved for saved in saved_steps(directory) if saved < step)]
     for start in reversed(begins):
         if stored.issuperset(range(start + 1, step + 1)):
-            require_weights(directory, config, range(start + 1, step + 1))
             return ReplayPlan(start, step)
     lost = next(each for each in range(step, begins[-1], -1) if each not in stored)
     raise CheckpointError(
@@ -151,10 +148,7 @@ class Replay:
         stored = [
             with_prompt_ids(self._problems.complete(each), self.encoder).group for each in groups
         ]
-        weights = weights_of(groups)
-        samples = estimate_advantages(
-            stored, self._policy, self._config, step=step, weights=weights
-        )
+        samples = estimate_advantages(stored, self._policy, self._config, step=step)
         return prepare_updates(samples, self._policy, self._config, step=step)
 
     def _scored(self, minibatch: Sequence[Sample], *, step: int) -> ReplayedUpdate:

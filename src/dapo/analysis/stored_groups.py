@@ -5,7 +5,7 @@ run's data.
 import json
 import os
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -25,14 +25,7 @@ from dapo.policy.model import load_local_tokenizer
 from dapo.runs.checkpoints import has_weights_only, numbered, step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import Outcome
-from dapo.runs.rollout_table import (
-    all_columns,
-    episode_of,
-    ranges_of,
-    read_rollouts,
-    rows_of,
-    short_fields,
-)
+from dapo.runs.rollout_table import episode_of, ranges_of, read_rollouts, rows_of, short_fields
 from dapo.training.preflight import NO_COLUMNS, load_rows
 from dapo.types import EpisodeText, Generation, Group, Problem, Verdict, num_sampled
 
@@ -52,10 +45,6 @@ class StoredGroup:
     prompt_tokens: int
     advantages: tuple[float | None, ...]  # the advantage of each response; None: it did not train
     fields: str | None  # the problem's short columns, as JSON
-    weight: float | None = None
-    """The group's factor in the loss (`dynamic_sampling.weights`); None: it had none, or an old
-    table lacks it.
-    """
 
 
 def saved_steps(directory: RunDirectory) -> list[int]:
@@ -183,25 +172,7 @@ def _stored_group(rows: Sequence[Mapping[str, Any]], tokens: _TokenRows) -> Stor
         prompt_tokens=first["prompt_tokens"],
         advantages=tuple(row["advantage"] for row in rows),
         fields=first["fields"],
-        weight=first.get("weight"),
     )
-
-
-def weights_of(groups: Iterable[StoredGroup]) -> dict[int, float]:
-    """Return the factors of groups in the loss by id, where they have one."""
-    return {each.group.id: each.weight for each in groups if each.weight is not None}
-
-
-def require_weights(directory: RunDirectory, config: Config, steps: Iterable[int]) -> None:
-    """Raise DataError if groups had weights in the loss, and the tables of some steps lack them."""
-    if config.dynamic_sampling.weights == "none":
-        return
-    for step in steps:
-        if "weight" not in all_columns(directory.rollouts(step)):
-            raise DataError(
-                f"{directory.rollouts(step)} lacks the groups' loss weights"
-                " (dynamic_sampling.weights=inverse): an older version of dapo wrote it"
-            )
 
 
 class RunProblems:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dapo.algo.loss import LOG_RATIO_BOUND, Responses, clip_log_ratio
 from dapo.analysis.replay import CannotReplay, Replay, ReplayedUpdate, plan_replay
-from dapo.analysis.stored_groups import StoredGroup, weights_of
+from dapo.analysis.stored_groups import StoredGroup
 from dapo.config import Config, LossConfig
 from dapo.policy.minibatch import loss_weights
 from dapo.policy.objective import (
@@ -164,7 +164,7 @@ def find_update(
 ) -> GroupUpdate | None:
     """Find the update that trains a group, or the step's last update; None if none trains it."""
     trained = [each for each in groups if each.outcome == "trained"]
-    samples = with_advantages([each.group for each in trained], config, weights_of(trained))
+    samples = with_advantages([each.group for each in trained], config)
     updates = minibatches(samples, config, step=step)
     members = [{sample.group_id for sample in update} for update in updates]
     taking_part = [i for i, ids in enumerate(members) if group is None or group in ids]

@@ -142,9 +142,7 @@ class Session(AbstractContextManager["Session"]):
                 on_progress=lambda done, total, note: show(done, total),
                 check=check,
             )
-        samples = estimate_advantages(
-            batch.groups, self._policy, self.config, step=step, weights=batch.weights
-        )
+        samples = estimate_advantages(batch.groups, self._policy, self.config, step=step)
         return CollectedBatch(step, batch, tuple(samples), self._encoder.decode_prompt)
 
     def update(
@@ -405,10 +403,10 @@ def _require_one_process(config: Config) -> None:
             "dapo.session samples and trains in this process: rollout.engines, rollout.engine=vllm,"
             " launcher=ray and distributed.trainer_ranks above 1 need dapo.train"
         )
-    if config.predicts_signal:
+    if config.dynamic_sampling.predict:
         raise ConfigError(
-            f"dynamic_sampling.predict={config.dynamic_sampling.predict} predicts from a run's"
-            " history, which a session does not keep: it needs dapo.train"
+            "dynamic_sampling.predict=true predicts from a run's history, which a session does not"
+            " keep: it needs dapo.train"
         )
 
 

@@ -217,11 +217,6 @@ def _eq8(found: Mapping[str, Any]) -> Iterator[str]:
         f"update {eq8['update']} of {eq8['updates']} has {eq8['trained_tokens']:,} trained tokens"
         f" in {eq8['responses']} responses of {plural(len(eq8['groups']), 'group')}; each token"
         f" weighs {_WEIGHTS[eq8['aggregate']]}"
-        + (
-            ""
-            if eq8["group_weight"] is None
-            else f" times {eq8['group_weight']:.4g}, the group's inverse weight"
-        )
     )
     dual = "" if clip["dual"] is None else f", or A < 0 and r > {clip['dual']:g}"
     bounds = f"A > 0 and r > {clip['high']:g}, or A < 0 and r < {clip['low']:g}{dual}"

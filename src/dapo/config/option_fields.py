@@ -30,7 +30,6 @@ CONDITIONS = {
     ),
     "has_kl": "loss.kl_coef above 0",
     "plays_episodes": "environment.name or environment.tools",
-    "predicts_signal": "dynamic_sampling.predict=proportional or thompson",
     "has_ratios": f"{_SEVERAL_UPDATES}, and no loss.function",
     "reuses_samples": _SEVERAL_UPDATES,
     "uses_ray": "launcher=ray",

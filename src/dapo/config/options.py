@@ -153,9 +153,7 @@ class Config(Section):
     @property
     def suspends_responses(self) -> bool:
         """Whether responses go on under newer weights."""
-        return self.samples_ahead and (
-            self.max_staleness > 1 or self.rollout.clock in ("arrival", "load")
-        )
+        return self.samples_ahead and (self.max_staleness > 1 or self.rollout.clock == "load")
 
     def lookahead(self, step: int) -> int:
         """The number of batches after a step's own whose groups are begun while its batch is
@@ -353,10 +351,6 @@ class Config(Section):
     def ray_address(self) -> str | None:
         return self.launcher.partition(":")[2] or None
 
-    @property
-    def predicts_signal(self) -> bool:
-        return self.dynamic_sampling.predict != "off"
-
     @model_validator(mode="after")
     def _sections_fit(self) -> Self:
         self._sizes_fit()
@@ -496,16 +490,15 @@ class Config(Section):
                 "environment.credit=turn gives tokens of a response different advantages, which"
                 f" {obstacle} does not carry; set environment.credit=episode"
             )
-        if self.predicts_signal and not sampling.enabled:
+        if sampling.predict and not sampling.enabled:
             raise ValueError(
-                f"dynamic_sampling.predict={sampling.predict} skips problems whose groups Eq. 11"
-                " would drop, and dynamic_sampling.enabled=false drops none; set"
-                " dynamic_sampling.predict=off"
+                "dynamic_sampling.predict=true skips problems whose groups Eq. 11 would drop, and "
+                "dynamic_sampling.enabled=false drops none; set dynamic_sampling.predict=false"
             )
-        if self.predicts_signal and sampling.filter is not None:
+        if sampling.predict and sampling.filter is not None:
             raise ValueError(
-                f"dynamic_sampling.predict={sampling.predict} predicts the groups that Eq. 11"
-                " keeps, not those of dynamic_sampling.filter; set one of the two"
+                "dynamic_sampling.predict=true predicts the groups that Eq. 11 keeps, not those of "
+                "dynamic_sampling.filter; set one of the two"
             )
 
     def _teacher_fits(self) -> None:

@@ -14,16 +14,17 @@ from dapo.config.section import (
     Positive,
     Processes,
     Section,
-    Switch,
     Tokens,
     option,
 )
-from dapo.core.clock import ClockKind
 
 if TYPE_CHECKING:
     EngineName: TypeAlias = str
 else:
     EngineName = Literal[tuple(ENGINES)]
+
+
+ClockKind: TypeAlias = Literal["history", "load"]
 
 
 class NativeConfig(Section):
@@ -59,6 +60,16 @@ class VllmConfig(Section):
     )
 
 
+def _no_arrival(value: object) -> object:
+    """Refuse `arrival`, which was `load` with a record of events."""
+    if value == "arrival":
+        raise ValueError(
+            "expected history, load or auto (arrival was removed; load does the same without a"
+            " record)"
+        )
+    return value
+
+
 class RolloutConfig(Section):
     engine: EngineName = option("native", "The engine that samples responses.")
     engines: Int = option(
@@ -68,14 +79,13 @@ class RolloutConfig(Section):
         le=MAX_PROCESSES,
         unit="processes",
     )
-    clock: Annotated[ClockKind | None, Auto] = option(
+    clock: Annotated[ClockKind | None, Auto, BeforeValidator(_no_arrival)] = option(
         None,
         "When verdicts, answers of environments and new weights (schedule=async) take effect."
         " history: a fixed number of tokens after their cause, and weights when a batch closes; two"
-        " runs on CPUs are equal. arrival: as soon as they are there; RUN/clock.jsonl records it,"
-        " so that a resumed run is equal. load: as arrival, without a record; engines get requests"
-        " by load, and vllm samples without a seed per request and schedules steps ahead. none or"
-        " auto: load for vllm on a GPU, where runs are not equal, else history.",
+        " runs on CPUs are equal. load: as soon as they are there; engines get requests by load,"
+        " and vllm samples without a seed per request and schedules steps ahead. none or auto: load"
+        " for vllm on a GPU, where runs are not equal, else history.",
     )
     native: NativeConfig = option(NativeConfig(), only_with="rollout.engine=native")
     vllm: VllmConfig = option(VllmConfig(), only_with="rollout.engine=vllm")
@@ -142,6 +152,16 @@ class ScoreThresholdsConfig(Section):
         return value
 
 
+def _no_rule_of_prediction(value: object) -> object:
+    """Refuse the name of a rule, of which there were two."""
+    if value in ("thompson", "proportional"):
+        raise ValueError(
+            "expected true or false (thompson is what true means; proportional was removed, set"
+            " true)"
+        )
+    return value
+
+
 class DynamicSamplingConfig(Section):
     enabled: bool = option(
         True, "Train only on groups whose responses differ in reward (Eq. 11).", paper=True
@@ -159,22 +179,10 @@ class DynamicSamplingConfig(Section):
         paper=None,
         only_with="dynamic_sampling.enabled",
     )
-    predict: Annotated[Literal["off", "proportional", "thompson"], Switch] = option(
-        "off",
-        "Selection of problems by the predicted chance that their groups carry a signal (Eq. 11)."
-        " off: sample every problem; proportional: sample with a probability proportional to that"
-        " chance; thompson: sample if the chance, at a success rate drawn from its posterior, is at"
-        " least half of the largest one.",
-        paper="off",
-    )
-    weights: Annotated[
-        Literal["none", "inverse"], BeforeValidator(lambda v: "none" if v is None else v)
-    ] = option(
-        "none",
-        "Loss weight of groups selected by prediction. inverse: 1 / the probability of selection,"
-        " so that the expected gradient equals that of sampling every problem, at a higher"
-        " variance.",
-        paper="none",
-        only_with="predicts_signal",
-        also=[{"type": "null"}],
+    predict: Annotated[bool, BeforeValidator(_no_rule_of_prediction)] = option(
+        False,
+        "Skip problems whose groups are unlikely to carry a signal (Eq. 11), by the history of"
+        " each: a problem is sampled if the chance of a signal, at a success rate drawn from its"
+        " posterior, is at least half of the largest one; its probability is at least 5 %.",
+        paper=False,
     )

@@ -19,7 +19,7 @@ from dapo.types import Sample
 
 TYPES = {"response_ids": "q", "engine_logprobs": "d", "old_logprobs": "d", "mask": "b"}
 """The columns with a value per response token, and the `array` type of other sequences."""
-SCALARS = ("group_id", "index", "reward", "advantage", "weight")
+SCALARS = ("group_id", "index", "reward", "advantage")
 IDS = ("response_ids",)
 REMAINING_COLUMNS = ("engine_logprobs", "mask")
 ALL = tuple(TYPES)

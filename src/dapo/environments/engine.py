@@ -3,12 +3,11 @@
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import cast
 
 from dapo.config.environment import EnvironmentConfig
-from dapo.core.clock import Clock
 from dapo.core.errors import ConfigError, DataError, EngineError
 from dapo.core.rng import keyed_seed
 from dapo.engines.continuation import SuspendableEngine, Unfinished, Versions, extended
@@ -106,7 +105,7 @@ class EpisodeEngine:
     of turn k, the ids sampled in turn k, and the ids of the rendered observation. Turn k draws from
     the seed of the request and k. An environment's answer counts `environment.lag_polls` polls
     after its turn has ended, and is waited for if it is late, so that episodes do not depend on the
-    environment's speed; with `rollout.clock: arrival` it counts when it has arrived.
+    environment's speed; with `rollout.clock: load` it counts when it has arrived.
 
     `max_new_tokens` of a request bounds the tokens sampled in all turns. A turn that is cut at a
     limit is not answered: the episode ends, with `finish` `length`.
@@ -122,16 +121,16 @@ class EpisodeEngine:
         config: EnvironmentConfig,
         *,
         starts: EpisodeStarts,
-        clock: Clock | None = None,
+        by_load: bool = False,
         warn: Callable[[str], None] | None = None,
     ) -> None:
         """`starts` opens the episodes, and has given the problems of the requests their prompts.
 
+        `by_load`: an answer counts as soon as it has arrived, instead of `environment.lag_polls`
+        after its turn.
+
         `warn` gets a line for the first of the first episodes that is not as the chat template
         writes it.
-
-        `clock` decides at which poll an answer counts; None: `environment.lag_polls` after its turn
-        has ended.
 
         Raises ConfigError if `environment.max_observation_tokens` has no room for a text in the
         chat template.
@@ -147,7 +146,7 @@ class EpisodeEngine:
         self._renderer = renderer
         self._config = config
         self._starts = starts
-        self._clock = clock or Clock()
+        self._by_load = by_load
         self._warn = warn
         self._to_compare = COMPARED_EPISODES if renderer.is_exact and warn is not None else 0
         self._polls = 0
@@ -189,7 +188,7 @@ class EpisodeEngine:
         if self._sampling:
             for generation in self._engine.poll():
                 self._answer_turn(self._sampling.pop(generation.request_id), generation)
-        elif self._answering and not self._clock.is_by_arrival:
+        elif self._answering and not self._by_load:
             self._polls = self._answering[0][0]
         ended: list[Generation] = []
         turns: list[GenerationRequest] = []
@@ -200,24 +199,28 @@ class EpisodeEngine:
 
     def _due_answers(self) -> "list[tuple[_Running, Future[Answer]]]":
         """Remove the answers that count at this poll from those that are waited for."""
-        if self._clock.is_by_arrival:
-            waiting = {
-                f"{each.request.id}/{each.handle.num_calls}": future
-                for _, each, future in self._answering
-            }
-            taken = {
-                id(waiting[name])
-                for name in self._clock.take("environment", waiting, is_idle=not self._sampling)
-            }
-            due = [
-                (running, future) for _, running, future in self._answering if id(future) in taken
-            ]
-            self._answering = deque(each for each in self._answering if id(each[2]) not in taken)
-            return due
+        if self._by_load:
+            return self._arrived_answers()
         due = []
         while self._answering and self._answering[0][0] <= self._polls:
             due.append(self._answering.popleft()[1:])
         return due
+
+    def _arrived_answers(self) -> "list[tuple[_Running, Future[Answer]]]":
+        """Remove the answers that have arrived; wait for the first one where no turn is being
+        sampled.
+        """
+        if self._answering and not self._sampling:
+            wait([future for _, _, future in self._answering], return_when=FIRST_COMPLETED)
+        arrived: list[tuple[_Running, Future[Answer]]] = []
+        late: deque[tuple[int, _Running, Future[Answer]]] = deque()
+        for due, running, future in self._answering:
+            if future.done():
+                arrived.append((running, future))
+            else:
+                late.append((due, running, future))
+        self._answering = late
+        return arrived
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         chosen = {id(self._running[name]) for name in request_ids}

@@ -118,8 +118,7 @@ class Critic:
         """Compute the gradient on samples with `old_values` and `value_targets`; returns the sums
         for `apply_gradient`.
 
-        The loss is the mean over the trained tokens of the minibatch, for every `loss.aggregate`,
-        with the factors of groups in the policy's loss (`Sample.weight`).
+        The loss is the mean over the trained tokens of the minibatch, for every `loss.aggregate`.
         """
         weights = loss_weights(minibatch, self._config, aggregate="token")
         chosen = [i for i, sample in enumerate(minibatch) if sample.num_trained_tokens]

@@ -44,15 +44,13 @@ def loss_weights(
     """`[N]` float64: the loss weight of each trained token of each sample of a minibatch.
 
     It is the weight of Eq. 12 (by `aggregate`, or else `loss.aggregate`) over the whole minibatch,
-    samples without a gradient included, times the group's factor `Sample.weight`. The denominators
-    do not count that factor, so that it remains one over a probability.
+    samples without a gradient included.
     """
     lengths = torch.tensor([sample.num_trained_tokens for sample in minibatch])
     group_ids = torch.tensor([s.group_id for s in minibatch])
     max_length = config.rollout.max_response_tokens
     aggregate = aggregate or config.loss.aggregate
-    weights = aggregation_weights(lengths, group_ids, aggregate=aggregate, max_length=max_length)
-    return weights * torch.tensor([sample.weight for sample in minibatch], dtype=weights.dtype)
+    return aggregation_weights(lengths, group_ids, aggregate=aggregate, max_length=max_length)
 
 
 def loss_tokens(

@@ -27,7 +27,6 @@ _FILES = (
     "config.yaml",
     "manifest.json",
     "summary.json",
-    "clock.jsonl",
     "lock",
     "curves.png",
     METRICS_FILE,
@@ -76,8 +75,6 @@ class RunDirectory:
     # statistics per problem, as of the newest checkpoint
     problem_stats = _Entry(PROBLEM_STATS_FILE)
     summary = _Entry("summary.json")  # facts and last evaluation, written at the end
-    # the poll at which each event took effect (rollout.clock=arrival)
-    clock = _Entry("clock.jsonl")
     curves = _Entry("curves.png")  # the plot of the metrics
     profile = _Entry("profile")  # the directory of the traces of `profile.steps`
     logs = _Entry("logs")  # the directory of the other processes' output

@@ -66,15 +66,13 @@ ROLLOUT_SCHEMA = pa.schema(
         pa.field("audit_score", pa.float64()),  # null: not audited, or no verdict
         # the reason for no verdict; null: not audited, or with a verdict
         pa.field("audit_error", pa.string()),
-        # the group's factor in the loss by `dynamic_sampling.weights`; null: none
-        pa.field("weight", pa.float64()),
     ]
 )
 """One row per response; `response_tokens` are the sampled ones.
 
 Tables of older runs lack OPTIONAL_COLUMNS.
 """
-OPTIONAL_COLUMNS = ("question", "audit_correct", "audit_score", "audit_error", "weight")
+OPTIONAL_COLUMNS = ("question", "audit_correct", "audit_score", "audit_error")
 SAMPLED = pa.field("sampled", pa.list_(pa.int32()))
 """Starts and ends of the sampled ranges of `response_ids`; null: all.
 

@@ -36,9 +36,9 @@ stream, sampler, the prefetched batch and the kept groups, which a checkpoint ho
 judge and sampler belong to the sampling thread while it runs, and otherwise to the loop. No clock
 is read: two runs, or a run and its resumption, are equal.
 
-With `rollout.clock: arrival` an engine whose batch has closed samples for later batches until the
-updates have ended, and one whose batch has not takes the weights of theta_s at once. The polls of
-both are recorded (`core/clock.py`), so a run and its resumption are equal, and two runs are not.
+With `rollout.clock: load` an engine whose batch has closed samples for later batches until the
+updates have ended, and one whose batch has not takes the weights of theta_s at once. Neither two
+runs nor a run and its resumption are equal.
 
 A step that fails before its first update undoes both halves, and its batch stays prefetched. After
 that update the other half is always finished, even if a signal comes, because its policy will be
@@ -231,9 +231,7 @@ class PendingBatch:
         self._is_cancelled = Event()
         self._progress = (0, run.sampling.sampler.prompts_per_step, "")
         self._new_weights = NewWeights(step - 1)
-        run.sampling.new_weights = (
-            None if run.sampling.clock.kind == "history" else self._new_weights
-        )
+        run.sampling.new_weights = self._new_weights if run.sampling.by_load else None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"dapo-batch-{step}")
         self._future = self._pool.submit(self._sample, run, step)
 

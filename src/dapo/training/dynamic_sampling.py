@@ -12,12 +12,10 @@ from dapo.algo.sampling import ScoreThresholds, is_informative
 from dapo.core.errors import RewardError, VerifierFailed
 from dapo.core.loading import describe
 from dapo.runs.outcomes import Outcome
-from dapo.training.problem_stats import discount
 from dapo.types import Group, Verdict
 
 REWARD_TEST = "dapo reward test VERIFIER --data DATA"
 """The command that tests a reward, if the run's own verifier and data are not known."""
-_FADING = discount(1)  # the factor by which the decisions of a batch fade with each later one
 
 
 class DynamicSampler:
@@ -51,8 +49,6 @@ class DynamicSampler:
         # the keep rate of about the last four batches
         self._decay = 1.0 - 1.0 / (4 * prompts_per_step)
         self._kept = self._decided = 1.0
-        self._selected = 0.0
-        self._chances = 0.0
         self._errors = RollingErrorRate(max_error_rate, reward_test)
 
     def outcome(self, group: Group) -> Outcome:
@@ -74,40 +70,16 @@ class DynamicSampler:
         """
         return math.ceil(shortfall * self._decided / max(self._kept, 0.1))
 
-    @property
-    def weight_scale(self) -> float | None:
-        """K of `dynamic_sampling.weights`: the mean q of the problems decided so far, by chance;
-        None before any.
-
-        It comes from finished batches, so it does not depend on the groups of the batch whose
-        weights it scales.
-        """
-        return self._selected / self._chances if self._chances > 0 else None
-
-    def count_selection(self, decisions: Sequence[tuple[float, float]]) -> None:
-        """Count (q, chance) of the problems that a batch has decided on; earlier batches fade by
-        half in ten.
-        """
-        self._selected = _FADING * self._selected + math.fsum(q * chance for q, chance in decisions)
-        self._chances = _FADING * self._chances + math.fsum(chance for _, chance in decisions)
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the running keep rate, the window of verifier errors, and the sums of K; JSON
-        keeps them exactly.
+        """Return the running keep rate and the window of verifier errors; JSON keeps them
+        exactly.
         """
-        sums = {"selection": [self._selected, self._chances]} if self._chances else {}
-        return {
-            "kept": self._kept,
-            "decided": self._decided,
-            "errors": self._errors.state(),
-            **sums,
-        }
+        return {"kept": self._kept, "decided": self._decided, "errors": self._errors.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with a saved state."""
         self._kept = float(state["kept"])
         self._decided = float(state["decided"])
-        self._selected, self._chances = map(float, state.get("selection", (0.0, 0.0)))
         self._errors.load(state.get("errors", ()))
 
     def _outcome_of(self, group: Group) -> Outcome:

@@ -12,7 +12,6 @@ from threading import Event
 from typing import Any, NamedTuple, cast
 
 from dapo.config import RolloutConfig
-from dapo.core.clock import Clock
 from dapo.core.errors import DapoError, RewardError
 from dapo.core.rng import keyed_seed
 from dapo.data.prompts import Encoder
@@ -74,13 +73,6 @@ class Batch:
     """Tokens of suspended responses, with their prompts, that were read again to go on with new
     weights.
     """
-
-    @property
-    def weights(self) -> Mapping[int, float]:
-        """The loss weight of each group that trains, by its id; a group that is missing weighs
-        1.
-        """
-        return {} if self.prediction is None else self.prediction.weights
 
     @property
     def decided(self) -> list[tuple[Group, Outcome]]:
@@ -226,8 +218,10 @@ class Sampling:
     """
     kept: Kept = Kept()
     """The groups that were undecided when the last batch closed."""
-    clock: Clock = field(default_factory=Clock)
-    """Decides at which poll verdicts, environments' answers and new weights take effect."""
+    by_load: bool = False
+    """Whether verdicts and new weights take effect as soon as they are there (`rollout.clock:
+    load`).
+    """
     new_weights: NewWeights | None = None
     """The weights that the engine takes in the middle of the batch; None: it keeps its weights."""
     has_suspended: bool = False
@@ -349,6 +343,7 @@ class _Collector:
     tokens: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     decisions: list[Decision] = field(default_factory=list)
     recomputed_tokens: int = 0
+    polls: int = 0
 
     def run(self) -> Batch:
         try:
@@ -369,7 +364,6 @@ class _Collector:
         self.sampling.tokens_since_start = max(0, tokens - self.sampling.start.kept.num_tokens)
 
     def sample(self) -> Batch:
-        self.clock.begin(self.step)
         self.go_on()
         while self.is_open:
             self.refill()
@@ -379,10 +373,9 @@ class _Collector:
                 self.check_or_abort()
                 self.take_new_weights()
                 self.receive(self.sampling.engine.poll())
-                self.clock.poll += 1
+                self.polls += 1
             self.classify()
         self.sample_until_the_update_ends()
-        self.clock.end()
         shortfall = self.shortfall
         end = self.judged[-1][0].id + 1
         if self.sampling.lookahead:
@@ -408,11 +401,7 @@ class _Collector:
             return None
         final = [each for each in self.decisions if each.position < end]
         judged = [group for group, outcome in self.judged if outcome != "excess"]
-        found = self.sampling.selector.summarize(
-            final, judged, self.accepted, scale=self.sampling.sampler.weight_scale
-        )
-        self.sampling.sampler.count_selection([(each.probability, each.chance) for each in final])
-        return found
+        return self.sampling.selector.summarize(final, judged)
 
     def check_or_abort(self) -> None:
         try:
@@ -443,29 +432,23 @@ class _Collector:
     def sample_until_the_update_ends(self) -> None:
         """Go on with the groups of later batches while the step still updates; decide none of them.
 
-        Only with `rollout.clock: arrival`, because the update's end is no matter of history.
+        Only with `rollout.clock: load`, because the update's end is no matter of history.
         """
         new = self.sampling.new_weights
         while self.sampling.lookahead and new is not None and not self.is_open:
             self.refill()
-            if not self.by_request or self.clock.takes("close", "", has_arrived=new.exist.is_set):
+            if not self.by_request or new.exist.is_set():
                 return
             self.check_or_abort()
             self.receive(self.sampling.engine.poll())
-            self.clock.poll += 1
-
-    @property
-    def clock(self) -> Clock:
-        return self.sampling.clock
+            self.polls += 1
 
     def take_new_weights(self) -> None:
         """Go on with the weights that the trainer has made in the meantime, if there are any at
         this poll.
         """
         new = self.sampling.new_weights
-        if new is None or not self.clock.takes(
-            "weights", new.version, has_arrived=new.exist.is_set
-        ):
+        if new is None or not new.exist.is_set():
             return
         self.sampling.new_weights = None
         parts = self.suspend()
@@ -592,7 +575,7 @@ class _Collector:
             ids = [each.token_ids for each in responses]
             pending.texts = tuple(each.text(self.sampling.encoder.decode) for each in responses)
             pending.verdicts = self.sampling.judge.submit(pending.problem, pending.texts, ids)
-            pending.due_poll = self.clock.poll + VERDICT_LAG_POLLS
+            pending.due_poll = self.polls + VERDICT_LAG_POLLS
 
     def classify(self) -> None:
         """Decide groups from the head of the queue; wait for verdicts where nothing is left to
@@ -619,10 +602,10 @@ class _Collector:
 
     def is_due(self, head: _Pending) -> bool:
         """Whether the verdicts of a finished group count at this poll."""
-        if not self.clock.is_by_arrival:
-            return head.due_poll <= self.clock.poll
+        if not self.sampling.by_load:
+            return head.due_poll <= self.polls
         assert head.verdicts is not None
-        return self.clock.takes("verdict", head.position, has_arrived=head.verdicts.done)
+        return head.verdicts.done()
 
     def keep(self, end: int) -> None:
         """Suspend the undecided groups for the next batch, where those whose first token is too old
@@ -659,7 +642,7 @@ class _Collector:
             min(versions, default=None),
             pending.texts,
             pending.verdicts,
-            max(0, pending.due_poll - self.clock.poll),
+            max(0, pending.due_poll - self.polls),
         )
 
     def count_stale(self, group: KeptGroup) -> None:

@@ -165,11 +165,6 @@ def prediction_metrics(found: Prediction) -> dict[str, float]:
         metrics[f"rollout/calibration_groups_{name}"] = len(of_bin)
         metrics[f"rollout/calibration_chance_{name}"] = fsum(chances)
         metrics[f"rollout/calibration_signals_{name}"] = sum(signals)
-    if weights := list(found.weights.values()):
-        total = fsum(weights)  # products, not powers: those come from the C library
-        metrics["rollout/effective_groups"] = (
-            total * total / fsum(weight * weight for weight in weights)
-        )
     return metrics
 
 

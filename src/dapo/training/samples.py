@@ -2,7 +2,7 @@
 masks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby
 from math import fsum
@@ -19,27 +19,21 @@ from dapo.core.ranges import spread
 from dapo.core.rng import keyed_permutation
 from dapo.types import Generation, Group, Sample, Verdict
 
-NO_WEIGHTS: Mapping[int, float] = {}
-
 
 @collections_paused()  # the trainer waits for it
-def with_advantages(
-    groups: Sequence[Group], config: Config, weights: Mapping[int, float] = NO_WEIGHTS
-) -> list[Sample]:
+def with_advantages(groups: Sequence[Group], config: Config) -> list[Sample]:
     """Algorithm 1, line 9: make one sample per response with a verdict; the samples of a group are
     adjacent.
 
     The advantages (Eq. 9, or by `advantage.estimator`) come from `Group.rewards`; `groups` are all
     that the step trains on. A response whose verdict is an error has no reward: it is left out of
     every mean and of the batch. `overlong.mode: filter` masks the tokens of truncated responses,
-    whose rewards still count in the means. `weights` are the groups' factors in the loss by id; a
-    group that is missing has 1. With `environment.credit: turn` samples have `token_advantages`.
+    whose rewards still count in the means. With `environment.credit: turn` samples have
+    `token_advantages`.
     """
     rewards = [[reward for reward in group.rewards if reward is not None] for group in groups]
     pairs = zip(groups, advantages_of(rewards, config), strict=True)
-    samples = [
-        _group_samples(group, own, config, weights.get(group.id, 1.0)) for group, own in pairs
-    ]
+    samples = [_group_samples(group, own, config) for group, own in pairs]
     if config.credits_turns:
         samples = [
             _with_turn_advantages(own, group, config)
@@ -211,9 +205,7 @@ def _with_turn_advantages(samples: Sequence[Sample], group: Group, config: Confi
     return found
 
 
-def _group_samples(
-    group: Group, advantages: Sequence[float], config: Config, weight: float
-) -> list[Sample]:
+def _group_samples(group: Group, advantages: Sequence[float], config: Config) -> list[Sample]:
     responses = zip(group.generations, group.rewards, strict=True)
     valid = [
         (i, generation, reward)
@@ -238,7 +230,6 @@ def _group_samples(
                     else constant_row(False, len(generation.token_ids))
                 ),
                 index=i,
-                weight=weight,
                 sampled=generation.sampled,
             )
         )

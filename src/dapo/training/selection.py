@@ -8,8 +8,7 @@ The history gives each problem a posterior over the probability p that its respo
 
     chance = E[1 - p^G - (1-p)^G]        that a group carries a signal (Eq. 11); the largest is 1 - 2^(1-G), at p = 1/2
     q      = CALIBRATION_SHARE + (1 - CALIBRATION_SHARE) * max(FLOOR, r)    the probability that the problem is sampled
-    r      = chance / (1 - 2^(1-G))                                     proportional
-    r      = P(1 - p^G - (1-p)^G >= (1 - 2^(1-G)) / 2)                  thompson: p is sampled from the posterior
+    r      = P(1 - p^G - (1-p)^G >= (1 - 2^(1-G)) / 2)                  of a p sampled from the posterior
 
 Each position of the stream has two keyed random numbers: u selects it by prediction, and v puts it
 into the calibration sample, which is generated regardless of predictions and shows whether they
@@ -18,20 +17,12 @@ does not depend on an engine's speed.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from math import fsum
 from typing import Any
 
-from dapo.algo.chance import (
-    UNIFORM,
-    Beta,
-    beta_cdf,
-    expected_chance,
-    fit_beta,
-    largest_chance,
-    likely_interval,
-)
+from dapo.algo.chance import UNIFORM, Beta, beta_cdf, expected_chance, fit_beta, likely_interval
 from dapo.config.rollout_options import DynamicSamplingConfig
 from dapo.core.errors import RewardError
 from dapo.core.rng import keyed_seed, keyed_uniforms
@@ -49,7 +40,6 @@ class Decision:
 
     position: int
     chance: float  # the predicted chance that a group carries a signal
-    probability: float  # q: the probability that the problem is sampled
     is_sampled: bool
     is_calibration: bool  # whether the position belongs to the calibration sample
 
@@ -62,8 +52,6 @@ class Prediction:
     skipped_chance: float = 0.0  # sum of the skipped problems' predicted chances
     calibration: tuple[tuple[float, bool], ...] = ()
     """Predicted chance of each group of the calibration sample, and whether it carried a signal."""
-    weights: Mapping[int, float] = field(default_factory=dict)
-    """Loss weight of each trained group by its id; empty where all weigh the same."""
 
     def state(self) -> dict[str, Any]:
         """Return the prediction as exact JSON values."""
@@ -71,40 +59,27 @@ class Prediction:
             "skipped": self.skipped,
             "skipped_chance": self.skipped_chance,
             "calibration": [list(each) for each in self.calibration],
-            "weights": [list(each) for each in self.weights.items()],
         }
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> "Prediction":
         """Restore a prediction from its `state`."""
         calibration = tuple((chance, had_signal) for chance, had_signal in state["calibration"])
-        return cls(state["skipped"], state["skipped_chance"], calibration, dict(state["weights"]))
+        return cls(state["skipped"], state["skipped_chance"], calibration)
 
 
 class ProblemSelector:
     """Selects the problems of one step; it does not change while the step is sampled."""
 
-    def __init__(
-        self,
-        history: OutcomeHistory,
-        *,
-        step: int,
-        predict: str,
-        group_size: int,
-        seed: int,
-        weights: str = "none",
-    ) -> None:
+    def __init__(self, history: OutcomeHistory, *, step: int, group_size: int, seed: int) -> None:
         """Fit each source's distribution to the history of the finished steps, to sample `step`.
 
-        `predict`, `weights` and `seed` are the run's options; `group_size` is G.
+        `group_size` is G, and `seed` the run's.
         """
         self._history = history
         self._step = step
-        self._predict = predict
         self._group_size = group_size
         self._seed = seed
-        self._is_weighted = weights == "inverse"
-        self._largest = largest_chance(group_size)
         self._interval = likely_interval(group_size)
         # problems that were never seen share their source's
         self._of_posterior = cache(self._admission)
@@ -123,27 +98,15 @@ class ProblemSelector:
         return Decision(
             position,
             chance,
-            probability=_probability(admitted),
             is_sampled=bool(u < admitted or v < CALIBRATION_SHARE),
             is_calibration=bool(v < CALIBRATION_SHARE),
         )
 
-    def summarize(
-        self,
-        decisions: Sequence[Decision],
-        judged: Sequence[Group],
-        trained: Sequence[Group],
-        scale: float | None = None,
-    ) -> Prediction:
-        """Summarize the decisions on all problems of the stream from a batch's first to its last,
+    def summarize(self, decisions: Sequence[Decision], judged: Sequence[Group]) -> Prediction:
+        """Summarize the decisions on the problems of the stream from a batch's first to its last,
         and its calibration.
 
-        With `dynamic_sampling.weights: inverse` the weight of a group is K / q. Weights of 1 / q
-        make the expected gradient the one of sampling every problem. K keeps its length: with K =
-        sum q chance / sum chance the mean weight of trained groups is 1 if predictions hold. The
-        sums are over earlier batches, because a K of the batch itself is small where the batch
-        closed on likely problems, which biases small batches towards unlikely ones. `scale` is K;
-        None before the first batch: q of a problem about which nothing is known.
+        `judged` are the batch's decided groups.
         """
         carried = {
             group.id: group.is_informative for group in judged if group.size - group.num_errors >= 2
@@ -152,16 +115,10 @@ class ProblemSelector:
         calibration = [
             each for each in decisions if each.is_calibration and each.position in carried
         ]
-        weights: dict[int, float] = {}
-        if self._is_weighted:
-            scale = _probability(self._of_posterior(UNIFORM)[1]) if scale is None else scale
-            sampled_with = {each.position: each.probability for each in decisions}
-            weights = {group.id: scale / sampled_with[group.id] for group in trained}
         return Prediction(
             skipped=len(skipped),
             skipped_chance=fsum(skipped),
             calibration=tuple((each.chance, carried[each.position]) for each in calibration),
-            weights=weights,
         )
 
     def require_binary(self, group: Group) -> None:
@@ -170,9 +127,9 @@ class ProblemSelector:
         """
         if any(verdict.error is None and verdict.correct is None for verdict in group.verdicts):
             raise RewardError(
-                f"dynamic_sampling.predict={self._predict} needs a reward that decides correct or"
-                f" wrong, and problem {group.problem.id} got a score alone; set"
-                " dynamic_sampling.predict=off, or reward.threshold"
+                "dynamic_sampling.predict=true needs a reward that decides correct or wrong, and"
+                f" problem {group.problem.id} got a score alone; set"
+                " dynamic_sampling.predict=false, or reward.threshold"
             )
 
     def posterior(self, problem: Problem) -> Beta:
@@ -189,24 +146,16 @@ class ProblemSelector:
     def _admission(self, posterior: Beta) -> tuple[float, float]:
         """Return the chance of a signal and the probability of being selected by prediction."""
         chance = expected_chance(posterior, self._group_size)
-        if self._predict == "proportional":
-            return chance, max(FLOOR, chance / self._largest)
         low, high = self._interval
         # a sample by inversion is within the interval exactly where a uniform number is between
         # these two
         return chance, max(FLOOR, beta_cdf(high, posterior) - beta_cdf(low, posterior))
 
 
-def _probability(admitted: float) -> float:
-    """Return q: the calibration sample is sampled regardless of predictions."""
-    return CALIBRATION_SHARE + (1 - CALIBRATION_SHARE) * admitted
-
-
 def make_selector(
     options: DynamicSamplingConfig, stats: ProblemStats, *, step: int, group_size: int, seed: int
 ) -> ProblemSelector | None:
     """Make the selector of a step; None where every problem is sampled."""
-    if options.predict == "off":
+    if not options.predict:
         return None
-    how = {"predict": options.predict, "weights": options.weights}
-    return ProblemSelector(stats.history(), step=step, group_size=group_size, seed=seed, **how)
+    return ProblemSelector(stats.history(), step=step, group_size=group_size, seed=seed)

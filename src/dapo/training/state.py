@@ -189,10 +189,8 @@ class Run:
 
     def estimate_advantages(self, batch: Batch, *, step: int) -> list[Sample]:
         """Algorithm 1, line 9: turn a batch into samples with advantages (`updates.py`)."""
-        groups = batch.groups
-        weights = batch.weights
         return estimate_advantages(
-            groups, self.policy, self.config, step=step, weights=weights, phase=self.phase
+            batch.groups, self.policy, self.config, step=step, phase=self.phase
         )
 
     def prepare_updates(self, samples: Sequence[Sample], *, step: int) -> list[list[Sample]]:

@@ -374,5 +374,4 @@ def rollout_rows(
                 "audit_correct": None if audit is None else audit.correct,
                 "audit_score": None if audit is None or audit.error is not None else audit.score,
                 "audit_error": None if audit is None else audit.error,
-                "weight": batch.weights.get(group.id),
             } | {name: value(generation) for name, value in of_some.items()}

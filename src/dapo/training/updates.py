@@ -4,7 +4,7 @@ probe and a replay.
 
 import math
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -17,7 +17,6 @@ from dapo.algo.gae import explained_variance, generalized_advantages, token_rewa
 from dapo.config import Config
 from dapo.core.ranges import select, spread
 from dapo.training.samples import (
-    NO_WEIGHTS,
     minibatches,
     with_advantages,
     with_kl_in_rewards,
@@ -169,18 +168,17 @@ def estimate_advantages(
     config: Config,
     *,
     step: int,
-    weights: Mapping[int, float] = NO_WEIGHTS,
     phase: Phase = _untimed,
 ) -> list[Sample]:
     """Line 9: turn the groups of a step into samples with advantages (Eq. 9 and 13, or by
     `advantage.estimator`).
 
-    `groups` are all that the step trains on, and `weights` their factors in the loss, by id. The
-    policy scores responses where `loss.kl_in: reward` subtracts a divergence from the rewards, a
-    teacher behind a server scores them for the loss, and the policy estimates values where
-    `advantage.estimator` is `gae`. `phase` times a part of the work by its name.
+    `groups` are all that the step trains on. The policy scores responses where `loss.kl_in: reward`
+    subtracts a divergence from the rewards, a teacher behind a server scores them for the loss, and
+    the policy estimates values where `advantage.estimator` is `gae`. `phase` times a part of the
+    work by its name.
     """
-    samples = with_advantages(groups, config, weights)
+    samples = with_advantages(groups, config)
     if config.has_critic:
         assert isinstance(policy, ValueFunction)
         with phase("values"):

@@ -376,11 +376,11 @@ def _run(config: Config) -> Iterator[str]:
             f" its start; each token's loss is multiplied by {factor}"
         )
         least = 1
-        if rollout.clock in ("arrival", "load"):
+        if rollout.clock == "load":
             least = 0
             yield (
-                f"              rollout.clock {rollout.clock}: the engine takes new weights in the"
-                " middle of a batch"
+                "              rollout.clock load: the engine takes new weights in the middle of a"
+                " batch"
             )
         elif eta == 1:
             yield "              max_staleness 1: every token but the first batch's is 1 step stale"

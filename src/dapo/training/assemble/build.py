@@ -13,7 +13,6 @@ import torch
 from dapo.algo.sampling import ScoreThresholds
 from dapo.config import Config, ScoreThresholdsConfig
 from dapo.config.run_options import START_TIMEOUT_S
-from dapo.core.clock import Clock
 from dapo.core.terminal import warn
 from dapo.data.prompts import PromptEncoder
 from dapo.data.stream import ProblemStream
@@ -74,15 +73,8 @@ def build_run(
     judge.log_to(display.message)
     with ExitStack() as stack:
         launcher = stack.enter_context(open_launcher(config, directory.logs, display.message))
-        clock = Clock(config.rollout.clock or "history", directory.clock, first_step=first_step)
-        stack.callback(clock.close)
         engine = build_engine(
-            config,
-            inputs.loaded,
-            launcher,
-            episodes=inputs.episodes,
-            log=display.message,
-            clock=clock,
+            config, inputs.loaded, launcher, episodes=inputs.episodes, log=display.message
         )
         stack.callback(engine.close)
         policy = stack.enter_context(open_policy(config, inputs.loaded, launcher))
@@ -95,7 +87,7 @@ def build_run(
         yield Run(
             config=config,
             sampling=build_sampling(
-                config, inputs.train, engine, judge, inputs.encoder, stop_ids, test, clock
+                config, inputs.train, engine, judge, inputs.encoder, stop_ids, test
             ),
             policy=policy,
             tracker=Tracker(sinks, display, listeners),
@@ -116,7 +108,6 @@ def build_sampling(
     encoder: PromptEncoder,
     stop_ids: tuple[int, ...],
     reward_test: str | None = None,
-    clock: Clock | None = None,
 ) -> Sampling:
     """Build the parts that sample batches, at the stream's first problem.
 
@@ -131,7 +122,7 @@ def build_sampling(
         plan=sampling_plan(config.rollout, stop_ids, seed=config.train.seed),
         reward=partial(shaped_reward, config=config),
         max_staleness=config.max_staleness if config.samples_ahead else 0,
-        clock=clock or Clock(),
+        by_load=not config.rollout.is_reproducible,
     )
 
 
@@ -194,7 +185,6 @@ def build_engine(
     *,
     episodes: Episodes | None = None,
     log: Callable[[str], None] = print,
-    clock: Clock | None = None,
 ) -> RolloutEngine:
     """Build the rollout engine, in this process or in processes of `launcher`; all its answers are
     checked.
@@ -222,7 +212,7 @@ def build_engine(
     checked: RolloutEngine = CheckedEngine(engine, vocabulary=vocabulary)
     if config.suspends_responses:
         checked = ContinuingEngine(checked)
-    return checked if episodes is None else episodes.play_in(checked, log, clock)
+    return checked if episodes is None else episodes.play_in(checked, log)
 
 
 def build_sinks(

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from dapo.config import Config
-from dapo.core.clock import Clock
 from dapo.core.errors import DataError
 from dapo.engines.engine import RolloutEngine
 from dapo.environments.engine import EpisodeEngine
@@ -31,14 +30,17 @@ class Episodes:
     starts: EpisodeStarts
     config: Config
 
-    def play_in(
-        self, engine: RolloutEngine, log: Callable[[str], None], clock: Clock | None = None
-    ) -> RolloutEngine:
+    def play_in(self, engine: RolloutEngine, log: Callable[[str], None]) -> RolloutEngine:
         """An engine that plays episodes, whose turns `engine` samples; closing it closes both."""
         self.pool.log_to(log)
-        options = self.config.environment
         return EpisodeEngine(
-            engine, self.pool, self.renderer, options, starts=self.starts, clock=clock, warn=log
+            engine,
+            self.pool,
+            self.renderer,
+            self.config.environment,
+            starts=self.starts,
+            by_load=not self.config.rollout.is_reproducible,
+            warn=log,
         )
 
     def with_prompts(self, problems: Sequence[Problem]) -> list[Problem]:

@@ -20,8 +20,8 @@ MANY_ANSWERS = 0.1
 TOP_PROBLEM = 0.5  # the fraction of a step's trained tokens that one problem may have
 EASIER_PROBLEMS = (
     "mix in problems that the model solves at times, data.train={mix: {easy: SOURCE, hard: SOURCE}}"
-    " (dynamic_sampling.predict=proportional samples the others less often), or train on easier"
-    " ones first and go on with dapo fork"
+    " (dynamic_sampling.predict=true samples the others less often), or train on easier ones first"
+    " and go on with dapo fork"
 )
 """Advice where a model solves none of its problems."""
 _MANY_TOKENS = 8
@@ -167,8 +167,8 @@ def _sampling_change(config: Config) -> tuple[str, ...]:
         return (ENABLE,)
     return (
         ()
-        if config.predicts_signal or sampling.filter is not None
-        else ("dynamic_sampling.predict=proportional",)
+        if sampling.predict or sampling.filter is not None
+        else ("dynamic_sampling.predict=true",)
     )
 
 
@@ -323,7 +323,7 @@ def length_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     gain = None if accuracy is None else history.gain
     # selection keeps the accuracy of sampled problems near one half, and takes harder ones, whose
     # solutions are longer
-    is_unknown = config.predicts_signal and history.evaluations < 2
+    is_unknown = config.dynamic_sampling.predict and history.evaluations < 2
     if is_unknown or (gain is not None and gain >= GAIN):
         return None
     scores_alone = "the reward gives only scores: it may pay for length"

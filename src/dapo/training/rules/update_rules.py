@@ -63,7 +63,7 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
     is_accuracy = performance == "reward/accuracy"
     if not is_low or (is_accuracy and now >= SOLVED) or not _has_changed(history, below=1.0):
         return None
-    has_lost = _has_halved(history) and not config.predicts_signal
+    has_lost = _has_halved(history) and not config.dynamic_sampling.predict
     has_gained = history.gain >= GAIN and not has_lost
     if has_gained and is_accuracy:
         return None
@@ -92,7 +92,7 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
         # half
         severity=(
             "warning"
-            if has_gained or (config.predicts_signal and history.evaluations < 2)
+            if has_gained or (config.dynamic_sampling.predict and history.evaluations < 2)
             else None
         ),
     )
@@ -179,12 +179,8 @@ def idle_techniques(history: MetricHistory, config: Config) -> Symptom | None:
             f"clip-higher (the upper clip stops {stopped:.2g} of the tokens: {movement}{bound})"
         )
     kept = signal_rate(history, config)
-    if (
-        config.dynamic_sampling.enabled
-        and not config.predicts_signal
-        and kept is not None
-        and kept >= IDLE_KEPT
-    ):
+    samples_every_problem = config.dynamic_sampling.enabled and not config.dynamic_sampling.predict
+    if samples_every_problem and kept is not None and kept >= IDLE_KEPT:
         idle.append(f"dynamic sampling ({kept:.0%} of the groups carry a signal)")
     is_far = (
         overlong.mode == "filter"
