@@ -31,8 +31,9 @@ from dapo.analysis.ablate.results import Results
 from dapo.analysis.ablate.table import make_table
 from dapo.config import load_config
 from dapo.config.option_entries import flat_options
-from dapo.runs.curves import BLUE, INK, ORANGE, frame, new_figure, save_figure
+from dapo.runs.curves import frame, new_figure, save_figure
 from dapo.runs.metric_table import metric_of
+from dapo.runs.panels import BLUE, INK, ORANGE
 from evidence import claims
 from evidence.claims import Criterion, Judged
 from evidence.measures import FOLDER, Effect, Measure, measure, parse_measure, stored

@@ -10,7 +10,8 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from dapo.runs.curves import BLUE, INK, ORANGE, frame, new_figure, save_figure
+from dapo.runs.curves import frame, new_figure, save_figure
+from dapo.runs.panels import BLUE, INK, ORANGE
 from evidence.testbed.analysis import Arm, condition_of, report, stored_arms
 from evidence.testbed.plan import load
 

@@ -586,7 +586,7 @@ def test_a_notebook_shows_one_display_that_is_replaced(capsys: pytest.CaptureFix
     display = NotebookDisplay(3, first_step=1, show=show)
     display.phase("generate", 1, 4, "met <b>")
     display.phase("generate", 2, 4)  # within REDRAW_S of the last one
-    display.log(1, {"reward/mean": 0.5, "time/step_s": 1.0})
+    display.log(1, {"reward/mean": 0.5, "reward/accuracy": 0.75, "time/step_s": 1.0})
     display.phase("update", 1, 2)
     display.message("saved; continue with: dapo resume runs/x")
     display.close()
@@ -594,8 +594,8 @@ def test_a_notebook_shows_one_display_that_is_replaced(capsys: pytest.CaptureFix
     assert texts[0] == "step 1/3: start 0s"
     assert texts[1].startswith("step 1/3: generate 1/4 groups, ")
     assert "&lt;b&gt;" in texts[1]
-    assert texts[-1].startswith("reward 0.5step 1/3  reward +0.500  "), (
-        "the last lines and the curves stay"
+    assert texts[-1].startswith(
+        "Accuracy, correct (%)training: all judged responses 75step 1/3  reward +0.500  "
     )
     assert "<polyline" in shown[-1]
     assert len(shown) == 3, "the display is not updated more often than every REDRAW_S seconds"

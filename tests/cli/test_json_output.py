@@ -25,7 +25,6 @@ SUMS = "{builtin: {sums: {}}, size: 6}"
 VERIFIER = ("reward.verifier=dapo.rewards.examples:has_digit", "eval.max_response_tokens=4")
 WITHOUT = {
     "schema": "prints a JSON schema in any case",
-    "completion": "prints a script of the shell",
     "convert": "prints a configuration file",
 }
 """Commands without --json, and why."""
@@ -179,7 +178,13 @@ def test_a_folder_stands_for_its_runs_and_without_a_name_it_is_runs(
 
 
 def test_what_cannot_work_is_in_the_object_and_in_the_exit_code():
-    given = answer("check", TINY, "--assume", "memory_gib=0.1")
+    given = answer(
+        "check",
+        TINY,
+        "train.device=cpu",
+        "model.name=Qwen/Qwen2.5-32B",
+        "rollout.native.slots=16384",
+    )
     assert given.code == 2
     assert "needs" in given.found["problems"][0]
     suspicious = answer("reward", "test", VERIFIER[0].partition("=")[2])

@@ -2,8 +2,11 @@
 numbers.
 """
 
+import json
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +24,6 @@ from transformers import (
 from dapo.cli.check.estimate import ResourceEstimate, hardware_profile_for
 from dapo.cli.check.report import describe_estimate, find_problems, resolve_estimate
 from dapo.config import Config, ModelConfig, build_config, load_config
-from dapo.core.errors import ConfigError
 from dapo.policy.logprobs import hidden_states
 from dapo.policy.model_dimensions import dimensions_of, find_dimensions
 from dapo.policy.packed_forward import recompute_layers, use_packed_forward
@@ -34,6 +36,12 @@ from helpers.tiny_models import COMMON
 from helpers.tiny_policies import groups_of, loaded, make_policy, weights_of
 
 GIB = 2**30
+TOO_LARGE = (
+    "model.name=Qwen/Qwen2.5-32B",
+    "rollout.native.slots=16384",
+    "rollout.max_response_tokens=4000",
+)
+"""Options of configs/tiny.yaml with which a run needs terabytes."""
 
 
 def paper(*overrides: str) -> Config:
@@ -43,9 +51,16 @@ def paper(*overrides: str) -> Config:
 def make_estimate(
     config: Config, dimensions: str = "qwen2.5-32b", **profile: float
 ) -> ResourceEstimate:
-    hardware = replace(hardware_profile_for(config, ["device=gpu"]), **profile)
+    hardware = replace(hardware_profile_for(config.changed("train", device="cuda")), **profile)
     resolved = resolve_auto(config, cuda=True, training=False)
     return resolve_estimate(ResourceEstimate(resolved, sizes_of(dimensions), hardware))[0]
+
+
+def describe(config: Config, **profile: Any) -> str:
+    """What `dapo check` says of the resources, for a machine that differs from this one by some
+    values.
+    """
+    return "\n".join(describe_estimate(config, replace(hardware_profile_for(config), **profile)))
 
 
 GPT_NEOX = {
@@ -137,14 +152,13 @@ def test_adapters_are_counted_for_the_layers_they_adapt():
 
 def test_adapters_of_another_family_are_counted_on_its_layers(tmp_path: Path):
     model = {"name": model_directory(tmp_path, GPTNeoXConfig(**GPT_NEOX)), "lora": {"rank": 4}}
-    _, line = describe_estimate(build_config({"model": model, "data": {"train": "builtin:sums"}}))
+    output = describe(build_config({"model": model, "data": {"train": "builtin:sums"}}))
     products = (32 + 96) + (32 + 32) + (32 + 64) + (64 + 32)
-    assert f"on 8 linear layers: {2 * 4 * products:,} parameters" in line
+    assert f"on 8 linear layers: {2 * 4 * products:,} parameters" in output
 
 
 def test_adapters_are_compared_with_training_all_weights():
-    output = "\n".join(describe_estimate(paper("model.lora={rank: 16, alpha: 32}")))
-    assert "(all weights: " in output
+    assert "(all weights: " in describe(paper("model.lora={rank: 16, alpha: 32}"))
 
 
 def test_what_a_rank_holds_is_its_part_of_weights_gradients_and_moments():
@@ -313,7 +327,7 @@ def test_responses_per_step_follow_from_the_keep_rate_up_to_the_limit():
 
 
 def test_check_prints_the_cluster_of_the_paper():
-    output = "\n".join(describe_estimate(paper(), verbose=True))
+    output = describe(paper())
     for words in (
         "resources (launcher ray, 32,763,876,352 parameters):",
         "trainer      64 ranks (FSDP2), one GPU each",
@@ -327,15 +341,16 @@ def test_check_prints_the_cluster_of_the_paper():
         "activations",
         "weight sync, each step: 65.53 GB from GPU to GPU, about 5.7 s",
         "sequences at full length (22,528)",
-        "assumptions about the machine, which --assume NAME=VALUE changes:",
-        "keep_rate=0.333333",
+        "values taken, because the GPUs are not on this machine: 8 GPUs per node, of 80 GiB",
+        (
+            "on average 256 tokens of a prompt and 6,144 of a response; 33% of the groups carry a"
+            " signal"
+        ),
         "each step: 24,576 responses, 150,994,944 tokens",
     ):
         assert words in output
     assert "problem:" not in output
-    assert "problem: a trainer rank needs" in "\n".join(
-        describe_estimate(paper(), ["memory_gib=24"])
-    )
+    assert "problem: a trainer rank needs" in describe(paper(), memory_gib=24)
 
 
 def test_the_papers_weights_reach_all_engines_in_at_most_15_s():
@@ -349,46 +364,48 @@ def test_the_papers_weights_reach_all_engines_in_at_most_15_s():
 
 
 def test_check_says_what_a_laptop_holds():
-    config = load_config(CONFIGS / "quickstart.yaml", ["model.dtype=float32"])
-    output = "\n".join(describe_estimate(config, ["device=cpu", "memory_gib=16"]))
+    config = load_config(CONFIGS / "quickstart.yaml", ["model.dtype=float32", "train.device=cpu"])
+    output = describe(config, memory_gib=16)
     assert (
         "1 process: the loop, data, rollout tables, checkpoints, the policy, the native engine"
         in output
     )
     assert "memory of the process that samples and trains:" in output
     assert "problem:" not in output
+    assert "values taken: 16 GiB of memory of this machine\n" in output
     assert "GPUs" not in output
 
 
 def test_several_processes_on_a_cpu_share_its_memory():
-    config = load_config(CONFIGS / "quickstart.yaml", ["model.dtype=float32", "rollout.engines=2"])
+    options = ["model.dtype=float32", "rollout.engines=2", "train.device=cpu"]
+    config = load_config(CONFIGS / "quickstart.yaml", options)
     (line,) = (
-        line
-        for line in describe_estimate(config, ["device=cpu", "memory_gib=4"])
-        if line.startswith("problem:")
+        line for line in describe(config, memory_gib=4).splitlines() if line.startswith("problem:")
     )
     assert "all processes of this machine need" in line
 
 
 def test_a_model_of_unknown_size_needs_its_config_json():
-    (line,) = describe_estimate(paper("model.name=nobody/nothing-1b"))
+    (line,) = describe(paper("model.name=nobody/nothing-1b")).splitlines()
     assert "run `hf download nobody/nothing-1b config.json`" in line
     assert "Memory is modelled for llama, mistral, qwen2" in line
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ("tflops=3", "expected NAME=VALUE with one of device, memory_gib, devices_per_node"),
-        ("memory_gib", "expected NAME=VALUE"),
-        ("memory_gib=much", "expected a number"),
-        ("keep_rate=0", "expected a number above 0"),
-        ("device=tpu", "expected gpu or cpu"),
-    ],
-)
-def test_an_unknown_assumption_is_refused(given: str, words: str):
-    with pytest.raises(ConfigError, match=words):
-        hardware_profile_for(paper(), [given])
+def test_gpus_that_are_not_here_are_as_many_as_ranks_and_a_cpu_is_that_of_this_machine():
+    options = ["train.device=cuda", "distributed.trainer_ranks=4", "rollout.engine=vllm"]
+    there = hardware_profile_for(load_config(CONFIGS / "gsm8k_0.5b.yaml", options))
+    if not torch.cuda.is_available():
+        assert (there.device, there.memory_gib, there.devices_per_node, there.is_here) == (
+            "gpu",
+            80.0,
+            4,
+            False,
+        )
+    here = hardware_profile_for(load_config(CONFIGS / "gsm8k_0.5b.yaml", ["train.device=cpu"]))
+    assert (here.device, here.is_here) == ("cpu", True)
+    assert here.memory_gib == pytest.approx(
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB, abs=0.1
+    )
 
 
 def test_a_single_trainer_on_ray_is_a_process_of_its_own_and_shares_no_device():
@@ -398,7 +415,7 @@ def test_a_single_trainer_on_ray_is_a_process_of_its_own_and_shares_no_device():
     found = make_estimate(config, "qwen2.5-0.5b")
     assert found.config.is_multiprocess
     assert found.devices == 2
-    output = "\n".join(describe_estimate(config, ["device=gpu"]))
+    output = describe(config)
     assert (
         "controller   1 process: the loop, data, rollout tables, checkpoints, the native engine\n"
         in output
@@ -410,12 +427,9 @@ def test_a_single_trainer_on_ray_is_a_process_of_its_own_and_shares_no_device():
 
 
 def test_one_gpu_is_one_gpu_whose_processes_get_what_the_run_gives_them():
-    overrides = ["rollout.engine=vllm", "model.dtype=bfloat16"]
+    overrides = ["rollout.engine=vllm", "model.dtype=bfloat16", "train.device=cuda"]
     config = load_config(CONFIGS / "gsm8k_0.5b.yaml", overrides)
-    alone, shared = (
-        "\n".join(describe_estimate(config, ["device=gpu", f"devices_per_node={n}"]))
-        for n in (2, 1)
-    )
+    alone, shared = (describe(config, devices_per_node=n, memory_gib=80) for n in (2, 1))
     assert "GPUs         2 = 1 node of 2\n" in alone
     assert (
         "GPUs         1 = 1 node of 1, each shared by 1 trainer rank and 1 engine process, which"
@@ -426,14 +440,14 @@ def test_one_gpu_is_one_gpu_whose_processes_get_what_the_run_gives_them():
     assert f"GiB  total, of {80 - kept:.1f} GiB" in shared
     assert "problem" not in shared
     config = load_config(CONFIGS / "gsm8k_0.5b.yaml", [*overrides, "schedule=one_step_off"])
-    at_once = "\n".join(describe_estimate(config, ["device=gpu", "devices_per_node=1"]))
+    at_once = describe(config, devices_per_node=1, memory_gib=80)
     assert at_once.count("total, of 40.0 GiB") == 2
 
 
 def test_processes_and_their_order_are_described():
     def engines(*overrides: str) -> list[str]:
-        output = describe_estimate(load_config(CONFIGS / "tiny.yaml", overrides), ["device=cpu"])
-        return [line for line in output if line.startswith("  engines ")]
+        output = describe(load_config(CONFIGS / "tiny.yaml", ["train.device=cpu", *overrides]))
+        return [line for line in output.splitlines() if line.startswith("  engines ")]
 
     assert engines() == []
     assert engines("rollout.engines=2") == [
@@ -444,17 +458,27 @@ def test_processes_and_their_order_are_described():
     ]
 
 
-def test_check_prints_problems_first_and_the_hardware_profile_with_verbose(
+def test_check_prints_problems_first_and_the_values_that_it_took(
     capsys: pytest.CaptureFixture[str],
 ):
-    code, out, _ = run(capsys, "check", "quickstart", "--assume", "memory_gib=0.1")
+    code, out, _ = run(capsys, "check", "tiny", "train.device=cpu", *TOO_LARGE)
     assert code == 2
-    assert out.startswith("problem: ")
-    assert "keep_rate=" in out  # a machine was described
-    code, out, _ = run(capsys, "check", "tiny")
-    assert (code, "keep_rate=" in out, out.splitlines()[-1].endswith(": --verbose")) == (
-        0,
-        False,
-        True,
-    )
-    assert "keep_rate=" in run(capsys, "check", "tiny", "--verbose")[1]
+    assert out.startswith("problem: the process needs ")
+    assert "train.device=cuda estimates a GPU" in out.splitlines()[0]
+    assert "\nvalues taken: " in out
+    code, out, _ = run(capsys, "check", "tiny", "train.device=cpu")
+    assert (code, "\nproblem: " in f"\n{out}", "\nvalues taken: " in out) == (0, False, True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_here_is_a_problem_beside_the_estimate_for_it(
+    capsys: pytest.CaptureFixture[str],
+):
+    missing = "train.device=cuda, but torch finds no CUDA device; use train.device=auto or cpu"
+    code, out, _ = run(capsys, "check", "gsm8k_0.5b", "train.device=cuda")
+    assert (code, out.splitlines()[0]) == (2, f"problem: {missing}")
+    assert "memory of the GPU that samples and trains:" in out
+    code, out, _ = run(capsys, "check", "gsm8k_0.5b", "train.device=cuda", "--json")
+    found = json.loads(out)
+    assert (code, found["problems"]) == (2, [missing])
+    assert found["estimate"]["assumed"]["device"] == "gpu"

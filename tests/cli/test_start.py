@@ -143,11 +143,6 @@ if find_spec("wandb") is None:
         ["log.sinks=[wandb]"],
         "log.sinks needs the package wandb, which is not installed: pip install wandb",
     )
-if not torch.cuda.is_available():
-    REFUSED["a GPU that is not there"] = (
-        ["train.device=cuda"],
-        "train.device=cuda, but torch finds no CUDA device; use train.device=auto or cpu",
-    )
 
 
 @pytest.mark.parametrize("command", ["train", "check"])
@@ -164,6 +159,16 @@ def test_what_is_wrong_is_found_at_the_start_and_by_check(
     assert not Path("run").exists()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there_ends_the_start(capsys: pytest.CaptureFixture[str], folder: Path):
+    code, _, err = run(capsys, "train", TINY, *ONE_STEP, "train.device=cuda", "--run-dir", "run")
+    assert (code, err) == (
+        2,
+        "error: train.device=cuda, but torch finds no CUDA device; use train.device=auto or cpu\n",
+    )
+    assert not Path("run").exists()
+
+
 @pytest.mark.parametrize(
     "option", ["reward.verifier=maht", "reward.verifier=my_rewards:brevit", "model=smollm2"]
 )
@@ -176,25 +181,6 @@ def test_a_wrong_name_is_answered_without_torch(folder: Path, option: str):
     command = [sys.executable, "-c", script, "train", TINY, option]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (2, "")
-
-
-def test_check_of_a_run_elsewhere_asks_for_nothing_of_this_machine(
-    capsys: pytest.CaptureFixture[str], folder: Path
-):
-    gpu = ["--assume", "device=gpu"]
-    code, out, _ = run(capsys, "check", TINY, "train.device=cuda", "log.sinks=[wandb]", *gpu)
-    assert (code, "\nproblem: " in out) == (0, False)
-
-
-def test_check_exits_with_2_where_memory_does_not_suffice_and_names_the_processor(
-    capsys: pytest.CaptureFixture[str], folder: Path
-):
-    code, out, _ = run(
-        capsys, "check", TINY, "--assume", "memory_gib=0.1", "--assume", "device=cpu"
-    )
-    assert code == 2
-    assert out.splitlines()[0].startswith("problem: the process needs ")
-    assert out.splitlines()[0].endswith("for a run on a GPU add --assume device=gpu")
 
 
 @pytest.mark.parametrize(

@@ -450,7 +450,7 @@ class TestSizes:
             "model": {"name": "tiny-random", "dtype": "bfloat16", "lora": {"rank": 2}},
             "data": {"train": "builtin:sums"},
         }
-        output = "\n".join(describe_estimate(build_config(raw)))
+        output = "\n".join(describe_estimate(build_config(raw), HardwareProfile()))
         assert (
             "adapters     of rank 2, scaled by 16, on 14 linear layers: 2,048 parameters, "
             in output
@@ -458,7 +458,7 @@ class TestSizes:
         assert "frozen weights" in output
         raw["model"] = {"name": "someone/not-on-this-machine", "lora": {"rank": 2}}
         assert "the sizes of someone/not-on-this-machine are not known" in next(
-            describe_estimate(build_config(raw))
+            describe_estimate(build_config(raw), HardwareProfile())
         )
 
 

@@ -326,6 +326,16 @@ class TestLiveProgress:
         assert "5/8 groups" in text
         assert "31 judged: 26 all wrong" in text
 
+    def test_the_curve_of_a_verifier_that_gives_scores_is_of_scores(self):
+        def scored(display):
+            display.log(0, {"eval/mix/accuracy": 1.5, "eval/mix/score_mean": 1.5})
+            for step, score in ((1, 0.25), (2, 1.75)):
+                display.log(step, {"reward/score_mean": score, "time/step_s": 1.0})
+            display.close()
+
+        text = re.sub(r"\x1b\[[0-9;]*m", "", _on_a_terminal(scored))
+        assert re.search(r"score +\S+ +1\.750 now, 0\.250 at first", text)
+
     def test_the_cursor_is_given_back(self):
         raw = _on_a_terminal(_three_steps)
         assert raw.rindex("\x1b[?25h") > raw.rindex("\x1b[?25l")

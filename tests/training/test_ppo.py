@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import dapo
 from conformance import naive
 from dapo.analysis.explain import explain_group
-from dapo.cli.check.estimate import ResourceEstimate, hardware_profile_for
+from dapo.cli.check.estimate import HardwareProfile, ResourceEstimate, hardware_profile_for
 from dapo.cli.check.report import describe_estimate
 from dapo.cli.check.summary import differences_from_paper, explain, ignored_options
 from dapo.cli.train import resume_run, start_run
@@ -299,7 +299,7 @@ def estimate(dimensions: str, *overrides: str) -> ResourceEstimate:
         "model.dtype=bfloat16", "train.microbatch_tokens=8192", "train.recompute=false", *overrides
     )
     return ResourceEstimate(
-        config, sizes_of(dimensions), hardware_profile_for(config, ["device=gpu"])
+        config, sizes_of(dimensions), hardware_profile_for(config.changed("train", device="cuda"))
     )
 
 
@@ -315,7 +315,7 @@ def test_the_estimate_counts_the_critic_in_memory_and_checkpoints(name: str) -> 
     assert added == (2 + 4 * 4) * parameters
     assert having.checkpoint_copy_bytes() - without.checkpoint_copy_bytes() == 3 * 4 * parameters
     assert "the critic: weights, gradients, moments" in "\n".join(
-        describe_estimate(tiny("preset=ppo"))
+        describe_estimate(tiny("preset=ppo"), HardwareProfile())
     )
 
 

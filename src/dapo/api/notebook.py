@@ -3,28 +3,21 @@ place.
 """
 
 import math
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from io import StringIO
-from typing import Any
+from itertools import groupby
+from typing import Any, TypeVar
 
 from dapo.api.python_errors import in_python
 from dapo.core.terminal import print_text
 from dapo.runs.console import REDRAW_S, ProgressDisplay, notebook_display, stopwatch
-from dapo.runs.metric_table import PHASES, is_mean_score
+from dapo.runs.metric_table import PHASES
+from dapo.runs.panels import Panel, Record, panels_of, points_of, smoothed
 from dapo.runs.sinks import Display
 
-CURVES = {
-    "reward/accuracy": "accuracy",
-    "reward/mean": "reward",
-    "rollout/response_tokens_mean": "length",
-}
-CURVES["loss/entropy"] = "entropy"
-"""The metrics of which a notebook shows curves, with their labels; before them, the accuracies of
-evaluations.
-"""
+T = TypeVar("T")
 POINTS = 150  # of a curve, at most
 LINES = 10  # the latest ones that stay visible
 
@@ -58,7 +51,8 @@ class NotebookDisplay:
         )
         self._num_steps = num_steps
         self._step = first_step
-        self._curves: dict[str, list[float]] = {}
+        self._records: list[dict[str, Any]] = []
+        self._charts: str | None = ""  # None: to be drawn again
         self._name = "start"
         self._began = time.monotonic()
         self._shown = 0.0
@@ -79,7 +73,7 @@ class NotebookDisplay:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._step = min(step + 1, self._num_steps)
         self._lines.log(step, metrics)
-        self._add(metrics)
+        self._add(step, metrics)
 
     def message(self, text: str) -> None:
         print_text(in_python(text))
@@ -88,36 +82,31 @@ class NotebookDisplay:
         earlier = list(earlier_steps)
         self._lines.recall(earlier)
         for metrics in earlier:
-            self._add(metrics)
+            self._add(int(metrics["step"]), metrics)
 
     def close(self) -> None:
         self._show(self._html())
         self._lines.close()
 
-    def _add(self, metrics: Mapping[str, float]) -> None:
-        matches = [
-            match
-            for name in metrics
-            if (match := re.fullmatch("eval/(.+)/accuracy", name)) is not None
-        ]
-        evaluations = [
-            f"eval/{match[1]}/score_mean" if is_mean_score(metrics, match[1]) else match[0]
-            for match in matches
-        ]
-        self._curves = {name: [] for name in evaluations} | self._curves
-        for name in (*evaluations, *CURVES):
-            # older runs have no score_mean
-            value = metrics.get(name, metrics.get(name.replace("/score_mean", "/accuracy")))
+    def _add(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append the metrics of a step; those of its evaluation may come apart."""
+        self._charts = None
+        if not self._records or self._records[-1]["step"] != step:
+            self._records.append({"step": step})
+        for name, value in metrics.items():
             if value is not None and math.isfinite(value):
-                self._curves.setdefault(name, []).append(value)
+                self._records[-1][name] = value
 
     def _show(self, html: str) -> None:
         self._handle.update({"text/html": html}, raw=True)
 
     def _html(self) -> str:
         lines = self._text.getvalue().splitlines()[-LINES:]
-        charts = "".join(_chart(name, values) for name, values in self._curves.items() if values)
-        return f"<div>{charts}</div><pre>{escape(chr(10).join(lines))}</pre>"
+        if self._charts is None:
+            self._charts = "".join(
+                _chart(panel, self._records) for panel in panels_of(self._records)
+            )
+        return f"<div>{self._charts}</div><pre>{escape(chr(10).join(lines))}</pre>"
 
     def _phase_html(self, name: str, done: int, total: int, note: str) -> str:
         counts = f" {done}/{total} {PHASES[name].counts}," if total else ""
@@ -134,25 +123,63 @@ class NotebookDisplay:
         return f"<div style='font-family:monospace'>{bar}{escape(text)}{small}</div>"
 
 
-def _chart(name: str, values: Sequence[float]) -> str:
-    """A small curve of a metric with its name and its latest value, as SVG."""
-    values = values[:: -(-len(values) // POINTS) * -1][::-1]
-    low = min(values)
-    high = max(values)
-    points = [
-        f"{4 + 152 * i / max(1, len(values) - 1):.0f},{44 - 40 * (value - low) / ((high - low) or 1):.1f}"
-        for i, value in enumerate(values)
-    ]
-    line = (
-        f"<polyline points='{' '.join(points)}' fill='none' stroke='currentColor'"
-        " stroke-width='1.5'/>"
-    )
-    end = "<circle cx='{}' cy='{}' r='2' fill='currentColor'/>".format(*points[-1].split(","))
-    svg = f"<svg width='160' height='48' role='img' aria-label='{escape(name)}'>{line}{end}</svg>"
-    title = CURVES.get(name) or name.removesuffix("/accuracy").replace(
-        "/score_mean", ", mean score"
-    )
-    label = f"{escape(title)} <b>{values[-1]:.3g}</b>"
+def _chart(panel: Panel, records: Sequence[Record]) -> str:
+    """The curves of a panel as SVG, with their names and latest values; nothing for a panel without
+    values.
+    """
+    curves: list[tuple[str, Sequence[int], Sequence[float]]] = []
+    labels = []
+    for series in panel.series:
+        steps, values = points_of(records, series.metric, series.scale)
+        if not steps:
+            continue
+        drawn = _thinned(values)
+        if series.data is None:
+            drawn = smoothed(drawn)  # thinned before, because it takes the square of the time
+        curves.append((series.colour, _thinned(steps), drawn))
+        label = f"{escape(series.label)} <b>{values[-1]:.3g}</b>".strip()
+        labels.append(f"<span style='color:{series.colour}'>{label}</span>")
+    right = "" if panel.right is None else _chart(panel.right, records)
+    if not curves:
+        return right
+    known = [value for _, _, values in curves for value in values if not math.isnan(value)]
+    low = min(0.0, *known) if panel.begins_at_zero else min(known)
+    height = (max(known) - low) or 1.0
+    last_step = records[-1]["step"] or 1
+    svg = ""
+    for colour, drawn_steps, drawn in curves:
+        points = [
+            (
+                None
+                if math.isnan(value)
+                else (4 + 192 * step / last_step, 60 - 56 * (value - low) / height)
+            )
+            for step, value in zip(drawn_steps, drawn, strict=True)
+        ]
+        svg += _lines(points, colour)
+    title = escape(f"{panel.title}, {panel.unit}" if panel.title else panel.unit)
+    picture = f"<svg width='200' height='64' role='img' aria-label='{title}'>{svg}</svg>"
+    style = "display:inline-block;vertical-align:top;margin-right:1em"
     return (
-        f"<div style='display:inline-block;margin-right:1em'><small>{label}</small><br>{svg}</div>"
+        "<div"
+        f" style='{style}'><small>{title}<br>{'<br>'.join(labels)}</small><br>{picture}</div>{right}"
     )
+
+
+def _lines(points: Sequence[tuple[float, float] | None], colour: str) -> str:
+    """A line through the points with a gap at each None, and a dot at the last point."""
+    svg = ""
+    for is_gap, stretch in groupby(points, key=lambda point: point is None):
+        if not is_gap:
+            text = " ".join(f"{x:.0f},{y:.1f}" for x, y in filter(None, stretch))
+            svg += f"<polyline points='{text}' fill='none' stroke='{colour}' stroke-width='1.5'/>"
+    last = next((point for point in reversed(points) if point is not None), None)
+    if last is not None:
+        svg += f"<circle cx='{last[0]:.0f}' cy='{last[1]:.1f}' r='2' fill='{colour}'/>"
+    return svg
+
+
+def _thinned(values: Sequence[T]) -> Sequence[T]:
+    """At most `POINTS` of the values, at equal distances, with the last one."""
+    every = -(-len(values) // POINTS)
+    return values[::-every][::-1]

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from dapo.cli.arguments import AsJson, Overrides, Run, Trust
-from dapo.cli.help import COMPARE, INSPECT, Commands
+from dapo.cli.arguments import COMPARE, INSPECT, AsJson, Overrides, Run, Trust
 from dapo.cli.run_commands import trust_runs
 from dapo.core.errors import ConfigError
 from dapo.core.files import damage_of
@@ -16,14 +15,24 @@ from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 
 # as in main.py, each command imports what it needs, so that --help answers at once
 
-commands = Commands()
+commands = typer.Typer()
 
 
-@commands.command(group=INSPECT)
+@commands.command(rich_help_panel=INSPECT, epilog="Example: dapo view runs/a runs/b --no-browser")
 def view(
-    runs: Annotated[list[Path] | None, Argument(metavar="RUN_DIR")] = None,
-    port: Annotated[int | None, Option(min=0, max=65_535)] = None,
-    no_browser: Annotated[bool, Option("--no-browser")] = False,
+    runs: Annotated[
+        list[Path] | None,
+        Argument(
+            metavar="RUN_DIR", help="Run directories, or folders of them.", show_default="./runs"
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        Option(min=0, max=65_535, help="Port on 127.0.0.1.", show_default="8020, or a free port"),
+    ] = None,
+    no_browser: Annotated[
+        bool, Option("--no-browser", help="Print the address without opening a browser.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show runs on a local page, while they train or afterwards."""
@@ -50,10 +59,13 @@ def view(
         print_text("ended; nothing was written into the runs")
 
 
-@commands.command(group=INSPECT)
+@commands.command(rich_help_panel=INSPECT, epilog="Example: dapo report runs/a --output a.html")
 def report(
     run: Run,
-    output: Annotated[Path | None, Option(metavar="FILE.html")] = None,
+    output: Annotated[
+        Path | None,
+        Option(metavar="FILE.html", help="File to write.", show_default="RUN.html in this folder"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a run's page as one HTML file that works offline."""
@@ -73,13 +85,18 @@ def report(
     print_text(f"{found['output']}: {about}")
 
 
-@commands.command(group=COMPARE)
+@commands.command(rich_help_panel=COMPARE, epilog="Example: dapo compare runs/a runs/b --by-step")
 def compare(
-    runs: Annotated[list[Path], Argument(metavar="RUN_A RUN_B")],
-    by_step: Annotated[bool, Option("--by-step")] = False,
+    runs: Annotated[list[Path], Argument(metavar="RUN_A RUN_B", help="Run directories.")],
+    by_step: Annotated[
+        bool, Option("--by-step", help="With two runs, also print differences by step.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: options, accuracy, training curves and costs."""
+    """Compare runs: options, accuracy, training curves and costs.
+
+    Differences of accuracy and of training curves are paired, with 95 % intervals.
+    """
     if len(runs) < 2:
         raise ConfigError("dapo compare takes two runs or more; each is compared with the first")
     from dapo.cli.compare import print_comparisons
@@ -88,16 +105,28 @@ def compare(
         print_comparisons(runs, by_step=by_step, as_json=as_json)
 
 
-@commands.command("explain", group=INSPECT)
+@commands.command(
+    "explain", rich_help_panel=INSPECT, epilog="Example: dapo explain runs/a --step 12 --group 3"
+)
 def explain_command(
     run_dir: Run,
-    step: Annotated[int | None, Option(min=1)] = None,
-    group: Annotated[int | None, Option()] = None,
-    no_replay: Annotated[bool, Option("--no-replay")] = False,
+    step: Annotated[
+        int | None, Option(min=1, help="A finished step.", show_default="the last")
+    ] = None,
+    group: Annotated[
+        int | None,
+        Option(help="The group's id.", show_default="the group with the most clipped tokens"),
+    ] = None,
+    no_replay: Annotated[
+        bool, Option("--no-replay", help="Do not repeat the step to compute ratios.")
+    ] = False,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show how a group of responses was scored and trained on."""
+    """Show how a group of responses was scored and trained on.
+
+    Prints equations 11, 13, 9 and 8 of the paper with the numbers of the group.
+    """
     from dapo.cli.explain import explain
 
     with stdout_to_stderr(as_json):
@@ -106,11 +135,18 @@ def explain_command(
         explain(run_dir, step, group, replay=not no_replay, as_json=as_json)
 
 
-@commands.command(group=INSPECT)
+@commands.command(rich_help_panel=INSPECT, epilog="Example: dapo doctor runs/a --strict")
 def doctor(
-    run_dir: Run, as_json: AsJson = False, strict: Annotated[bool, Option("--strict")] = False
+    run_dir: Run,
+    as_json: AsJson = False,
+    strict: Annotated[
+        bool, Option("--strict", help="Set the exit code to 1 if there is an error or a warning.")
+    ] = False,
 ) -> None:
-    """Report the problems of a run, and the options to change."""
+    """Report the problems of a run, and the options to change.
+
+    Each finding comes with its evidence and with prompts that show it.
+    """
     from dapo.analysis.doctor import diagnose
     from dapo.cli.doctor import diagnosis_lines
 
@@ -125,22 +161,59 @@ def doctor(
         raise typer.Exit(1)
 
 
-@commands.command("ablate", group=COMPARE)
+@commands.command("ablate", rich_help_panel=COMPARE, epilog="Example: dapo ablate --show table1")
 def ablate_command(
-    config: Annotated[Path | None, Argument(metavar="FILE.yaml")] = None,
+    config: Annotated[
+        Path | None,
+        Argument(
+            metavar="FILE.yaml", help="An experiment file, or a configuration for the ladder."
+        ),
+    ] = None,
     overrides: Overrides = None,
-    ladder: Annotated[str | None, Option()] = None,
-    seeds: Annotated[str | None, Option(metavar="LIST")] = None,
-    folder: Annotated[Path | None, Option()] = None,
-    output: Annotated[Path | None, Option()] = None,
-    jobs: Annotated[int, Option(min=1, max=1024)] = 1,
-    report: Annotated[list[Path] | None, Option(metavar="FOLDER")] = None,
-    show: Annotated[str | None, Option(metavar="LADDER")] = None,
-    dry_run: Annotated[bool, Option("--dry-run")] = False,
-    no_run: Annotated[bool, Option("--no-run")] = False,
+    ladder: Annotated[
+        str | None,
+        Option(help="With a configuration: table1 or leave-one-out.", show_default="table1"),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        Option(
+            metavar="LIST", help="Seeds such as 0,1,2 or 100-104.", show_default="those of the file"
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None, Option(help="Folder of the runs.", show_default="runs/NAME")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        Option(help="Folder for results.json and pictures.", show_default="that of the runs"),
+    ] = None,
+    jobs: Annotated[
+        int, Option(min=1, max=1024, help="Number of concurrent runs; they share the threads.")
+    ] = 1,
+    report: Annotated[
+        list[Path] | None,
+        Option(
+            metavar="FOLDER",
+            help=(
+                "Print and draw the stored results of a folder, without training; repeat it to"
+                " merge folders."
+            ),
+        ),
+    ] = None,
+    show: Annotated[str | None, Option(metavar="LADDER", help="Print a shipped ladder.")] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Check and list the runs without starting them.")
+    ] = False,
+    no_run: Annotated[
+        bool,
+        Option("--no-run", help="Print the table of the finished runs without starting others."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train variants of a configuration with several seeds."""
+    """Train variants of a configuration with several seeds.
+
+    The variants are those of Table 1 of the paper, or those of an experiment file.
+    """
     from dapo.analysis.ablate.experiment import find_ladder
     from dapo.cli.ablate import ablate, choose_experiment, print_plan, report_again
 

@@ -1,9 +1,16 @@
-"""Arguments and options that several commands share."""
+"""Arguments, options, completion and help panels that several commands share."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 from typer import Argument, Option
+
+TRAIN = "Train"
+INSPECT = "Look into runs"
+COMPARE = "Compare"
+DATA = "Data and rewards"
+REFERENCE = "Options and configurations"
 
 
 def set_once(overrides: list[str] | None) -> list[str] | None:
@@ -18,42 +25,82 @@ def set_once(overrides: list[str] | None) -> list[str] | None:
     return overrides
 
 
-ConfigPath = Annotated[
-    Path,
-    Argument(
-        metavar="CONFIG.yaml", help="A file of options, or the name of a shipped one: quickstart."
-    ),
-]
-ConfigOrOption = Annotated[
-    str,
-    Argument(
-        metavar="CONFIG.yaml",
-        help="A file of options, or the name of a shipped one: quickstart.",
-        show_default=False,
-    ),
-]
+def complete_option(incomplete: str) -> Iterator[tuple[str, str]]:
+    """Yield `NAME=`, or `NAME=VALUE` for each value of an option with few values, and the meaning
+    of the option.
+    """
+    from dapo.config.option_fields import known_about, options_of, section_in
+
+    for name, field in options_of():
+        if section_in(field.annotation) is None and f"{name}=".startswith(
+            incomplete.partition("=")[0]
+        ):
+            values = list(_values(field.annotation))
+            for schema in known_about(field).get("also", ()):
+                values += schema.get("enum", ())
+            for value in values or [""]:
+                yield f"{name}={value}", field.description or ""
+
+
+def _values(annotation: Any) -> Iterator[str]:
+    """The values of a type that has few."""
+    if annotation is bool:
+        yield from ("true", "false")
+    for part in get_args(annotation):
+        if isinstance(part, str):
+            yield part
+        else:
+            yield from _values(part)
+
+
+def complete_config(incomplete: str) -> Iterator[tuple[str, str]]:
+    """Yield the names and titles of the shipped configurations."""
+    from dapo.config.load import shipped, title_of
+
+    yield from ((name, title_of(path)) for name, path in shipped("configs").items())
+
+
+def complete_page(incomplete: str) -> Iterator[tuple[str, str]]:
+    """Yield the names and titles of the pages of the documentation."""
+    from dapo.config.load import shipped, title_of
+
+    yield from ((name, title_of(path)) for name, path in shipped("docs").items())
+
+
+def complete_verifier(incomplete: str) -> list[str]:
+    """Return the names of the verifiers."""
+    from dapo.rewards.verifier import VERIFIERS
+
+    return list(VERIFIERS)
+
+
+def overrides_argument(help: str) -> Any:
+    """Return an argument for options of the configuration."""
+    return Argument(
+        metavar="KEY=VALUE", callback=set_once, autocompletion=complete_option, help=help
+    )
+
+
+_CONFIG: dict[str, Any] = {
+    "metavar": "CONFIG.yaml",
+    "autocompletion": complete_config,
+    "help": "A file of options, or the name of a shipped configuration, such as quickstart.",
+}
+ConfigPath = Annotated[Path, Argument(**_CONFIG)]
+ConfigOrOption = Annotated[str, Argument(**_CONFIG)]
 Overrides = Annotated[
     list[str] | None,
-    Argument(
-        metavar="KEY=VALUE",
-        callback=set_once,
-        help=(
-            "Options that replace those of the file: loss.clip_high=0.3. `dapo options` lists all"
-            " of them."
-        ),
+    overrides_argument(
+        "Options that replace those of the file, such as loss.clip_high=0.3; dapo options lists"
+        " them."
     ),
 ]
 Changes = Annotated[
     list[str] | None,
-    Argument(
-        metavar="KEY=VALUE",
-        callback=set_once,
-        help="Options to change: train.seed=1. `dapo options` lists them.",
-    ),
+    overrides_argument("Options to change, such as train.seed=1; dapo options lists them."),
 ]
-MoreOptions = Annotated[list[str] | None, Argument(metavar="KEY=VALUE", callback=set_once)]
 Run = Annotated[Path, Argument(metavar="RUN_DIR", help="A run directory.")]
-NewRun = Annotated[Path | None, Option(help="The run directory to write; must not hold a run yet.")]
+NewRun = Annotated[Path | None, Option(help="Run directory to write; must not hold a run yet.")]
 Force = Annotated[bool, Option("--force", help="Overwrite existing files.")]
 Trust = Annotated[
     bool,

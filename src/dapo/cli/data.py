@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
 from typer import Argument, Option
 
-from dapo.cli.arguments import AsJson, Force, MoreOptions
+from dapo.cli.arguments import AsJson, Force, overrides_argument
 from dapo.cli.formatting import plural
-from dapo.cli.help import Commands
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # each command imports what it needs, so that --help is fast
 
-data_app = Commands()
+data_app = typer.Typer(no_args_is_help=True)
 
 Spec = Annotated[
     str, Argument(metavar="SPEC", help="A data source, such as problems.jsonl or builtin:sums.")
@@ -29,15 +29,23 @@ Spec = Annotated[
 Out = Annotated[Path, Argument(metavar="OUT", help="The file to write: .jsonl or .parquet.")]
 
 
-@data_app.command("import")
+@data_app.command(
+    "import", epilog="Example: dapo data import problems.csv train.parquet --drop-invalid"
+)
 def import_(
     spec: Spec,
     out: Out,
-    drop_invalid: Annotated[bool, Option("--drop-invalid")] = False,
+    drop_invalid: Annotated[
+        bool, Option("--drop-invalid", help="Leave out rows that cannot be used.")
+    ] = False,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Convert a data source to one file of problems."""
+    """Convert a data source to one file of problems.
+
+    Writes the columns prompt, answer, source and all others. With --drop-invalid, OUT.removed.jsonl
+    lists the rows that were left out.
+    """
     from dapo.data.prepare.write import require_new_data, write_data
     from dapo.data.problems import unique_problems
 
@@ -57,20 +65,43 @@ def import_(
         print_text(f"{plural(len(invalid), 'row')} left out; {report} lists the reasons")
 
 
-@data_app.command()
+@data_app.command(
+    epilog="Example: dapo data stats train.jsonl --model smollm2-135m-instruct --samples 4"
+)
 def stats(
-    spec: Annotated[str, Argument(metavar="SPEC")],
-    overrides: MoreOptions = None,
-    run: Annotated[Path | None, Option(metavar="RUN_DIR")] = None,
-    model: Annotated[str | None, Option()] = None,
-    samples: Annotated[int, Option(min=0)] = 8,
-    problems: Annotated[int, Option(min=1)] = 64,
-    group_size: Annotated[int | None, Option(min=2)] = None,
-    output: Annotated[Path | None, Option()] = None,
+    spec: Annotated[str, Argument(metavar="SPEC", help="A data source or a run directory.")],
+    overrides: Annotated[
+        list[str] | None,
+        overrides_argument("Options of the reward and, with --model, of sampling."),
+    ] = None,
+    run: Annotated[
+        Path | None, Option(metavar="RUN_DIR", help="Show the pass rates of this run.")
+    ] = None,
+    model: Annotated[
+        str | None, Option(help="Measure prompt tokens and pass rates of this model.")
+    ] = None,
+    samples: Annotated[
+        int, Option(min=0, help="With --model: responses per problem; 0 measures only lengths.")
+    ] = 8,
+    problems: Annotated[
+        int, Option(min=1, help="With --model: number of problems to sample.")
+    ] = 64,
+    group_size: Annotated[
+        int | None,
+        Option(
+            min=2, help="Group size of the expected keep rate.", show_default="the run's, or 16"
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, Option(help="File for all statistics as JSON, with one row per problem.")
+    ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the contents and the difficulty of a data source."""
+    """Show the contents and the difficulty of a data source.
+
+    With pass rates, it also shows the fraction of groups that dynamic sampling would keep.
+    """
     from dapo.cli import data_stats
     from dapo.core.files import atomic_write_json
     from dapo.data.prepare.stats import PassRate, describe_difficulty, describe_problems
@@ -123,16 +154,22 @@ def stats(
         print_text(f"written: {output}")
 
 
-@data_app.command()
+@data_app.command(epilog="Example: dapo data dedupe train.jsonl clean.jsonl --exact")
 def dedupe(
     spec: Spec,
     out: Out,
-    threshold: Annotated[float, Option(min=0.1, max=1.0)] = 0.8,
-    exact: Annotated[bool, Option("--exact")] = False,
+    threshold: Annotated[
+        float,
+        Option(min=0.1, max=1.0, help="Jaccard similarity of near duplicates (word 3-grams)."),
+    ] = 0.8,
+    exact: Annotated[bool, Option("--exact", help="Find exact duplicates only.")] = False,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Keep one row of each problem."""
+    """Keep one row of each problem.
+
+    OUT.removed.jsonl lists the removed rows with the rows that they duplicate.
+    """
     from dapo.data.prepare.dedupe import Removed, deduplicate
     from dapo.data.prepare.write import require_new_data, write_data
     from dapo.runs.console import progress
@@ -161,17 +198,29 @@ def dedupe(
     _report(as_json, spec, f"duplicates in {spec}", counts, out, report)
 
 
-@data_app.command()
+@data_app.command(
+    epilog="Example: dapo data decontaminate train.jsonl clean.jsonl --against test.jsonl"
+)
 def decontaminate(
     spec: Spec,
     out: Out,
-    against: Annotated[list[str], Option(metavar="SPEC")],
-    ngram: Annotated[int, Option(min=1)] = 8,
-    min_overlap: Annotated[float, Option(min=0.01, max=1.0)] = 0.5,
+    against: Annotated[list[str], Option(metavar="SPEC", help="Evaluation data; repeatable.")],
+    ngram: Annotated[int, Option(min=1, help="Words per n-gram.")] = 8,
+    min_overlap: Annotated[
+        float,
+        Option(
+            min=0.01,
+            max=1.0,
+            help="Fraction of an evaluation problem's n-grams that removes a row.",
+        ),
+    ] = 0.5,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove rows that contain evaluation problems."""
+    """Remove rows that contain evaluation problems.
+
+    OUT.removed.jsonl lists the removed rows, each with the matching text.
+    """
     from dapo.data.prepare.decontaminate import Contaminated, find_contaminated
     from dapo.data.prepare.write import require_new_data, write_data
     from dapo.data.problems import unique_problems
@@ -196,21 +245,35 @@ def decontaminate(
     _report(as_json, spec, f"{spec} against {', '.join(against)}", counts, out, report)
 
 
-@data_app.command()
+@data_app.command(
+    epilog="Example: dapo data select train.jsonl hard.jsonl --model smollm2-135m-instruct"
+)
 def select(
     spec: Spec,
     out: Out,
-    overrides: MoreOptions = None,
-    rates: Annotated[Path | None, Option(metavar="FILE|RUN_DIR")] = None,
-    model: Annotated[str | None, Option()] = None,
-    samples: Annotated[int, Option(min=1)] = 16,
-    low: Annotated[float, Option(min=0, max=1)] = 0.2,
-    high: Annotated[float, Option(min=0, max=1)] = 0.8,
-    min_responses: Annotated[int, Option(min=1)] = 8,
+    overrides: Annotated[
+        list[str] | None, overrides_argument("With --model: options of sampling and of the reward.")
+    ] = None,
+    rates: Annotated[
+        Path | None,
+        Option(metavar="FILE|RUN_DIR", help="Output of dapo eval or dapo data stats, or a run."),
+    ] = None,
+    model: Annotated[
+        str | None, Option(help="Measure the pass rates of this model or run, on every row.")
+    ] = None,
+    samples: Annotated[int, Option(min=1, help="With --model: responses per problem.")] = 16,
+    low: Annotated[float, Option(min=0, max=1, help="The smallest pass rate to keep.")] = 0.2,
+    high: Annotated[float, Option(min=0, max=1, help="The largest pass rate to keep.")] = 0.8,
+    min_responses: Annotated[
+        int, Option(min=1, help="With --rates: remove problems with fewer judged responses.")
+    ] = 8,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Keep the rows that a model solves sometimes."""
+    """Keep the rows that a model solves sometimes.
+
+    OUT.removed.jsonl lists the removed rows with their pass rates.
+    """
     from dapo.cli import data_stats
     from dapo.data.prepare.select import read_pass_rates, select_by_pass_rate
     from dapo.data.prepare.write import require_new_data, write_data
@@ -243,22 +306,38 @@ def select(
     _report(as_json, spec, title, counts, out, report, mean_pass_rate=result.mean_pass_rate)
 
 
-@data_app.command()
+@data_app.command(
+    epilog="Example: dapo data integerize a.jsonl b.jsonl --server URL --model NAME --retries 9"
+)
 def integerize(
     spec: Spec,
     out: Out,
-    server: Annotated[str, Option(metavar="URL")],
-    model: Annotated[str, Option()],
-    num_solutions: Annotated[int, Option(min=1)] = 5,
-    concurrency: Annotated[int, Option(min=1)] = 8,
-    max_tokens: Annotated[int, Option(min=16)] = 8192,
-    timeout_s: Annotated[float, Option(min=0.1)] = 600.0,
-    retries: Annotated[int, Option(min=0)] = 5,
-    api_key_env: Annotated[str | None, Option(metavar="NAME")] = None,
+    server: Annotated[
+        str,
+        Option(metavar="URL", help="OpenAI-compatible server, such as http://localhost:8000/v1."),
+    ],
+    model: Annotated[str, Option(help="Name of the model on the server.")],
+    num_solutions: Annotated[
+        int, Option(min=1, help="Solutions per rewriting; more than half must agree.")
+    ] = 5,
+    concurrency: Annotated[int, Option(min=1, help="Number of concurrent problems.")] = 8,
+    max_tokens: Annotated[int, Option(min=16, help="Maximum length of a response.")] = 8192,
+    timeout_s: Annotated[float, Option(min=0.1, help="Time limit for one response.")] = 600.0,
+    retries: Annotated[
+        int, Option(min=0, help="Retries after a failed connection or a status such as 503.")
+    ] = 5,
+    api_key_env: Annotated[
+        str | None, Option(metavar="NAME", help="Environment variable with the server's API key.")
+    ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rewrite problems to have integer answers."""
+    """Rewrite problems to have integer answers.
+
+    Follows section 3.5 of the paper and verifies each rewriting. OUT.decisions.jsonl lists every
+    decision with its reason. After an interruption, repeat the command to continue: OUT.partial
+    keeps the decisions.
+    """
     from dapo.core.journal import open_journal
     from dapo.core.openai_client import ChatClient
     from dapo.core.rng import keyed_seed
@@ -313,21 +392,46 @@ def integerize(
     _report(as_json, spec, f"{spec} with integer answers", counts, out, report)
 
 
-@data_app.command()
+@data_app.command(
+    epilog="Example: dapo data demonstrations runs/a result.json --output sft.jsonl --per-problem 2"
+)
 def demonstrations(
-    sources: Annotated[list[Path], Argument(metavar="RUN|RESULT")],
-    output: Annotated[Path, Option()],
-    per_problem: Annotated[int, Option(min=1)] = 1,
+    sources: Annotated[
+        list[Path],
+        Argument(
+            metavar="RUN|RESULT", help="Runs, and results that dapo eval wrote with --output."
+        ),
+    ],
+    output: Annotated[Path, Option(help="The file to write: .jsonl.")],
+    per_problem: Annotated[
+        int, Option(min=1, help="Maximum number of responses to each problem.")
+    ] = 1,
     choose: Annotated[
-        Literal["shortest", "random"], Option(metavar="shortest|random")
+        Literal["shortest", "random"],
+        Option(
+            metavar="shortest|random",
+            help="Which right responses to a problem: the shortest, or random ones, by --seed.",
+        ),
     ] = "shortest",
-    min_score: Annotated[float | None, Option()] = None,
-    against: Annotated[list[str] | None, Option(metavar="SPEC")] = None,
-    seed: Annotated[int, Option(min=0)] = 0,
+    min_score: Annotated[
+        float | None,
+        Option(
+            help="Smallest score of a right response, for verifiers that return scores.",
+            show_default="responses judged correct",
+        ),
+    ] = None,
+    against: Annotated[
+        list[str] | None, Option(metavar="SPEC", help="Held-out problems to leave out; repeatable.")
+    ] = None,
+    seed: Annotated[int, Option(min=0, help="Seed of --choose random.")] = 0,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write right responses of runs as worked examples."""
+    """Write right responses of runs as demonstrations to train on.
+
+    The file is for dapo train preset=sft data.demonstrations=OUTPUT. Responses that were cut at the
+    length limit are left out, and so are the problems in the runs' data.eval.
+    """
     from dapo.cli import demonstrations as found
     from dapo.data.prepare.write import require_new
     from dapo.data.sources.readers import require_file_type

@@ -16,41 +16,58 @@ from typer import Argument, Option
 
 from dapo import __version__
 from dapo.cli import analysis_commands, run_commands
-from dapo.cli.arguments import AsJson, Changes
+from dapo.cli.arguments import (
+    DATA,
+    REFERENCE,
+    TRAIN,
+    AsJson,
+    Changes,
+    complete_config,
+    complete_page,
+    complete_verifier,
+)
 from dapo.cli.data import data_app
-from dapo.cli.help import DATA, REFERENCE, TRAIN, Commands
 from dapo.core.errors import EXIT_CODES, ConfigError, DapoError
 from dapo.core.secrets import mask_text
 from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
-from dapo.core.text import one_line
 
 # torch and transformers are imported inside the commands, so that --help and a config error answer
 # at once
 
-app = Commands(name="dapo")
+app = typer.Typer(
+    name="dapo", no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False
+)
 app.add_typer(run_commands.commands)
 app.add_typer(analysis_commands.commands)
 app.add_typer(
     data_app, name="data", help="Import, inspect and clean problems.", rich_help_panel=DATA
 )
-reward_app = Commands()
+reward_app = typer.Typer(no_args_is_help=True)
 app.add_typer(
     reward_app, name="reward", help="Test a reward before training on it.", rich_help_panel=DATA
 )
-environment_app = Commands()
+environment_app = typer.Typer(no_args_is_help=True)
 app.add_typer(
     environment_app,
     name="environment",
     help="Test an environment before training in it.",
     rich_help_panel=DATA,
 )
-lists_app = Commands()
+lists_app = typer.Typer()
 app.add_typer(lists_app)
 
 CommandLineError: Any = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 """The error that typer raises for an unknown option; typer exports no name for it."""
+REMOVED = {
+    "completion": "Completion is set up by: dapo --install-completion",
+    "check --assume": (
+        "dapo check describes this machine; train.device=cuda and launcher=ray describe GPUs"
+    ),
+    "check --verbose": "dapo check prints the values that it takes in any case",
+}
+"""Advice for each command and flag that was removed."""
 OF_FILES = (
     "EACCES",
     "EPERM",
@@ -75,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for argument in given:
             if not argument.isascii() and argument.encode(errors="ignore").decode() != argument:
                 raise ConfigError(f"the argument {argument!a} is not UTF-8")
-        code = app(given, standalone_mode=False)
+        code = app(given, prog_name="dapo", standalone_mode=False)
     except DapoError as error:
         text = mask_text(str(error))
         code = error.exit_code
@@ -87,16 +104,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             given,
         )
     except CommandLineError as error:  # it shows what was typed
+        code = error.exit_code
+        error.message = _with_advice(error.format_message(), given)
         typed = StringIO()
         error.show(typed)
-        code = error.exit_code
-        _print_error(
-            mask_text(typed.getvalue()),
-            mask_text(error.format_message()),
-            "UsageError",
-            code,
-            given,
-        )
+        if error.message:  # empty after the help that answers no arguments
+            _print_error(
+                mask_text(typed.getvalue()),
+                mask_text(error.format_message()),
+                "UsageError",
+                code,
+                given,
+            )
     except Exception as error:
         if not isinstance(error, OSError) or errno.errorcode.get(error.errno or 0) not in OF_FILES:
             sys.excepthook = _print_traceback  # instead of typer's
@@ -110,6 +129,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text = text if error.errno != errno.ENAMETOOLONG else f"{name[:60]}...: {error.strerror}"
         _print_error(f"error: {text}\n", text, "ConfigError", code, given)
     sys.exit(code or 0)
+
+
+def _with_advice(message: str, given: Sequence[str]) -> str:
+    """Append to the message about an unknown command or flag what replaces it, if it was
+    removed.
+    """
+    for removed, advice in REMOVED.items():
+        command, *flag = removed.split()
+        if command in given and (flag or [command])[0] in message:
+            message = f"{message}\n{advice}"
+    return message
 
 
 def _print_error(shown: str, message: str, kind: str, code: int, given: Sequence[str]) -> None:
@@ -138,11 +168,16 @@ def _print_traceback(
     )
 
 
-@lists_app.command("options", group=REFERENCE)
+@lists_app.command(
+    "options", rich_help_panel=REFERENCE, epilog="Example: dapo options loss.clip_high --json"
+)
 def show_options(
-    section: Annotated[str | None, Argument(metavar="SECTION")] = None, as_json: AsJson = False
+    section: Annotated[
+        str | None, Argument(metavar="SECTION", help="A section or an option.", show_default="all")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """List the options: meaning, default, unit, the paper's value."""
+    """List the options with their meanings, defaults, units and the paper's values."""
     from dapo.config.option_entries import entries_of, section_names, yaml_text
 
     found = entries_of(section)
@@ -172,9 +207,15 @@ def show_options(
         )
 
 
-@lists_app.command("configs", group=REFERENCE)
+@lists_app.command(
+    "configs", rich_help_panel=REFERENCE, epilog="Example: dapo configs tiny > my.yaml"
+)
 def show_configs(
-    name: Annotated[str | None, Argument(metavar="NAME")] = None, as_json: AsJson = False
+    name: Annotated[
+        str | None,
+        Argument(metavar="NAME", autocompletion=complete_config, help="Configuration to print."),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the configurations that come with dapo, or print one."""
     if name is not None:
@@ -189,9 +230,14 @@ def show_configs(
     _list_shipped("configs", use, as_json)
 
 
-@lists_app.command("docs", group=REFERENCE)
+@lists_app.command(
+    "docs", rich_help_panel=REFERENCE, epilog="Example: dapo docs from_verl > from_verl.md"
+)
 def show_docs(
-    page: Annotated[str | None, Argument(metavar="PAGE")] = None, as_json: AsJson = False
+    page: Annotated[
+        str | None, Argument(metavar="PAGE", autocompletion=complete_page, help="Page to print.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the pages of the documentation, or print one."""
     if page is None:
@@ -220,7 +266,7 @@ def _list_shipped(folder: Literal["configs", "docs"], use: str, as_json: bool) -
     print_text(f"\n{use}")
 
 
-@lists_app.command(group=TRAIN)
+@lists_app.command(rich_help_panel=TRAIN, epilog="Example: dapo convert grpo.py > my.yaml")
 def convert(
     file: Annotated[
         Path,
@@ -228,10 +274,19 @@ def convert(
     ],
     processes: Annotated[
         int | None,
-        Option(metavar="N", min=1, help="Trainer processes of a script of TRL [default: 1]."),
+        Option(
+            metavar="N",
+            min=1,
+            help="Number of trainer processes of a TRL script.",
+            show_default="1",
+        ),
     ] = None,
 ) -> None:
-    """Translate a configuration of verl, AReaL or TRL."""
+    """Translate a configuration of verl, AReaL or TRL.
+
+    Reads a script of verl or TRL, or YAML of verl, AReaL or TRL. Options without a counterpart are
+    listed, each with what happens instead.
+    """
     from dapo.cli.convert import NOT_WHOLE, convert_file
 
     found = convert_file(file, processes)
@@ -246,45 +301,45 @@ def convert(
         raise typer.Exit(NOT_WHOLE)
 
 
-@lists_app.command(group=REFERENCE)
+@lists_app.command(rich_help_panel=REFERENCE, epilog="Example: dapo schema > dapo.schema.json")
 def schema() -> None:
-    """Print the JSON schema of configuration files, for editors."""
+    """Print the JSON schema of configuration files, for editors.
+
+    An editor that reads the schema completes and checks options.
+    """
     from dapo.config.schema import config_schema
 
     print_json(config_schema())
 
 
-@lists_app.command(group=REFERENCE)
-def completion(
-    context: typer.Context,
-    shell: Annotated[str, Argument(metavar="SHELL")],
-    line: Annotated[str | None, Option(hidden=True)] = None,
-) -> None:
-    """Print a script that completes commands and options."""
-    from dapo.cli.completion import SHELLS, candidates
-
-    if shell not in SHELLS:
-        raise ConfigError(f"no completion for {shell!r}; expected one of {', '.join(SHELLS)}")
-    if line is None:
-        print_text(
-            Path(__file__).with_name(f"complete.{shell}").read_text(encoding="utf-8"), end=""
-        )
-        return
-    for word, about in candidates(context.find_root().command, line):
-        print_text(f"{word}\t{one_line(about)}")
-
-
-@reward_app.command("test")
+@reward_app.command(
+    "test", epilog="Example: dapo reward test my_rewards:mentions_unit --data train.jsonl"
+)
 def reward_test(
-    verifier: Annotated[str, Argument(metavar="VERIFIER")],
+    verifier: Annotated[
+        str,
+        Argument(
+            metavar="VERIFIER",
+            autocompletion=complete_verifier,
+            help="A name such as math, a function as MODULE:FUNCTION, or a run.",
+        ),
+    ],
     overrides: Changes = None,
-    data: Annotated[str | None, Option()] = None,
-    answer: Annotated[str | None, Option()] = None,
-    right: Annotated[str | None, Option()] = None,
-    show_all: Annotated[bool, Option("--all")] = False,
+    data: Annotated[str | None, Option(help="Data source whose first problems are used.")] = None,
+    answer: Annotated[str | None, Option(help="Reference answer of the example problem.")] = None,
+    right: Annotated[
+        str | None,
+        Option(help="A correct response, if the reward accepts none of the usual forms."),
+    ] = None,
+    show_all: Annotated[
+        bool, Option("--all", help="Print every response, not only the suspicious ones.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Audit a reward on wrong, empty, endless and hostile responses."""
+    """Test a reward on wrong, empty, endless and hostile responses.
+
+    The exit code is 1 if the reward accepts one of them.
+    """
     from dapo.cli.reward import examine_reward, print_report
 
     with stdout_to_stderr(as_json):
@@ -299,14 +354,28 @@ def reward_test(
         raise typer.Exit(1)
 
 
-@environment_app.command("test")
+@environment_app.command(
+    "test", epilog="Example: dapo environment test my_games:Countdown environment.max_turns=4"
+)
 def environment_test(
-    name: Annotated[str, Argument(metavar="NAME|RUN")],
+    name: Annotated[
+        str,
+        Argument(
+            metavar="NAME|RUN",
+            help="A name such as calculator, textarena:ID, skyrl:ID or MODULE:CLASS; or a run.",
+        ),
+    ],
     overrides: Changes = None,
-    data: Annotated[str | None, Option()] = None,
+    data: Annotated[
+        str | None, Option(help="Data source to take problems from, instead of sums.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play nonsense in an environment, and print the rewards."""
+    """Play meaningless actions in an environment and print the rewards.
+
+    The exit code is 1 if the environment fails, or if it is not deterministic: the same seed and
+    actions give different episodes.
+    """
     from dapo.cli.environment import is_suspicious, play_nonsense, print_plays
 
     with stdout_to_stderr(as_json):
@@ -325,15 +394,20 @@ def environment_test(
         raise typer.Exit(1)
 
 
+_EXAMPLES = (
+    "Examples: dapo train quickstart trains a small model in runs/; dapo view shows it in a"
+    " browser."
+)
+_EXIT_CODES = "; ".join(f"{code}: {meaning}" for code, meaning in EXIT_CODES.items())
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         print_text(f"dapo {__version__}")
         raise typer.Exit
 
 
-@app.callback(
-    epilog=f"Exit codes: {'; '.join(f'{code}: {meaning}' for code, meaning in EXIT_CODES.items())}."
-)
+@app.callback(epilog=f"{_EXAMPLES}\n\nExit codes: {_EXIT_CODES}.")
 def options(
     version: Annotated[
         bool,

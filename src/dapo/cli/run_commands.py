@@ -12,6 +12,9 @@ import typer
 from typer import Argument, Option
 
 from dapo.cli.arguments import (
+    COMPARE,
+    INSPECT,
+    TRAIN,
     AsJson,
     Changes,
     ConfigOrOption,
@@ -20,9 +23,9 @@ from dapo.cli.arguments import (
     Overrides,
     Run,
     Trust,
+    complete_config,
     set_once,
 )
-from dapo.cli.help import COMPARE, INSPECT, TRAIN, Commands
 from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.memory import keep_freed_memory
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr
@@ -30,17 +33,21 @@ from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 # as in main.py, each command imports what it needs, so that --help and a config error answer at
 # once
 
-commands = Commands()
+commands = typer.Typer()
 
 
-@commands.command(group=TRAIN)
+@commands.command(
+    rich_help_panel=TRAIN, epilog="Example: dapo train my.yaml optim.lr=2e-6 --run-dir runs/a"
+)
 def train(
     config: ConfigOrOption,
     overrides: Overrides = None,
     run_dir: NewRun = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model, from a configuration or from options alone."""
+    """Train a model from a configuration, or from options alone: dapo train model=NAME
+    data.train=SOURCE.
+    """
     from dapo.config import build_config, find_config, load_config
 
     if "=" in config and not os.path.lexists(config):
@@ -69,7 +76,7 @@ def train(
         _print_run(path)
 
 
-@commands.command(group=TRAIN)
+@commands.command(rich_help_panel=TRAIN, epilog="Example: dapo resume runs/a train.num_steps=200")
 def resume(
     run_dir: Run, overrides: Changes = None, trust: Trust = False, as_json: AsJson = False
 ) -> None:
@@ -100,18 +107,30 @@ def _print_run(path: Path) -> None:
     print_json(run_status(path).as_json())
 
 
-@commands.command(group=TRAIN)
+@commands.command(
+    rich_help_panel=TRAIN, epilog="Example: dapo fork runs/a --step 40 --times 4 --no-train"
+)
 def fork(
-    run: Annotated[Path, Argument(metavar="RUN_DIR")],
+    run: Annotated[Path, Argument(metavar="RUN_DIR", help="The run to fork.")],
     overrides: Changes = None,
-    step: Annotated[int, Option(min=1)] = ...,  # type: ignore[assignment]
-    times: Annotated[int | None, Option(min=1)] = None,
-    run_dir: Annotated[Path | None, Option()] = None,
-    no_train: Annotated[bool, Option("--no-train")] = False,
+    step: Annotated[int, Option(min=1, help="Step of the checkpoint to start from.")] = ...,  # type: ignore[assignment]
+    times: Annotated[
+        int | None, Option(min=1, help="Number of branches, each with its own seed.")
+    ] = None,
+    run_dir: Annotated[
+        Path | None, Option(help="Run directory to write; --times appends -1, -2 and so on.")
+    ] = None,
+    no_train: Annotated[
+        bool,
+        Option("--no-train", help="Create the run without training it; dapo resume trains it."),
+    ] = False,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start a new run from a checkpoint of another run."""
+    """Start a new run from a checkpoint of another run.
+
+    The two runs are equal up to that step and use the same random numbers after it.
+    """
     from dapo.cli.train import fork_run
 
     if not no_train:
@@ -129,25 +148,60 @@ def fork(
     )
 
 
-@commands.command(group=TRAIN)
+@commands.command(
+    rich_help_panel=TRAIN, epilog="Example: dapo submit runs/a --time 12:00:00 --dry-run"
+)
 def submit(
-    config_or_run: Annotated[Path, Argument(metavar="CONFIG.yaml|RUN_DIR")],
+    config_or_run: Annotated[
+        Path,
+        Argument(
+            metavar="CONFIG.yaml|RUN_DIR",
+            autocompletion=complete_config,
+            help="A configuration, as for dapo train, or a run to continue.",
+        ),
+    ],
     overrides: Overrides = None,
-    nodes: Annotated[int, Option(min=1)] = 1,
-    gpus_per_node: Annotated[int, Option(min=0)] = 0,
-    cpus_per_node: Annotated[int | None, Option(min=1)] = None,
-    time: Annotated[str | None, Option(metavar="D-HH:MM:SS")] = None,
-    partition: Annotated[str | None, Option()] = None,
-    account: Annotated[str | None, Option()] = None,
+    nodes: Annotated[int, Option(min=1, help="Number of nodes.")] = 1,
+    gpus_per_node: Annotated[int, Option(min=0, help="GPUs per node.")] = 0,
+    cpus_per_node: Annotated[
+        int | None, Option(min=1, help="CPUs per node.", show_default="all")
+    ] = None,
+    time: Annotated[
+        str | None, Option(metavar="D-HH:MM:SS", help="Time limit.", show_default="the partition's")
+    ] = None,
+    partition: Annotated[str | None, Option(help="Slurm partition.")] = None,
+    account: Annotated[str | None, Option(help="Slurm account.")] = None,
     run_dir: NewRun = None,
-    setup: Annotated[list[str] | None, Option(metavar="LINE")] = None,
-    sbatch: Annotated[list[str] | None, Option(metavar="OPTION")] = None,
-    stop_before: Annotated[int, Option(metavar="SECONDS", min=1, max=65_535)] = 120,
-    dry_run: Annotated[bool, Option("--dry-run")] = False,
+    setup: Annotated[
+        list[str] | None,
+        Option(
+            metavar="LINE",
+            help='Shell command that the job runs first, such as "module load cuda"; repeatable.',
+        ),
+    ] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        Option(metavar="OPTION", help="Option of sbatch, such as --sbatch=--qos=high; repeatable."),
+    ] = None,
+    stop_before: Annotated[
+        int,
+        Option(
+            metavar="SECONDS",
+            min=1,
+            max=65_535,
+            help="Seconds before the time limit at which the run saves its state and is requeued.",
+        ),
+    ] = 120,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Print the job script without writing or submitting it.")
+    ] = False,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train on a Slurm cluster."""
+    """Train on a Slurm cluster.
+
+    The batch job starts Ray on its nodes, and resumes the run when Slurm requeues it.
+    """
     from dapo.cli.submit import print_submission, submit_run
     from dapo.distributed.slurm.job import Allocation
 
@@ -165,19 +219,35 @@ def submit(
     (print_json if as_json else print_submission)(report)
 
 
-@commands.command(group=TRAIN)
+@commands.command(
+    rich_help_panel=TRAIN, epilog="Example: dapo check my.yaml rollout.group_size=32 --probe"
+)
 def check(
     config: ConfigPath,
     overrides: Overrides = None,
-    assume: Annotated[list[str] | None, Option(metavar="NAME=VALUE")] = None,
-    probe: Annotated[bool, Option("--probe")] = False,
-    problems: Annotated[int | None, Option(min=1)] = None,
-    samples: Annotated[int | None, Option(min=2)] = None,
-    against: Annotated[Path | None, Option(metavar="RUN_DIR")] = None,
-    verbose: Annotated[bool, Option("--verbose")] = False,
+    probe: Annotated[
+        bool, Option("--probe", help="Also measure two steps of the real model; write nothing.")
+    ] = False,
+    problems: Annotated[
+        int | None, Option(min=1, help="With --probe: number of problems to judge.")
+    ] = None,
+    samples: Annotated[
+        int | None,
+        Option(
+            min=2, help="With --probe: responses per problem.", show_default="rollout.group_size"
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        Option(metavar="RUN_DIR", help="With --probe: compare with a run's first steps."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a configuration before training: sizes, memory, mistakes."""
+    """Check a configuration before training: sizes, memory, mistakes.
+
+    Also lists options without effect and differences from the paper. The exit code is 2 if the
+    configuration cannot run.
+    """
     if not probe and (problems or samples or against):
         raise ConfigError("--problems, --samples and --against need --probe")
     from dapo.config import load_config
@@ -188,30 +258,54 @@ def check(
     if probe:
         keep_freed_memory()  # as in the run
     measured: dict[str, Any] = {"problems": problems, "samples": samples, "against": against}
-    if not check_config(
-        loaded, assume or [], path=config, probe=probe, **measured, as_json=as_json, verbose=verbose
-    ):
+    if not check_config(loaded, path=config, probe=probe, **measured, as_json=as_json):
         raise typer.Exit(ConfigError.exit_code)
 
 
-@commands.command(group=TRAIN)
+@commands.command(
+    rich_help_panel=TRAIN, epilog="Example: dapo clean runs/a runs/b --keep weights --yes"
+)
 def clean(
-    runs: Annotated[list[Path], Argument(metavar="RUN_DIR")],
-    keep: Annotated[str, Option(metavar="WHAT")] = "newest",
-    yes: Annotated[bool, Option("--yes")] = False,
+    runs: Annotated[list[Path], Argument(metavar="RUN_DIR", help="Runs that have ended.")],
+    keep: Annotated[
+        str,
+        Option(
+            metavar="WHAT",
+            help=(
+                "What to keep: newest (the newest checkpoint, and the weights of the others),"
+                " weights or nothing."
+            ),
+        ),
+    ] = "newest",
+    yes: Annotated[
+        bool, Option("--yes", help="Delete; without this option, only list what would be deleted.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Free disk space: remove what only continuing a run needs."""
+    """Free disk space: delete optimizer states, which are needed only to resume a run.
+
+    Without --yes, only lists what would be deleted. A checkpoint without its optimizer state can be
+    evaluated and exported, but not resumed or forked.
+    """
     from dapo.cli.clean import clean_runs
 
     clean_runs(runs, keep=keep, apply=yes, as_json=as_json)
 
 
-@commands.command(group=INSPECT)
+@commands.command(rich_help_panel=INSPECT, epilog="Example: dapo status runs/a")
 def status(
-    runs: Annotated[list[Path] | None, Argument(metavar="RUN_DIR")] = None, as_json: AsJson = False
+    runs: Annotated[
+        list[Path] | None,
+        Argument(
+            metavar="RUN_DIR", help="Run directories, or a folder of them.", show_default="./runs"
+        ),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Show the state of runs: step, time left, accuracy, disk use."""
+    """Show the state of runs: step, time left, accuracy, disk use.
+
+    The exit code is 1 if a run failed.
+    """
     from dapo.runs.run_reader import find_runs
     from dapo.runs.status import run_status
 
@@ -239,17 +333,67 @@ def status(
         raise typer.Exit(DataError.exit_code if damaged else 1)
 
 
-@commands.command("eval", group=COMPARE)
+@commands.command(
+    "eval",
+    rich_help_panel=COMPARE,
+    epilog="Example: dapo eval --compare smollm2-135m-instruct runs/a --by-problem",
+)
 def evaluate(
-    model_or_run: Annotated[str | None, Argument(metavar="MODEL_OR_RUN")] = None,
+    model_or_run: Annotated[
+        str | None,
+        Argument(
+            metavar="MODEL_OR_RUN",
+            help=(
+                "A model alias, Hugging Face id, model directory or run directory; not with"
+                " --compare."
+            ),
+        ),
+    ] = None,
     overrides: Changes = None,
-    data: Annotated[str | None, Option()] = None,
-    samples_per_problem: Annotated[int | None, Option(min=1)] = None,
-    output: Annotated[Path | None, Option()] = None,
-    server: Annotated[str | None, Option(metavar="URL")] = None,
-    concurrency: Annotated[int, Option(min=1)] = 16,
-    compare: Annotated[tuple[str, str] | None, Option(metavar="A B")] = None,
-    by_problem: Annotated[bool, Option("--by-problem")] = False,
+    data: Annotated[
+        str | None,
+        Option(
+            help="Problems such as problems.jsonl, builtin:sums or aime24.",
+            show_default="data.eval of the run",
+        ),
+    ] = None,
+    samples_per_problem: Annotated[
+        int | None, Option(min=1, help="Responses per problem, the k of avg@k.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        Option(
+            help=(
+                "JSON file for the result with every response; an interrupted evaluation resumes"
+                " from OUTPUT.partial."
+            )
+        ),
+    ] = None,
+    server: Annotated[
+        str | None,
+        Option(
+            metavar="URL",
+            help=(
+                "OpenAI-compatible server, such as http://HOST:PORT/v1; MODEL_OR_RUN is then the"
+                " name of its model."
+            ),
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int, Option(min=1, help="With --server: number of concurrent requests.")
+    ] = 16,
+    compare: Annotated[
+        tuple[str, str] | None,
+        Option(
+            metavar="A B",
+            help=(
+                "Compare two models, runs or result files on the same problems with the same seeds."
+            ),
+        ),
+    ] = None,
+    by_problem: Annotated[
+        bool, Option("--by-problem", help="Also print one line per problem.")
+    ] = False,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
@@ -283,15 +427,21 @@ def evaluate(
         raise typer.Exit(1)
 
 
-@commands.command(group=TRAIN)
+@commands.command(rich_help_panel=TRAIN, epilog="Example: dapo export runs/a my-adapter --adapter")
 def export(
     run_dir: Run,
-    out_dir: Annotated[Path, Argument(metavar="OUT_DIR")],
-    step: Annotated[int | None, Option()] = None,
-    adapter: Annotated[bool, Option("--adapter")] = False,
+    out_dir: Annotated[
+        Path, Argument(metavar="OUT_DIR", help="Model directory to write; must not exist yet.")
+    ],
+    step: Annotated[
+        int | None, Option(help="Step of the checkpoint to export.", show_default="the newest")
+    ] = None,
+    adapter: Annotated[
+        bool, Option("--adapter", help="Write only the LoRA adapter, in peft's format.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a run's model as a Hugging Face model directory."""
+    """Write the model of a run as a Hugging Face model directory."""
     from dapo.cli.train import export_run
 
     with stdout_to_stderr(as_json):

@@ -32,6 +32,7 @@ from dapo.core.terminal import UNSAFE, print_text, printable
 from dapo.core.text import excerpt, with_interval
 from dapo.runs.metric_table import PHASES, is_mean_score, metric_of
 from dapo.runs.outcomes import VERDICT_WORDS, verdict_word
+from dapo.runs.panels import TRAINING, has_mean_scores, training_series
 from dapo.runs.time_left import TimeLeft, training_seconds
 
 REFRESHES_PER_SECOND = 2  # 0.7 % of a core
@@ -144,7 +145,8 @@ class ProgressDisplay:
         self._finished_steps = first_step - 1
         self._phase: tuple[str, int, int] | None = ("start", 0, 0)
         self._phase_started = time.monotonic()
-        self._accuracies: list[float] = []
+        self._training: dict[str, list[float]] = {metric: [] for metric in TRAINING}
+        self._has_scores = False
         self._note = ""
         self._live = start_live(self._render, self._stream)
 
@@ -162,11 +164,11 @@ class ProgressDisplay:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the metrics of a step, of an evaluation, or of both."""
         evaluation = evaluation_line(step, metrics)
+        self._add(metrics)
         if step > 0 and any(not name.startswith("eval/") for name in metrics):
             self._finished_steps = step
             self._time_left.add(metrics)
             metrics = {**metrics, "time/step_s": training_seconds(metrics)}
-            _append_finite(self._accuracies, metrics.get("reward/accuracy"))
             width = None if self._live is None else self._live.console.width
             self.message(
                 step_line(step, self._num_steps, metrics, self._seconds_left(), width=width),
@@ -178,7 +180,7 @@ class ProgressDisplay:
     def recall(self, earlier_steps: Iterable[Mapping[str, float]]) -> None:
         """Read the metrics of the steps before a resume, for the curve and the token budget."""
         for metrics in earlier_steps:
-            _append_finite(self._accuracies, metrics.get("reward/accuracy"))
+            self._add(metrics)
             self._time_left.add(metrics, timed=False)
 
     def close(self) -> None:
@@ -214,22 +216,40 @@ class ProgressDisplay:
         rows.add_row(*self._steps_row())
         if (phase := self._phase) is not None:
             rows.add_row(*self._phase_row(*phase))
-        if self._accuracies:
-            curve = Text(sparkline(self._accuracies, BAR_WIDTH), style="green")
-            now = self._accuracies[-1]
-            first = self._accuracies[0]
-            note = (
-                f"{now:.1%} now, {first:.1%} at first"
-                if len(self._accuracies) > 1
-                else f"{now:.1%}"
-            )
-            rows.add_row("accuracy", curve, note)
+        curve = self._curve_row()
+        if curve:
+            rows.add_row(*curve)
         note = self._note if self._phase is not None else ""
         return (
             Group(rows, Text(note, style="dim", no_wrap=True, overflow="ellipsis"))
             if note
             else rows
         )
+
+    def _add(self, metrics: Mapping[str, float]) -> None:
+        """Read the metrics of a step, of an evaluation or of both for the curve."""
+        self._has_scores = self._has_scores or has_mean_scores(metrics)
+        for metric, values in self._training.items():
+            value = metrics.get(metric)
+            if value is not None and math.isfinite(value):
+                values.append(value)
+
+    def _curve_row(self) -> tuple[RenderableType, ...]:
+        """The curve of the accuracy or the score, and its last and first value; nothing before the
+        first step.
+        """
+        series = training_series(
+            (name for name, values in self._training.items() if values), self._has_scores
+        )
+        values = self._training[series.metric]
+        if not values:
+            return ()
+        style = ".1%" if series.is_percent else ".3f"
+        name = "accuracy" if series.is_percent else "score"
+        note = f"{values[-1]:{style}}"
+        if len(values) > 1:
+            note += f" now, {values[0]:{style}} at first"
+        return name, Text(sparkline(values, BAR_WIDTH), style="green"), note
 
     def _steps_row(self) -> tuple[RenderableType, ...]:
         done = self._finished_steps
@@ -388,11 +408,6 @@ def final_report(
         # it must stay in one line
         is_copied = str(location).startswith(("dapo ", "/")) or " " not in str(location)
         console.print(line, soft_wrap=is_copied)
-
-
-def _append_finite(values: list[float], value: float | None) -> None:
-    if isinstance(value, float | int) and math.isfinite(value):
-        values.append(value)
 
 
 def _comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:

@@ -1,7 +1,7 @@
 """Plots the curves of a run: accuracy, response length, entropy and the outcomes of groups."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,23 +9,26 @@ from typing import TYPE_CHECKING, Any
 from dapo.core.errors import DataError
 from dapo.core.files import atomic_file
 from dapo.core.terminal import printable
-from dapo.runs.metric_table import is_mean_score, metric_of
 from dapo.runs.metrics_file import metrics_by_step
 from dapo.runs.outcomes import OUTCOMES
+from dapo.runs.panels import (
+    BLUE,
+    GRID,
+    INK,
+    SMOOTHED_FROM_STEPS,
+    Panel,
+    Record,
+    Series,
+    panels_of,
+    points_of,
+    smoothed,
+    smoothing_window,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Record = Mapping[str, Any]
-
-BLUE = "#2563eb"
-ORANGE = "#ea580c"
-GREEN = "#16a34a"
-RED = "#dc2626"
-INK = "#334155"
-GRID = "#e2e8f0"
-EVALUATION_COLOURS = (ORANGE, GREEN, RED, "#7c3aed")
 MARGINS = {
     "left": 0.07,
     "right": 0.935,
@@ -45,7 +48,6 @@ SKIPPED = "rollout/problems_skipped"
 DECIDED_COUNTS = tuple(
     f"groups_{outcome}" for outcome in OUTCOMES if outcome not in ("excess", "aborted", "stale")
 )
-SMOOTHED_FROM_STEPS = 15  # fewer steps are not smoothed
 
 
 def plot_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = "") -> None:
@@ -76,12 +78,10 @@ def save_figure(figure: "Figure", path: Path) -> Path:
 
 
 def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
-    """Plot the four curves that the paper monitors (Fig. 7).
+    """Plot the panels of `panels_of`.
 
-    Of a supervised run these are accuracy, loss, entropy and the probability of the demonstrations'
-    tokens. With `dynamic_sampling.predict` two more show the skipped problems and the calibration
-    of predictions. Metrics that were not logged are left out. Raises DataError if the file holds no
-    steps.
+    With `dynamic_sampling.predict` two more show the skipped problems and the calibration of
+    predictions. Raises DataError if the file holds no steps.
     """
     records = list(metrics_by_step(metrics_jsonl).values())
     if not records:
@@ -89,14 +89,11 @@ def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
     has_predictions = any(SKIPPED in record for record in records)
     figure = new_figure(15 if has_predictions else 11, 7, title)
     parts: Any = figure.subfigures(1, 2, width_ratios=(3, 1)) if has_predictions else (figure,)
-    panels = parts[0].subplots(2, 2, sharex=True, gridspec_kw=MARGINS)
-    _accuracy(panels[0, 0], records)
-    _entropy(panels[1, 0], records)
-    if any("loss/nll" in record for record in records):
-        _likelihood(panels[0, 1], panels[1, 1], records)
-    else:
-        _length(panels[0, 1], records)
-        _groups(panels[1, 1], records)
+    grid = parts[0].subplots(2, 2, sharex=True, gridspec_kw=MARGINS)
+    for axes, panel in zip(grid.flatten(), panels_of(records), strict=True):
+        _draw(axes, panel, records)
+    for axes in grid[1]:
+        axes.set_xlabel("training step", color=INK)
     if has_predictions:
         upper, lower = parts[1].subplots(2, 1, gridspec_kw=SIDE_MARGINS)
         _skipped(upper, records)
@@ -105,39 +102,38 @@ def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
     return figure
 
 
-def _accuracy(axes: "Axes", records: Sequence[Record]) -> None:
-    names = _evaluation_names(records)
-    has_scores = any(is_mean_score(record, name) for record in records for name in names)
-    has_accuracy = any("reward/accuracy" in record for record in records)
-    is_binary = not has_scores and (
-        has_accuracy or not any("reward/score_mean" in record for record in records)
-    )
-    if is_binary:
-        frame(axes, title="Accuracy", unit="correct (%)")
-        _curve(
-            axes, records, "reward/accuracy", colour=BLUE, label="training: all judged responses"
-        )
-    else:
-        frame(axes, title="Score", unit="mean score of the verifier")
-        _curve(
-            axes, records, "reward/score_mean", colour=BLUE, label="training: all judged responses"
-        )
-    for name, colour in zip(names, EVALUATION_COLOURS, strict=False):
-        _evaluation(axes, records, name, colour, scale=1.0 if is_binary else 0.01)
-    if is_binary:
-        axes.set_ylim(0, min(102.0, axes.get_ylim()[1]))
-    _legend(axes)
+def _draw(axes: "Axes", panel: Panel, records: Sequence[Record], *, width: float = 2.0) -> None:
+    """Draw the series of a panel."""
+    frame(axes, title=panel.title, unit=panel.unit)
+    for series in panel.series:
+        if series.data is None:
+            _curve(axes, records, series, width)
+        else:
+            _evaluation(axes, records, series)
+    if panel.begins_at_zero:
+        axes.set_ylim(bottom=0)
+    if panel.top is not None:
+        axes.set_ylim(top=panel.top if panel.has_room_above else min(panel.top, axes.get_ylim()[1]))
+    if any(series.label for series in panel.series):
+        axes.legend(frameon=False, fontsize=9, loc="best")
+    if panel.right is not None:
+        right = axes.twinx()
+        _draw(right, panel.right, records, width=1.2)
+        right.set_ylim(0, max(10.0, right.get_ylim()[1]))
+        right.grid(False)
+        right.yaxis.set_label_coords(1 + LABEL_DISTANCE, 0.5)
+        for side, drawn in ((axes, panel), (right, panel.right)):
+            for series in drawn.series:
+                side.yaxis.label.set_color(series.colour)
 
 
-def _evaluation(
-    axes: "Axes", records: Sequence[Record], name: str, colour: str, *, scale: float
-) -> None:
-    steps, accuracy = _series(records, f"eval/{name}/accuracy", scale)
+def _evaluation(axes: "Axes", records: Sequence[Record], series: Series) -> None:
+    steps, accuracy = points_of(records, series.metric, series.scale)
     low, high = (
-        dict(zip(*_series(records, f"eval/{name}/{end}", scale), strict=True))
+        dict(zip(*points_of(records, f"eval/{series.data}/{end}", series.scale), strict=True))
         for end in ("low", "high")
     )
-    label = f"held out: {plain_text(name)}"
+    label = plain_text(series.label)
     if low:
         # an interval may just miss its mean by rounding; matplotlib refuses negative bars, and NaN
         # stays NaN
@@ -147,68 +143,21 @@ def _evaluation(
         above = [
             max(high.get(step, nan) - mean, 0.0) for step, mean in zip(steps, accuracy, strict=True)
         ]
+        bars = [below, above]
         axes.errorbar(
-            steps, accuracy, yerr=[below, above], color=colour, capsize=3, linewidth=1.2, zorder=4
+            steps, accuracy, yerr=bars, color=series.colour, capsize=3, linewidth=1.2, zorder=4
         )
         label += " (95 % interval)"
     axes.plot(
         steps,
         accuracy,
-        color=colour,
+        color=series.colour,
         marker="o",
         markersize=4.5,
         linewidth=1.2,
         label=label,
         zorder=4,
     )
-
-
-def _length(axes: "Axes", records: Sequence[Record]) -> None:
-    frame(axes, title="Response length", unit="mean length (tokens)")
-    _curve(axes, records, "rollout/response_tokens_mean", colour=BLUE)
-    axes.set_ylim(bottom=0)
-    axes.yaxis.label.set_color(BLUE)
-    truncated = axes.twinx()
-    frame(truncated, title="", unit="truncated (%)")
-    truncated.yaxis.set_label_coords(1 + LABEL_DISTANCE, 0.5)
-    _curve(truncated, records, "rollout/truncated_fraction", colour=ORANGE, width=1.2)
-    truncated.set_ylim(0, max(10.0, truncated.get_ylim()[1]))
-    truncated.yaxis.label.set_color(ORANGE)
-    truncated.grid(False)
-
-
-def _entropy(axes: "Axes", records: Sequence[Record]) -> None:
-    frame(
-        axes,
-        title="Entropy of the policy at the sampled positions",
-        unit=metric_of("loss/entropy").unit,
-    )
-    _curve(axes, records, "loss/entropy", colour=BLUE)
-    axes.set_xlabel("training step", color=INK)
-    axes.set_ylim(bottom=0)
-
-
-def _likelihood(loss: "Axes", probability: "Axes", records: Sequence[Record]) -> None:
-    """Plot what supervised steps have instead of responses: the loss, and the probability of the
-    imitated tokens.
-    """
-    frame(loss, title="Loss: negative log-probability of the demonstrations", unit="nats per token")
-    _curve(loss, records, "loss/nll", colour=BLUE)
-    loss.set_ylim(bottom=0)
-    frame(probability, title="Mean probability of the demonstrations' tokens", unit="probability")
-    _curve(probability, records, "loss/token_prob_mean", colour=BLUE)
-    probability.set_xlabel("training step", color=INK)
-    probability.set_ylim(0, 1.02)
-
-
-def _groups(axes: "Axes", records: Sequence[Record]) -> None:
-    frame(axes, title="Outcomes of the groups", unit="of judged groups (%)")
-    _curve(axes, records, "rollout/keep_rate", colour=BLUE, label="train")
-    _curve(axes, records, "rollout/all_correct_fraction", colour=GREEN, label="all correct")
-    _curve(axes, records, "rollout/all_wrong_fraction", colour=RED, label="all wrong")
-    axes.set_xlabel("training step", color=INK)
-    axes.set_ylim(0, 102)
-    _legend(axes)
 
 
 def _skipped(axes: "Axes", records: Sequence[Record]) -> None:
@@ -272,18 +221,8 @@ def frame(axes: "Axes", *, title: str, unit: str) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _curve(
-    axes: "Axes",
-    records: Sequence[Record],
-    metric: str,
-    *,
-    colour: str,
-    label: str | None = None,
-    width: float = 2.0,
-) -> None:
-    steps, values = _series(records, metric)
-    if not steps:
-        return
+def _curve(axes: "Axes", records: Sequence[Record], series: Series, width: float) -> None:
+    steps, values = points_of(records, series.metric, series.scale)
     # a point between two gaps has no line
     alone = [
         i
@@ -291,16 +230,9 @@ def _curve(
         if all(isnan(each) for each in (*values[i - 1 : i], *values[i + 1 : i + 2]))
     ]
     if len(steps) >= SMOOTHED_FROM_STEPS:
-        axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
-    axes.plot(
-        steps,
-        smoothed(values),
-        color=colour,
-        linewidth=width,
-        marker="o",
-        markevery=alone,
-        label=label,
-    )
+        axes.plot(steps, values, color=series.colour, linewidth=0.8, alpha=0.3)
+    line: Any = {"color": series.colour, "linewidth": width, "marker": "o", "markevery": alone}
+    axes.plot(steps, smoothed(values), label=series.label, **line)
 
 
 def _caption(figure: "Figure", steps: Sequence[int]) -> None:
@@ -310,70 +242,6 @@ def _caption(figure: "Figure", steps: Sequence[int]) -> None:
     if len(steps) >= SMOOTHED_FROM_STEPS:
         note = f"thick lines: running mean over {smoothing_window(len(steps))} steps"
         figure.supxlabel(note, color=INK, fontsize=8, x=0.99, ha="right")
-
-
-def _legend(axes: "Axes") -> None:
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=9, loc="best")
-
-
-def _series(
-    records: Sequence[Record], metric: str, scale: float = 1.0
-) -> tuple[list[int], list[float]]:
-    """Return the steps of a metric's curve and its values, NaN for a gap in its line; fractions are
-    in per cent.
-
-    A step without a value is a gap in a metric of training; an evaluation without a verdict is one
-    in its accuracy.
-    """
-    scale *= metric_of(metric).scale
-    is_evaluation = metric.startswith("eval/")
-    of_data = metric.rpartition("/")[0]
-    points: list[tuple[int, float]] = []
-    for record in records:
-        step = record["step"]
-        value = record.get(metric)
-        if points and not is_evaluation and step > points[-1][0] + 1:
-            points.append((step - 1, nan))
-        if value is not None or not is_evaluation or f"{of_data}/truncated_fraction" in record:
-            points.append((step, nan if value is None else value * scale))
-    known = [i for i, (_, value) in enumerate(points) if not isnan(value)]
-    inside = points[known[0] : known[-1] + 1] if known else []
-    return [step for step, _ in inside], [value for _, value in inside]
-
-
-def _evaluation_names(records: Sequence[Record]) -> list[str]:
-    """List the evaluations in order of appearance; only the ones with an interval, if there are
-    any.
-    """
-    metrics = dict.fromkeys(metric for record in records for metric in record)
-    names = [
-        m.removeprefix("eval/").removesuffix("/accuracy") for m in metrics if m.startswith("eval/")
-    ]
-    names = [name for name in names if f"eval/{name}/accuracy" in metrics]
-    return [name for name in names if f"eval/{name}/low" in metrics] or names
-
-
-def smoothing_window(steps: int) -> int:
-    """Return the odd number of steps over which a curve of `steps` steps is averaged."""
-    return max(3, steps // 10) | 1
-
-
-def smoothed(values: Sequence[float]) -> Sequence[float]:
-    """Compute the running mean of a curve without its gaps, over fewer values at its ends, from
-    some steps on.
-    """
-    if len(values) < SMOOTHED_FROM_STEPS:
-        return values
-    half = smoothing_window(len(values)) // 2
-    around = [
-        [v for v in values[max(0, i - half) : i + half + 1] if not isnan(v)]
-        for i in range(len(values))
-    ]
-    return [
-        nan if isnan(value) else sum(near) / len(near)
-        for value, near in zip(values, around, strict=True)
-    ]
 
 
 def plain_text(text: str) -> str:

@@ -15,19 +15,9 @@ from dapo.analysis.ablate.experiment import ACCURACY, Panel, file_name
 from dapo.analysis.ablate.results import Results
 from dapo.analysis.ablate.table import make_table
 from dapo.core.errors import DataError
-from dapo.runs.curves import (
-    BLUE,
-    GREEN,
-    INK,
-    ORANGE,
-    RED,
-    frame,
-    new_figure,
-    plain_text,
-    save_figure,
-    smoothed,
-)
+from dapo.runs.curves import frame, new_figure, plain_text, save_figure
 from dapo.runs.metric_table import metric_of
+from dapo.runs.panels import COLOURS, INK, held_out_unit, metric_unit, smoothed
 from sample_intervals import student_quantile
 
 if TYPE_CHECKING:
@@ -38,18 +28,6 @@ Columns: TypeAlias = Mapping[str, Sequence[Any]]  # the curve of a run as result
 Curve: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 """The positions on the horizontal axis, and the values."""
 
-COLOURS = (
-    BLUE,
-    ORANGE,
-    GREEN,
-    RED,
-    "#7c3aed",
-    "#0891b2",
-    "#a16207",
-    "#db2777",
-    "#65a30d",
-    "#475569",
-)
 # the line styles; each one is used for all colours before the next
 STYLES = ("-", (0, (4, 1.5)), (0, (1, 1)))
 AXIS_NAMES = {
@@ -64,7 +42,6 @@ _SIZE = (5.0, 3.6)  # inches per panel
 _DIFFERENCE_INCHES = 0.3  # per row
 _LEGEND_INCHES = 0.24
 _LEGEND_COLUMNS = 3
-_PERCENT = 100.0
 _SIGNED = (
     "reward",
     "score",
@@ -154,7 +131,8 @@ def differences_figure(results: Results) -> "Figure | None":
     figure = new_figure(8.0, _DIFFERENCE_INCHES * len(lines) + 1.4, "", layout="constrained")
     axes = figure.subplots()
     facts = results.facts["experiment"]
-    quantity, scale = ("accuracy", _PERCENT) if is_binary else ("mean score", 1.0)
+    quantity = "accuracy" if is_binary else "mean score"
+    _, scale = held_out_unit(is_binary=is_binary)
     frame(
         axes,
         title=plain_text(f"{facts['name']}: held-out {quantity} against {facts['baseline']}"),
@@ -195,19 +173,12 @@ def _panel(
     axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]], *, is_binary: bool
 ) -> None:
     is_accuracy = panel.metric == ACCURACY
-    if not is_accuracy:
-        row = metric_of(panel.metric)
-        title = panel.metric
-        scale = row.scale
-        unit = "%" if row.scale == _PERCENT else row.unit
-    elif is_binary:
-        title = "Held-out accuracy"
-        unit = "correct (%)"
-        scale = _PERCENT
+    if is_accuracy:
+        title = "Held-out accuracy" if is_binary else "Held-out score"
+        unit, scale = held_out_unit(is_binary=is_binary)
     else:
-        title = "Held-out score"
-        unit = "mean score"
-        scale = 1.0
+        title = panel.metric
+        unit, scale = metric_unit(panel.metric)
     frame(axes, title=plain_text(panel.title) or title, unit=unit)
     for first, last in panel.windows:
         axes.axvspan(first - 0.5, last + 0.5, color=INK, alpha=0.08, linewidth=0)

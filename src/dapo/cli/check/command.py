@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dapo.cli.check.estimate import ResourceEstimate
+from dapo.cli.check.estimate import ResourceEstimate, hardware_profile_for
 from dapo.cli.check.report import describe_estimate, describe_prompts, estimate_of, find_problems
 from dapo.cli.check.summary import (
     DataFacts,
@@ -15,7 +15,6 @@ from dapo.cli.check.summary import (
     data_facts,
     explain,
     ignored_options,
-    safeguards,
 )
 from dapo.config import Config
 from dapo.config.load import resolve_auto_verifier
@@ -30,7 +29,6 @@ from dapo.types import Problem
 
 def check_config(
     config: Config,
-    assume: Sequence[str],
     *,
     path: Path,
     probe: bool,
@@ -38,25 +36,16 @@ def check_config(
     samples: int | None,
     against: Path | None,
     as_json: bool,
-    verbose: bool = False,
 ) -> bool:
     """Print the description of a configuration, its problems first, and return whether it can run.
 
     With `probe`, also measure the real model on `problems` with `samples` responses each, and
     compare with the run `against`. For a `path` in the directory of a fork, print its origin.
     """
-    elsewhere = bool(assume) or config.uses_ray
-    if probe and assume:
-        raise ConfigError(
-            "--probe measures this machine, and --assume describes a different one: give one of"
-            " them"
-        )
-    with open_judge(config, elsewhere=elsewhere) as judge:
+    with open_judge(config, elsewhere=config.uses_ray) as judge:
         needed_columns = judge.needed_columns
-    if not elsewhere:
-        require_hardware(config)
     if as_json:
-        found = check_as_json(config, needed_columns, assume)
+        found = check_as_json(config, needed_columns)
         if probe and not found["problems"]:
             from dapo.cli.check.probe import probe_as_json, run_probe
 
@@ -65,11 +54,12 @@ def check_config(
         return not found["problems"]
     if (fork := Fork.of(RunDirectory(path.parent))) is not None:
         print_text(f"fork      of {fork.describe()}")
-    estimate = describe_estimate(config, assume, verbose=verbose or bool(assume))
     data, num_removed = data_facts(resolve_auto_verifier(config), needed_columns)
     description = explain(config, needed_columns, (data, num_removed))
+    estimate = describe_estimate(config, hardware_profile_for(config))
     lines = [*description, "", *describe_prompts(config, _problems(data)), *estimate]
-    faults = [line for line in lines if line.startswith("problem: ")]
+    faults = [f"problem: {fault}" for fault in missing_hardware(config)]
+    faults += [line for line in lines if line.startswith("problem: ")]
     for line in [
         *faults,
         *([""] if faults else []),
@@ -85,9 +75,19 @@ def check_config(
     return not faults
 
 
-def check_as_json(
-    config: Config, needed_columns: Mapping[str, Collection[str]], assume: Sequence[str] = ()
-) -> dict[str, Any]:
+def missing_hardware(config: Config) -> list[str]:
+    """Say what the configuration requires and this machine does not have; nothing for a run on a
+    Ray cluster.
+    """
+    try:
+        if not config.uses_ray:
+            require_hardware(config)
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
+def check_as_json(config: Config, needed_columns: Mapping[str, Collection[str]]) -> dict[str, Any]:
     """The result of `dapo check` as JSON values; `problems` is empty where the configuration can
     run.
 
@@ -95,11 +95,13 @@ def check_as_json(
     """
     config = resolve_auto_verifier(config)
     data, num_removed = data_facts(config, needed_columns)
-    estimate, note = estimate_of(config, assume)
+    estimate, note = estimate_of(config, hardware_profile_for(config))
     rollout = config.rollout
-    found = [] if estimate is None else list(find_problems(estimate))
+    found = missing_hardware(config)
     if note is not None and note.startswith("problem: "):
-        found.insert(0, note.removeprefix("problem: "))
+        found.append(note.removeprefix("problem: "))
+    if estimate is not None:
+        found += find_problems(estimate)
     return {
         "config": config.model_dump(mode="json"),
         "data": (
@@ -119,7 +121,6 @@ def check_as_json(
             {"option": name, "value": value, "paper": paper}
             for name, value, paper in changed_paper_values(config)
         ],
-        "safeguards": list(safeguards(config)),
         "notes": list(describe_prompts(config, _problems(data))),
         "estimate": None if estimate is None else _estimate_json(estimate),
         "problems": found,

@@ -5,16 +5,14 @@ The inputs are a configuration, the model's sizes, and a profile of the hardware
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 
 from dapo.config import Config, GpuShares
-from dapo.core.errors import ConfigError
 from dapo.engines.native.device_memory import CACHE_SHARE, SAMPLING_FLOATS
 from dapo.engines.vllm.start import CPU_CACHE_GIB, GPU_MEMORY
 from dapo.policy.memory_model import GIB, ResponseLengths, TrainerMemory, trainer_bytes
@@ -26,67 +24,56 @@ TRANSFER_CHUNK_S = 0.05  # the calls of trainer and engines for each chunk of 1 
 UPDATE_PARTS = ("activations", "gradients of activations", "logits (one chunk)")
 
 
-def _assumed(value: Any, meaning: str) -> Any:
-    return field(default=value, metadata={"meaning": meaning})
-
-
 @dataclass(frozen=True)
 class HardwareProfile:
-    """Assumptions where a configuration names no value; `--assume` replaces them."""
+    """The machine that an estimate is for, and the lengths and the keep rate that it takes."""
 
-    device: str = _assumed("gpu", "gpu or cpu")
-    memory_gib: float = _assumed(80.0, "GiB of memory per device")
-    devices_per_node: int = _assumed(8, "devices per node")
-    keep_rate: float = _assumed(1 / 3, "fraction of groups that carry a signal (Eq. 11)")
-    mean_response_tokens: float = _assumed(0.0, "tokens of a response, on average")
-    prompt_tokens: float = _assumed(256.0, "tokens of a prompt, on average")
-    process_gib: float = _assumed(0.6, "GiB of a process without its tensors")
-    engine_overhead_gib: float = _assumed(4.0, "GiB that vLLM takes for itself on each GPU")
+    device: Literal["gpu", "cpu"] = "gpu"
+    memory_gib: float = 80.0  # per GPU; on a CPU, of the machine
+    devices_per_node: int = 8
+    is_here: bool = False  # whether it is this machine; else the two numbers above are assumptions
+    keep_rate: float = 1 / 3  # fraction of groups that carry a signal (Eq. 11)
+    mean_response_tokens: float = 0.0
+    prompt_tokens: float = 256.0
+    process_gib: float = 0.6  # of a process without its tensors
+    engine_overhead_gib: float = 4.0  # that vLLM takes for itself on each GPU
 
 
-def hardware_profile_for(config: Config, given: Sequence[str] = ()) -> HardwareProfile:
-    """The defaults for a configuration's devices, replaced by `given`, a list of `name=value`.
-
-    Raises ConfigError.
+def hardware_profile_for(config: Config) -> HardwareProfile:
+    """The profile of this machine, or of GPUs that the configuration names and this machine does
+    not have.
     """
-    changed = dict(_parse(text) for text in given)
-    finds_no_gpu = config.launcher == "local" and not Path("/dev/nvidia0").exists()
-    trains_on_cpu = finds_no_gpu if config.train.device == "auto" else config.train.device == "cpu"
-    device = changed.get("device", "cpu" if trains_on_cpu else "gpu")
-    if device not in ("cpu", "gpu"):
-        raise ConfigError(f"--assume device={device}: expected gpu or cpu")
     lengths = ResponseLengths.expected(config)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    this_machine = HardwareProfile(
-        "cpu", round(memory / GIB, 1), devices_per_node=1, engine_overhead_gib=1.0
+    taken = HardwareProfile(
+        keep_rate=HardwareProfile.keep_rate if config.dynamic_sampling.enabled else 1.0,
+        mean_response_tokens=lengths.response,
+        prompt_tokens=lengths.prompt,
     )
-    expected: dict[str, Any] = {
-        "mean_response_tokens": lengths.response,
-        "prompt_tokens": lengths.prompt,
-    }
-    expected["keep_rate"] = HardwareProfile.keep_rate if config.dynamic_sampling.enabled else 1.0
-    if device == "gpu" and config.launcher == "local" and torch.cuda.is_available():
-        gib = torch.cuda.get_device_properties(0).total_memory / GIB
-        expected |= {"memory_gib": round(gib, 1), "devices_per_node": torch.cuda.device_count()}
-    profile = replace(
-        HardwareProfile() if device == "gpu" else this_machine, **(expected | changed)
+    if _runs_on_cpu(config):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return replace(
+            taken,
+            device="cpu",
+            memory_gib=round(memory / GIB, 1),
+            devices_per_node=1,
+            is_here=not config.uses_ray,
+            engine_overhead_gib=1.0,
+        )
+    if config.uses_ray:
+        return taken
+    if not torch.cuda.is_available():
+        # one rank per GPU, which engines share
+        return replace(taken, devices_per_node=config.distributed.trainer_ranks)
+    gib = torch.cuda.get_device_properties(0).total_memory / GIB
+    return replace(
+        taken, memory_gib=round(gib, 1), devices_per_node=torch.cuda.device_count(), is_here=True
     )
-    for entry in fields(HardwareProfile):
-        value = getattr(profile, entry.name)
-        if not isinstance(value, str) and not value > 0:
-            raise ConfigError(f"--assume {entry.name}={value}: expected a number above 0")
-    return profile
 
 
-def _parse(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    kinds: dict[str, Any] = {entry.name: type(entry.default) for entry in fields(HardwareProfile)}
-    if not equals or name not in kinds:
-        raise ConfigError(f"--assume {text}: expected NAME=VALUE with one of {', '.join(kinds)}")
-    try:
-        return name, kinds[name](value)
-    except ValueError:
-        raise ConfigError(f"--assume {text}: expected a number") from None
+def _runs_on_cpu(config: Config) -> bool:
+    if config.train.device == "auto":
+        return config.launcher == "local" and not Path("/dev/nvidia0").exists()
+    return config.train.device == "cpu"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from dapo.analysis.probe import (
     default_problems,
     probe_run,
 )
+from dapo.cli.check.estimate import hardware_profile_for
 from dapo.cli.check.report import estimate_of
 from dapo.config import Config
 from dapo.core.text import with_interval
@@ -128,7 +129,7 @@ def _keep_rate(probe: Probe) -> str:
 
 def _speed(config: Config, probe: Probe) -> Iterator[str]:
     """Seconds of a step's phases and the peak of memory, next to the estimate of the latter."""
-    estimate, _ = estimate_of(config)
+    estimate, _ = estimate_of(config, hardware_profile_for(config))
     memory = (
         sum(estimate.process_memory().values()) / GIB
         if estimate is not None and not estimate.config.is_multiprocess

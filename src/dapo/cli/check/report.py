@@ -3,10 +3,10 @@ not fit.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from math import ceil
 
-from dapo.cli.check.estimate import HardwareProfile, ResourceEstimate, hardware_profile_for
+from dapo.cli.check.estimate import HardwareProfile, ResourceEstimate
 from dapo.cli.formatting import plural
 from dapo.config import Config, LoraConfig, ModelConfig
 from dapo.core.errors import ConfigError
@@ -20,13 +20,11 @@ from dapo.training.assemble.resolve import resolve_auto
 from dapo.types import Problem
 
 
-def describe_estimate(
-    config: Config, given: Sequence[str] = (), *, verbose: bool = False
-) -> Iterator[str]:
-    """Lines for a person: what runs where, memory, a step's responses, the weight sync, problems,
-    and assumptions.
+def describe_estimate(config: Config, profile: HardwareProfile) -> Iterator[str]:
+    """Lines for a person: what runs where, memory, a step's responses, the weight sync, values
+    taken, and problems.
     """
-    estimate, line = estimate_of(config, given)
+    estimate, line = estimate_of(config, profile)
     if estimate is None:
         name = config.model.name
         yield (
@@ -46,23 +44,16 @@ def describe_estimate(
     yield ""
     yield from _step(estimate)
     yield ""
-    yield "assumptions about the machine, which --assume NAME=VALUE changes" + (
-        ":" if verbose else ": --verbose"
-    )
-    for entry in fields(HardwareProfile) if verbose else ():
-        value = getattr(estimate.profile, entry.name)
-        shown = value if isinstance(value, str) else f"{value:g}"
-        yield f"  {entry.name}={shown}  {entry.metadata['meaning']}"
+    yield from _values_taken(profile)
     yield from (f"problem: {problem}" for problem in find_problems(estimate))
 
 
 def estimate_of(
-    config: Config, given: Sequence[str] = ()
+    config: Config, profile: HardwareProfile
 ) -> tuple[ResourceEstimate | None, str | None]:
     """The estimate with `auto` resolved, and a line about the choice; None for a model of unknown
     sizes.
     """
-    profile = hardware_profile_for(config, given)
     dimensions = find_dimensions(config.model)
     if dimensions is None:
         return None, None
@@ -78,7 +69,7 @@ def resolve_estimate(estimate: ResourceEstimate) -> tuple[ResourceEstimate, str 
     """
     is_gpu = estimate.profile.device == "gpu"
     memory = estimate.memory
-    gpu = FreeMemory(estimate.available, "--assume memory_gib") if is_gpu else None
+    gpu = FreeMemory(estimate.available, "of a GPU") if is_gpu else None
     try:
         config, reason = resolve_microbatches(
             estimate.config, estimate.dimensions, gpu, memory.lengths
@@ -271,6 +262,27 @@ def _step(estimate: ResourceEstimate) -> Iterator[str]:
     yield f"weight sync, each step: {estimate.sync_bytes / 1e9:,.2f} GB{times}"
 
 
+def _values_taken(profile: HardwareProfile) -> Iterator[str]:
+    """The values that the estimate takes for what the configuration does not say."""
+    if profile.device == "cpu":
+        owner = "this machine" if profile.is_here else "each node, taken to be like this machine"
+        yield f"values taken: {profile.memory_gib:g} GiB of memory of {owner}"
+    elif profile.is_here:
+        gpus = plural(profile.devices_per_node, "GPU")
+        yield f"values taken: {gpus} of this machine, of {profile.memory_gib:g} GiB"
+    else:
+        gpus = plural(profile.devices_per_node, "GPU")
+        yield (
+            f"values taken, because the GPUs are not on this machine: {gpus} per node, of"
+            f" {profile.memory_gib:g} GiB"
+        )
+    yield (
+        f"  on average {profile.prompt_tokens:,.0f} tokens of a prompt and"
+        f" {profile.mean_response_tokens:,.0f} of a response; {profile.keep_rate:.0%} of the groups"
+        " carry a signal"
+    )
+
+
 def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
     """Yield each reason why the configuration cannot run, with the option to change."""
     config = estimate.config
@@ -323,12 +335,11 @@ def _too_large(
     largest = max(breakdown, key=lambda name: breakdown[name])
     fixes = [] if owner.startswith("all") else list(_suggest_fixes(estimate))
     fixes = fixes or [
-        "use a smaller model or more memory (--assume memory_gib=...), or lower"
-        " rollout.max_response_tokens"
+        "use a smaller model or a machine with more memory, or lower rollout.max_response_tokens"
     ]
     is_cpu = estimate.profile.device == "cpu"
     note = (
-        ". This is for the processor of this machine; for a run on a GPU add --assume device=gpu"
+        ". This is for the processor of this machine; train.device=cuda estimates a GPU"
         if is_cpu
         else ""
     )

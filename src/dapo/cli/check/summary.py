@@ -51,7 +51,6 @@ def explain(
     for title, lines in (
         ("ignored", list(ignored_options(config))),
         ("differs from the paper", list(differences_from_paper(config))),
-        ("safeguards, which the paper does not have", list(safeguards(config))),
     ):
         yield ""
         yield f"{title}:" if lines else f"{title}: nothing"
@@ -77,59 +76,6 @@ def changed_paper_values(config: Config) -> Iterator[tuple[str, Any, Any]]:
             value = value_of(config, name)
             if value != known["paper"]:
                 yield name, value, known["paper"]
-
-
-def safeguards(config: Config) -> Iterator[str]:
-    """Describe the rules beyond the paper that skip or change an update or end the run
-    (docs/paper.md, Safeguards).
-    """
-    from dapo.algo.loss import LOG_RATIO_BOUND
-    from dapo.policy.objective import MAX_OLD_LOGPROB_GAP
-    from dapo.training.dynamic_sampling import MAX_ERROR_RATE
-    from dapo.training.stopping import (
-        ENTROPY_COLLAPSE_STEPS,
-        MAX_EMPTY_STEPS,
-        MAX_SKIPPED_UPDATES,
-        MIN_ENTROPY,
-    )
-
-    sampling = config.dynamic_sampling
-    limit = config.loss.max_approx_kl
-    skipped = "its loss or its gradient is not finite"
-    if limit is not None:
-        skipped += (
-            f", or its mean approximate KL to the old policy exceeds loss.max_approx_kl={limit:g}"
-            " nats"
-        )
-    yield f"an update is skipped if {skipped}; {MAX_SKIPPED_UPDATES} in a row end the run"
-    if config.loss.old_logprobs == "engine":
-        yield (
-            f"a token whose log-probability in the engine is more than {MAX_OLD_LOGPROB_GAP:g} nats"
-            " from the policy's, in a step's first update, ends the run (loss.old_logprobs=engine)"
-        )
-    if config.loss.function is None:
-        yield (
-            f"a token whose log-ratio to the old policy is beyond +-{LOG_RATIO_BOUND:g} has no"
-            " gradient"
-        )
-    yield (
-        f"prompts longer than data.max_prompt_tokens={config.data.max_prompt_tokens:,} are dropped"
-    )
-    if sampling.enabled:
-        bound = f"dynamic_sampling.max_groups_per_step={config.max_groups_per_step:,}"
-        yield f"a step ends at {bound}: a short batch is trained on"
-        yield (
-            f"{MAX_EMPTY_STEPS} steps in a row without a group to train on end the run; before any"
-            " step has trained, one does"
-        )
-    yield (
-        "responses without a verdict and groups with fewer than two verdicts do not train; an"
-        f" error rate above {MAX_ERROR_RATE:.0%} ends the run"
-    )
-    yield (
-        f"{ENTROPY_COLLAPSE_STEPS} steps in a row with an entropy below {MIN_ENTROPY:g} nats per"
-        " token end the run"
-    )
 
 
 def ignored_options(config: Config) -> Iterator[str]:
