@@ -16,7 +16,7 @@ from benchmarks.worker_session import INSTALL, Session, is_installed, rotated
 SHAPE = {"prompts": 32, "group": 1, "tokens": 48}
 SHAPE_QUICK = {"prompts": 8, "group": 1, "tokens": 16}
 ALONE = "ours, no teacher"
-TEACHER = ("preset=distill", "loss.reference=smollm2-135m-instruct")
+TEACHER = ("preset=distill", "loss.reference.model=smollm2-135m-instruct")
 NO_TEACHER = (
     "advantage.estimator=reinforce_pp",
     "reward.verifier=benchmarks.reward:half_of_the_problems",

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapo.algo.advantages import (
-    STD_EPS,
     group_advantages,
     reinforce_pp_advantages,
     reinforce_pp_baseline_advantages,
     rloo_advantages,
 )
 from dapo.algo.estimator_table import ESTIMATORS as ESTIMATOR_TABLE
+from dapo.algo.estimator_table import STD_EPS
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 

@@ -378,7 +378,6 @@ def requests_for(name: str, group: int) -> list[str]:
         f"rollouts?run={name}&text=1",
         f"rollouts?run={name}&sort=longest",
         f"group?{given}&group={group}",
-        f"explain?{given}&group={group}",
         f"evaluation?{given}",
         f"evaluation?{given}&problem=x",
         f"paired?a_run={name}&a_step=0&b_run={name}&b_step={STEP}",

@@ -8,7 +8,6 @@ import pytest
 from pyarrow.parquet import read_table
 
 from dapo.analysis.explain import explain_group
-from dapo.core.errors import ConfigError
 from dapo.training.train import train
 from helpers.commands import run as command
 from helpers.tiny_runs import new_run, tiny
@@ -58,7 +57,9 @@ def test_explain_names_what_each_response_is_compared_with(
         for row in rows:
             of_groups.setdefault(row["group_id"], []).append(row["reward"])
         compared = (
-            [row["reward"] for row in rows] if name == "reinforce_pp" else of_groups[found["group"]]
+            [row["reward"] for row in rows]
+            if name == "reinforce_pp"
+            else of_groups[found["group_id"]]
         )
         differences = compared
         if name == "reinforce_pp_baseline":
@@ -82,6 +83,19 @@ def test_explain_names_what_each_response_is_compared_with(
         assert words in " ".join(printed.split())
 
 
-def test_advantages_of_rewards_that_no_file_holds_are_refused(runs: dict[str, Path]) -> None:
-    with pytest.raises(ConfigError, match=r"loss\.kl_in=reward"):
-        explain_group(runs["kl"], 1)
+def test_advantages_of_rewards_that_no_file_holds_have_no_formula(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = explain_group(runs["kl"], 1)
+    stored = {
+        row["sample"]: row["advantage"]
+        for row in trained(runs["kl"])
+        if row["group_id"] == found["group_id"]
+    }
+    assert found["eq9"] is None
+    assert [response["advantage"] for response in found["responses"]] == list(stored.values())
+    (note,) = found["notes"]
+    assert "loss.kl_in=reward" in note
+    printed = command(capsys, "explain", str(runs["kl"]), "--step", "1")[1]
+    assert f"note: {note}" in " ".join(printed.split())
+    assert "advantage = " not in printed

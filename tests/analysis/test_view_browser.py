@@ -222,31 +222,6 @@ def test_responses_are_filtered_and_a_group_opened_by_clicks(page, client):
     )
 
 
-def test_tokens_are_coloured_by_ratios_that_a_replay_of_the_step_gives(page, client):
-    trained = client.get("rollouts", run="first", outcomes="trained", first_step=4, limit=200)[
-        "rows"
-    ]
-    groups = {row["group_id"]: {"state": "working"} for row in trained}
-    for group in groups:
-        while groups[group]["state"] == "working":
-            groups[group] = client.get("explain", run="first", step=4, group=group)
-    (second,) = (group for group, found in groups.items() if found["update"]["update"] == 2)
-    page.open(f"group?run=first&step=4&group={second}")
-    page.click("button", "ratio")
-    page.wait("return document.querySelector('#why')?.textContent.includes('Update 2 of 2')")
-    assert "Not known" in page.texts("#why")[0]
-    page.click("#replay")
-    page.wait("return document.querySelectorAll('.t[title^=ratio]').length > 8")
-    assert "trained again in memory" in page.texts("#why")[0]
-    ratios = [float(title.split()[1]) for title in page.titles(".t")]
-    known = client.get("explain", run="first", step=4, group=second, replay=1)["responses"]
-    assert ratios == pytest.approx(
-        [r for each in known for r in each["token_values"]["ratios"]], abs=1e-4
-    )
-    page.click("button", "sampler gap")
-    page.wait("return document.querySelectorAll('.t[title^=trainer]').length > 8")
-
-
 def test_a_filter_that_nothing_passes_says_so_and_can_be_cleared(page):
     page.open("rollouts?run=first&text=no+model+wrote+this")
     page.wait("return document.querySelector('.empty') !== null")
@@ -754,7 +729,7 @@ def test_an_option_that_a_resume_changed_is_shown_with_its_steps(browser, tmp_pa
     [
         ("overview?run=nobody", "There is no run nobody here"),
         ("nothing?run=first", "There is no page nothing"),
-        ("group?run=first&step=99&group=0", "first has no stored group 0 of step 99"),
+        ("group?run=first&step=99&group=0", "has no judged responses of step 99"),
         ("evaluation?run=first&a_step=3&b_step=4", "first has no evaluation of step 3"),
         ("rollouts?run=first&first_step=x", "first_step must be an integer"),
         ("rollouts?run=first&sort=upwards", "sort must be some of"),

@@ -30,7 +30,7 @@ from dapo.runs.rollout_index import Filter, RolloutIndex
 from dapo.runs.rollout_table import write_rollouts
 from dapo.runs.run_reader import RunReader
 from dapo.runs.status import run_status
-from helpers.run_files import append_bytes, edit_options
+from helpers.run_files import append_bytes
 from helpers.view_runs import EPISODES, Client, close_with, make_run, serving
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -384,14 +384,14 @@ def test_a_group_of_episodes_has_their_turns_and_observed_tokens(tmp_path):
         for row in stored:
             group = client.get("group", run="episodes", step=1, group=row["group_id"])
             shown = group["responses"][row["sample"]]
-            assert shown["episode"] == json.loads(row["episode"])
-            turns = [
-                each["content"]
-                for each in shown["episode"]["messages"]
-                if each["role"] == "assistant"
+            episode = json.loads(row["episode"])
+            assert [(each["role"], each["text"]) for each in shown["turns"]] == [
+                (message["role"], message["content"]) for message in episode["messages"]
             ]
+            turns = [each for each in shown["turns"] if each["role"] == "assistant"]
+            assert [each["reward"] for each in turns] == episode["rewards"]
             observed = len(row["response_ids"]) - row["response_tokens"]
-            assert (shown["turns"], shown["observed_tokens"]) == (len(turns), observed)
+            assert (shown["episode"]["turns"], shown["observed_tokens"]) == (len(turns), observed)
             assert listed[row["group_id"], row["sample"]]["turns"] == len(turns)
             if shown["sampled"] is not None:  # each turn is one range of sampled tokens
                 ranges = "".join(map(str, map(int, shown["sampled"]))).split("0")
@@ -406,35 +406,15 @@ def test_a_group_leads_to_the_ones_before_and_after_it_in_its_step(run, client):
     assert [group["previous"] for group in found] == [None, *ids[:-1]]
 
 
-def test_ratios_and_gaps_of_tokens_are_those_of_explain(run, client):
-    step = 4
-    keys = {(row["step"], row["group_id"]) for row in rows_of(run) if row["outcome"] == "trained"}
-    found = {}
-    for _, group in sorted(key for key in keys if key[0] == step):
-        answer = {"state": "working"}
-        while answer["state"] == "working":
-            answer = client.get("explain", run="first", step=step, group=group, replay=1)
-        assert answer["state"] == "done", answer
-        found[answer["update"]["update"]] = (group, answer)
-    group, later = found[2]  # of two updates: in the first every ratio is 1
-    assert all(set(each["token_values"]["ratios"]) == {1.0} for each in found[1][1]["responses"])
-    expected = explain_group(run, step, group)
-    assert later["update"] == json.loads(to_json(expected["eq8"]))
-    assert later["responses"] == json.loads(to_json(expected["responses"]))
-    unknown = {"state": "working"}
-    while unknown["state"] == "working":
-        unknown = client.get("explain", run="first", step=step, group=group)
-    assert not unknown["update"]["ratios"]["known"]
-
-
-def test_the_page_runs_no_code_that_comes_with_a_model(run, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("checkpoints"))
-    edit_options(copy, "trust_remote_code: false", "trust_remote_code: true")
-    with serving(copy) as client:
-        found = client.get("explain", run="copy", step=1, group=rows_of(run)[0]["group_id"])
-    assert found["state"] == "failed"
-    assert "does not run" in found["message"]
+def test_a_group_is_what_explain_says_of_it(run, client):
+    for step, group in sorted({(row["step"], row["group_id"]) for row in rows_of(run)}):
+        shown = client.get("group", run="first", step=step, group=group)
+        expected = json.loads(to_json(explain_group(run, step, group)))
+        for response, each in zip(shown.pop("responses"), expected.pop("responses"), strict=True):
+            changed = {"response_ids", "engine_logprobs", "sampled"}
+            kept = {name: value for name, value in each.items() if name not in changed}
+            assert {name: response[name] for name in kept} == kept
+        assert {name: shown[name] for name in expected} == expected
 
 
 def test_the_texts_of_tokens_make_up_the_response():

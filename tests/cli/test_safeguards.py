@@ -41,6 +41,8 @@ NO_DIFFERENCE = {
     "train.token_budget",
     # parts of an option whose default is the paper's
     *("model.lora.rank", "model.lora.alpha"),
+    *("loss.reference.model", "loss.reference.every"),
+    *("loss.reference.server.url", "loss.reference.server.model"),
     # parts of `environment.name`: without an environment they change nothing
     *(
         "environment.options",

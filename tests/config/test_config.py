@@ -87,9 +87,10 @@ def test_a_preset_on_the_command_line_replaces_the_one_in_the_file():
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_preset_is_valid_and_is_not_changed_by_using_it(name):
     before = json.dumps(PRESETS)
-    needed = {"distill": ["loss.reference=big"], "sft": ["data.demonstrations=sft.jsonl"]}.get(
-        name, []
-    )
+    needed = {
+        "distill": ["loss.reference.model=big"],
+        "sft": ["data.demonstrations=sft.jsonl"],
+    }.get(name, [])
     assert config("loss.clip_high=0.5", *needed, preset=name).preset == name
     assert json.dumps(PRESETS) == before
 
@@ -349,7 +350,8 @@ def test_a_dumped_config_loads_as_an_equal_one_and_holds_every_option(
     path.write_text(dump_config(made))
     assert load_config(path) == made
     assert dump_config(load_config(path)) == dump_config(made)
-    optional = ("dynamic_sampling.filter.", "model.lora.")  # may be a text, or nothing
+    # may be a text, or nothing
+    optional = ("dynamic_sampling.filter.", "model.lora.", "loss.reference.")
     names = [name for name, _ in options_of() if not name.startswith(optional)]
     for name in names:
         assert f"{name.split('.')[-1]}:" in path.read_text()
@@ -622,9 +624,9 @@ def test_an_estimate_where_it_has_no_useful_gradient_is_named():
     for estimator in ("k2", "k3"):
         (line,) = ignored("loss.kl_coef=0.1", "loss.kl_in=reward", f"loss.kl_estimator={estimator}")
         assert f"{estimator} in the reward has next to no gradient near the reference" in line
-    unused = list(ignored_options(config("loss.kl_in=reward", "loss.reference=5")))
+    unused = list(ignored_options(config("loss.kl_in=reward", "loss.reference.every=5")))
     assert unused == [
-        "loss.reference: needs loss.kl_coef above 0",
+        "loss.reference.*: needs loss.kl_coef above 0",
         "loss.kl_in: needs loss.kl_coef above 0",
     ]
 
@@ -632,9 +634,60 @@ def test_an_estimate_where_it_has_no_useful_gradient_is_named():
 def test_what_sets_the_entropys_weight_twice_or_the_reference_of_adapters_is_refused():
     assert "set one of the two" in message("loss.entropy_target=0.5", "loss.entropy_coef=0.1")
     assert "loss.entropy_target" in message("loss.entropy_target=0")
-    assert "loss.reference" in message("loss.reference=0")
-    adapters = ["model.lora={rank: 2}", "loss.reference=5"]
+    assert "loss.reference" in message("loss.reference.every=0")
+    adapters = ["model.lora={rank: 2}", "loss.reference.every=5"]
     assert "leave loss.reference out" in message("loss.kl_coef=0.1", *adapters)
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ("loss.reference=200", "write loss.reference={every: 200}"),
+        ("loss.reference=runs/big", "write loss.reference={model: runs/big}"),
+        ("loss.reference=8b", "write loss.reference={model: 8b}"),
+        (
+            "loss.reference=server:http://h:1/v1#big",
+            "write loss.reference={server: {url: http://h:1/v1, model: big}}",
+        ),
+        ("loss.reference=server:big", "write loss.reference={server: {url: big, model: MODEL}}"),
+        ("loss.reference={}", "expected exactly one of model, every and server, got none"),
+        (
+            "loss.reference={model: big, every: 3}",
+            (
+                "expected exactly one of model, every and server, got loss.reference.model and"
+                " loss.reference.every"
+            ),
+        ),
+        (
+            "loss.reference.server.url=http://h:1/v1",
+            "option loss.reference.server.model is missing",
+        ),
+    ],
+)
+def test_a_reference_is_one_of_a_model_a_number_of_steps_and_a_server(given: str, advice: str):
+    assert advice in message(given)
+
+
+def test_the_form_that_the_advice_on_a_reference_names_is_taken_and_replaces_a_stored_one(
+    tmp_path: Path,
+):
+    for given in (
+        "{every: 200}",
+        "{model: runs/big}",
+        "{server: {url: 'http://h:1/v1', model: big}}",
+    ):
+        made = config("loss.kl_coef=0.1", f"loss.reference={given}")
+        path = tmp_path / "config.yaml"
+        path.write_text(dump_config(made))
+        assert load_config(path) == made
+        assert load_config(path, ["loss.reference={every: 7}"]).loss.reference_steps == 7
+    made = config("loss.reference.server.url=http://h:1/v1", "loss.reference.server.model=big")
+    assert made.loss.server is not None
+    assert (made.loss.server.url, made.loss.server.model, made.loss.has_teacher) == (
+        "http://h:1/v1",
+        "big",
+        True,
+    )
 
 
 @pytest.mark.parametrize("name", REMOVED)

@@ -59,7 +59,7 @@ TEXTS = [
     "数学 😀",
 ]
 TEXT_OPTIONS = [name for name, info in options_of() if info.annotation in (str, str | None)]
-UNION_OPTIONS = ["data.train", "data.eval", "loss.reference", "reward.verifier", "audit.verifier"]
+UNION_OPTIONS = ["data.train", "data.eval", "reward.verifier", "audit.verifier"]
 BASE: dict[str, Any] = {"model": "m", "data": {"train": "builtin:sums"}}
 
 
@@ -116,9 +116,6 @@ def test_values_of_several_types_are_told_apart_by_their_form() -> None:
         "data.train=a: b.jsonl": "a: b.jsonl",
         "data.train=\\{a}.jsonl": "{a}.jsonl",
         "data.train=[a.jsonl, b.jsonl]": ["a.jsonl", "b.jsonl"],
-        "loss.reference=8": 8,
-        "loss.reference=\\8": "8",
-        "loss.reference=8b": "8b",
         "reward.verifier={math: 1, code: 0.5}": {"math": 1, "code": 0.5},
         "reward.verifier=math: 1": "math: 1",
         "environment.tools=[m:f, 5, no, 'a # b']": ["m:f", "5", "no", "a # b"],

@@ -46,7 +46,7 @@ def config_of(model: Path, *overrides: str) -> Config:
         "loss.kl_coef=0.1",
         "loss.kl_in=reward",
         "loss.kl_estimator=k1",
-        "loss.reference=2",
+        "loss.reference.every=2",
         "loss.entropy_target=99",
         f"train.num_steps={STEPS}",
         "train.passes_per_step=2",

@@ -335,45 +335,28 @@ def test_explain_walks_the_longest_episode_of_a_group(
         i for i in range(len(longest["response_ids"])) if not any(a <= i < b for a, b in spans)
     ]
     assert len(observed) > 0
-    assert [found["token_values"]["gradients"][i] for i in observed] == [0.0] * len(observed)
+    assert found["observed_tokens"] == len(observed)
     code, out, _ = run_command(capsys, "explain", str(whole), "--step", step, "--group", group)
     assert code == 0
     assert "observed" in out
     assert "only the tokens of the assistant's turns train" in out
 
 
-def test_explain_shows_the_advantage_of_each_turn_that_its_tokens_train_with(
+def test_explain_says_what_the_tokens_of_a_turn_are_credited_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     options = ("environment.credit=turn", "dynamic_sampling.enabled=false", *SHORT)
     run = trained(tmp_path / "run", *options)
-    differing = 0
-    groups = {
+    group = min(
         row["group_id"] for row in table(run) if (row["step"], row["outcome"]) == (1, "trained")
-    }
-    for group in sorted(groups):
-        capsys.readouterr()
-        code, out, err = run_command(
-            capsys, "explain", str(run), "--step", "1", "--group", str(group), "--json"
-        )
-        assert code == 0, err
-        found = json.loads(out)
-        assert found["eq9"]["credit"] == "turn"
-        for response in found["responses"]:
-            values = response["token_values"]
-            turns = [turn for turn in response["turns"] if turn["tokens"] is not None]
-            for turn in turns:
-                for i in range(*turn["tokens"]):
-                    kept = values["clipped"][i] == "none"
-                    expected = (
-                        -values["weights"][i] * values["ratios"][i] * turn["advantage"] * kept
-                    )
-                    assert values["gradients"][i] == pytest.approx(expected, abs=1e-12)
-            differing += len({turn["advantage"] for turn in turns}) > 1
-    assert differing > 0
-    code, out, _ = run_command(
-        capsys, "explain", str(run), "--step", "1", "--group", str(min(groups))
     )
+    capsys.readouterr()  # what training printed
+    code, out, err = run_command(
+        capsys, "explain", str(run), "--step", "1", "--group", str(group), "--json"
+    )
+    assert code == 0, err
+    assert json.loads(out)["eq9"]["credit"] == "turn"
+    code, out, _ = run_command(capsys, "explain", str(run), "--step", "1", "--group", str(group))
     assert (
         code,
         "the tokens of a turn have the advantage of the rewards" in " ".join(out.split()),

@@ -298,7 +298,7 @@ def test_adapters_train_the_same_on_two_ranks_and_are_merged_for_engines(
 def test_a_reference_that_moves_and_the_entropys_weight_are_those_of_one_process_and_resume(
     two: RankGroup, model: str, tmp_path: Path
 ) -> None:
-    loss = {"kl_coef": 0.1, "reference": 2, "entropy_target": 99.0}
+    loss = {"kl_coef": 0.1, "reference": {"every": 2}, "entropy_target": 99.0}
     options = {"loss": loss, "optim": {"lr": 1e-2}}
     policy = unsharded_policy(model, **options)
     two.all("make", model, options)
@@ -340,7 +340,11 @@ def test_two_ranks_learn_from_a_teacher_what_one_process_learns(
     teacher = loaded("qwen3", dtype=torch.float64)
     weights = {name: weight.detach() for name, weight in teacher.model.named_parameters()}
     write_model_directory(weights, teacher.model, teacher.tokenizer, tmp_path / "teacher")
-    loss = {"kl_coef": 0.5, "kl_estimator": estimator, "reference": str(tmp_path / "teacher")}
+    loss = {
+        "kl_coef": 0.5,
+        "kl_estimator": estimator,
+        "reference": {"model": str(tmp_path / "teacher")},
+    }
     options = {"loss": loss, "optim": {"lr": 1e-2}}
     policy = unsharded_policy("exact_tied", **options)
     two.all("make", "exact_tied", options)

@@ -21,7 +21,7 @@ from helpers.tiny_policies import (
     with_masked_tokens,
 )
 
-LOSS = {"kl_coef": 0.1, "reference": 2}
+LOSS = {"kl_coef": 0.1, "reference": {"every": 2}}
 
 
 def kl_of_steps(policy: Policy, *, first: int, last: int) -> list[float]:
@@ -50,14 +50,14 @@ def test_between_the_updates_of_a_step_it_stays() -> None:
 def test_a_resumed_policy_has_the_same_reference_to_the_last_bit(
     saved_after: int, tmp_path: Path
 ) -> None:
-    policy = make_policy(loss={"kl_coef": 0.1, "reference": 3})
+    policy = make_policy(loss={"kl_coef": 0.1, "reference": {"every": 3}})
     kl_of_steps(policy, first=1, last=saved_after)
     (tmp_path / "background").mkdir()
     policy.snapshot()(tmp_path / "background")
     policy.save(tmp_path)
     expected = kl_of_steps(policy, first=saved_after + 1, last=8)
     for folder in (tmp_path, tmp_path / "background"):
-        again = make_policy(loss={"kl_coef": 0.1, "reference": 3})
+        again = make_policy(loss={"kl_coef": 0.1, "reference": {"every": 3}})
         again.load(folder)
         assert kl_of_steps(again, first=saved_after + 1, last=8) == expected
 

@@ -53,7 +53,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     ),
     "teacher": (
         "preset=distill",
-        "loss.reference=tiny-random",
+        "loss.reference.model=tiny-random",
         "rollout.group_size=2",
         "dynamic_sampling.enabled=false",
     ),

@@ -18,7 +18,7 @@ from helpers.tiny_runs import contents, metrics, new_run, tiny
 EVERYTHING = (
     "preset=rloo",
     "loss.kl_coef=0.5",
-    "loss.reference=2",
+    "loss.reference.every=2",
     "loss.entropy_target=99",
     "train.num_steps=4",
     "train.save_every=1",

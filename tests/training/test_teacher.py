@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from dapo.api.lifecycle.execute import with_exported_runs
 from dapo.cli.train import resume_run, start_run
-from dapo.config import Config
+from dapo.config import Config, ReferenceConfig, ReferenceServerConfig
 from dapo.core.errors import CheckpointError, ConfigError, DapoError, DataError
 from dapo.policy.builtin_models import character_model
 from dapo.policy.hf_io import write_model_directory
@@ -73,7 +73,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def alone(teacher: Path, *overrides: str) -> Config:
-    return tiny(*ALONE, f"loss.reference={teacher}", *overrides)
+    return tiny(*ALONE, f"loss.reference.model={teacher}", *overrides)
 
 
 @contextmanager
@@ -177,7 +177,7 @@ def test_the_gradient_is_that_of_the_naive_divergence_to_another_architecture(
     ]
     options = {"kl_coef": 0.5, "kl_estimator": estimator}
     network = plain_copy(own)
-    policy = make_policy(own, loss=options | {"reference": str(teacher)}, lora=lora)
+    policy = make_policy(own, loss=options | {"reference": {"model": str(teacher)}}, lora=lora)
     found = gradient_of(policy, samples, tmp_path / "x")
     if lora is None:
         expected = whole_gradient(
@@ -198,9 +198,9 @@ def test_a_run_is_a_teacher_by_its_newest_checkpoint_and_its_later_ones_change_n
     notes: list[str] = []
     config = with_exported_runs(alone(run), notes.append)
     exported = run / "exported" / "step_000003"
-    assert config.loss.reference == str(exported)
+    assert config.loss.teacher == str(exported)
     assert AutoTokenizer.from_pretrained(exported).vocab_size > 50
-    assert notes == [f"loss.reference: {run} is exported to {exported}"]
+    assert notes == [f"loss.reference.model: {run} is exported to {exported}"]
     written = {path: path.stat().st_mtime_ns for path in exported.iterdir()}
     assert with_exported_runs(alone(run), notes.append) == config
     assert {path: path.stat().st_mtime_ns for path in exported.iterdir()} == written
@@ -260,8 +260,8 @@ def test_another_template_is_noted_and_too_few_positions_are_refused(tmp_path: P
         ),
         (["reward.coef=1"], "rollout.group_size must be at least 2"),
         (
-            ["loss.reference=/nowhere"],
-            "loss.reference: model '/nowhere': there is no such directory",
+            ["loss.reference.model=/nowhere"],
+            "loss.reference.model: model '/nowhere': there is no such directory",
         ),
     ],
 )
@@ -278,12 +278,20 @@ def test_rewards_of_weight_0_turn_dynamic_sampling_off_unless_it_is_set(teacher:
     assert tiny("reward.coef=0.5").dynamic_sampling.enabled is True
 
 
+def behind(url: str, model: str) -> ReferenceConfig:
+    return ReferenceConfig(server=ReferenceServerConfig(url=url, model=model))
+
+
 def test_a_teacher_behind_a_server_trains_what_the_same_model_in_memory_does(
     teacher: Path, tmp_path: Path
 ) -> None:
     start_run(alone(teacher, "loss.kl_estimator=k2"), run_dir=tmp_path / "local", config_name="t")
     with served(teacher) as (url, asked):
-        config = alone(teacher, "loss.kl_estimator=k2", f"loss.reference=server:{url}#big")
+        config = alone(
+            teacher,
+            "loss.kl_estimator=k2",
+            f"loss.reference={{server: {{url: '{url}', model: big}}}}",
+        )
         start_run(config, run_dir=tmp_path / "served", config_name="t")
     assert asked
     assert all(
@@ -299,7 +307,7 @@ def test_a_teacher_behind_a_server_trains_what_the_same_model_in_memory_does(
         pytest.raises(DataError, match=r"log-probabilities for .* tokens of the"),
     ):
         start_run(
-            config.changed("loss", reference=f"server:{url}#big"),
+            config.changed("loss", reference=behind(url, "big")),
             run_dir=tmp_path / "d",
             config_name="t",
         )
@@ -308,7 +316,7 @@ def test_a_teacher_behind_a_server_trains_what_the_same_model_in_memory_does(
         pytest.raises(DapoError, match="is inf, expected a log-probability"),
     ):
         start_run(
-            config.changed("loss", reference=f"server:{url}#big"),
+            config.changed("loss", reference=behind(url, "big")),
             run_dir=tmp_path / "e",
             config_name="t",
         )
@@ -318,7 +326,7 @@ def test_a_teacher_behind_a_server_trains_what_the_same_model_in_memory_does(
     )
     with served(teacher, text=str.upper) as (url, _), pytest.raises(ConfigError, match=differs):
         start_run(
-            config.changed("loss", reference=f"server:{url}#big"),
+            config.changed("loss", reference=behind(url, "big")),
             run_dir=tmp_path / "g",
             config_name="t",
         )
@@ -327,7 +335,7 @@ def test_a_teacher_behind_a_server_trains_what_the_same_model_in_memory_does(
         pytest.raises(ConfigError, match="the server has no model other; it has big"),
     ):
         start_run(
-            config.changed("loss", reference=f"server:{url}#other"),
+            config.changed("loss", reference=behind(url, "other")),
             run_dir=tmp_path / "f",
             config_name="t",
         )
@@ -336,7 +344,6 @@ def test_a_teacher_behind_a_server_trains_what_the_same_model_in_memory_does(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["loss.reference=server:big"], "loss.reference=server:big: expected server:URL#MODEL"),
         (
             ["loss.kl_estimator=full"],
             "gives log-probabilities of sampled tokens alone, which loss.kl_estimator=full",
@@ -349,7 +356,11 @@ def test_a_teacher_behind_a_server_trains_what_the_same_model_in_memory_does(
     ],
 )
 def test_options_that_a_server_cannot_serve_are_refused(overrides: list[str], message: str) -> None:
-    given = [*ALONE, "loss.reference=server:http://localhost:1/v1#big", "loss.kl_estimator=k2"]
+    given = [
+        *ALONE,
+        "loss.reference={server: {url: 'http://localhost:1/v1', model: big}}",
+        "loss.kl_estimator=k2",
+    ]
     with pytest.raises(ConfigError) as error:
         tiny(*given, *overrides)
     assert message in str(error.value)

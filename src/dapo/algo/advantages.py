@@ -12,9 +12,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-Scale: TypeAlias = Literal["std", "none"]
+from dapo.algo.estimator_table import STD_EPS
 
-STD_EPS = 1e-6
+Scale: TypeAlias = Literal["std", "none"]
 
 
 def group_advantages(rewards: Tensor, *, scale: Scale = "std") -> Tensor:

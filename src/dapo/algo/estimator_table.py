@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any, Literal
 
+STD_EPS = 1e-6
+"""The number that Eq. 9 adds to the standard deviation."""
+
 
 @dataclass(frozen=True)
 class Estimator:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dapo.analysis.stored_groups import read_groups
 from dapo.config import load_config
 from dapo.core.text import one_line, shorten
 from dapo.runs.directory import RunDirectory
@@ -113,8 +114,6 @@ def _unfinished_step(
     step = max((record["step"] for record in metrics), default=0) + 1
     if not run.rollouts(step).is_file():
         return
-    from dapo.analysis.stored_groups import read_groups  # torch
-
     stored = read_groups(run, step)
     decided = [(each.group, each.outcome) for each in stored if each.outcome != "excess"]
     groups = Counter(each.outcome for each in stored)

@@ -1,38 +1,24 @@
-"""Reads the judged groups of a run's steps from `rollouts/step_*.parquet`, with the problems of the
-run's data.
-"""
+"""Reads the judged groups of a run's steps from `rollouts/step_*.parquet`. Imports no torch."""
 
 import json
 import os
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from math import isfinite
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
-
-from dapo.config import Config
-from dapo.core.constant_rows import constant_row
 from dapo.core.errors import DataError
 from dapo.core.files import damage_of
-from dapo.data.problems import load_problems
-from dapo.data.prompts import PromptEncoder
-from dapo.data.sources.rows import other_fields
-from dapo.policy.model import load_local_tokenizer
-from dapo.runs.checkpoints import has_weights_only, numbered, step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import Outcome
-from dapo.runs.rollout_table import episode_of, ranges_of, read_rollouts, rows_of, short_fields
-from dapo.training.preflight import NO_COLUMNS, load_rows
+from dapo.runs.rollout_table import all_columns, episode_of, ranges_of, read_rollouts, rows_of
 from dapo.types import EpisodeText, Generation, Group, Problem, Verdict, num_sampled
 
-_TOKEN_COLUMNS = {"response_ids": "i", "engine_logprobs": "f"}
+_TOKEN_CODES = {"response_ids": "i", "engine_logprobs": "f"}
 """The columns with a number per token, with the array type codes that engines use."""
-_TokenRows: TypeAlias = Mapping[tuple[int, int], list[Sequence[Any]]]
-"""The per-token columns of each response, by group and index of the response."""
 
 
 @dataclass(frozen=True)
@@ -41,41 +27,20 @@ class StoredGroup:
 
     group: Group  # the group, with the problem's columns that the table has, and without prompt ids
     outcome: Outcome
-    prompt: str  # the prompt as rendered for the model, with special tokens
-    prompt_tokens: int
-    advantages: tuple[float | None, ...]  # the advantage of each response; None: it did not train
-    fields: str | None  # the problem's short columns, as JSON
 
 
-def saved_steps(directory: RunDirectory) -> list[int]:
-    """The steps of the checkpoints with the optimizer's state, whole or not, ascending."""
-    return [
-        step_of(path)
-        for path in numbered(directory.checkpoints.folder)
-        if not has_weights_only(path)
-    ]
-
-
-def read_groups(
-    directory: RunDirectory, step: int, *, tokens_of: Collection[int] | None = None
-) -> tuple[StoredGroup, ...]:
+def read_groups(directory: RunDirectory, step: int) -> tuple[StoredGroup, ...]:
     """Read the groups of a finished step, in the order of the stream.
 
     Raises DataError if its table is gone or damaged.
-
-    Only the groups in `tokens_of` have their tokens (None: all); others have zeros, and no
-    log-probabilities.
     """
     path = directory.rollouts(step)
     if not os.path.lexists(path):
         raise no_responses(directory, f"step {step}")
-    rows = read_rollouts([path]).to_pylist()
-    tokens = _token_rows(
-        read_rollouts([path], ["group_id", "sample", *_TOKEN_COLUMNS], groups=tokens_of)
-    )
+    rows = rows_with_tokens(path)
     with damage_of(path):
         members = (list(of_group) for _, of_group in groupby(rows, key=lambda row: row["group_id"]))
-        return tuple(_stored_group(each, tokens) for each in members)
+        return tuple(map(_stored_group, members))
 
 
 def no_responses(directory: RunDirectory, wanted: str) -> DataError:
@@ -88,26 +53,26 @@ def no_responses(directory: RunDirectory, wanted: str) -> DataError:
     )
 
 
-def _token_rows(table: pa.Table) -> _TokenRows:
-    """The per-token columns of each response, by group and index; an empty row for a column of
-    nulls.
+def rows_with_tokens(path: Path, *, groups: Collection[int] | None = None) -> list[dict[str, Any]]:
+    """Read all columns of the responses in a table, or of those of the `groups` with these ids.
+
+    The columns with a number per token are arrays; `engine_logprobs` is empty if the run does not
+    keep them. Raises DataError for a table that no run has written.
     """
-    columns = []
-    for name, code in _TOKEN_COLUMNS.items():
+    table = read_rollouts([path], all_columns(path), groups=groups)
+    rows: list[dict[str, Any]] = table.drop_columns(list(_TOKEN_CODES)).to_pylist()
+    for name, code in _TOKEN_CODES.items():
         column = table.column(name).combine_chunks()
-        is_stored = column.null_count == 0
-        columns.append(
-            [array(code, each.tobytes()) for each in rows_of(column)]
-            if is_stored
-            else [array(code)] * len(column)
-        )
-    keys = zip(
-        table.column("group_id").to_pylist(), table.column("sample").to_pylist(), strict=True
-    )
-    return {key: list(of_response) for key, *of_response in zip(keys, *columns, strict=True)}
+        if column.null_count:
+            values = [array(code) for _ in rows]
+        else:
+            values = [array(code, numbers.tobytes()) for numbers in rows_of(column)]
+        for row, numbers in zip(rows, values, strict=True):
+            row[name] = numbers
+    return rows
 
 
-def _require_consistent(rows: Sequence[Mapping[str, Any]], tokens: _TokenRows) -> None:
+def require_consistent(rows: Sequence[Mapping[str, Any]]) -> None:
     """Raise ValueError for the rows of a group that contradict each other."""
     group = rows[0]["group_id"]
     outcome = rows[0]["outcome"]
@@ -124,29 +89,26 @@ def _require_consistent(rows: Sequence[Mapping[str, Any]], tokens: _TokenRows) -
             raise ValueError(
                 f"a response of group {group} lacks a finite score, reward or advantage"
             )
-        ids, logprobs = tokens.get((group, row["sample"]), (None, ()))
+        num_ids = len(row["response_ids"])
+        num_logprobs = len(row["engine_logprobs"])
         ranges = ranges_of(row)
-        length = row["response_tokens"] if ids is None or ranges is None else len(ids)
-        if ids is not None and (len(ids) != length or len(logprobs) not in (0, len(ids))):
-            raise ValueError(f"a response of group {group} has another number of tokens")
-        if ranges is not None and num_sampled((), ranges) != row["response_tokens"]:
+        num_tokens = num_ids if ranges is None else num_sampled((), ranges)
+        if num_tokens != row["response_tokens"] or num_logprobs not in (0, num_ids):
             raise ValueError(f"a response of group {group} has another number of tokens")
 
 
-def _stored_group(rows: Sequence[Mapping[str, Any]], tokens: _TokenRows) -> StoredGroup:
-    _require_consistent(rows, tokens)
+def _stored_group(rows: Sequence[Mapping[str, Any]]) -> StoredGroup:
+    require_consistent(rows)
     first = rows[0]
     fields = json.loads(first["fields"]) if first["fields"] else {}
     generations = []
     verdicts = []
     for row in rows:
-        sampled = ranges_of(row)
-        nothing = [constant_row(False, sampled[-1][1] if sampled else row["response_tokens"]), ()]
-        ids, logprobs = tokens.get((row["group_id"], row["sample"]), nothing)
         request = f"{row['step']}/{row['group_id']}/{row['sample']}"
+        tokens = (row["response_ids"], row["engine_logprobs"])
         generations.append(
             Generation(
-                request, ids, logprobs, row["finish"], row["version"], sampled, episode_of(row)
+                request, *tokens, row["finish"], row["version"], ranges_of(row), episode_of(row)
             )
         )
         components = json.loads(row["components"]) if row["components"] else {}
@@ -168,94 +130,4 @@ def _stored_group(rows: Sequence[Mapping[str, Any]], tokens: _TokenRows) -> Stor
             rewards=tuple(row["reward"] for row in rows),
         ),
         outcome=first["outcome"],
-        prompt=first["prompt"],
-        prompt_tokens=first["prompt_tokens"],
-        advantages=tuple(row["advantage"] for row in rows),
-        fields=first["fields"],
     )
-
-
-class RunProblems:
-    """The problems of a run's training data, by id."""
-
-    def __init__(
-        self, config: Config, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS
-    ) -> None:
-        """Read the data; if it is gone, `missing` holds the reason and no problem is found.
-
-        Raises DataError if rows lack a column that the reward needs, and RewardError if it can
-        judge none of them.
-        """
-        self._by_id: dict[str, list[Problem]] = {}
-        self.missing: str | None = None
-        """The reason why the data cannot be read; None if it can."""
-        try:
-            rows, _ = load_rows(config.data, config.reward, "train", needed_columns)
-        except DataError as error:
-            if _can_be_read(config):  # it lacks a column that the reward reads
-                raise
-            self.missing = str(error)
-            return
-        for problem in rows:
-            known = self._by_id.setdefault(problem.id, [])
-            if not any(problem is other for other in known):  # copies mostly share one object
-                known.append(problem)
-
-    def find(self, stored: StoredGroup) -> Problem | None:
-        """The problem of a stored group with all its columns; None if the data no longer has it."""
-        copies = self._by_id.get(stored.group.problem.id, [])
-        # copies of a problem may differ in the columns that a group was stored with
-        for copy in copies:
-            if short_fields(copy.fields, known=[copy.answer]) == stored.fields:
-                return copy
-        for copy in copies:  # older versions did not store an answer that is no text
-            if short_fields(other_fields(copy), known=[copy.answer]) == stored.fields:
-                return copy
-        return copies[0] if copies else None
-
-    def complete(self, stored: StoredGroup) -> StoredGroup:
-        """The group with the problem of the run's data, unless the data no longer has it."""
-        problem = self.find(stored)
-        return (
-            stored
-            if problem is None
-            else replace(stored, group=replace(stored.group, problem=problem))
-        )
-
-
-def _can_be_read(config: Config) -> bool:
-    try:
-        return bool(load_problems(config.data.train_source, require_answer=False))
-    except DataError:
-        return False
-
-
-def with_prompt_ids(stored: StoredGroup, encoder: PromptEncoder) -> StoredGroup:
-    """The group with the token ids of its prompt, from its problem or else from the stored text.
-
-    Raises DataError if neither gives the stored prompt.
-    """
-    for ids in _prompt_candidates(stored, encoder):
-        if len(ids) == stored.prompt_tokens and encoder.decode_prompt(ids) == stored.prompt:
-            return replace(stored, group=replace(stored.group, prompt_ids=ids))
-    raise DataError(
-        f"the tokens of the prompt of group {stored.group.id} are no longer known: its problem"
-        f" {stored.group.problem.id} is gone from data.train, or the tokenizer or the options under"
-        " data. have changed"
-    )
-
-
-def _prompt_candidates(stored: StoredGroup, encoder: PromptEncoder) -> Iterator[tuple[int, ...]]:
-    with suppress(DataError):  # a problem that has only the stored text may not fit the template
-        yield encoder.encode(stored.group.problem)
-    yield encoder.encode_rendered(stored.prompt)
-
-
-def local_encoder(config: Config) -> PromptEncoder | None:
-    """The encoder of a run's model, loaded without weights; None if its tokenizer is not on this
-    machine.
-    """
-    found = load_local_tokenizer(
-        config.model.name, trust_remote_code=config.model.trust_remote_code
-    )
-    return None if found is None else PromptEncoder(found[0], config.data)

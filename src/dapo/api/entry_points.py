@@ -99,9 +99,9 @@ def train(
             `**{"loss.clip_high": 0.3}` otherwise. `loss` may be a custom loss function (`dapo docs
             losses`), `environment` a class and `tools` a list of functions (`dapo docs
             environments`); they are copied into the run directory like a reward. `teacher`, a model
-            or a run, sets `loss.reference`, `loss.kl_coef=1`, `loss.kl_estimator=full` and, without
-            a `reward`, `reward.coef=0`: the policy learns the teacher's distribution on its own
-            responses. `demonstrations`, rows or a data source with prompts and responses, sets
+            or a run, sets `loss.reference.model`, `loss.kl_coef=1`, `loss.kl_estimator=full` and,
+            without a `reward`, `reward.coef=0`: the policy learns the teacher's distribution on its
+            own responses. `demonstrations`, rows or a data source with prompts and responses, sets
             `preset=sft`: the policy imitates them, without `data`. Unless set, the paper's
             `train.minibatch_groups`, `overlong.buffer_tokens` and `optim.warmup_steps` are scaled
             down to your sizes.

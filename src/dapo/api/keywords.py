@@ -67,7 +67,7 @@ def with_teacher(keywords: Mapping[str, Any], *, has_reward: bool) -> dict[str, 
     if (teacher := given.pop("teacher", None)) is None:
         return given
     path = getattr(teacher, "path", teacher)  # of a run
-    options = {"loss.reference": str(path), "loss.kl_coef": 1.0, "loss.kl_estimator": "full"}
+    options = {"loss.reference.model": str(path), "loss.kl_coef": 1.0, "loss.kl_estimator": "full"}
     if not has_reward:
         options["reward.coef"] = 0.0
     named = {option_named(name) for name in given}

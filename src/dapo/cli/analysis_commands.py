@@ -7,11 +7,10 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from dapo.cli.arguments import COMPARE, INSPECT, AsJson, Overrides, Run, Trust
-from dapo.cli.run_commands import trust_runs
+from dapo.cli.arguments import COMPARE, INSPECT, AsJson, Overrides, Run
 from dapo.core.errors import ConfigError
 from dapo.core.files import damage_of
-from dapo.core.terminal import print_json, print_text, stdout_to_stderr
+from dapo.core.terminal import print_json, print_text
 
 # as in main.py, each command imports what it needs, so that --help answers at once
 
@@ -115,24 +114,18 @@ def explain_command(
     ] = None,
     group: Annotated[
         int | None,
-        Option(help="The group's id.", show_default="the group with the most clipped tokens"),
+        Option(help="The group's id.", show_default="the group with the largest spread of rewards"),
     ] = None,
-    no_replay: Annotated[
-        bool, Option("--no-replay", help="Do not repeat the step to compute ratios.")
-    ] = False,
-    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show how a group of responses was scored and trained on.
+    """Show how a group of responses was scored, and why it trained.
 
-    Prints equations 11, 13, 9 and 8 of the paper with the numbers of the group.
+    Prints equations 11, 13 and 9 of the paper with the group's stored numbers.
     """
     from dapo.cli.explain import explain
 
-    with stdout_to_stderr(as_json):
-        trust_runs(trust, run_dir)
     with damage_of(run_dir):
-        explain(run_dir, step, group, replay=not no_replay, as_json=as_json)
+        explain(run_dir, step, group, as_json=as_json)
 
 
 @commands.command(rich_help_panel=INSPECT, epilog="Example: dapo doctor runs/a --strict")

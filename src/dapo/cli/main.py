@@ -66,6 +66,8 @@ REMOVED = {
         "dapo check describes this machine; train.device=cuda and launcher=ray describe GPUs"
     ),
     "check --verbose": "dapo check prints the values that it takes in any case",
+    "explain --no-replay": "dapo explain shows what the run stored and loads no model",
+    "explain --trust": "dapo explain imports no module of the run",
 }
 """Advice for each command and flag that was removed."""
 OF_FILES = (

@@ -13,7 +13,13 @@ from dapo.config.model_options import DataConfig, DataSpec, LoraConfig, ModelCon
 from dapo.config.options import PRESETS, Config, GpuShares
 from dapo.config.reward_options import RewardConfig
 from dapo.config.rollout_options import RolloutConfig, ScoreThresholdsConfig
-from dapo.config.training_options import AdvantageConfig, LossConfig, OptimConfig
+from dapo.config.training_options import (
+    AdvantageConfig,
+    LossConfig,
+    OptimConfig,
+    ReferenceConfig,
+    ReferenceServerConfig,
+)
 
 __all__ = [
     "PRESETS",
@@ -27,6 +33,8 @@ __all__ = [
     "LossConfig",
     "ModelConfig",
     "OptimConfig",
+    "ReferenceConfig",
+    "ReferenceServerConfig",
     "RewardConfig",
     "RolloutConfig",
     "ScoreThresholdsConfig",

@@ -395,6 +395,7 @@ _WHOLE_VALUES = {
     ("reward", "verifier"),
     ("reward", "options"),
     ("environment", "options"),
+    ("loss", "reference"),
 }
 
 
@@ -414,8 +415,8 @@ def _merge(
     merged = _Dotted(base) if isinstance(base, _Dotted) else dict(base)
     for key, value in top.items():
         here = (*path, str(key))
-        # a written mapping replaces that of a data source or verifier; a dotted key below it adds
-        # to it
+        # a written mapping replaces that of a data source, verifier or reference; a dotted key
+        # below it adds to it
         replaces = here in _WHOLE_VALUES and not isinstance(value, _Dotted)
         if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping) and not replaces:
             merged[key] = _merge(merged[key], value, here)

@@ -2,9 +2,9 @@ r"""How `option=value` on a command line is read and written: the option's type 
 value alone.
 
 - Text: everything behind the first `=`, letter by letter.
-- Text or something else (`str | None`, a data source): `null` is none, a number a number, `{...}` a
-  mapping and `[...]` a list, where the type has them; everything else is the text. A backslash in
-  front makes it the text: `\null`.
+- Text or something else (`str | None`, a data source): `null` is none, `{...}` a mapping and
+  `[...]` a list, where the type has them; everything else is the text. A backslash in front makes
+  it the text: `\null`.
 - A list of texts: a YAML list whose items are texts, `[a, 5, no]`.
 - Unknown, as the options of a verifier or an environment: a number, `true`, `null`, a text in
   quotes, `{...}` and `[...]` as in YAML; everything else is the text.
@@ -34,8 +34,6 @@ SHORT_FORMS = {
     "environment": "name",
 }
 ReadYaml: TypeAlias = Callable[[str], Any]
-_INTEGER = re.compile(r"\s*[-+]?\d+\s*")
-_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 _TYPES_OF_SCHEMAS: Mapping[str, Any] = {"string": str, "array": list, "null": type(None)}
 
 
@@ -170,13 +168,7 @@ def _is_no_text(value: str, kinds: frozenset[Any]) -> bool:
         return _has_mappings(kinds)
     if begin == "[":
         return list in kinds or _TextList in kinds
-    if value == "null":
-        return type(None) in kinds
-    if value in ("true", "false"):
-        return bool in kinds
-    if int in kinds and _INTEGER.fullmatch(value):
-        return True
-    return float in kinds and _NUMBER.fullmatch(value) is not None
+    return value == "null" and type(None) in kinds
 
 
 def _has_mappings(kinds: frozenset[Any]) -> bool:

@@ -451,9 +451,9 @@ class Config(Section):
             )
         if self.has_kl and self.loss.reference_steps is not None and self.model.lora is not None:
             raise ValueError(
-                f"loss.reference={self.loss.reference} needs a copy of the policy, and with"
-                " model.lora the reference is the model without its adapters; leave loss.reference"
-                " out, or train all weights"
+                f"loss.reference.every={self.loss.reference_steps} needs a copy of the policy, and"
+                " with model.lora the reference is the model without its adapters; leave"
+                " loss.reference out, or train all weights"
             )
 
     def _critic_and_prediction_fit(self) -> None:
@@ -503,8 +503,8 @@ class Config(Section):
 
     def _teacher_fits(self) -> None:
         loss = self.loss
-        if loss.has_server and self.has_kl:
-            self._server_fits()
+        if loss.server is not None and self.has_kl:
+            self._server_fits(str(loss.server))
         if self.trains_on_rewards:
             return
         if loss.has_kl_reward or self.has_critic:
@@ -517,31 +517,28 @@ class Config(Section):
                 f"{which} rewards, and with reward.coef=0 they do not train; set loss.kl_in=loss"
                 " and another advantage.estimator, or leave reward.coef out"
             )
-        learns_from_a_teacher = loss.has_kl_term and loss.teacher is not None
+        learns_from_a_teacher = loss.has_kl_term and loss.has_teacher
         has_bonus = loss.entropy_coef > 0 or loss.entropy_target is not None
         if not (learns_from_a_teacher or has_bonus or loss.function is not None):
             raise ValueError(
-                "reward.coef=0 leaves nothing to train on; set a teacher (loss.reference=MODEL"
+                "reward.coef=0 leaves nothing to train on; set a teacher (loss.reference.model=NAME"
                 " loss.kl_coef=1 loss.kl_estimator=full), or leave reward.coef out"
             )
 
-    def _server_fits(self) -> None:
+    def _server_fits(self, server: str) -> None:
         """Raise ValueError for options that need more of a teacher than log-probabilities of
         sampled tokens.
         """
         loss = self.loss
-        url, _, model = str(loss.teacher).removeprefix("server:").partition("#")
-        if not url or not model:
-            raise ValueError(f"loss.reference={loss.teacher}: expected server:URL#MODEL")
         if loss.kl_estimator == "full" or loss.has_kl_reward:
             wrong = "loss.kl_in=reward" if loss.has_kl_reward else "loss.kl_estimator=full"
             raise ValueError(
-                f"loss.reference={loss.teacher} gives log-probabilities of sampled tokens alone,"
-                f" which {wrong} cannot use; set loss.kl_in=loss loss.kl_estimator=k2"
+                f"{server} gives log-probabilities of sampled tokens alone, which {wrong} cannot "
+                "use; set loss.kl_in=loss loss.kl_estimator=k2"
             )
         if self.rollout.temperature != 1:
             raise ValueError(
-                f"loss.reference={loss.teacher} gives log-probabilities at temperature 1, and "
+                f"{server} gives log-probabilities at temperature 1, and "
                 f"rollout.temperature={self.rollout.temperature:g}; set rollout.temperature=1"
             )
         if self.uses_trainer_group or self.has_critic or self.is_supervised:
@@ -551,8 +548,8 @@ class Config(Section):
                 else "this kind of update"
             )
             raise ValueError(
-                f"loss.reference={loss.teacher} scores samples in the process that trains, which"
-                f" {which} does not use; name a model instead"
+                f"{server} scores samples in the process that trains, which {which} does not use;"
+                " set loss.reference.model instead"
             )
 
     @model_validator(mode="before")

@@ -1,9 +1,9 @@
 """Options of the algorithm and of training: `advantage`, `loss`, `optim`, `critic`, `train`."""
 
 import re
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from dapo.algo.entropy import DELTA, MAX_COEFFICIENT
 from dapo.algo.estimator_table import ESTIMATORS
@@ -67,6 +67,61 @@ def _function_path(value: str) -> str:
     return value
 
 
+class ReferenceServerConfig(Section):
+    """A teacher behind a server."""
+
+    url: str = option(
+        description=(
+            "Address of an OpenAI-compatible server that returns log-probabilities of prompts."
+        )
+    )
+    model: str = option(description="Name of the model that the server serves.")
+
+    def __str__(self) -> str:
+        return f"loss.reference.server={{url: {self.url}, model: {self.model}}}"
+
+
+class ReferenceConfig(Section):
+    """The model to which the divergence is measured: exactly one of its options."""
+
+    model: str | None = option(
+        None,
+        "A teacher: an alias, a directory, a Hugging Face id, or a run for its newest checkpoint,"
+        " of any architecture with the policy's vocabulary.",
+    )
+    every: Positive | None = option(
+        None, "The policy of the last step that this number divides.", unit="steps"
+    )
+    server: ReferenceServerConfig | None = option(
+        None, "A teacher behind a server, for example {url: http://localhost:8000/v1, model: big}."
+    )
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        names = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(names) != 1:
+            given = " and ".join(f"loss.reference.{name}" for name in names) or "none"
+            raise ValueError(
+                f"loss.reference: expected exactly one of model, every and server, got {given}"
+            )
+        return self
+
+
+def _reference_section(value: object) -> object:
+    """Refuse the values of earlier versions, which had one option for all kinds of a reference."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return value
+    text = str(value)
+    if text.isdecimal():
+        section = f"{{every: {text}}}"
+    elif text.startswith("server:"):
+        url, _, model = text.removeprefix("server:").partition("#")
+        section = f"{{server: {{url: {url or 'URL'}, model: {model or 'MODEL'}}}}}"
+    else:
+        section = f"{{model: {text}}}"
+    raise ValueError(f"it is a section of model, every or server; write loss.reference={section}")
+
+
 class LossConfig(Section):
     function: Annotated[str, AfterValidator(_function_path)] | None = option(
         None,
@@ -119,15 +174,12 @@ class LossConfig(Section):
         paper=0.0,
         ge=0,
     )
-    reference: Annotated[Positive | str | None, Field(union_mode="left_to_right")] = option(
+    reference: Annotated[ReferenceConfig | None, BeforeValidator(_reference_section)] = option(
         None,
-        "Model to which the divergence is measured. none: the initial policy; a number N: the"
-        " policy of the last step that N divides; a teacher: an alias, a directory, a Hugging Face"
-        " id, or a run for its newest checkpoint, of any architecture with the policy's vocabulary,"
-        " or server:URL#MODEL for a model behind a server.",
+        "Model to which the divergence is measured, one of {model: NAME}, {every: N} and {server:"
+        " {url: URL, model: NAME}}; none: the initial policy.",
         paper=None,
         only_with="has_kl",
-        unit="steps",
     )
     kl_estimator: Literal["k1", "k2", "k3", "full"] = option(
         "k3",
@@ -220,20 +272,30 @@ class LossConfig(Section):
 
     @property
     def teacher(self) -> str | None:
-        """The model of `reference`, if it names one."""
-        return self.reference if isinstance(self.reference, str) else None
+        """The name of the teacher that this process loads; None without one."""
+        return None if self.reference is None else self.reference.model
 
     @property
-    def has_server(self) -> bool:
-        """Whether the teacher is behind a server."""
-        return self.teacher is not None and self.teacher.startswith("server:")
+    def server(self) -> ReferenceServerConfig | None:
+        """The teacher behind a server; None without one."""
+        return None if self.reference is None else self.reference.server
+
+    @property
+    def teacher_name(self) -> str | None:
+        """The teacher as messages name it, with the address of its server; None without one."""
+        return self.teacher if self.server is None else f"{self.server.model} at {self.server.url}"
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether the reference is another model than the policy."""
+        return self.teacher is not None or self.server is not None
 
     @property
     def reference_steps(self) -> int | None:
         """The number of steps between copies of the policy into the reference; None: it does not
         move.
         """
-        return self.reference if isinstance(self.reference, int) else None
+        return None if self.reference is None else self.reference.every
 
     @property
     def has_kl_term(self) -> bool:

@@ -143,7 +143,7 @@ class TrainerMemory:
         breakdown["gradients"] = master * trained / n
         breakdown["AdamW's moments"] = 2 * master * trained / n
         teacher = self._teacher_parameters()
-        if self.config.has_kl and not self.config.loss.has_server and (lora is None or teacher):
+        if self.config.has_kl and self.config.loss.server is None and (lora is None or teacher):
             breakdown["reference for the KL term"] = e * (teacher or dimensions.parameters) / n
         if self.config.has_critic:
             copies = (e if e < master else 0) + 4 * master
@@ -159,11 +159,11 @@ class TrainerMemory:
         return breakdown
 
     def _teacher_parameters(self) -> int:
-        """The number of parameters of the model of `loss.reference`; 0 without one, the policy's if
-        its sizes are unknown.
+        """The number of parameters of the model of `loss.reference.model`; 0 without one, the
+        policy's if its sizes are unknown.
         """
         name = self.config.loss.teacher
-        if name is None or self.config.loss.has_server:
+        if name is None:
             return 0
         found = find_dimensions(self.config.model.model_copy(update={"name": name}))
         return (found or self.dimensions).parameters

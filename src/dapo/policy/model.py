@@ -159,7 +159,7 @@ def load_model(
 def load_teacher(
     config: Config, *, device: str | torch.device | None, dtype: torch.dtype
 ) -> LoadedModel:
-    """Load the model of `loss.reference`, for sharding without a device.
+    """Load the model of `loss.reference.model`, for sharding without a device.
 
     Raises ConfigError like `load_model`.
     """
@@ -171,7 +171,7 @@ def load_teacher(
             return load_for_sharding(name, dtype=dtype, trust_remote_code=trusts)
         return load_model(name, dtype=dtype, device=device, trust_remote_code=trusts)
     except ConfigError as error:
-        raise ConfigError(f"loss.reference: {error}") from error
+        raise ConfigError(f"loss.reference.model: {error}") from error
 
 
 def require_same_vocabulary(policy: LoadedModel, teacher: LoadedModel) -> None:
@@ -187,7 +187,7 @@ def require_same_vocabulary(policy: LoadedModel, teacher: LoadedModel) -> None:
         key=lambda token: (min(own.get(token, math.inf), other.get(token, math.inf)), token),
     )
     raise ConfigError(
-        f"loss.reference={teacher.name} has another vocabulary than {policy.name}:"
+        f"loss.reference.model={teacher.name} has another vocabulary than {policy.name}:"
         f" {len(differing):,} tokens differ, the first is {first!r} (id {own.get(first, 'none')}"
         f" here, {other.get(first, 'none')} there); the divergence compares tokens of equal ids, so"
         " choose a teacher of the policy's family"

@@ -83,10 +83,10 @@ class PolicyCore:
         """Take ownership of `loaded.model` and train it in place.
 
         With `loss.kl_coef` above 0 a frozen copy of the model becomes the reference, unless
-        `loss.reference` names another. To resume, therefore, construct the policy from the initial
-        model and then call `load`. With `model.lora` adapters are trained, and the reference is the
-        model without them. Raises ConfigError for models that cannot be packed, recomputed or
-        adapted, and for a `loss.function` that cannot be used.
+        `loss.reference.model` names another. To resume, therefore, construct the policy from the
+        initial model and then call `load`. With `model.lora` adapters are trained, and the
+        reference is the model without them. Raises ConfigError for models that cannot be packed,
+        recomputed or adapted, and for a `loss.function` that cannot be used.
         """
         self._config = config
         self._custom_loss = load_loss(config.loss.function)
@@ -100,7 +100,7 @@ class PolicyCore:
         self._reference: Reference | None = None
         if (
             config.has_kl
-            and not config.loss.has_server
+            and config.loss.server is None
             and (config.loss.teacher is not None or self._adapters is None)
         ):
             frozen = self._make_reference()
@@ -132,7 +132,7 @@ class PolicyCore:
         use_packed_forward(self._model)
 
     def _make_reference(self) -> Any:
-        """The frozen model of `loss.reference` in the policy's type, or a copy of the initial
+        """The frozen model of `loss.reference.model` in the policy's type, or a copy of the initial
         policy.
         """
         if self._config.loss.teacher is None:
@@ -543,7 +543,7 @@ class Policy(PolicyCore):
     def load(self, directory: str | Path) -> None:
         """Restore a state that `save` wrote, bit for bit. Raises CheckpointError.
 
-        The reference is restored only if it is updated during training (`loss.reference: N`).
+        The reference is restored only if it is updated during training (`loss.reference.every`).
         """
         self._load(Path(directory))
         if self.critic is not None:

@@ -1,5 +1,5 @@
-"""Queries an index of a run's judged responses for the page: filters, groups, problems, and
-searches in texts.
+"""Queries an index of a run's judged responses for the page: filters, problems, and searches in
+texts.
 """
 
 import time
@@ -17,7 +17,7 @@ from dapo.runs.rollout_database import (
     memory_database,
     placeholders,
 )
-from dapo.runs.rollout_table import all_columns, read_rollouts, read_rows
+from dapo.runs.rollout_table import read_rows
 
 SEARCH_S = 0.35
 """Seconds for which one request searches texts; the next one continues there."""
@@ -133,29 +133,11 @@ class RolloutIndex(RolloutDatabase):
             )
         return {"rows": self._rows(keys), "total": total, "steps_left": left, "index": self.state()}
 
-    def group(self, step: int, group_id: int) -> list[dict[str, Any]]:
-        """Read all columns of a group's responses, by sample; empty if there is no such group."""
-        self._refresh()
-        if step not in self._present:
-            return []
-        path = self._path(step)
-        rows = read_rollouts([path], all_columns(path), groups=[group_id])
-        return sorted(rows.to_pylist(), key=lambda row: row["sample"])
-
     def groups(self) -> list[dict[str, Any]]:
         """List step, group_id, outcome and mean score of every indexed group, in the order of the
         stream.
         """
         return self._records("SELECT step, group_id, outcome, score FROM groups ORDER BY step, row")
-
-    def neighbours(self, step: int, group_id: int) -> dict[str, int | None]:
-        """Find the ids of the groups before and after a group in its step."""
-        ids = read_rollouts([self._path(step)], ["group_id"])["group_id"].unique().to_pylist()
-        at = ids.index(group_id) if group_id in ids else None
-        return {
-            "previous": ids[at - 1] if at else None,
-            "next": ids[at + 1] if at is not None and at + 1 < len(ids) else None,
-        }
 
     def problems(
         self, *, kind: str = "all", sort: str = "visits", offset: int = 0, limit: int = 50

@@ -1,6 +1,4 @@
-"""A teacher behind a server: `loss.reference: server:URL#MODEL` scores the sampled tokens of each
-step.
-"""
+"""A teacher behind a server: `loss.reference.server` scores the sampled tokens of each step."""
 
 import os
 import threading
@@ -10,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from dapo.config import ReferenceServerConfig
 from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.http_client import ServerFailed
 from dapo.core.openai_client import ChatClient
@@ -28,13 +27,14 @@ class TeacherServer:
     prompt (vLLM, SGLang).
     """
 
-    def __init__(self, url: str, model: str) -> None:
+    def __init__(self, server: ReferenceServerConfig) -> None:
         """Raises ConfigError if the server cannot be reached or does not serve the model."""
         key = os.environ.get(API_KEY_VARIABLE)
-        self._name = f"loss.reference=server:{url}#{model}"
+        self._name = str(server)
+        model = server.model
         try:
             self._client = ChatClient(
-                url, model, api_key=key, timeout_s=TIMEOUT_S, connections=CONNECTIONS
+                server.url, model, api_key=key, timeout_s=TIMEOUT_S, connections=CONNECTIONS
             )
             served = self._client.models()
         except (ServerFailed, DataError) as error:
@@ -130,10 +130,9 @@ def _is_partial(*texts: str) -> bool:
 
 
 @cache
-def teacher_server(reference: str) -> TeacherServer:
-    """The server of a value of `loss.reference`, one for a process.
+def teacher_server(server: ReferenceServerConfig) -> TeacherServer:
+    """The server of `loss.reference.server`, one for a process.
 
     Raises ConfigError as TeacherServer does.
     """
-    url, _, model = reference.removeprefix("server:").partition("#")
-    return TeacherServer(url, model)
+    return TeacherServer(server)

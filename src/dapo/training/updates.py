@@ -1,5 +1,5 @@
-"""Algorithm 1, lines 9 and 10: from a batch to the updates of a step, for the loop, a session, a
-probe and a replay.
+"""Algorithm 1, lines 9 and 10: from a batch to the updates of a step, for the loop, a session and a
+probe.
 """
 
 import math
@@ -183,10 +183,9 @@ def estimate_advantages(
         assert isinstance(policy, ValueFunction)
         with phase("values"):
             return with_token_advantages(samples, policy, config, step=step)  # PPO: Eq. 2, 3
-    if config.loss.has_server and config.has_kl and samples:
-        assert config.loss.teacher is not None
+    if config.loss.server is not None and config.has_kl and samples:
         with phase("reference_kl"):
-            return teacher_server(config.loss.teacher).with_logprobs(samples)
+            return teacher_server(config.loss.server).with_logprobs(samples)
     if config.loss.has_kl_reward and samples:
         with phase("reference_kl"):
             return with_kl_in_rewards(samples, policy.response_kl(samples, step=step), config)

@@ -4,16 +4,16 @@ import codecs
 import re
 import shlex
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property
 from math import exp
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
-from dapo.analysis.view.explanations import Explanations, in_background
+from dapo.analysis.explain import explain_group
 from dapo.core.errors import CheckpointError, DataError
 from dapo.core.ranges import mask_of, select
 from dapo.core.text import quoted
@@ -22,10 +22,24 @@ from dapo.evaluation.pairing import paired_evaluations
 from dapo.runs.metric_table import METRICS
 from dapo.runs.outcomes import OUTCOME_MEANINGS, OUTCOMES, VERDICT_WORDS
 from dapo.runs.rollout_index import SORTS, Filter, RolloutIndex
-from dapo.runs.rollout_table import episode_of, ranges_of
 from dapo.runs.run_reader import RunReader, find_runs, unique_name
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+Value = TypeVar("Value")
+
+
+def in_background(work: Callable[[], Value]) -> Future[Value]:
+    """Call a function in a thread that ends with the process."""
+    found: Future[Value] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except Exception as error:  # a damaged run must not end the page
+            found.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return found
 
 
 class TokenTexts:
@@ -148,7 +162,6 @@ class Runs:
         self._lock = threading.Lock()
         self.runs: dict[str, ViewedRun] = {}
         self._add(find_runs(paths))
-        self.explanations = Explanations()
 
     def refresh(self) -> list[ViewedRun]:
         """Search for new runs, and return all runs, the new ones first."""
@@ -222,72 +235,48 @@ def rollouts(run: ViewedRun, given: Parameters) -> dict[str, Any]:
 
 
 def group(run: ViewedRun, given: Parameters, *, max_tokens: int = MAX_TOKENS) -> dict[str, Any]:
-    """The responses of a group with rewards, advantages and, once the tokenizer is loaded, token
-    probabilities.
+    """`explain_group` of a group, with the texts and probabilities of tokens once the tokenizer is
+    loaded.
     """
     step, group_id = _integers(given, "step", "group")
-    rows = run.index.group(step, group_id)
-    if not rows:
-        raise DataError(f"{run.name} has no stored group {group_id} of step {step}")
+    path = run.files.directory.path
+    explained = explain_group(path, step, group_id)
     state = run.tokens.state()
+    tokens = run.tokens if state == "ready" else None
     limit = None if given.get("all") else max_tokens
-    shared = (
-        "step",
-        "group_id",
-        "problem_id",
-        "source",
-        "question",
-        "prompt",
-        "answer",
-        "fields",
-        "outcome",
-    )
     return {
-        **{name: rows[0].get(name) for name in (*shared, "prompt_tokens")},
-        "responses": [
-            _response(run.tokens if state == "ready" else None, row, limit) for row in rows
-        ],
+        **explained,
+        "responses": [_response(tokens, response, limit) for response in explained["responses"]],
         "tokens": state,
-        "command": (
-            f"dapo explain {shlex.quote(str(run.files.directory.path))} --step {step} --group"
-            f" {group_id}"
-        ),
-        **run.index.neighbours(step, group_id),
+        "command": f"dapo explain {shlex.quote(str(path))} --step {step} --group {group_id}",
     }
 
 
-def explain(runs: Runs, given: Parameters) -> dict[str, Any]:
-    """The state of an explanation of a group.
-
-    Raises DataError or InvalidParameter if it cannot be started.
-    """
-    run, (step, group_id) = runs[given.get("run", "")], _integers(given, "step", "group")
-    return runs.explanations.request(run.files, step, group_id, replay=given.get("replay") == "1")
-
-
 def _response(
-    tokens: TokenTexts | None, row: Mapping[str, Any], limit: int | None
+    tokens: TokenTexts | None, response: Mapping[str, Any], limit: int | None
 ) -> dict[str, Any]:
-    ids = row["response_ids"][:limit]
-    logprobs = row["engine_logprobs"]
-    episode = episode_of(row)
-    left_out = ("response_ids", "engine_logprobs", "prompt", "question", "sampled")
-    ranges = ranges_of(row)
-    shown = {name: value for name, value in row.items() if name not in left_out}
+    """A response of `explain_group` with `tokens` and `probabilities` of its first tokens instead
+    of their numbers.
+    """
+    num_tokens = len(response["response_ids"])
+    ids = response["response_ids"][:limit]
+    logprobs = response["engine_logprobs"]
+    ranges = response["sampled"]
+    shown = {
+        name: value
+        for name, value in response.items()
+        if name not in ("response_ids", "engine_logprobs")
+    }
     shown["tokens"] = None if tokens is None else tokens.texts(ids)
-    shown["probabilities"] = (
-        None if logprobs is None else [round(exp(min(0.0, p)), 4) for p in logprobs[: len(ids)]]
-    )
-    of_sampled = select(logprobs or (), ranges)
-    shown["mean_probability"] = (
-        round(fmean(exp(min(0.0, p)) for p in of_sampled), 4) if of_sampled else None
-    )
-    shown["tokens_left"] = (length := len(row["response_ids"])) - len(ids)
-    shown["observed_tokens"] = length - row["response_tokens"]
-    shown["episode"], shown["turns"] = (
-        (None, None) if episode is None else (vars(episode), episode.num_turns)
-    )
-    shown["sampled"] = None if ranges is None else list(mask_of(ranges, length))[: len(ids)]
+    shown["tokens_left"] = num_tokens - len(ids)
+    shown["sampled"] = None if ranges is None else list(mask_of(ranges, num_tokens))[: len(ids)]
+    shown["probabilities"] = None
+    shown["mean_probability"] = None
+    if logprobs is not None:
+        probabilities = [exp(min(0.0, logprob)) for logprob in logprobs]
+        shown["probabilities"] = [round(each, 4) for each in probabilities[: len(ids)]]
+        of_sampled = select(probabilities, ranges)
+        shown["mean_probability"] = round(fmean(of_sampled), 4) if of_sampled else None
     return shown
 
 

@@ -113,11 +113,9 @@ def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
         )
         for response in group["responses"]:
             response["response"] = shorten(response["response"], MAX_TEXT)  # the page shows where
-            messages = response["episode"]["messages"] if response["episode"] else ()
-            for message in messages:
-                message["content"] = shorten(
-                    message["content"], max(MIN_TEXT, MAX_TEXT // len(messages))
-                )
+            turns = response["turns"] or ()
+            for turn in turns:
+                turn["text"] = shorten(turn["text"], max(MIN_TEXT, MAX_TEXT // len(turns)))
         left -= len(to_json(group))
         if left < 0:
             break

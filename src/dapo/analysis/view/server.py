@@ -74,7 +74,6 @@ def make_app(runs: queries.Runs, *, port: int) -> ASGIApp:
         "evaluations": lambda given: {
             "evaluations": runs[given.get("run", "")].files.evaluations()
         },
-        "explain": lambda given: queries.explain(runs, given),
         "paired": lambda given: queries.paired(runs, given),
     }
     for query in OF_ONE_RUN:

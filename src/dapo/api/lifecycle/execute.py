@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dapo.config import Config, dump_config
+from dapo.config import Config, ReferenceConfig, dump_config
 from dapo.core.errors import CheckpointError, ConfigError, DataError, TrainerLost
 from dapo.core.secrets import mask_text
 from dapo.core.waiting import Interrupted
@@ -402,26 +402,35 @@ def draw_curves(config: Config, directory: RunDirectory, *, warn: Callable[[str]
 
 
 def with_exported_runs(config: Config, log: Callable[[str], None]) -> Config:
-    """Replace a run as `model` or `loss.reference` by its newest checkpoint, which is exported in
-    its directory.
+    """Replace a run as `model` or `loss.reference.model` by its newest checkpoint, which is
+    exported in its directory.
 
     Later checkpoints of that run thus change nothing. Raises CheckpointError if it has none.
     """
-    for section, field, name in (
-        ("model", "name", config.model.name),
-        ("loss", "reference", config.loss.teacher),
-    ):
-        if name is None or not RunDirectory.is_run(name):
-            continue
-        run = RunDirectory.open(name)
-        if (checkpoint := run.checkpoints.latest(warn=log)) is None:
-            raise CheckpointError(f"{section}.{field}={name} has no checkpoint yet")
-        exported = run.exported_folder / checkpoint.name
-        if not exported.is_dir():
-            export_model_of(run.path, exported, step=step_of(checkpoint), warn=log)
-        log(f"{section}.{field}: {name} is exported to {exported}")
-        config = config.changed(section, **{field: str(exported)})
+    if RunDirectory.is_run(config.model.name):
+        exported = _exported_run("model.name", config.model.name, log)
+        config = config.changed("model", name=exported)
+    teacher = config.loss.teacher
+    if teacher is not None and RunDirectory.is_run(teacher):
+        exported = _exported_run("loss.reference.model", teacher, log)
+        config = config.changed("loss", reference=ReferenceConfig(model=exported))
     return config
+
+
+def _exported_run(option: str, name: str, log: Callable[[str], None]) -> str:
+    """The directory with the exported newest checkpoint of a run that an option names.
+
+    Raises CheckpointError.
+    """
+    run = RunDirectory.open(name)
+    checkpoint = run.checkpoints.latest(warn=log)
+    if checkpoint is None:
+        raise CheckpointError(f"{option}={name} has no checkpoint yet")
+    exported = run.exported_folder / checkpoint.name
+    if not exported.is_dir():
+        export_model_of(run.path, exported, step=step_of(checkpoint), warn=log)
+    log(f"{option}: {name} is exported to {exported}")
+    return str(exported)
 
 
 def export_model_of(

@@ -273,13 +273,13 @@ def _step(config: Config) -> Iterator[str]:
         low=1 - loss.clip_low, high=1 + loss.clip_high
     )
     kl = f", KL {loss.kl_coef:g} ({loss.kl_estimator} in the {loss.kl_in})" if loss.kl_coef else ""
-    if config.has_kl and loss.teacher is not None:
+    if config.has_kl and loss.has_teacher:
         rewards = (
             f"rewards weigh {config.reward.coef:g}"
             if config.trains_on_rewards
             else "rewards do not train"
         )
-        yield f"  teacher     {loss.teacher}; {rewards}"
+        yield f"  teacher     {loss.teacher_name}; {rewards}"
         if config.reuses_samples and loss.has_kl_term:
             yield (
                 f"              biased in updates 2 to {config.updates_per_step} of a step; "

@@ -185,7 +185,7 @@ def read_model_and_encoder(
         else episodes.renderer.prompts
     )
     notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
-    if training and config.has_kl and config.loss.teacher is not None:
+    if training and config.has_kl and config.loss.has_teacher:
         notes += teacher_notes(config, loaded)
     if training:
         # a controller may have no GPU itself
@@ -207,8 +207,8 @@ def teacher_notes(config: Config, loaded: LoadedModel) -> list[str]:
 
     Its weights are not read. Raises ConfigError for another vocabulary, and for too few positions.
     """
-    if config.loss.has_server:
-        teacher_server(str(config.loss.teacher)).require_vocabulary(loaded.tokenizer)
+    if config.loss.server is not None:
+        teacher_server(config.loss.server).require_vocabulary(loaded.tokenizer)
         return []
     teacher = load_teacher(config, device="meta", dtype=loaded.model.dtype)
     require_same_vocabulary(loaded, teacher)
@@ -220,7 +220,7 @@ def teacher_notes(config: Config, loaded: LoadedModel) -> list[str]:
     )
     if positions is not None and positions < longest:
         raise ConfigError(
-            f"loss.reference={teacher.name} has {positions} positions, and a prompt with its"
+            f"loss.reference.model={teacher.name} has {positions} positions, and a prompt with its"
             f" response may have {longest}; lower data.max_prompt_tokens or"
             " rollout.max_response_tokens"
         )

@@ -45,7 +45,7 @@ View.reportAnswers = {
   log: (d) => ({ ...d.log, files: d.log.files && d.log.files.filter((name) => name === d.log.file) }),
   rollouts(d, p) {
     const text = (p.text || "").toLowerCase();
-    const rows = d.groups.flatMap((g) => g.responses.map((r) => ({ ...r, step: g.step, group_id: g.group_id, problem_id: g.problem_id, outcome: g.outcome, answer: g.answer, question: g.question || g.prompt, tokens: r.response_tokens, verdict: verdictOf(r) })))
+    const rows = d.groups.flatMap((g) => g.responses.map((r) => ({ ...r, step: g.step, group_id: g.group_id, problem_id: g.problem_id, outcome: g.outcome, answer: g.answer, question: g.question || g.prompt, tokens: r.response_tokens, turns: r.episode && r.episode.turns, verdict: verdictOf(r) })))
       .filter((r) => within(r.step, p.first_step, p.last_step) && within(r.tokens, p.min_tokens, p.max_tokens) && among(r.outcome, p.outcomes) && among(r.verdict, p.verdicts)
         && (!p.problem || r.problem_id === p.problem) && (!p.finish || r.finish === p.finish) && (!text || r.response.toLowerCase().includes(text)));
     rows.sort(REPORT_SORTS[p.sort] || REPORT_SORTS.newest);

@@ -84,74 +84,54 @@ View.pages.rollouts = {
 
 // --- one group
 
-const COLOURINGS = [["none", "none"], ["probability", "probability"], ["ratio", "ratio"], ["clipping", "clipping"], ["gap", "sampler gap"]];
+const COLOURINGS = [["none", "none"], ["probability", "probability"]];
 
 View.backToTable = (state) => View.address({ page: "rollouts", ...Object.fromEntries(Object.entries(state).filter(([n]) => n.startsWith("f.")).map(([n, v]) => [n.slice(2), v])) }, { run: state.run, x: state.x });
 
-// The colour and the tooltip of a token in each of the colourings.
-const ratioClass = (ratio) => { const size = Math.min(4, Math.round(Math.abs(Math.log(ratio)) / 0.06)); return size === 0 ? "" : `${ratio > 1 ? "up" : "down"}${size}`; };
-const gaps = ({ token_values: { old_logprobs: trainer, engine_logprobs: sampler } }) => (trainer && trainer.length && sampler ? trainer.map((v, i) => v - sampler[i]) : null);
-const PAINT = {
-  probability: { values: (r) => r.probabilities, of: (p) => [`p${Math.min(9, Math.floor(p * 10))}`, `probability ${p.toFixed(p < 0.001 ? 5 : 3)}`] },
-  ratio: { values: (r, e) => e && e.token_values.ratios, of: (v) => [ratioClass(v), `ratio ${v.toFixed(4)}`] },
-  clipping: { values: (r, e) => e && e.token_values.clipped, of: (kind) => [kind === "none" ? "" : `clip-${kind}`, kind === "none" ? "not clipped" : `clipped: ${kind}`] },
-  gap: { values: (r, e) => e && gaps(e), of: (v) => [`p${9 - Math.min(9, Math.floor(Math.abs(v) / 0.02))}`, `trainer − sampler ${View.signed(v, 4)} nats`] },
-};
+// The colour and the tooltip of a token by its probability.
+const probabilityClass = (p) => `p${Math.min(9, Math.floor(p * 10))}`;
+const probabilityTitle = (p) => `probability ${p.toFixed(p < 0.001 ? 5 : 3)}`;
 
 // The shown tokens from `start` to `end` as coloured spans, or as one text if they have no colours.
-const tokenSpans = (response, colouring, explained, start = 0, end = response.tokens.length) => {
-  const paint = PAINT[colouring], values = paint && paint.values(response, explained), { sampled } = response;
+const tokenSpans = (response, colouring, start = 0, end = response.tokens.length) => {
+  const values = colouring === "probability" ? response.probabilities : null, { sampled } = response;
   if (!values && !sampled) return response.tokens.slice(start, end).join("");
   return response.tokens.slice(start, end).map((text, k) => {
-    const i = start + k, [kind, title] = sampled && !sampled[i] ? ["observed", "observed, not sampled"]
-      : !values ? ["", null] : values[i] === undefined || values[i] === null ? ["", "not known"] : paint.of(values[i]);
+    const i = start + k;
+    let kind = "", title = null;
+    if (sampled && !sampled[i]) { kind = "observed"; title = "observed, not sampled"; }
+    else if (values) { kind = probabilityClass(values[i]); title = probabilityTitle(values[i]); }
     return View.h("span", { class: `t ${kind}`, title }, text || "\u200b");
   });
 };
 
-// The ranges of the shown tokens that the policy sampled, one for each turn; empty if they are not those of the turns.
-const turnRanges = ({ tokens, tokens_left, sampled, turns }) => {
-  const ranges = [];
-  (tokens || []).forEach((_, i) => {
-    if (sampled && !sampled[i]) return;
-    if (i === 0 || (sampled && !sampled[i - 1])) ranges.push([i, i]);
-    ranges[ranges.length - 1][1] = i + 1;
-  });
-  if (tokens_left > 0) return ranges.slice(0, -1); // the last one may go on behind the shown tokens
-  return ranges.length === turns ? ranges : [];
-};
+// Whether all tokens of a turn are shown, so that it can have colours.
+const hasTokens = (response, turn) => response.tokens && turn.tokens && turn.tokens[1] <= response.tokens.length;
 
 // An episode as a conversation: the policy's turns with the colours of their tokens, and what it observed.
-const conversation = (response, colouring, explained) => {
-  const { messages, rewards } = response.episode, ranges = turnRanges(response);
-  let turn = 0;
-  return View.h("div", { class: "conversation", tabindex: "0", "aria-label": "conversation" }, messages.map(({ role, content }) => {
-    if (role !== "assistant") return View.h("div", { class: "message observed" }, View.h("span", { class: "role" }, role), View.h("div", { class: "content" }, content));
-    const range = ranges[turn], reward = rewards[turn], text = range ? tokenSpans(response, colouring, explained, ...range) : content;
-    turn += 1;
+const conversation = (response, colouring) => {
+  let number = 0;
+  return View.h("div", { class: "conversation", tabindex: "0", "aria-label": "conversation" }, response.turns.map((turn) => {
+    if (turn.role !== "assistant") return View.h("div", { class: "message observed" }, View.h("span", { class: "role" }, turn.role), View.h("div", { class: "content" }, turn.text));
+    number += 1;
     return View.h("div", { class: "message" },
-      View.h("span", { class: "role" }, `turn ${turn}`, reward === undefined ? null : [" · reward ", View.h("b", { class: View.signClass(reward) }, View.signed(reward, 2))]),
-      View.h("div", { class: "content" }, text));
+      View.h("span", { class: "role" }, `turn ${number}`, turn.reward === null ? null : [" · reward ", View.h("b", { class: View.signClass(turn.reward) }, View.signed(turn.reward, 2))]),
+      View.h("div", { class: "content" }, hasTokens(response, turn) ? tokenSpans(response, colouring, ...turn.tokens) : turn.text));
   }));
 };
 
-const responseText = (response, colouring, explained, asTokens) => {
-  if (response.episode && !asTokens) return conversation(response, colouring, explained);
-  return View.h("div", { class: "text-box", tabindex: "0", "aria-label": "response" }, response.tokens ? tokenSpans(response, colouring, explained) : response.response);
+const responseText = (response, colouring, asTokens) => {
+  if (response.turns && !asTokens) return conversation(response, colouring);
+  return View.h("div", { class: "text-box", tabindex: "0", "aria-label": "response" }, response.tokens ? tokenSpans(response, colouring) : response.response);
 };
 
 // The numbers of an episode that a single response does not have.
-const episodeFacts = ({ episode, turns, observed_tokens, finish }) => (episode ? [
+const episodeFacts = ({ episode, observed_tokens, finish }) => (episode ? [
   observed_tokens ? View.h("span", { class: "soft" }, `${View.count(observed_tokens)} observed`) : null,
-  View.h("span", { class: "soft" }, `${View.plural(turns, "turn")}${episode.is_cut && finish !== "length" ? ", cut at the limit" : ""}`),
+  View.h("span", { class: "soft" }, `${View.plural(episode.turns, "turn")}${episode.is_cut && finish !== "length" ? ", cut at the limit" : ""}`),
   episode.tool_calls ? View.h("span", { class: "soft" }, View.plural(episode.tool_calls, "tool call"), episode.tool_errors ? [", ", View.h("span", { class: "neg" }, `${View.count(episode.tool_errors)} failed`)] : null) : null] : null);
 
-const LEGENDS = {
-  probability: () => ["0", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map((i) => View.h("span", { class: `t p${i}` })), "1"],
-  ratio: () => ["falls", ["down4", "down3", "down2", "down1", "", "up1", "up2", "up3", "up4"].map((k) => View.h("span", { class: `t ${k}` })), "rises"],
-  clipping: () => [View.h("span", { class: "t clip-low" }), "lower", View.h("span", { class: "t clip-high" }), "upper", View.h("span", { class: "t clip-dual" }), "dual"],
-  gap: () => ["0", [9, 8, 7, 6, 5, 4, 3, 2, 1, 0].map((i) => View.h("span", { class: `t p${i}` })), "0.2 nats"],
-};
+const probabilityLegend = () => ["0", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map((i) => View.h("span", { class: `t p${i}` })), "1"];
 
 const advantageBar = (value, largest) => {
   const bar = View.h("div", { class: "bar-track", title: `advantage ${View.signed(value)}` });
@@ -164,81 +144,59 @@ const advantageBar = (value, largest) => {
   return bar;
 };
 
-const responseCard = (response, colouring, largest, open, explained, asTokens) => View.h("section", { class: "card response", "aria-label": `response ${response.sample + 1}` },
+const responseCard = (response, colouring, largest, open, asTokens) => View.h("section", { class: "card response", "aria-label": `response ${response.sample + 1}` },
   View.h("div", { class: "meta" }, View.h("b", {}, `${response.sample + 1}`), View.verdictBadge(response),
     View.h("span", {}, "reward ", View.h("b", {}, View.number(response.reward, 2))),
     View.h("span", {}, "advantage ", View.h("b", { class: View.signClass(response.advantage) }, View.signed(response.advantage, 2))),
     View.h("span", { class: "soft" }, `${View.count(response.response_tokens)} tokens${response.finish === "length" ? ", cut at the limit" : ""}`),
     episodeFacts(response),
-    response.mean_probability === null ? null : View.h("span", { class: "soft" }, `mean p ${View.number(response.mean_probability, 2)}`),
-    explained && explained.gradient_share !== null && explained.gradient_share !== undefined ? View.h("span", { class: "soft", title: "of the update's gradient over all its tokens" }, `gradient ${View.percent(explained.gradient_share)}`) : null),
+    response.mean_probability === null ? null : View.h("span", { class: "soft" }, `mean p ${View.number(response.mean_probability, 2)}`)),
   advantageBar(response.advantage, largest),
   response.error ? View.h("p", { class: "note problem" }, response.error) : null,
-  response.components ? View.h("p", { class: "note" }, `scores: ${response.components}`) : null,
-  responseText(response, colouring, explained, asTokens),
+  response.components ? View.h("p", { class: "note" }, `scores: ${JSON.stringify(response.components)}`) : null,
+  responseText(response, colouring, asTokens),
   response.tokens && response.tokens_left > 0 ? View.h("button", { type: "button", onclick: open }, `show the other ${View.count(response.tokens_left)} tokens`) : null);
 
-// The standard deviation of Eq. 9, with n - 1.
-const stats = (values) => {
-  const mean = values.reduce((a, b) => a + b, 0) / values.length;
-  return { mean, std: Math.sqrt(values.reduce((a, b) => a + (b - mean) ** 2, 0) / Math.max(1, values.length - 1)) };
-};
+const RECORDED = "The colours are the probabilities with which the sampler chose the tokens, at the sampling temperature; the trainer's are not recorded.";
 
-const NOT_RECORDED = "The table of responses holds the sampler's log-probability of each token, at the sampling temperature. The trainer's are not recorded: dapo explain computes ratio, clipping and sampler gap, and trains the step again in memory if they need it.";
-const EXPLAINED = ["ratio", "clipping", "gap"];
-
-// The note about the colours: their source, or the reason why there are none.
-const colourNote = (group, colouring, explained, state) => {
+// The reason why tokens have no colours.
+const colourNote = (group, colouring) => {
   if (group.tokens !== "ready") return group.tokens === "loading" ? "Loading the tokenizer …" : `${group.tokens} The text is shown without colours.`;
   if (colouring === "probability" && !group.responses.some((r) => r.probabilities)) return "The sampler's log-probabilities are not recorded in this run (log.rollouts=no-logprobs), so tokens have no colours.";
-  if (!EXPLAINED.includes(colouring)) return null;
-  if (!explained || explained.state === "working") return `Computing: ${explained ? explained.message : "reading the step"} …`;
-  if (explained.state === "failed") return explained.message;
-  const ratios = explained.update ? explained.update.ratios : { known: false, source: "none", why: "the group did not train" };
-  const known = { ratio: ratios.known, clipping: ratios.known, gap: explained.responses.some(gaps) }[colouring];
-  const again = !state.replay && ratios.source !== "none" ? View.h("button", { type: "button", id: "replay", onclick: () => View.go({ replay: 1 }, true) }, "train the step again in memory") : null;
-  const update = explained.update ? `Update ${explained.update.update} of ${explained.update.updates} of the step. ` : "";
-  if (known) return `${update}${ratios.why}.`;
-  return [`${update}Not known: ${colouring === "gap" && ratios.known ? "the gap needs the trainer's own log-probabilities" : ratios.why}. `, ratios.source === "first_update" || ratios.source === "own_loss" ? null : again];
+  return null;
 };
 
-const drawGroup = (main, state, group, explained) => {
+const drawGroup = (main, state, group) => {
   const colouring = state.colour || "probability";
-  const values = explained && explained.state === "done" ? Object.fromEntries(explained.responses.map((r) => [r.sample, r])) : {};
-  const rewards = group.responses.map((r) => r.reward).filter((v) => v !== null), { mean, std } = stats(rewards.length ? rewards : [0]);
   const largest = Math.max(1e-9, ...group.responses.map((r) => Math.abs(r.advantage || 0)));
   const correct = group.responses.filter((r) => r.correct).length, decided = group.responses.some((r) => r.correct !== null);
   const order = state.by === "advantage" ? [...group.responses].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity)) : group.responses;
   const neighbour = (id, text) => View.h("button", { type: "button", id: text.replace(" ", "-"), disabled: id === null, onclick: () => View.go({ group: id }) }, text);
   const colours = View.choices("Colour tokens by", COLOURINGS, colouring, (colour) => View.go({ colour }, true));
-  for (const button of colours.querySelectorAll("button")) {
-    const value = button.dataset.value;
-    if (View.report && EXPLAINED.includes(value)) { button.disabled = true; button.title = NOT_RECORDED; }
-  }
-  const why = colourNote(group, colouring, explained, state);
+  const why = colourNote(group, colouring);
   main.replaceChildren(
     View.h("div", { class: "head-row" }, View.h("h1", {}, `Group ${group.group_id} of step ${View.count(group.step)}`),
       View.h("span", { class: "choices" }, View.h("a", { href: View.backToTable(state), class: "field" }, "← to the table"), neighbour(group.previous, "previous group"), neighbour(group.next, "next group"))),
-    View.h("dl", { class: "facts" }, [["outcome", View.outcomeBadge(group.outcome)], ["correct", decided ? `${correct} of ${group.responses.length}` : "not decided: scores only"], ["reward", `mean ${View.number(mean)}, std ${View.number(std)}`],
+    View.h("dl", { class: "facts" }, [["outcome", View.outcomeBadge(group.outcome)], ["correct", decided ? `${correct} of ${group.responses.length}` : "not decided: scores only"], ["reward", `mean ${View.number(group.reward_mean)}, std ${View.number(group.reward_std)}`],
       ["reference", View.h("code", {}, group.answer)], ["source", group.source], ["problem", View.h("a", { href: View.link("rollouts", { problem: group.problem_id }), title: "all responses to this problem" }, group.problem_id)]]
       .map(([name, value]) => View.h("div", {}, View.h("dt", {}, name), View.h("dd", {}, value)))),
-    View.note(`${View.words.outcome(group.outcome)}: ${View.words.outcomes[group.outcome]}.`),
-    View.h("details", { class: "card prompt", open: group.prompt.length < 700 }, View.h("summary", {}, `Prompt, ${View.count(group.prompt_tokens)} tokens`), View.h("div", { class: "text-box" }, group.prompt), group.fields ? View.h("p", { class: "note" }, `other columns: ${group.fields}`) : null),
+    View.note([`${View.words.outcome(group.outcome)}: ${group.eq11.why}.`, ...group.notes.map((note) => `Note: ${note}.`)].join(" ")),
+    View.h("details", { class: "card prompt", open: group.prompt.length < 700 }, View.h("summary", {}, `Prompt, ${View.count(group.prompt_tokens)} tokens`), View.h("div", { class: "text-box" }, group.prompt), group.fields ? View.h("p", { class: "note" }, `other columns: ${JSON.stringify(group.fields)}`) : null),
     View.h("div", { class: "filters" }, colours,
-      View.h("span", { class: "scale" }, LEGENDS[colouring] ? LEGENDS[colouring]() : ""),
-      group.responses.some((r) => r.episode) ? View.choices("Show", [["conversation", "conversation"], ["tokens", "tokens", "the exact tokens, with those that the chat template puts around an observation"]], state.show || "conversation", (show) => View.go({ show }, true)) : null,
+      View.h("span", { class: "scale" }, colouring === "probability" ? probabilityLegend() : ""),
+      group.responses.some((r) => r.turns) ? View.choices("Show", [["conversation", "conversation"], ["tokens", "tokens", "the exact tokens, with those that the chat template puts around an observation"]], state.show || "conversation", (show) => View.go({ show }, true)) : null,
       View.choices("Order", [["sample", "as sampled"], ["advantage", "by reward"]], state.by || "sample", (by) => View.go({ by }, true))),
     why ? View.h("p", { class: "note", id: "why" }, why) : "",
-    View.h("div", { class: "responses" }, order.map((r) => responseCard(r, colouring, largest, () => View.go({ all: 1 }), values[r.sample], state.show === "tokens"))),
-    View.h("p", { class: "note" }, `${NOT_RECORDED} `, View.report ? "" : View.h("span", {}, "Every term of the loss: ", View.h("code", {}, group.command))));
+    View.h("div", { class: "responses" }, order.map((r) => responseCard(r, colouring, largest, () => View.go({ all: 1 }), state.show === "tokens"))),
+    View.h("p", { class: "note" }, `${RECORDED} `, View.report ? "" : View.h("span", {}, "The same numbers in a terminal: ", View.h("code", {}, group.command))));
 };
 
 View.pages.group = {
   title: "Group",
   async show(main, state, current) {
     const wanted = { run: state.run, step: state.step, group: state.group, all: state.all };
-    let group = await View.get("group", wanted), explained = null;
-    const draw = () => { const at = scrollY; drawGroup(main, state, group, explained); scrollTo(0, at); };
+    let group = await View.get("group", wanted);
+    const draw = () => { const at = scrollY; drawGroup(main, state, group); scrollTo(0, at); };
     draw();
     const loadTokens = async () => {
       while (current() && group.tokens === "loading") {
@@ -247,17 +205,8 @@ View.pages.group = {
       }
       if (current()) draw();
     };
-    const explain = async () => {
-      do {
-        explained = await View.get("explain", { run: state.run, step: state.step, group: state.group, replay: state.replay });
-        if (!current()) return;
-        draw();
-        if (explained.state === "working") await new Promise((done) => setTimeout(done, 700));
-      } while (current() && explained.state === "working");
-    };
-    const failed = (error) => { explained = { state: "failed", message: error.message }; if (current()) draw(); };
+    const failed = (error) => { group = { ...group, tokens: error.message }; if (current()) draw(); };
     if (group.tokens === "loading") setTimeout(() => loadTokens().catch(failed));
-    if (EXPLAINED.includes(state.colour) && !View.report) setTimeout(() => explain().catch(failed));
     return {};
   },
 };
