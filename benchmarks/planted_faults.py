@@ -346,7 +346,7 @@ HEALTHY = (
     ),
     Case("evaluated", None, ("train.eval_every=2",), held_out="Q" * 40, answers={"Q": "digit"}),
     Case("audited by a verifier that agrees", None, _AUDITED),
-    Case("filtered by score", None, (*_GRADED, "dynamic_sampling.filter={min_spread: 0.1}")),
+    Case("filtered by score", None, (*_GRADED, "dynamic_sampling.min_spread=0.1")),
     Case(
         "with prediction and a falling rate",
         None,

@@ -59,7 +59,6 @@ NO_DIFFERENCE = {
     *("environment.workers", "environment.lag_polls"),
     "max_staleness",  # a part of `schedule: async`
     *("critic.lr", "critic.gae_lambda", "critic.pretrain_steps"),
-    *("dynamic_sampling.filter.min_spread", "dynamic_sampling.filter.mean_between"),
     *("loss.engine_ratio", "loss.engine_over_cap"),
     # where and how fast it runs, and what is computed is the same up to rounding
     *(

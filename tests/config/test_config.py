@@ -14,7 +14,6 @@ from dapo.cli.check.summary import differences_from_paper, explain, ignored_opti
 from dapo.config import (
     PRESETS,
     Config,
-    ScoreThresholdsConfig,
     build_config,
     dump_config,
     load_config,
@@ -350,8 +349,7 @@ def test_a_dumped_config_loads_as_an_equal_one_and_holds_every_option(
     path.write_text(dump_config(made))
     assert load_config(path) == made
     assert dump_config(load_config(path)) == dump_config(made)
-    # may be a text, or nothing
-    optional = ("dynamic_sampling.filter.", "model.lora.", "loss.reference.")
+    optional = ("model.lora.", "loss.reference.")  # may be nothing
     names = [name for name, _ in options_of() if not name.startswith(optional)]
     for name in names:
         assert f"{name.split('.')[-1]}:" in path.read_text()
@@ -438,32 +436,41 @@ def test_a_reward_may_be_written_as_its_verifier():
     assert build_config(base, ["reward=exact", "reward.timeout_s=9"]).reward.verifier == "exact"
 
 
-def test_the_filter_is_a_function_or_thresholds():
-    base = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
-    assert (
-        build_config(base, ["dynamic_sampling.filter=my:keep"]).dynamic_sampling.filter == "my:keep"
-    )
-    found = build_config(
-        base, ["dynamic_sampling.filter={min_spread: 1.5, mean_between: [null, 9]}"]
-    ).dynamic_sampling.filter
-    assert found == ScoreThresholdsConfig(min_spread=1.5, mean_between=(None, 9))
-    assert build_config(
-        base, ["dynamic_sampling.filter.min_spread=2"]
-    ).dynamic_sampling.filter == ScoreThresholdsConfig(min_spread=2)
-    for override, error_text in (
+def test_groups_are_filtered_by_a_function_or_by_thresholds_on_scores():
+    assert config("dynamic_sampling.filter=my:keep").dynamic_sampling.filter == "my:keep"
+    found = config(
+        "dynamic_sampling.min_spread=1.5", "dynamic_sampling.mean_between=[null, 9]"
+    ).dynamic_sampling
+    assert (found.min_spread, found.mean_between, found.has_filter) == (1.5, (None, 9), True)
+    assert not config().dynamic_sampling.has_filter
+    for given, text in (
         (
-            "dynamic_sampling.filter={mean_between: [2, 1]}",
-            (
-                r"option dynamic_sampling.filter.mean_between: the first number must be less than"
-                r" the second, got \[2, 1\]"
-            ),
+            ["dynamic_sampling.mean_between=[2, 1]"],
+            "the first number must be less than the second, got [2, 1]",
         ),
-        ("dynamic_sampling.filter.min_spred=1", "did you mean dynamic_sampling.filter.min_spread?"),
-        ("dynamic_sampling.filter.min_spread=-1", "greater than or equal to 0"),
+        (["dynamic_sampling.min_spred=1"], "did you mean dynamic_sampling.min_spread?"),
+        (["dynamic_sampling.min_spread=-1"], "greater than or equal to 0"),
+        (
+            ["dynamic_sampling.filter=my:keep", "dynamic_sampling.min_spread=1"],
+            "set the filter or the thresholds",
+        ),
     ):
-        with pytest.raises(ConfigError, match=error_text) as caught:
-            build_config(base, [override])
-        assert "ScoreThresholdsConfig" not in str(caught.value)
+        assert text in message(*given)
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        (
+            "dynamic_sampling.filter={min_spread: 1.5, mean_between: [null, 9]}",
+            "set dynamic_sampling.min_spread=1.5 dynamic_sampling.mean_between=[null,9]",
+        ),
+        ("dynamic_sampling.filter.min_spread=2", "set dynamic_sampling.min_spread=2"),
+        ("dynamic_sampling.filter={}", "leave it out"),
+    ],
+)
+def test_thresholds_as_a_filter_are_refused_with_their_options(given: str, advice: str):
+    assert f"thresholds have options of their own: {advice}" in message(given)
 
 
 @pytest.mark.parametrize(
@@ -522,9 +529,7 @@ def test_predictions_are_refused_where_eq_11_does_not_decide():
     assert "not those of dynamic_sampling.filter" in message(
         given, "dynamic_sampling.filter=my:keep"
     )
-    assert "not those of dynamic_sampling.filter" in message(
-        given, "dynamic_sampling.filter.min_spread=1"
-    )
+    assert "not those of dynamic_sampling.filter" in message(given, "dynamic_sampling.min_spread=1")
     assert "dynamic_sampling.predict: true (paper: false)" in list(
         differences_from_paper(config(given))
     )

@@ -26,7 +26,7 @@ UNITS = {
 }
 PURE = {
     *("critic.lr", "critic.gae_lambda"),
-    "rollout.temperature", "dynamic_sampling.filter.min_spread", "overlong.penalty", "loss.clip_low",
+    "rollout.temperature", "dynamic_sampling.min_spread", "overlong.penalty", "loss.clip_low",
     "loss.clip_high", "loss.kl_coef", "loss.entropy_coef", "optim.lr", "optim.weight_decay",
     "optim.max_grad_norm", "audit.share", "reward.coef",
     "train.seed", "eval.temperature", "eval.top_p", "model.lora.rank",

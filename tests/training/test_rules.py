@@ -227,6 +227,23 @@ def test_wrong_responses_of_groups_without_a_signal_are_examples_of_too_hard_pro
     assert not shows({"outcome": "trained", "correct": True, "advantage": 0.0})
 
 
+@pytest.mark.parametrize(
+    ("changed", "change"),
+    [
+        ({"filter": "my:keep"}, ("dynamic_sampling.filter=null",)),
+        ({"min_spread": 0.5}, ("dynamic_sampling.min_spread=0",)),
+        ({"mean_between": "[0,9]"}, ("dynamic_sampling.mean_between=[null,null]",)),
+    ],
+)
+def test_the_filter_that_rejects_most_groups_is_the_option_to_change(
+    changed: dict[str, Any], change: tuple[str, ...]
+):
+    config = options(**{f"dynamic_sampling__{name}": value for name, value in changed.items()})
+    cases = found({"rollout/groups_trained": 2, "rollout/groups_filtered": 9}, config)
+    (case,) = [each for each in cases if each.name == "filtered"]
+    assert case.change == change
+
+
 @pytest.mark.parametrize(("name", "beyond", "before", "changed"), FAULTS)
 def test_a_rule_holds_beyond_its_threshold_and_not_before_it(
     name: str,
@@ -734,7 +751,7 @@ def test_all_idle_techniques_are_one_note():
 )
 def test_a_run_whose_rewards_do_not_train_has_no_finding_about_signals(late: Mapping[str, float]):
     of_rewards = options(train__minibatch_groups=4)
-    teacher = {"loss__reference": "smollm2-135m-instruct"}
+    teacher = {"loss__reference__model": "smollm2-135m-instruct"}
     teacher |= {
         "reward__coef": 0,
         "loss__kl_coef": 1,

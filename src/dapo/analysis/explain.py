@@ -257,21 +257,28 @@ def _why(rows: Sequence[Row], options: Mapping[str, Any]) -> str:
         verb = "is" if num_correct == 1 else "are"
         signal = f"{num_correct} of its {num_valid} responses {verb} right"
     if outcome == "filtered":
-        return f"{signal}, and dynamic_sampling.filter refuses the group"
+        # an older run had thresholds under this name
+        name = _filter_of(options) or "dynamic_sampling.filter"
+        return f"{signal}, and {name} refuses the group"
     if options.get("dynamic_sampling.enabled") is False:
         return f"{signal}; dynamic_sampling.enabled=false trains on every group"
     condition = "they differ" if has_scores_only else f"0 < {num_correct} < {num_valid}"
     reason = f"{signal}: {condition}, so the group carries a signal"
-    if _has_filter(options):
-        reason += ", and dynamic_sampling.filter keeps it"
+    if _filter_of(options):
+        reason += f", and {_filter_of(options)} keeps it"
     return reason
 
 
-def _has_filter(options: Mapping[str, Any]) -> bool:
-    values = [
-        value for name, value in options.items() if name.startswith("dynamic_sampling.filter")
-    ]
-    return any(value is not None for value in values)
+def _filter_of(options: Mapping[str, Any]) -> str:
+    """The options that filter groups besides Eq. 11; empty without any."""
+    names = []
+    if options.get("dynamic_sampling.filter") is not None:
+        names.append("dynamic_sampling.filter")
+    if options.get("dynamic_sampling.min_spread"):
+        names.append("dynamic_sampling.min_spread")
+    if any(bound is not None for bound in options.get("dynamic_sampling.mean_between") or ()):
+        names.append("dynamic_sampling.mean_between")
+    return " and ".join(names)
 
 
 def _eq13(options: Mapping[str, Any]) -> dict[str, Any]:

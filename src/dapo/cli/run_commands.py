@@ -45,8 +45,9 @@ def train(
     run_dir: NewRun = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model from a configuration, or from options alone: dapo train model=NAME
-    data.train=SOURCE.
+    """Train a model from a configuration, or from options alone.
+
+    With options alone: dapo train model=NAME data.train=SOURCE.
     """
     from dapo.config import build_config, find_config, load_config
 

@@ -12,7 +12,7 @@ from dapo.config.messages import SECTIONS
 from dapo.config.model_options import DataConfig, DataSpec, LoraConfig, ModelConfig
 from dapo.config.options import PRESETS, Config, GpuShares
 from dapo.config.reward_options import RewardConfig
-from dapo.config.rollout_options import RolloutConfig, ScoreThresholdsConfig
+from dapo.config.rollout_options import RolloutConfig
 from dapo.config.training_options import (
     AdvantageConfig,
     LossConfig,
@@ -37,7 +37,6 @@ __all__ = [
     "ReferenceServerConfig",
     "RewardConfig",
     "RolloutConfig",
-    "ScoreThresholdsConfig",
     "build_config",
     "dump_config",
     "find_config",

@@ -495,10 +495,10 @@ class Config(Section):
                 "dynamic_sampling.predict=true skips problems whose groups Eq. 11 would drop, and "
                 "dynamic_sampling.enabled=false drops none; set dynamic_sampling.predict=false"
             )
-        if sampling.predict and sampling.filter is not None:
+        if sampling.predict and sampling.has_filter:
             raise ValueError(
                 "dynamic_sampling.predict=true predicts the groups that Eq. 11 keeps, not those of "
-                "dynamic_sampling.filter; set one of the two"
+                "dynamic_sampling.filter, min_spread or mean_between; set one of the two"
             )
 
     def _teacher_fits(self) -> None:

@@ -1,8 +1,12 @@
 """Options of sampling: `rollout`, `dynamic_sampling`."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, field_validator
+import yaml
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from dapo.config.engines import ENGINES, EngineKind
 from dapo.config.section import (
@@ -131,25 +135,26 @@ class RolloutConfig(Section):
         return getattr(self, self.engine, None)
 
 
-class ScoreThresholdsConfig(Section):
-    """Thresholds on scores (`dynamic_sampling.filter`)."""
+def _ordered_bounds(value: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
+    low, high = value
+    if low is not None and high is not None and low >= high:
+        raise ValueError("the first number must be less than the second")
+    return value
 
-    min_spread: Float = option(
-        0.0, "Smallest difference between a group's largest and smallest score.", ge=0
-    )
-    mean_between: tuple[Float | None, Float | None] = option(
-        (None, None), "Exclusive lower and upper bound of a group's mean score; null: no bound."
-    )
 
-    @field_validator("mean_between")
-    @classmethod
-    def _bounds_are_ordered(
-        cls, value: tuple[float | None, float | None]
-    ) -> tuple[float | None, float | None]:
-        low, high = value
-        if low is not None and high is not None and low >= high:
-            raise ValueError("the first number must be less than the second")
+def _function_only(value: object) -> object:
+    """Refuse the thresholds of earlier versions, which were values of `dynamic_sampling.filter`."""
+    if isinstance(value, str) and value.startswith("{"):
+        with suppress(yaml.YAMLError):
+            value = yaml.safe_load(value)
+    if not isinstance(value, Mapping):
         return value
+    options = [
+        f"dynamic_sampling.{name}={json.dumps(inner, separators=(',', ':'))}"
+        for name, inner in value.items()
+    ]
+    advice = f"set {' '.join(options)}" if options else "leave it out"
+    raise ValueError(f"expected module:function; thresholds have options of their own: {advice}")
 
 
 def _no_rule_of_prediction(value: object) -> object:
@@ -172,12 +177,28 @@ class DynamicSamplingConfig(Section):
         " ten times rollout.prompts_per_step.",
         unit="groups",
     )
-    filter: str | ScoreThresholdsConfig | None = option(
+    filter: Annotated[str | None, BeforeValidator(_function_only)] = option(
         None,
-        "Filter of groups: module:function from a Group to a bool, in place of Eq. 11; or"
-        " thresholds on scores, in addition to it: {min_spread: 0.5, mean_between: [0, 9]}.",
+        "Filter of groups in place of Eq. 11: module:function from a Group to a bool.",
         paper=None,
         only_with="dynamic_sampling.enabled",
+    )
+    min_spread: Float = option(
+        0.0,
+        "Smallest difference between the largest and the smallest score of a group that Eq. 11"
+        " keeps.",
+        paper=0.0,
+        only_with="dynamic_sampling.enabled",
+        ge=0,
+    )
+    mean_between: Annotated[tuple[Float | None, Float | None], AfterValidator(_ordered_bounds)] = (
+        option(
+            (None, None),
+            "Exclusive lower and upper bound of the mean score of a group that Eq. 11 keeps; null:"
+            " no bound.",
+            paper=(None, None),
+            only_with="dynamic_sampling.enabled",
+        )
     )
     predict: Annotated[bool, BeforeValidator(_no_rule_of_prediction)] = option(
         False,
@@ -186,3 +207,23 @@ class DynamicSamplingConfig(Section):
         " posterior, is at least half of the largest one; its probability is at least 5 %.",
         paper=False,
     )
+
+    @property
+    def has_thresholds(self) -> bool:
+        """Whether scores must also meet `min_spread` or `mean_between`."""
+        return self.min_spread > 0 or self.mean_between != (None, None)
+
+    @property
+    def has_filter(self) -> bool:
+        """Whether groups are dropped by more, or by something else, than Eq. 11."""
+        return self.filter is not None or self.has_thresholds
+
+    @model_validator(mode="after")
+    def _thresholds_follow_eq_11(self) -> Self:
+        if self.filter is not None and self.has_thresholds:
+            raise ValueError(
+                f"dynamic_sampling.filter={self.filter} decides in place of Eq. 11, and"
+                " dynamic_sampling.min_spread and dynamic_sampling.mean_between apply to groups"
+                " that Eq. 11 keeps; set the filter or the thresholds"
+            )
+        return self

@@ -29,7 +29,7 @@ OUTCOME_MEANINGS: Mapping[Outcome, str] = {
         "all its responses have the same score, from a verifier that does not decide correct or"
         " wrong"
     ),
-    "filtered": "`dynamic_sampling.filter` rejected it",
+    "filtered": "`dynamic_sampling.filter`, `min_spread` or `mean_between` rejected it",
     "invalid": "fewer than two of its responses have a verdict",
     "excess": (
         "it was complete after the batch had closed; its problem comes again in the next step"
@@ -51,7 +51,7 @@ DROPPED: Mapping[Outcome, str] = {
     "all_wrong": "all wrong",
     "all_correct": "all correct",
     "zero_variance": "with equal scores",
-    "filtered": "refused by dynamic_sampling.filter",
+    "filtered": "refused by a filter",
     "invalid": "with fewer than two verdicts",
 }
 """The outcomes of decided groups that do not train, as in messages: `3 all wrong`."""

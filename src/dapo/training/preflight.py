@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dapo.config import Config, DataConfig, RewardConfig, ScoreThresholdsConfig
+from dapo.config import Config, DataConfig, RewardConfig
 from dapo.config.data_spec import kinds
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.model_options import MODEL_ALIASES
@@ -150,12 +150,9 @@ def open_judge(
         yield judge
 
 
-def load_filter(name: str | ScoreThresholdsConfig | None) -> Callable[[Group], bool] | None:
-    """Load the user's filter if `dynamic_sampling.filter` is `module:function`.
-
-    Raises ConfigError.
-    """
-    if not isinstance(name, str):
+def load_filter(name: str | None) -> Callable[[Group], bool] | None:
+    """Load the user's filter, `dynamic_sampling.filter`; None without one. Raises ConfigError."""
+    if name is None:
         return None
     return load_callable(name, error=ConfigError, option="dynamic_sampling.filter=")
 

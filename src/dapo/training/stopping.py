@@ -36,7 +36,7 @@ _ADVICE = {
         "Nothing can be learned where all responses of a group have the same score: {reward_test}"
         " shows scores"
     ),
-    "filtered": "Loosen dynamic_sampling.filter",
+    "filtered": "Loosen dynamic_sampling.filter, min_spread or mean_between",
     "invalid": "Test the verifier: {reward_test}",
 }
 

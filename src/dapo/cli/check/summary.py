@@ -88,11 +88,7 @@ def ignored_options(config: Config) -> Iterator[str]:
         other, _, wanted = condition.partition("=")
         value = value_of(config, other)
         if not (value == wanted if wanted else value):
-            shown = (
-                f"{name}.*"
-                if section_in(info.annotation) and name != "dynamic_sampling.filter"
-                else name
-            )
+            shown = f"{name}.*" if section_in(info.annotation) else name
             unmet = f"{other} is {'not set' if value is None else option_text(value)}"
             yield (
                 f"{shown}: {f'needs {CONDITIONS[condition]}' if condition in CONDITIONS else unmet}"

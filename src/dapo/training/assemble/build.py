@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from dapo.algo.sampling import ScoreThresholds
-from dapo.config import Config, ScoreThresholdsConfig
+from dapo.config import Config
 from dapo.config.run_options import START_TIMEOUT_S
 from dapo.core.terminal import warn
 from dapo.data.prompts import PromptEncoder
@@ -133,17 +133,15 @@ def dynamic_sampler(
 
     Raises ConfigError for a filter.
     """
-    keep = config.dynamic_sampling.filter
-    thresholds = (
-        ScoreThresholds(keep.min_spread, *keep.mean_between)
-        if isinstance(keep, ScoreThresholdsConfig)
-        else None
-    )
+    sampling = config.dynamic_sampling
+    thresholds = None
+    if sampling.has_thresholds:
+        thresholds = ScoreThresholds(sampling.min_spread, *sampling.mean_between)
     return DynamicSampler(
         prompts_per_step=config.rollout.prompts_per_step,
         max_groups_per_step=config.max_groups_per_step,
-        enabled=config.dynamic_sampling.enabled,
-        keep=load_filter(keep),
+        enabled=sampling.enabled,
+        keep=load_filter(sampling.filter),
         thresholds=thresholds,
         max_error_rate=max_error_rate,
         least_verdicts=2 if config.compares_responses_of_a_group else 1,

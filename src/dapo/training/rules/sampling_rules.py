@@ -76,6 +76,8 @@ def starvation(history: MetricHistory, config: Config, name: str) -> Symptom | N
     if _starvation_cause(history, config) != name or _is_cut_off(history, config, name):
         return None
     cause, change, advice = _STARVATION[name]
+    if name == "filtered":
+        change = _without_filter(config)
     # without any signal larger groups have none either, and dynamic sampling fills no batch
     if keep_rate:
         change = (*_sampling_change(config), *change)
@@ -130,12 +132,21 @@ _STARVATION = {
             " ones; dapo reward test shows its scores"
         ),
     ),
-    "filtered": (
-        "dynamic_sampling.filter rejects the others",
-        ("dynamic_sampling.filter=null",),
-        "loosen the filter",
-    ),
+    "filtered": ("a filter of dynamic_sampling rejects the others", (), "loosen the filter"),
 }
+
+
+def _without_filter(config: Config) -> tuple[str, ...]:
+    """The options that leave out the filter of groups."""
+    sampling = config.dynamic_sampling
+    change = []
+    if sampling.filter is not None:
+        change.append("dynamic_sampling.filter=null")
+    if sampling.min_spread > 0:
+        change.append("dynamic_sampling.min_spread=0")
+    if sampling.mean_between != (None, None):
+        change.append("dynamic_sampling.mean_between=[null,null]")
+    return tuple(change)
 
 
 ENABLE = "dynamic_sampling.enabled=true"
@@ -165,11 +176,7 @@ def _sampling_change(config: Config) -> tuple[str, ...]:
     sampling = config.dynamic_sampling
     if not sampling.enabled:
         return (ENABLE,)
-    return (
-        ()
-        if sampling.predict or sampling.filter is not None
-        else ("dynamic_sampling.predict=true",)
-    )
+    return () if sampling.predict or sampling.has_filter else ("dynamic_sampling.predict=true",)
 
 
 def signal_rate(history: MetricHistory, config: Config) -> float | None:
