@@ -15,7 +15,7 @@ install-dev: $(VENV)/.installed-dev
 install-gym: $(VENV)/.installed-gym
 install-gpu: $(VENV)/.installed-gpu
 
-$(VENV)/.installed: pyproject.toml constraints.txt src/cpu_kernels/kernels.cpp
+$(VENV)/.installed: pyproject.toml constraints.txt src/dapo/libs/cpu_kernels/kernels.cpp
 	@echo "installing dapo into $(VENV) (torch is the largest part)"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
@@ -60,16 +60,16 @@ LIBRARIES = tests/code_sandbox tests/strict_math tests/rewards/test_linear_time.
 test-libraries: install-dev
 	$(PARALLEL) $(LIBRARIES) $(ARGS)
 
-# what meets compiled kernels, in an installation without them: a copy of cpu_kernels that holds none comes first. The
+# what meets compiled kernels, in an installation without them: a copy of src that holds none comes first. The
 # one test that a compiler means kernels does not hold there
 KERNELLESS  = tests/cpu_kernels tests/engines/test_native_compiled.py tests/engines/test_native_rows.py
 KERNELLESS += tests/engines/test_native_linear.py tests/policy/test_logprobs.py tests/policy/test_objective.py
 KERNELLESS += tests/runs/test_provenance.py tests/runs/test_changed_options.py
 WITHOUT     = build/without-kernels
 test-without-kernels: install-dev
-	rm -rf $(WITHOUT) && mkdir -p $(WITHOUT)/cpu_kernels
-	cp src/cpu_kernels/*.py src/cpu_kernels/*.cpp $(WITHOUT)/cpu_kernels
-	PYTHONPATH=$(CURDIR)/$(WITHOUT) $(VENV)/bin/python -c "import cpu_kernels; assert not cpu_kernels.is_compiled()"
+	rm -rf $(WITHOUT) && mkdir -p $(WITHOUT)
+	cp -r src/dapo $(WITHOUT)/dapo && rm -f $(WITHOUT)/dapo/libs/cpu_kernels/*.so
+	PYTHONPATH=$(CURDIR)/$(WITHOUT) $(VENV)/bin/python -c "from dapo.libs.cpu_kernels import is_compiled; assert not is_compiled()"
 	PYTHONPATH=$(CURDIR)/$(WITHOUT) $(PARALLEL) $(KERNELLESS) \
 	    --deselect tests/cpu_kernels/test_kernels.py::test_an_installation_with_a_compiler_has_the_kernels $(ARGS)
 

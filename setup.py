@@ -14,7 +14,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 TOP = Path(__file__).parent
-KERNELS = runpy.run_path(str(TOP / "src" / "cpu_kernels" / "build.py"))
+KERNELS = runpy.run_path(str(TOP / "src" / "dapo" / "libs" / "cpu_kernels" / "build.py"))
 
 
 class BuildWithShipped(build_py):
@@ -26,7 +26,7 @@ class BuildWithShipped(build_py):
     def run(self) -> None:
         super().run()
         top = TOP / "src" if self.editable_mode else Path(self.build_lib)
-        if not KERNELS["compile_kernels"](top / "cpu_kernels"):
+        if not KERNELS["compile_kernels"](top / "dapo" / "libs" / "cpu_kernels"):
             self.warn(
                 "no C++ compiler: on a CPU, PyTorch's slower functions stand in for cpu_kernels"
             )

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.crossing import Array, Crossing, HeldOut, find_crossing, smoothed
 from benchmarks.paired.sides import Ratio
 from benchmarks.report import footnotes, format_spread, markdown_rows, replace_between_markers
-from sample_intervals import mean_interval, student_quantile
+from dapo.libs.sample_intervals import mean_interval, student_quantile
 
 MARKER = "<!-- accuracy -->"
 LABELS = {"ours": "ours", "all_groups": "ours without dynamic sampling", "trl": "TRL"}

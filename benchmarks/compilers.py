@@ -21,9 +21,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-import cpu_kernels
 from benchmarks.machine import describe_machine
 from benchmarks.report import markdown_rows
+from dapo.libs import cpu_kernels
 
 ROWS = 64
 HIDDEN = 576

@@ -17,8 +17,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.machine import describe_machine
 from benchmarks.report import markdown_rows
-from cpu_kernels import Prompts, Rows, attend, rms_norm, rotate_
-from cpu_kernels.prepacked import KERNELS, multiplies
 from dapo.engines.native.linear_probe import (
     MAX_ELEMENTS,
     MIN_ELEMENTS,
@@ -26,6 +24,8 @@ from dapo.engines.native.linear_probe import (
     measure_kernels,
 )
 from dapo.engines.native.token_sampling import SamplingSettings, UniformDraws, sample
+from dapo.libs.cpu_kernels import Prompts, Rows, attend, rms_norm, rotate_
+from dapo.libs.cpu_kernels.prepacked import KERNELS, multiplies
 from dapo.policy.model import load_model
 
 REPETITIONS = 40

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from dapo.libs.strict_math import extract_answer
 from dapo.rewards import get_verifier
 from dapo.types import Problem
-from strict_math import extract_answer
 
 NOT_ROWS = frozenset({"test_strict.py"})
 """A file whose third column is an option of the comparison."""

@@ -63,15 +63,14 @@ class Mutant:
     """A deliberate mistake, and the test files that must notice it."""
 
     name: str
-    file: str  # below src/dapo, or below src where it names another package
+    file: str  # below src/dapo
     old: str  # stands in the file exactly once, in any layout
     new: str
     tests: tuple[str, ...]  # below tests/: files, or single tests of a slow one
 
     def path(self, root: Path) -> Path:
         """The file in the repository or copy at `root`."""
-        is_package = (ROOT / "src" / self.file.split("/")[0] / "__init__.py").is_file()
-        return root / "src" / ("" if is_package else "dapo") / self.file
+        return root / "src" / "dapo" / self.file
 
     def apply(self, root: Path) -> str:
         """Make the mistake in the copy at `root`; returns the file's text as it was.

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.autograd.profiler import record_function
 
-from cpu_kernels.compiled import library
+from dapo.libs.cpu_kernels.compiled import library
 
 COMPILED = "cpu_kernels::"
 """What the names of compiled functions begin with: torch's profiler sees only its own operations.

@@ -15,7 +15,7 @@ import numpy as np
 from dapo.analysis.ablate.experiment import ACCURACY
 from dapo.analysis.ablate.results import Results, read_results, steps_at_the_end
 from dapo.analysis.ablate.table import judged_everywhere
-from sample_intervals import (
+from dapo.libs.sample_intervals import (
     ROUNDING,
     mean_over_seeds,
     student_p_value,

@@ -63,7 +63,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test of compiled kernels where this installation has none for this processor."""
     if item.get_closest_marker("needs_kernels") is None:
         return
-    from cpu_kernels import is_compiled  # imports torch
+    from dapo.libs.cpu_kernels import is_compiled  # imports torch
 
     if not is_compiled():
         pytest.skip(

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.machine import describe_commit
 from benchmarks.worker_session import ROOT
-from sample_intervals import mean_interval
+from dapo.libs.sample_intervals import mean_interval
 
 BASE = "base"
 OURS = "ours"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from benchmarks.protocol import serve
-from cpu_kernels.prepacked import KERNELS, multiplies
+from dapo.libs.cpu_kernels.prepacked import KERNELS, multiplies
 
 
 @torch.inference_mode()

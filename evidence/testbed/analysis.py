@@ -45,11 +45,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dapo.libs.sample_intervals import ROUNDING, student_p_value, student_quantile, variance_of_mean
 from evidence.claims import adjust
 from evidence.testbed.plan import NAMES, load, of_level
 from evidence.testbed.runs import SHARE, TOKENS, stored_runs
 from evidence.testbed.tabular import Choice, crossing, simulate
-from sample_intervals import ROUNDING, student_p_value, student_quantile, variance_of_mean
 
 LEVEL = 0.05
 MAX_UNREACHED = 0.1

@@ -12,12 +12,12 @@ import pytest
 
 from dapo.analysis.ablate.experiment import ACCURACY, load_experiment
 from dapo.analysis.ablate.results import Results, collect
+from dapo.libs.sample_intervals import student_quantile, two_way_difference
 from evidence import claims
 from evidence.claims import Claim, adjust, judge, load_claims, parse_claim
 from evidence.measures import Effect, measure, parse_measure
 from helpers.ablations import write_run
 from helpers.paths import ROOT
-from sample_intervals import student_quantile, two_way_difference
 
 EVIDENCE = ROOT / "evidence"
 Curves = Mapping[tuple[str, str, int], Mapping[str, Sequence[float | None]]]

@@ -22,6 +22,7 @@ from dapo.cli.check.probe import describe_probe
 from dapo.cli.train import start_run
 from dapo.config import Config
 from dapo.core.errors import DataError
+from dapo.libs.sample_intervals import mean_interval
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import truncate_after
@@ -31,7 +32,6 @@ from helpers.commands import run as run_command
 from helpers.paths import CONFIGS
 from helpers.run_files import log_metrics
 from helpers.tiny_runs import metrics, tiny
-from sample_intervals import mean_interval
 
 OPTIONS = (
     "data.eval=null",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from code_sandbox import LocalSandbox, UnusableTests, probe, read_tests
+from dapo.libs.code_sandbox import LocalSandbox, UnusableTests, probe, read_tests
 
 SANDBOX = LocalSandbox(2**30)
 WEAKNESSES = set(probe(SANDBOX).values())

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from code_sandbox import LocalSandbox, UnusableTests, probe, read_tests
-from code_sandbox.confined import rpc
+from dapo.libs.code_sandbox import LocalSandbox, UnusableTests, probe, read_tests
+from dapo.libs.code_sandbox.confined import rpc
 from helpers.sandbox_processes import sandbox_processes_left
 
 SANDBOX = LocalSandbox(2**30)

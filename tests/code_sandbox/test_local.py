@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from code_sandbox import LocalSandbox, SandboxError, probe, read_tests
-from code_sandbox.confined.probes import KINDS
-from code_sandbox.local import Layer, get_args, shared_libraries
-from code_sandbox.system_calls import allowed_numbers, filter_program
+from dapo.libs.code_sandbox import LocalSandbox, SandboxError, probe, read_tests
+from dapo.libs.code_sandbox.confined.probes import KINDS
+from dapo.libs.code_sandbox.local import Layer, get_args, shared_libraries
+from dapo.libs.code_sandbox.system_calls import allowed_numbers, filter_program
 from helpers.other_users import run_as
 
 MEMORY_BYTES = 2**27
@@ -168,7 +168,7 @@ def test_as_root_a_program_becomes_nobody_and_dies_with_the_process_that_waits_f
     script = """
 import contextlib, os, signal, threading, time
 from pathlib import Path
-from code_sandbox import LocalSandbox
+from dapo.libs.code_sandbox import LocalSandbox
 def child_of(process):
     text = ""
     for status in Path("/proc").glob("[0-9]*/status"):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-import code_sandbox
-from code_sandbox import LocalSandbox, ProcessResult, SandboxError, probe, self_check
+from dapo.libs import code_sandbox
+from dapo.libs.code_sandbox import LocalSandbox, ProcessResult, SandboxError, probe, self_check
 
 MEMORY_BYTES = 2**27
 LOCAL = LocalSandbox(MEMORY_BYTES)

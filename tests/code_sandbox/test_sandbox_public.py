@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import code_sandbox
-import code_sandbox.code_tests
-import code_sandbox.probing
-import code_sandbox.sandbox
-from code_sandbox import LocalSandbox, probe
+from dapo.libs import code_sandbox
+from dapo.libs.code_sandbox import LocalSandbox, probe
 
 README = Path(code_sandbox.__file__).with_name("README.md").read_text(encoding="utf-8")
 needs_confinement = pytest.mark.skipif(

@@ -25,10 +25,10 @@ RIM = {
     "dapo/runs/console.py": {"Console"},
     # inside of the sandbox: JSON to the parent's pipe, and output of a program, which is kept in
     # memory
-    "code_sandbox/confined/probes.py": {"sys.stdout.write"},
-    "code_sandbox/confined/remote.py": {"sys.stdout.write"},
+    "dapo/libs/code_sandbox/confined/probes.py": {"sys.stdout.write"},
+    "dapo/libs/code_sandbox/confined/remote.py": {"sys.stdout.write"},
     # the paths of the files that it compiled, in the package's own folder
-    "cpu_kernels/__main__.py": {"print"},
+    "dapo/libs/cpu_kernels/__main__.py": {"print"},
 }
 """The files that write to a stream, and by what."""
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-import cpu_kernels.compiled as loading
-from cpu_kernels import (
+import dapo.libs.cpu_kernels.compiled as loading
+from dapo.libs.cpu_kernels import (
     DTYPES,
     OneDnnLinear,
     Prompts,
@@ -46,7 +46,7 @@ from cpu_kernels import (
     store_positions_,
     use_sparse_embeddings,
 )
-from cpu_kernels.build import SOURCE, find_compiler
+from dapo.libs.cpu_kernels.build import SOURCE, find_compiler
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -82,7 +82,9 @@ def test_a_missing_library_is_logged_once_with_what_to_do(
         loading.library.cache_clear()
     (message,) = caplog.messages
     assert message.startswith(f"{tmp_path / 'kernels.so'} is missing: PyTorch's functions stand in")
-    assert message.endswith("install a C++ compiler (g++), then run python -m cpu_kernels")
+    assert message.endswith(
+        "install a C++ compiler (g++), then run python -m dapo.libs.cpu_kernels"
+    )
 
 
 def test_the_command_of_that_message_compiles_and_removes_older_libraries(tmp_path):
@@ -639,11 +641,11 @@ def test_a_product_by_onednn_has_autograds_gradients_and_the_same_bits_again(
 def test_float32_is_multiplied_by_onednn_where_that_is_preferred(
     is_preferred: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("cpu_kernels.training.prefers_onednn", lambda: is_preferred)
+    monkeypatch.setattr("dapo.libs.cpu_kernels.training.prefers_onednn", lambda: is_preferred)
     calls: list[Tensor] = []
     multiply_ = torch.ops.mkldnn._linear_pointwise
     monkeypatch.setattr(
-        "cpu_kernels.training._multiply",
+        "dapo.libs.cpu_kernels.training._multiply",
         lambda *given: calls.append(given[0]) or multiply_(*given, "none", [], ""),
     )
     for dtype in (torch.float32, torch.bfloat16, torch.float64):

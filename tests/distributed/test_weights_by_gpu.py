@@ -15,13 +15,13 @@ from dapo.distributed.engine_pool import EnginePool
 from dapo.distributed.local import LocalLauncher
 from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.trainer_group import TrainerGroup
+from dapo.libs.vllm_weights import WeightSender, WeightTransfer, chunks
+from dapo.libs.vllm_weights.sender import ALLOCATOR, plain_segments
 from dapo.policy.hf_io import layout_of
 from dapo.types import GenerationRequest
 from helpers.file_group import FileGroup
 from helpers.launchers import ENVIRONMENT
 from helpers.tiny_runs import tiny
-from vllm_weights import WeightSender, WeightTransfer, chunks
-from vllm_weights.sender import ALLOCATOR, plain_segments
 
 
 class Weights:

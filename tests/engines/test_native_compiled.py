@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-import cpu_kernels
-from cpu_kernels.prepacked import COMPILED, LAYERS, shape_name
 from dapo.config.rollout_options import NativeConfig
 from dapo.core.errors import EngineError
 from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.native.linear_probe import linear_shapes, resolve_kernels
+from dapo.libs import cpu_kernels
+from dapo.libs.cpu_kernels.prepacked import COMPILED, LAYERS, shape_name
 from dapo.types import GenerationRequest
 from helpers import tiny_models
 from helpers.fake_engines import answers
@@ -179,7 +179,7 @@ def test_a_run_records_compiled_layers_and_one_without_them_does_not_use_them(
             resolve_kernels(NativeConfig(), model, dtype=dtype, device=device).kernels or {}
         )
     monkeypatch.setattr("dapo.engines.native.attention.attend", None)
-    monkeypatch.setattr("cpu_kernels.sample", None)
+    monkeypatch.setattr("dapo.libs.cpu_kernels.sample", None)
     assert answers(NativeEngine(tiny_model("llama"), NativeConfig(slots=8, kernels={})), requests())
 
 

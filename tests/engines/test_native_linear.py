@@ -11,7 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cpu_kernels.prepacked import (
+from dapo.engines.native import linear_probe
+from dapo.engines.native.cache import MaskedSlots
+from dapo.engines.native.compatibility import patch_model
+from dapo.engines.native.model_kernels import ModelKernels
+from dapo.libs.cpu_kernels.prepacked import (
     KERNELS,
     LAYERS,
     FusedQKVLinear,
@@ -22,10 +26,6 @@ from cpu_kernels.prepacked import (
     prepack_linears,
     prepacked_weights,
 )
-from dapo.engines.native import linear_probe
-from dapo.engines.native.cache import MaskedSlots
-from dapo.engines.native.compatibility import patch_model
-from dapo.engines.native.model_kernels import ModelKernels
 from helpers.tiny_models import SERVED, tiny_model
 
 FLOAT32 = pytest.mark.skipif(

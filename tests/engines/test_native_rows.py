@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpu_kernels.prepacked import COMPILED, LAYERS
 from dapo.config.rollout_options import NativeConfig
 from dapo.engines.native.cache import BLOCK
 from dapo.engines.native.cache_rows import Row, RowCopies, Rows
@@ -21,6 +20,7 @@ from dapo.engines.native.engine import EngineStats, NativeEngine
 from dapo.engines.native.forward import PromptPrefix, common_prefix
 from dapo.engines.native.scheduler import MIN_SHARED_PROMPT, RunningSequence
 from dapo.engines.native.token_sampling import SamplingSettings, UniformDraws, sample
+from dapo.libs.cpu_kernels.prepacked import COMPILED, LAYERS
 from dapo.types import Generation, GenerationRequest
 from helpers.fake_engines import answers
 from helpers.fake_memory import FakeMemory, bytes_for_cache

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from foreign_options import Counterpart, Unknown, compute, read_script, read_shell, translated
+from dapo.libs.foreign_options import (
+    Counterpart,
+    Unknown,
+    compute,
+    read_script,
+    read_shell,
+    translated,
+)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-import gated_store
 from dapo.distributed.local import LocalLauncher
 from dapo.distributed.protocol import Worker
 from dapo.distributed.trainer_group import trainer_specs
-from gated_store import PROOF_BYTES, Gate, GateError, connect_store
+from dapo.libs import gated_store
+from dapo.libs.gated_store import PROOF_BYTES, Gate, GateError, connect_store
 from helpers.sockets import listeners
 from helpers.tiny_runs import tiny
 

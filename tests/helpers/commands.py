@@ -26,7 +26,7 @@ def own_errors(stderr: str) -> str:
     """The standard error of a process without the line on missing kernels, in an installation that
     has none.
     """
-    from cpu_kernels import is_compiled  # imports torch
+    from dapo.libs.cpu_kernels import is_compiled  # imports torch
 
     lines = stderr.splitlines(keepends=True)
     return stderr if is_compiled() else "".join(line for line in lines if NO_KERNELS not in line)

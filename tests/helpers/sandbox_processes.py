@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from code_sandbox.confined import rpc
+from dapo.libs.code_sandbox.confined import rpc
 
 
 def sandbox_processes_left() -> list[str]:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dapo.libs.vllm_weights import WeightSender, WeightTransfer, chunks, sender, transfer
 from dapo.policy.hf_io import NamedWeights, layout_of
-from vllm_weights import WeightSender, WeightTransfer, chunks, sender, transfer
 
 WEIGHTS = {name: torch.randn(size) for name, size in (("a", 100), ("b", 50), ("c", 225), ("d", 10))}
 

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface, Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from cpu_kernels import is_compiled
 from dapo.core.errors import ConfigError
+from dapo.libs.cpu_kernels import is_compiled
 from dapo.policy.logprobs import (
     CHUNK_LOGITS,
     chunk_bytes,

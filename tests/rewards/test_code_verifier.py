@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from code_sandbox import LocalSandbox, probe
 from dapo.config.options import RewardConfig
 from dapo.core.errors import RewardError
+from dapo.libs.code_sandbox import LocalSandbox, probe
 from dapo.rewards import VerifierPool, get_verifier
 from dapo.rewards.verifiers.code import program_in
 from dapo.types import Problem

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from code_sandbox import LocalSandbox, probe
+from dapo.libs.code_sandbox import LocalSandbox, probe
 from dapo.rewards import get_verifier
 from dapo.types import Problem
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import cpu_kernels
 from dapo.core.files import atomic_write_json
+from dapo.libs import cpu_kernels
 from dapo.runs.manifest import PROVENANCE_FILE, provenance, provenance_diff
 from dapo.types import Problem
 from helpers.tiny_runs import tiny

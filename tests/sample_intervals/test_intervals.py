@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dapo.evaluation.scores import pass_at_k
-from sample_intervals import (
+from dapo.libs.sample_intervals import (
     Interval,
     difference_interval,
     difference_variance,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sample_intervals import (
+from dapo.libs.sample_intervals import (
     difference_interval,
     mean_interval,
     mean_over_seeds,

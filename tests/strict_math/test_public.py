@@ -7,12 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import strict_math
-import strict_math.comparison
-import strict_math.extraction
-import strict_math.stated_number
-import strict_math.text
-from strict_math import Reference, extract_answer, is_equal
+from dapo.libs import strict_math
+from dapo.libs.strict_math import Reference, extract_answer, is_equal, stated_number, text
 
 README = Path(strict_math.__file__).with_name("README.md").read_text(encoding="utf-8")
 
@@ -65,14 +61,16 @@ def test_a_sentence_matches_by_its_value_and_a_hedge_matches_nothing():
 
 
 def test_dapo_uses_the_public_names_only():
-    public = {f"strict_math.{name}" for name in strict_math.__all__}
-    for module in (strict_math.text, strict_math.stated_number):
+    library = strict_math.__name__
+    public = {f"{library}.{name}" for name in strict_math.__all__}
+    for module in (text, stated_number):
         public |= {f"{module.__name__}.{name}" for name in module.__all__}
     found = [
         f"{node.module}.{alias.name}"
-        for path in (Path(strict_math.__file__).parents[1] / "dapo").rglob("*.py")
+        for path in Path(strict_math.__file__).parents[2].rglob("*.py")
+        if "libs" not in path.parts
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "strict_math"
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(library)
         for alias in node.names
     ]
     assert found

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.verifier_report import read_cases
+from dapo.libs.strict_math import Reference
+from dapo.libs.strict_math.languages import LANGUAGES
 from dapo.rewards import get_verifier
 from dapo.types import Problem
-from strict_math import Reference
-from strict_math.languages import LANGUAGES
 
 ROWS = [
     json.loads(line)

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from strict_math.text import (
+from dapo.libs.strict_math.text import (
     answer_line,
     boxes,
     final_part,

@@ -17,10 +17,10 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from cpu_kernels import fuse_layers
 from dapo.config.rollout_options import NativeConfig
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.engine import NativeEngine
+from dapo.libs.cpu_kernels import fuse_layers
 from dapo.policy.model import LoadedModel
 from dapo.policy.packed_attention import use_packed_attention
 from dapo.policy.policy import Policy

@@ -22,6 +22,7 @@ PACKAGE = "dapo"
 ROOT = where.ROOT / "src" / PACKAGE
 
 LAYERS = [
+    {"libs"},
     {"core"},
     {"algo"},
     {"config", "types"},
@@ -366,9 +367,9 @@ def test_the_walker_sees_the_package_at_all():
     assert ("algo/loss.py", "torch") in targets
 
 
-# --- the libraries beside the package
+# --- the libraries
 
-LIBRARIES = sorted(path.parent for path in ROOT.parent.glob("*/__init__.py") if path.parent != ROOT)
+LIBRARIES = sorted(path.parent for path in ROOT.glob("libs/*/__init__.py"))
 
 
 ALLOWED = {
@@ -561,7 +562,7 @@ def test_walker_names_file_line_and_layers(tmp_path):
         },
     )
     assert downward_imports(root) == [
-        "config.py:3 imports dapo.rewards.verifiers.math.verify: layer 2 must not import layer 3"
+        "config.py:3 imports dapo.rewards.verifiers.math.verify: layer 3 must not import layer 4"
     ]
 
 

@@ -234,9 +234,7 @@ found["check"] = command("check", "quickstart")
 found["pages"] = {page: command("docs", page) for page in sys.argv[1:]}
 found["train"] = command("train", "configs/tiny.yaml", "train.num_steps=1", "train.threads=1", "--run-dir", "run")
 found["modules"] = sorted({str(Path(m.__file__).parent) for n, m in list(sys.modules.items())
-                           if n.split(".")[0] in ("dapo", "strict_math", "code_sandbox", "cpu_kernels",
-                                                  "foreign_options", "gated_store", "sample_intervals", "vllm_weights")
-                           and getattr(m, "__file__", None)})
+                           if n.split(".")[0] == "dapo" and getattr(m, "__file__", None)})
 print(json.dumps(found))
 """
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from dapo.config import Config, build_config
+from dapo.libs.sample_intervals import difference_interval
 from dapo.runs.metric_table import METRICS
 from dapo.training.rules.all_rules import RULES, LiveRules, active_findings
 from dapo.training.rules.finding import Finding
@@ -22,7 +23,6 @@ from dapo.training.rules.mean_test import STAKES, MeanTest
 from dapo.training.rules.outcome_rules import AUDIT_EVIDENCE
 from dapo.training.rules.update_rules import FALL_STEPS
 from helpers.paths import ROOT
-from sample_intervals import difference_interval
 
 HEALTHY: Mapping[str, float] = {
     "rollout/groups_generated": 10,

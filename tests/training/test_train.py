@@ -17,14 +17,21 @@ import torch
 from pyarrow.parquet import read_table
 
 import dapo
-from cpu_kernels import is_compiled
-from cpu_kernels.prepacked import COMPILED, KERNELS, LAYERS, default_kernel, multiplies, shape_name
 from dapo.cli.train import resume_run, start_run
 from dapo.config import load_config
 from dapo.core.errors import EngineError, ShortfallError
 from dapo.distributed.engine_specs import open_engine
 from dapo.distributed.protocol import WorkerSpec
 from dapo.engines.native.linear_probe import linear_shapes
+from dapo.libs.cpu_kernels import is_compiled
+from dapo.libs.cpu_kernels.prepacked import (
+    COMPILED,
+    KERNELS,
+    LAYERS,
+    default_kernel,
+    multiplies,
+    shape_name,
+)
 from dapo.policy.model import load_model
 from dapo.training.assemble import build
 from dapo.types import GenerationRequest

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dapo.core.portable_math import exp, log, log_gamma
-from sample_intervals.beta import beta_fraction
+from dapo.libs.sample_intervals.beta import beta_fraction
 
 MAX_CONCENTRATION = 64.0
 """Bound on a + b of a fitted distribution, so that a problem's own responses count even if all

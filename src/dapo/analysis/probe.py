@@ -19,6 +19,7 @@ import numpy as np
 from dapo.algo.chance import measured_chances
 from dapo.config import Config
 from dapo.core.errors import DataError
+from dapo.libs.sample_intervals import Interval, mean_interval
 from dapo.policy.memory_model import GIB
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
@@ -36,7 +37,6 @@ from dapo.training.step_metrics import batch_metrics
 from dapo.training.step_timer import peak_memory_gib
 from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Group
-from sample_intervals import Interval, mean_interval
 
 MAX_PROBLEMS = 32  # the largest default number of problems
 MAX_UPDATES = 2  # the number of steps that update

@@ -21,7 +21,14 @@ from dapo.config.other_names import OTHERS, Peer, peer_that_knows
 from dapo.core.errors import ConfigError
 from dapo.core.files import read_regular
 from dapo.core.secrets import may_be_written
-from foreign_options import Reading, Translation, Unknown, leaves_of, read_script, read_shell
+from dapo.libs.foreign_options import (
+    Reading,
+    Translation,
+    Unknown,
+    leaves_of,
+    read_script,
+    read_shell,
+)
 
 NOT_WHOLE = 3  # the exit code if options were not read, or their values are not known
 MAX_BYTES = 2**20

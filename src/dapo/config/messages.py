@@ -13,7 +13,7 @@ from dapo.config.option_fields import names_by_keyword, options_of, section_in
 from dapo.config.options import Config
 from dapo.config.other_names import OTHERS, REMOVED, TITLES, called_elsewhere, peer_that_knows
 from dapo.core.text import quoted
-from foreign_options import leaves_of, shown_value
+from dapo.libs.foreign_options import leaves_of, shown_value
 
 SECTIONS = frozenset(
     name for name, info in Config.model_fields.items() if section_in(info.annotation)

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import yaml
 
-from foreign_options import Algorithm, Counterpart, Table, shown_value, translated
+from dapo.libs.foreign_options import Algorithm, Counterpart, Table, shown_value, translated
 
 Peer: TypeAlias = Literal["trl", "verl", "areal"]
 TITLES: Mapping[Peer, str] = {"trl": "TRL", "verl": "verl", "areal": "AReaL"}

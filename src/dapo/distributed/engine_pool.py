@@ -47,7 +47,7 @@ from dapo.engines.request_checks import EngineState
 from dapo.types import Generation, GenerationRequest
 
 if TYPE_CHECKING:
-    from vllm_weights import WeightTransfer
+    from dapo.libs.vllm_weights import WeightTransfer
 
 CLOSE_TIMEOUT_S = 2.0
 MAX_RESTARTS = 10

@@ -22,11 +22,11 @@ from dapo.core.ranges import select
 from dapo.distributed.channel import Buffers
 from dapo.distributed.rank_samples import NumberedPass, RankSamples, decode, microbatches_of
 from dapo.distributed.weight_files import WeightsFolder, write_weights
+from dapo.libs.gated_store import Gate, GateError, connect_store, serve_store
+from dapo.libs.vllm_weights import TransferFailed, WeightSender
 from dapo.policy.fsdp.policy import ShardedPolicy
 from dapo.policy.fsdp.ranks import Ranks
 from dapo.policy.model import LoadedModel, device_of, load_for_sharding
-from gated_store import Gate, GateError, connect_store, serve_store
-from vllm_weights import TransferFailed, WeightSender
 
 
 class TrainerWorker:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from dapo.core.errors import DataError
-from sample_intervals import difference_interval, student_interval
+from dapo.libs.sample_intervals import difference_interval, student_interval
 
 MUST_MATCH = (
     # older files lack them: their verifier is unknown

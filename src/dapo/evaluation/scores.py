@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from dapo.core.errors import DataError
+from dapo.libs.sample_intervals import mean_interval
 from dapo.types import Finish, Problem
-from sample_intervals import mean_interval
 
 CORRECT = None  # the vote of a correct response; a wrong response votes for its answer, a text
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from cpu_kernels import DTYPES, TokenScores, is_compiled, linear
-from cpu_kernels.compiled import serves
+from dapo.libs.cpu_kernels import DTYPES, TokenScores, is_compiled, linear
+from dapo.libs.cpu_kernels.compiled import serves
 from dapo.policy.packing import Microbatch
 
 # logits in memory at a time: 256 MB in float32, 1,365 positions of a vocabulary of 49,152

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from cpu_kernels import add_gradient_, use_sparse_embeddings
 from dapo.config import OptimConfig
 from dapo.core.errors import NumericsError
 from dapo.core.portable_math import cos
+from dapo.libs.cpu_kernels import add_gradient_, use_sparse_embeddings
 from dapo.policy.hf_io import tied_names
 
 Schedule: TypeAlias = Literal["constant", "linear", "cosine"]

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
-from cpu_kernels import SegmentAttention, Segments, can_attend_to_segments
 from dapo.core.errors import ConfigError
+from dapo.libs.cpu_kernels import SegmentAttention, Segments, can_attend_to_segments
 from dapo.policy.segments import Segment, bucket_by_length
 from dapo.policy.transfer import to_device
 from dapo.policy.varlen_attention import (

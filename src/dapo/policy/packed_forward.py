@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from cpu_kernels import fuse_layers
 from dapo.core.errors import ConfigError
+from dapo.libs.cpu_kernels import fuse_layers
 from dapo.policy.logprobs import token_logprobs
 from dapo.policy.packed_attention import (
     IMPLEMENTATION,

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 from dapo.core.loading import try_call
 from dapo.core.secrets import mask_text
 from dapo.core.text import shorten
+from dapo.libs.strict_math.text import normalize_number
 from dapo.types import Episode, EpisodeText, Problem, Verdict
-from strict_math.text import normalize_number
 
 TokenIds: TypeAlias = Sequence[Sequence[int]]  # the tokens of each of several responses
 _SHOWN_CHARS = 80

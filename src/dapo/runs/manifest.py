@@ -232,7 +232,7 @@ def provenance(
     # a process that trains has imported both already; `dapo status` does not need them
     import torch
 
-    import cpu_kernels
+    from dapo.libs import cpu_kernels
 
     options = flat_options(config)
     layers = "compiled" if cpu_kernels.is_compiled() else "not compiled"

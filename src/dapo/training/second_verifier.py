@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from dapo.core.rng import keyed_seed, keyed_uniforms
+from dapo.libs.sample_intervals import difference_interval
 from dapo.rewards.combine import Judge
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.types import Group, Verdict
-from sample_intervals import difference_interval
 
 
 @dataclass(frozen=True)

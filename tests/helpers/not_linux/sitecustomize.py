@@ -44,7 +44,7 @@ MISSING = {
     "resource": {"prlimit", "RLIMIT_MSGQUEUE", "RLIMIT_NICE", "RLIMIT_RTPRIO", "RLIMIT_SIGPENDING"},
 }
 NOT_THERE = ("/proc", "/dev/shm")
-OURS = ("dapo", "code_sandbox")
+OURS = ("dapo",)
 
 
 def refused(limit: int, bounds: tuple[int, int]) -> None:

@@ -15,10 +15,10 @@ from dapo.analysis.ablate.experiment import ACCURACY, Panel, file_name
 from dapo.analysis.ablate.results import Results
 from dapo.analysis.ablate.table import make_table
 from dapo.core.errors import DataError
+from dapo.libs.sample_intervals import student_quantile
 from dapo.runs.curves import frame, new_figure, plain_text, save_figure
 from dapo.runs.metric_table import metric_of
 from dapo.runs.panels import COLOURS, INK, held_out_unit, metric_unit, smoothed
-from sample_intervals import student_quantile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dapo.analysis.ablate.results import ENDED, Results
-from sample_intervals import mean_over_seeds, two_way_difference, two_way_mean
+from dapo.libs.sample_intervals import mean_over_seeds, two_way_difference, two_way_mean
 
 FIGURES = ("tokens", "seconds", "steps", "length", "truncated", "entropy", "skipped")
 """The numbers of a run that the table shows as means over seeds."""

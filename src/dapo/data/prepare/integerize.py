@@ -16,8 +16,8 @@ from dapo.core.rng import keyed_seed
 from dapo.data.prepare import normalize
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import ANSWER_COLUMNS, PROMPT_COLUMNS, other_fields, problem_id
+from dapo.libs.strict_math.text import final_part, marked_answer, strip_formatting
 from dapo.types import Message, Problem, content_text
-from strict_math.text import final_part, marked_answer, strip_formatting
 
 Generate: TypeAlias = Callable[[str, int], str]  # maps a request and a seed to the model's response
 Action: TypeAlias = Literal["unchanged", "rewritten", "rejected"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
-from strict_math.text import INTEGER, plain_number, strip_formatting
+from dapo.libs.strict_math.text import INTEGER, plain_number, strip_formatting
 
 AnswerType: TypeAlias = Literal["integer", "number", "fraction", "expression", "letter", "text"]
 ANSWER_TYPES: tuple[AnswerType, ...] = (

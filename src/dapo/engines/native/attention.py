@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from cpu_kernels import Rows, attend
 from dapo.core.errors import EngineError
+from dapo.libs.cpu_kernels import Rows, attend
 
 NAME = "dapo_native"
 UNSUPPORTED = {

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from cpu_kernels import Rows, can_attend, store_positions_
 from dapo.engines.native.attention import RowLengths, VarlenAttention
 from dapo.engines.native.decode_graphs import DecodeGraphs
 from dapo.engines.native.device_memory import upload
+from dapo.libs.cpu_kernels import Rows, can_attend, store_positions_
 
 BLOCK = 64  # positions; capacity grows by at least half, in whole blocks, so that copying is rare
 # attention runs over a multiple of this number of positions, which is faster; the mask hides the

@@ -8,8 +8,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from cpu_kernels import is_compiled
-from cpu_kernels.prepacked import COMPILED, DEFAULT_KERNELS, LAYERS, prepack_linears
 from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_uniforms
 from dapo.engines.native import attention
@@ -17,6 +15,8 @@ from dapo.engines.native.forward import Forward
 from dapo.engines.native.fused_layers import fuse_prepacked_layers
 from dapo.engines.native.fused_weight_layers import fuse_weight_layers
 from dapo.engines.native.model_kernels import ModelKernels, model_kernels_for
+from dapo.libs.cpu_kernels import is_compiled
+from dapo.libs.cpu_kernels.prepacked import COMPILED, DEFAULT_KERNELS, LAYERS, prepack_linears
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
@@ -68,7 +68,7 @@ def patch_model(
     if compiled and not is_compiled():
         raise EngineError(
             "rollout.native.kernels: the run uses compiled layers, and this installation has none"
-            " for this processor; install a C++ compiler (g++), then run python -m cpu_kernels"
+            " for this processor; install a C++ compiler (g++), then run python -m dapo.libs.cpu_kernels"
         )
     model_kernels = model_kernels or model_kernels_for(
         model, reproducible=reproducible, compiled=compiled

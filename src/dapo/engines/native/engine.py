@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import cpu_kernels
-from cpu_kernels.prepacked import DEFAULT_KERNELS
 from dapo.config.rollout_options import NativeConfig, RolloutConfig
 from dapo.core.memory import explain_out_of_memory
 from dapo.engines.engine import WeightSource
@@ -31,6 +29,8 @@ from dapo.engines.native.model_kernels import ModelKernels
 from dapo.engines.native.scheduler import RunningSequence, Scheduler
 from dapo.engines.native.token_sampling import SamplingSettings, UniformDraws, sample
 from dapo.engines.request_checks import EngineState, require_finite
+from dapo.libs import cpu_kernels
+from dapo.libs.cpu_kernels.prepacked import DEFAULT_KERNELS
 from dapo.types import Generation, GenerationRequest
 
 # positions in a prefill of several prompts, padding included: bounds its activations

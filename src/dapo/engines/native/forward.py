@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from cpu_kernels import Rows, can_attend
-from cpu_kernels.prepacked import prepacked_weights
 from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.cache import ContinuedCache, PromptCache, SlotCache
@@ -21,6 +19,8 @@ from dapo.engines.native.fused_layers import CompiledDecoder
 from dapo.engines.native.fused_weight_layers import FusedWeightKernels
 from dapo.engines.native.model_kernels import ModelKernels, head_width
 from dapo.engines.request_checks import require_all_weights, require_shape
+from dapo.libs.cpu_kernels import Rows, can_attend
+from dapo.libs.cpu_kernels.prepacked import prepacked_weights
 
 
 @dataclass(frozen=True)

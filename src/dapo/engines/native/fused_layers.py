@@ -21,16 +21,16 @@ from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from cpu_kernels import DecoderLayers, Rows, can_decode, decode_, rms_norm, rotate_
-from cpu_kernels.prepacked import (
+from dapo.engines.native.attention import native_attention
+from dapo.engines.native.cache import KeyValueCache, SlotCache
+from dapo.libs.cpu_kernels import DecoderLayers, Rows, can_decode, decode_, rms_norm, rotate_
+from dapo.libs.cpu_kernels.prepacked import (
     DEFAULT_KERNELS,
     CompiledWeight,
     FusedQKVLinear,
     can_prepack,
     prepack_linears,
 )
-from dapo.engines.native.attention import native_attention
-from dapo.engines.native.cache import KeyValueCache, SlotCache
 
 FAMILIES = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 """Layers with the same modules in the same order; the last family also normalizes queries and keys.

@@ -17,11 +17,18 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-import cpu_kernels
-from cpu_kernels.prepacked import COMPILED, KERNELS, LAYERS, default_kernel, multiplies, shape_name
 from dapo.config.rollout_options import NativeConfig
 from dapo.core.files import atomic_write_json, cache_folder, open_no_link
 from dapo.core.processor import cpu_model, vector_extensions
+from dapo.libs import cpu_kernels
+from dapo.libs.cpu_kernels.prepacked import (
+    COMPILED,
+    KERNELS,
+    LAYERS,
+    default_kernel,
+    multiplies,
+    shape_name,
+)
 
 MIN_ELEMENTS = 2**18
 """The smallest weight that is timed.

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import cpu_kernels
 from dapo.engines.native.device_memory import upload
+from dapo.libs import cpu_kernels
 
 BLOCK = 256  # tokens per block; near the square root of common vocabularies
 FIRST_CANDIDATES = 64

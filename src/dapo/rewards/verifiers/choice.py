@@ -6,16 +6,16 @@ import unicodedata
 from dataclasses import dataclass
 
 from dapo.core.errors import RewardError
-from dapo.rewards.verdicts import binary_verdict, error_verdict
-from dapo.types import Problem, Verdict
-from strict_math import extract_answer
-from strict_math.text import (
+from dapo.libs.strict_math import extract_answer
+from dapo.libs.strict_math.text import (
     answer_lines,
     outer_boxes,
     stated_part,
     strip_formatting,
     without_text_commands,
 )
+from dapo.rewards.verdicts import binary_verdict, error_verdict
+from dapo.types import Problem, Verdict
 
 _LETTER = r"[\(\[]?(?P<letter>[A-Za-z])[\)\]]?"
 _NAMED = (

@@ -6,12 +6,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from code_sandbox import LocalSandbox, SandboxError, Tests, UnusableTests, probe, read_tests
 from dapo.core.errors import RewardError
 from dapo.core.verifier_limits import CODE_TIME_S
+from dapo.libs.code_sandbox import (
+    LocalSandbox,
+    SandboxError,
+    Tests,
+    UnusableTests,
+    probe,
+    read_tests,
+)
+from dapo.libs.strict_math.text import fences, final_part
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict, content_text
-from strict_math.text import fences, final_part
 
 Isolation = Literal["require", "best_effort"]
 

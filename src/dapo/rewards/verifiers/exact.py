@@ -5,10 +5,10 @@ only the answer.`).
 from dataclasses import dataclass
 from typing import Literal
 
+from dapo.libs.strict_math.stated_number import last_number, response_number
+from dapo.libs.strict_math.text import answer_line, final_part, plain_number, strip_formatting
 from dapo.rewards.verdicts import binary_verdict, error_verdict, number_verdict
 from dapo.types import Problem, Verdict
-from strict_math.stated_number import last_number, response_number
-from strict_math.text import answer_line, final_part, plain_number, strip_formatting
 
 Extract = Literal["none", "answer_line", "last_number", "final"]
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
+from dapo.libs.strict_math import extract_answer
+from dapo.libs.strict_math.stated_number import last_number, stated_number
+from dapo.libs.strict_math.text import plain_number, stated_part, strip_formatting
 from dapo.rewards.verdicts import error_verdict, number_verdict
 from dapo.types import Problem, Verdict
-from strict_math import extract_answer
-from strict_math.stated_number import last_number, stated_number
-from strict_math.text import plain_number, stated_part, strip_formatting
 
 _MARK = "####"
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, require_package, try_call
+from dapo.libs.strict_math.text import final_part, marked_answer, strip_formatting
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
-from strict_math.text import final_part, marked_answer, strip_formatting
 
 TASK = "gym_task"
 CONFIG = "gym_config"

@@ -8,10 +8,10 @@ from typing import Any
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, require_package, try_call
 from dapo.core.verifier_limits import PATTERN_CPU_S
+from dapo.libs.strict_math.text import fences, final_part
 from dapo.rewards.ecma_pattern import python_pattern, translated
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
-from strict_math.text import fences, final_part
 
 FIELD = "schema"
 """The row's column that holds the schema, as a mapping or a string; without it, the reference is

@@ -4,9 +4,9 @@
 
 from functools import lru_cache
 
+from dapo.libs.strict_math import Reference, extract_answer
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
-from strict_math import Reference, extract_answer
 
 _CACHE_SIZE = 1024
 

@@ -8,9 +8,9 @@ from typing import Literal
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
 from dapo.core.verifier_limits import PATTERN_CPU_S
+from dapo.libs.strict_math.text import final_part
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
-from strict_math.text import final_part
 
 Match = Literal["full", "search"]
 

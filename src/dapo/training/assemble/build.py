@@ -24,6 +24,7 @@ from dapo.engines.checked import CheckedEngine
 from dapo.engines.continuation import ContinuingEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.evaluation.scores import EvaluationPlan
+from dapo.libs.vllm_weights import WeightSender, WeightTransfer
 from dapo.policy.model import LoadedModel
 from dapo.policy.policy import Policy
 from dapo.rewards.combine import Judge
@@ -51,7 +52,6 @@ from dapo.training.second_verifier import Audit
 from dapo.training.state import Run, TrainablePolicy
 from dapo.training.stopping import reward_test_command
 from dapo.types import Problem
-from vllm_weights import WeightSender, WeightTransfer
 
 
 @contextmanager

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+from dapo.libs.sample_intervals import difference_variance
 from dapo.runs.metric_table import is_mean_score
 from dapo.training.rules.mean_test import MeanTest
-from sample_intervals import difference_variance
 
 WINDOW = 5  # the number of last steps that a rule reads
 FIRST = 3  # the number of first steps that these are compared with

@@ -1,0 +1,916 @@
+"""Reads the options that a shell script passes to programs, by following its variables; no command
+is run.
+"""
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import yaml
+
+from .formulas import Unknown, compute
+from .reading import Reading
+from .shell_syntax import (
+    Assignment,
+    Branches,
+    Cases,
+    Chain,
+    Command,
+    Commands,
+    Function,
+    Group,
+    Loop,
+    Part,
+    Simple,
+    Test,
+    Word,
+    parse_shell,
+    parse_word,
+    parts_of,
+)
+
+MAX_COMMANDS = 20_000  # that are followed, for loops and functions that call each other
+MAX_TEXT = 2**20  # signs in one variable
+MAX_DEPTH = 20  # of functions and of text that is a command again
+
+_OPEN = "\ue000"
+_CLOSE = "\ue001"
+"""Around a piece of text whose value only the running script knows, as `$name`."""
+
+Value: TypeAlias = str | dict[str, str]  # a text, or an array by index
+_PRINTING = (
+    "echo",
+    "printf",
+    "cat",
+    "tee",
+    ":",
+    "true",
+    "false",
+    "which",
+    "command",
+    "type",
+    "cd",
+    "mkdir",
+    "rm",
+)
+_NAME = r"[A-Za-z_]\w*"
+_OPTION = re.compile(rf"(?:\+{{0,2}}|~)({_NAME}(?:[.@/][\w@/-]+)*)=(.*)", flags=re.DOTALL)
+_STRAY = re.compile(rf"(?:\+{{0,2}}|~){_NAME}(?:\.\w+)+=.*", flags=re.DOTALL)
+_FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", flags=re.DOTALL)
+_FILE = re.compile(r"@.*|.*\.(?:ya?ml|json|toml|txt|cfg|conf|args)", flags=re.DOTALL)
+_LAUNCHERS = ("accelerate.commands.launch", "torch.distributed.run", "torch.distributed.launch")
+_COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node")
+
+
+def read_shell(text: str, environment: Mapping[str, str]) -> list[Reading]:
+    """The commands of a script that have options, with the values of its variables, or Unknown if
+    they are not known.
+
+    `environment` has the variables that are set outside of the script. Raises ValueError for what
+    is not closed.
+
+    Example:
+        >>> read_shell("n=4; python3 -m main_ppo data.train_batch_size=$((n * 8))", {})[0].options
+        {'data.train_batch_size': 32}
+    """
+    shell = _Shell(dict(environment))
+    with suppress(_Exit):
+        shell.follow(parse_shell(text))
+    for reading in shell.found:
+        reading.unread = [*dict.fromkeys([*reading.unread, *shell.unread])]
+        reading.assumed = [*dict.fromkeys([*reading.assumed, *shell.assumed])]
+    return shell.found
+
+
+class _Exit(Exception):
+    """The script ends, or the function returns."""
+
+
+@dataclass
+class _Shell:
+    """The state of a shell that only follows values."""
+
+    variables: dict[str, Value]
+    found: list[Reading] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+    functions: dict[str, Commands] = field(default_factory=dict)
+    arguments: list[str] | None = None  # of a function, or by `set --`
+    num_commands: int = 0
+    depth: int = 0
+    branch: str = ""  # the undecided branch that is followed
+
+    # --- commands
+
+    def follow(self, commands: Commands) -> None:
+        for command in commands:
+            self.num_commands += 1
+            if self.num_commands > MAX_COMMANDS:
+                raise ValueError(
+                    f"line {command.line}: the script has over {MAX_COMMANDS} commands to follow"
+                )
+            self._follow_one(command)
+
+    def _follow_one(self, command: Command) -> None:
+        match command:
+            case Simple():
+                self._simple(command)
+            case Group(body=body, is_subshell=is_subshell):
+                before = dict(self.variables)
+                self._guarded(body)
+                if is_subshell:
+                    self.variables = before
+            case Chain():
+                self._chain(command)
+            case Branches():
+                self._branches(command)
+            case Cases():
+                self._cases(command)
+            case Loop():
+                self._loop(command)
+            case Function(name=name, body=body):
+                self.functions[name] = body
+            case Test(formula=formula):
+                for each in filter(None, formula.split(",")):
+                    self._assign_formula(each)
+
+    def _guarded(self, body: Commands) -> bool:
+        """Follow commands that may end the script; returns whether they do."""
+        try:
+            self.follow(body)
+        except _Exit:
+            return True
+        return False
+
+    def _chain(self, chain: Chain) -> None:
+        verdict = self._truth(chain.first)
+        if verdict is None:
+            # an ordinary command is taken to succeed
+            self.follow(chain.first)
+            verdict = (
+                True
+                if not isinstance(chain.first[-1], Test) and not self._is_test(chain.first[-1])
+                else None
+            )
+        if verdict is None:
+            self._either([chain.then], chain.line, has_rest=True)
+        elif verdict == chain.is_and:
+            self._guarded(chain.then)
+
+    def _branches(self, command: Branches) -> None:
+        open_branches: list[Commands] = []
+        for condition, body in command.branches:
+            verdict = True if condition is None else self._truth(condition)
+            if verdict is False:
+                continue
+            open_branches.append(body)
+            if verdict:
+                self._either(open_branches, command.line, has_rest=False)
+                return
+        self._either(open_branches, command.line, has_rest=True)
+
+    def _cases(self, command: Cases) -> None:
+        word = self._text(command.word)
+        if _OPEN in word and not self._is_unset(command.word):
+            self._either([body for _, body in command.branches], command.line, has_rest=True)
+            return
+        word = "" if _OPEN in word else word
+        for patterns, body in command.branches:
+            texts = [self._text(pattern) for pattern in patterns]
+            if any(_OPEN in each for each in texts):
+                self._either([body], command.line, has_rest=True)
+            elif any(fnmatch.fnmatchcase(word, each) for each in texts):
+                self._either([body], command.line, has_rest=False)
+                return
+
+    def _either(self, bodies: Sequence[Commands], line: int, *, has_rest: bool) -> None:
+        """Follow one of several branches, or where several are possible each of them; their values
+        are then unknown.
+        """
+        if not bodies:
+            return
+        if len(bodies) == 1 and not has_rest:
+            before = dict(self.variables)
+            if self._guarded(bodies[0]) and not self.branch:
+                self.assumed.append(f"line {line}: a branch that ends the script is not taken")
+                self.variables = before
+            return
+        before = self.variables
+        branch = self.branch
+        ends = [dict(before)] if has_rest else []
+        num_found = len(self.found)
+        self.branch = branch or f"line {line}"
+        for body in bodies:
+            self.variables = dict(before)
+            if not self._guarded(body):
+                ends.append(self.variables)
+        self.branch = branch
+        self.variables = self._merged(before, ends, line)
+        if len(self.found) > num_found:
+            self.assumed.append(
+                f"line {line}: which branch is taken is known only when the script runs"
+            )
+
+    def _merged(
+        self, before: dict[str, Value], ends: Sequence[dict[str, Value]], line: int
+    ) -> dict[str, Value]:
+        """The variables behind several branches: those that differ are unknown."""
+        if not ends:
+            return before
+        merged: dict[str, Value] = {}
+        for name in dict.fromkeys(name for end in ends for name in end):
+            values = [end.get(name) for end in ends]
+            first = values[0]
+            if all(value == first for value in values) and first is not None:
+                merged[name] = first
+                continue
+            shown = " or ".join(
+                dict.fromkeys(_plain(_joined(value)) if value else "nothing" for value in values)
+            )
+            merged[name] = f"{_OPEN}${name} (line {line}: {shown}){_CLOSE}"
+        return merged
+
+    def _loop(self, loop: Loop) -> None:
+        if not loop.name:
+            assigned = sorted(set(_assigned_in(loop.body)))
+            if assigned:
+                self.assumed.append(
+                    f"line {loop.line}: a loop is not followed, which may set {', '.join(assigned)}"
+                )
+            self._look_into(loop.body, loop.line)
+            return
+        items = [item for word in loop.words for item in self._fields(word)]
+        if any(_OPEN in item for item in items) or not items:
+            items = [f"{_OPEN}${loop.name}{_CLOSE}"]
+        num_found = len(self.found)
+        for item in items:
+            self.variables[loop.name] = item
+            if self._guarded(loop.body):
+                break
+        if len(items) > 1 and len(self.found) > num_found:
+            shown = " ".join(map(_plain, items))
+            self.assumed.append(f"line {loop.line}: a loop runs for each of {loop.name} = {shown}")
+
+    def _look_into(self, body: Commands, line: int) -> None:
+        """Follow commands that may run, without what they do to variables."""
+        before = dict(self.variables)
+        branch = self.branch
+        num_found = len(self.found)
+        self.branch = branch or f"line {line}"
+        self._guarded(body)
+        self.variables = before
+        self.branch = branch
+        if len(self.found) > num_found:
+            self.assumed.append(f"line {line}: a loop is followed once")
+
+    def _simple(self, command: Simple) -> None:
+        before = dict(self.variables)
+        for assignment in command.assignments:
+            self._assign(assignment)
+        fields = [word for word in command.words if not isinstance(word, Assignment)]
+        words = [text for word in fields for text in self._fields(word)]
+        if not words:
+            return
+        name = words[0].rpartition("/")[2]
+        if name in ("export", "declare", "local", "readonly", "typeset"):
+            for word in command.words:
+                if isinstance(word, Assignment):
+                    self._assign(word)
+            return
+        self._run(name, words, command)
+        if command.assignments and name not in self.functions and name not in (":", "set"):
+            self.variables = before
+
+    def _run(self, name: str, words: list[str], command: Simple) -> None:  # noqa: C901, PLR0912 (a case for each)
+        """Follow a command whose words are known."""
+        if name in ("exit", "return") or (name == "exec" and len(words) == 1):
+            raise _Exit
+        command_flag = _short_flag(words, "c") if name in ("bash", "sh", "zsh") else None
+        if name in self.functions and self.depth < MAX_DEPTH:
+            self._call(self.functions[name], words[1:])
+        elif name == "set":
+            if "--" in words:
+                self.arguments = words[words.index("--") + 1 :]
+        elif name == "shift":
+            self.arguments = (self.arguments or [])[1:]
+        elif name == "unset":
+            for each in words[1:]:
+                self.variables.pop(each, None)
+        elif name in ("read", "mapfile", "readarray"):
+            self._read(words, command)
+        elif name in ("source", "."):
+            self.assumed.append(f"line {command.line}: {_shown(words)} is not read")
+        elif name == "let":
+            for each in words[1:]:
+                self._assign_formula(each)
+        elif name == "eval":
+            self._nested(" ".join(words[1:]), command)
+        elif command_flag:
+            script = words[command_flag + 1 : command_flag + 2]
+            self._nested("".join(script), command)
+        elif name == "printf" and words[1:2] == ["-v"] and len(words) > 2:
+            self.variables[words[2]] = f"{_OPEN}${words[2]}{_CLOSE}"
+        elif name in _PRINTING:
+            if command.heredocs:
+                self.assumed.append(f"line {command.line}: a here-document of `{name}` is not read")
+        elif name not in ("[", "test", "trap", "alias"):
+            self._program(words, command)
+
+    def _call(self, body: Commands, arguments: list[str]) -> None:
+        before = self.arguments
+        self.arguments = arguments
+        self.depth += 1
+        self._guarded(body)
+        self.depth -= 1
+        self.arguments = before
+
+    def _nested(self, text: str, command: Simple) -> None:
+        """A text that is run as commands."""
+        if self.depth >= MAX_DEPTH:
+            return
+        self.depth += 1
+        try:
+            self._guarded(parse_shell(_hidden(text), command.line))
+        except ValueError:
+            self.unread.append(f"line {command.line}: {_plain(text)}")
+        self.depth -= 1
+
+    def _read(self, words: list[str], command: Simple) -> None:
+        """`read NAME`, which takes a here-document where there is one."""
+        names = [word for word in words[1:] if re.fullmatch(_NAME, word)]
+        takes_all = any(word in ("-d", "-rd", "-d ") for word in words)
+        for name in names:
+            self.variables[name] = f"{_OPEN}${name}{_CLOSE}"
+        if takes_all and len(names) == 1 and command.heredocs:
+            self.variables[names[0]] = self._text(command.heredocs[-1])
+
+    def _program(self, words: list[str], command: Simple) -> None:
+        """A command that may be a trainer."""
+        if _STRAY.fullmatch(words[0]):
+            self.unread.append(
+                f"line {command.line}: {_plain(words[0])} stands outside of a command"
+            )
+            return
+        start = _program_end(words)
+        reading = Reading(command=_shown(words[:start]), line=command.line)
+        reading.num_processes = _num_processes(words[:start])
+        _read_arguments(words[start:], reading)
+        for word in command.heredocs:
+            reading.unread.append(
+                f"line {command.line}: a here-document, {_shown([self._text(word)])}"
+            )
+        if reading.options or reading.unread:
+            if self.branch:
+                reading.assumed.append(
+                    f"line {command.line}: the command stands in a branch ({self.branch})"
+                )
+            self.found.append(reading)
+
+    # --- conditions
+
+    @staticmethod
+    def _is_test(command: Command) -> bool:
+        if not isinstance(command, Simple) or not command.words:
+            return False
+        first = command.words[0]
+        return isinstance(first, tuple) and "".join(part.text for part in first) in (
+            "[",
+            "test",
+            "!",
+            "grep",
+        )
+
+    def _truth(self, commands: Commands) -> bool | None:
+        """Whether a condition holds; None: it is known only when the script runs."""
+        if len(commands) != 1:
+            return None
+        match commands[0]:
+            case Simple(words=words) if words and not any(
+                isinstance(word, Assignment) for word in words
+            ):
+                texts = [self._condition_text(word) for word in words if isinstance(word, tuple)]
+                if texts[0] in ("true", ":"):
+                    return True
+                if texts[0] == "false":
+                    return False
+                if texts[0] == "[" and texts[-1] == "]":
+                    return _compared(texts[1:-1])
+                return _compared(texts[1:]) if texts[0] == "test" else None
+            case Test(words=words) if words:
+                return self._double_bracket([self._condition_text(word) for word in words])
+            case Test(formula=formula):
+                found = self._computed(formula)
+                return None if _OPEN in found else found != "0"
+            case Group(body=(Simple(words=[(Part(text="!"),)]), other)):
+                inner = self._truth((other,))
+                return None if inner is None else not inner
+            case Chain(first=first, then=then, is_and=is_and):
+                left = self._truth(first)
+                if left is None:
+                    return None
+                return self._truth(then) if left == is_and else left
+        return None
+
+    def _double_bracket(self, words: list[str]) -> bool | None:
+        for sign, decides in (("||", True), ("&&", False)):
+            if sign in words:
+                at = words.index(sign)
+                left = self._double_bracket(words[:at])
+                right = self._double_bracket(words[at + 1 :])
+                if decides in (left, right):
+                    return decides
+                return None if None in (left, right) else not decides
+        return _compared(words)
+
+    def _condition_text(self, word: Word) -> str:
+        """The text of a word in a condition, in which a variable that nobody set is empty, as it is
+        here.
+        """
+        text = self._text(word)
+        return "" if _OPEN in text and self._is_unset(word) else text
+
+    def _is_unset(self, word: Word) -> bool:
+        """Whether a word is one variable that the script does not set."""
+        named = [part for part in word if part.text]
+        return (
+            len(named) == 1
+            and named[0].kind == "variable"
+            and self._value_of(named[0].text, asked=True) is None
+        )
+
+    # --- variables
+
+    def _assign(self, assignment: Assignment) -> None:
+        name = assignment.name
+        before = self.variables.get(assignment.name)
+        if assignment.is_array:
+            given = [text for word in assignment.value for text in self._fields(word)]  # type: ignore[arg-type]
+            items = dict(before) if assignment.is_added and isinstance(before, dict) else {}
+            if assignment.is_added and isinstance(before, str) and before:
+                items = {"0": before}
+            for text in given:
+                key = re.match(r"\[([^\]]+)\]=", text)
+                index = str(len(items)) if key is None else key[1].strip("'\"")
+                items[index] = text if key is None else text[key.end() :]
+            self.variables[name] = items
+            return
+        value = self._text(assignment.value)  # type: ignore[arg-type]
+        if assignment.index is not None:
+            index = self._text(parts_of(assignment.index)).strip("'\"")
+            items = dict(before) if isinstance(before, dict) else {}
+            items[index] = f"{items.get(index, '')}{value}" if assignment.is_added else value
+            self.variables[name] = items
+        elif assignment.is_added:
+            start = _joined(before) if before is not None else ""
+            self.variables[name] = f"{start}{value}"[:MAX_TEXT]
+        else:
+            self.variables[name] = value
+
+    def _assign_formula(self, text: str) -> None:
+        """An assignment of arithmetic: `x = 3`, `x += 1`, `x++`."""
+        match = re.fullmatch(
+            rf"\s*({_NAME})\s*(\+\+|--|([-+*/%]?)=(?!=)(.*))\s*", text, flags=re.DOTALL
+        )
+        if match is None:
+            return
+        name, whole, sign, formula = match.groups()
+        if whole in ("++", "--"):
+            sign = whole[0]
+            formula = "1"
+        self.variables[name] = self._computed(f"{name} {sign} ({formula})" if sign else formula)
+
+    def _value_of(self, source: str, *, asked: bool = False) -> list[str] | None:
+        """The texts of a variable by what stands in its braces; None: nobody set it.
+
+        `asked` only asks for that.
+        """
+        match = re.fullmatch(rf"({_NAME}|[0-9@*#?$!-])(?:\[([^\]]*)\])?", source)
+        if match is None:
+            variable = re.match(_NAME, source) if asked else None
+            is_unset = variable is not None and variable[0] not in self.variables
+            return None if is_unset else [""]
+        name, index = match.groups()
+        if name in ("@", "*"):
+            return self.arguments
+        if name == "#":
+            return None if self.arguments is None else [str(len(self.arguments))]
+        if name.isdigit():
+            given = self.arguments if self.arguments is not None else []
+            is_given = 0 < int(name) <= len(given)
+            return [given[int(name) - 1]] if is_given else None
+        value = self.variables.get(name)
+        if value is None:
+            return None
+        if isinstance(value, str):
+            return [value]
+        if index in ("@", "*"):
+            return [*value.values()]
+        found = value.get(self._index(index or "0", value))
+        return None if found is None else [found]
+
+    def _index(self, text: str, array: dict[str, str]) -> str:
+        expanded = self._text(parts_of(text)).strip("'\"")
+        if expanded in array:
+            return expanded
+        found = self._computed(expanded)
+        return str(len(array) + int(found)) if _is_integer(found) and int(found) < 0 else found
+
+    # --- words
+
+    def _text(self, word: Word) -> str:
+        """The text of a word that is not split."""
+        texts: list[str] = []
+        for i, part in enumerate(word):
+            found = " ".join(self._expanded(part))
+            is_home = (
+                i == 0 and part.kind == "text" and not part.is_quoted and found.startswith("~/")
+            )
+            home = self.variables.get("HOME")
+            texts.append(f"{home}{found[1:]}" if is_home and isinstance(home, str) else found)
+        return "".join(texts)[:MAX_TEXT]
+
+    def _fields(self, word: Word) -> list[str]:
+        """The words that a word becomes: what is not quoted is split at spaces, an array gives a
+        word for each item.
+        """
+        fields: list[str] = []
+        is_open = False
+        for part in word:
+            texts = self._expanded(part)
+            if part.kind == "text":
+                texts = ["".join(texts)]
+            elif part.is_quoted and not _is_list(part.text):
+                texts = [" ".join(texts)]
+            elif not part.is_quoted:
+                joined = " ".join(texts)
+                if is_open and joined[:1].isspace():
+                    is_open = False
+                ends_open = not joined[-1:].isspace()
+                texts = _split(joined)
+                if not texts:
+                    continue
+                self._append(fields, texts, is_open=is_open)
+                is_open = ends_open
+                continue
+            if not texts:
+                continue
+            self._append(fields, texts, is_open=is_open)
+            is_open = True
+        return fields
+
+    @staticmethod
+    def _append(fields: list[str], texts: list[str], *, is_open: bool) -> None:
+        if is_open and fields:
+            fields[-1] += texts[0]
+            texts = texts[1:]
+        fields += texts
+
+    def _expanded(self, part: Part) -> list[str]:
+        """The texts of a part; what is not known stands between two marks."""
+        if part.kind == "text":
+            return [part.text]
+        if part.kind == "arithmetic":
+            return [self._computed(part.text)]
+        if part.kind == "command":
+            return self._substituted(part.text)
+        return self._variable(part.text)
+
+    def _substituted(self, text: str) -> list[str]:
+        """`$(text)`: a comment gives nothing, `echo` its words; anything else is not run."""
+        unknown = [f"{_OPEN}$({' '.join(text.split())}){_CLOSE}"]
+        try:
+            commands = parse_shell(text)
+        except ValueError:
+            return unknown
+        if not commands:
+            return []
+        if len(commands) > 1 or not isinstance(commands[0], Simple) or commands[0].assignments:
+            return unknown
+        words = [
+            each
+            for word in commands[0].words
+            if isinstance(word, tuple)
+            for each in self._fields(word)
+        ]
+        if words == ["cat"] and len(commands[0].heredocs) == 1:
+            return [self._text(commands[0].heredocs[0]).rstrip("\n")]
+        if words[:1] == ["echo"] and not any(word.startswith("-") for word in words[1:]):
+            return [" ".join(words[1:])]
+        return unknown
+
+    def _variable(self, source: str) -> list[str]:
+        is_name = re.fullmatch(r"\w+|[@*#?!$-]", source) is not None
+        shown = [f"{_OPEN}${source}{_CLOSE}" if is_name else f"{_OPEN}${{{source}}}{_CLOSE}"]
+        if source.startswith("#") and len(source) > 1:
+            values = self._value_of(source[1:])
+            if values is None:
+                return shown
+            return [str(len(values) if source.endswith(("[@]", "[*]")) else len(values[0]))]
+        if source.startswith("!"):
+            name = self._value_of(source[1:])
+            return (
+                shown
+                if name is None or not re.fullmatch(_NAME, name[0])
+                else self._variable(name[0])
+            )
+        match = re.match(rf"({_NAME}|[0-9@*#?$!-])(?:\[[^\]]*\])?", source)
+        if match is None:
+            return shown
+        values = self._value_of(match[0])
+        rest = source[match.end() :]
+        if not rest:
+            return shown if values is None else values
+        return self._operated(match[0], values, rest, shown)
+
+    def _operated(  # noqa: C901, PLR0911, PLR0912 (a case for each operator)
+        self, name: str, values: list[str] | None, rest: str, shown: list[str]
+    ) -> list[str]:
+        """`${name:-word}` and the other operators of braces."""
+        is_known = values is not None and _OPEN not in "".join(values)
+        if match := re.match(r":?[-=+?]", rest):
+            sign = match[0]
+            word = rest[match.end() :]
+            is_missing = values is None or (sign[0] == ":" and not "".join(values))
+            if sign[-1] == "+":
+                return [] if is_missing else [self._text(parse_word(word))]
+            if not is_missing:
+                return values or [""]
+            if sign[-1] == "?":
+                return shown
+            parsed = parse_word(word)
+            default = self._text(parsed)
+            if sign[-1] == "=":
+                self.variables[name] = default
+            whole = [part for part in parsed if part.text]
+            if len(whole) == 1 and whole[0].kind == "variable":
+                return self._variable(whole[0].text)
+            return [default]
+        if not is_known or values is None:
+            return shown
+        if match := re.match(r"##?|%%?", rest):
+            pattern = self._text(parse_word(rest[match.end() :]))
+            return (
+                shown if _OPEN in pattern else [_cut(value, match[0], pattern) for value in values]
+            )
+        if rest.startswith("/"):
+            is_all = rest.startswith("//")
+            pattern, _, other = rest.lstrip("/").partition("/")
+            regex = _regex(self._text(parse_word(pattern)))
+            new = self._text(parse_word(other))
+            return [
+                re.sub(regex, lambda _: new, value, count=0 if is_all else 1) for value in values
+            ]
+        if rest in ("^^", ",,", "^", ","):
+            change = str.upper if rest[0] == "^" else str.lower
+            return [
+                change(value) if len(rest) == 2 else change(value[:1]) + value[1:]
+                for value in values
+            ]
+        if match := re.fullmatch(r":\s*(\(?\s*-?[^:]+?\)?)(?::(.+))?", rest, flags=re.DOTALL):
+            start = self._computed(match[1])
+            length = self._computed(match[2] or "0")
+            if not _is_integer(start) or not _is_integer(length):
+                return shown
+            stop = None if match[2] is None else int(length)
+            if name.endswith(("[@]", "[*]", "@", "*")):
+                first = int(start) - (name in ("@", "*") and int(start) > 0)
+                return values[first:] if stop is None else values[first : first + stop]
+            text = values[0][int(start) :]
+            return [text[:stop]]
+        return shown
+
+    def _computed(self, text: str) -> str:
+        """The value of arithmetic, or its text between marks."""
+        source = self._text(parts_of(text))
+        names: dict[str, Any] = {}
+        for name in set(re.findall(_NAME, source)):
+            value = self.variables.get(name)
+            if isinstance(value, str) and _is_integer(value):
+                names[name] = int(value)
+            elif (
+                isinstance(value, str) and re.fullmatch(r"[\w\s()*/%+-]+", value) and value != name
+            ):
+                inner = self._computed(value) if self.depth < MAX_DEPTH else ""
+                names |= {name: int(inner)} if _is_integer(inner) else {}
+        try:
+            if _OPEN in source:
+                raise ValueError(source)
+            found = compute(_as_python(source), names)
+            return str(int(found))
+        except (ValueError, TypeError, ArithmeticError):
+            return f"{_OPEN}$(({' '.join(_plain(source).split())})){_CLOSE}"
+
+
+def _as_python(text: str) -> str:
+    """A formula of the shell as one of Python: integer division, `a ? b : c`, `&&`, `||`, `!`."""
+    if match := re.fullmatch(r"([^?]+)\?([^?:]+):(.+)", text, flags=re.DOTALL):
+        condition, first, second = (_as_python(each) for each in match.groups())
+        return f"(({first}) if ({condition}) else ({second}))"
+    text = text.replace("&&", " and ").replace("||", " or ").replace("/", "//")
+    return " ".join(re.sub(r"!(?!=)", " not ", text).split())
+
+
+def _read_arguments(words: Sequence[str], reading: Reading) -> None:  # noqa: PLR0912 (a case for each form)
+    """Sort the words behind a program into options and what is not read."""
+    i = 0
+    while i < len(words):
+        word = words[i]
+        i += 1
+        if match := _FLAG.fullmatch(word):
+            name, value = match.groups()
+            given: list[str] = [] if value is None else [value]
+            while (
+                value is None
+                and i < len(words)
+                and not words[i].startswith("--")
+                and not _is_open_word(words[i])
+            ):
+                if _OPTION.fullmatch(words[i]) and "." in words[i].partition("=")[0]:
+                    break
+                given.append(words[i])
+                i += 1
+            if _OPEN in name:
+                reading.unread.append(f"line {reading.line}: {_plain(word)}")
+            else:
+                typed = [_typed(each) for each in given]
+                unknown = next((each for each in typed if isinstance(each, Unknown)), None)
+                reading.options[name] = typed[0] if len(typed) == 1 else unknown or typed or True
+        elif match := _OPTION.fullmatch(word):
+            name, value = match.groups()
+            if word.startswith("~"):
+                reading.unread.append(f"line {reading.line}: {_plain(word)} removes an option")
+            elif _OPEN in name:
+                reading.unread.append(f"line {reading.line}: {_plain(word)}")
+            else:
+                reading.options[name] = _typed(value)
+        elif _is_open_word(word) and re.fullmatch(rf"{_OPEN}\$\{{?[@*0-9]\}}?{_CLOSE}", word):
+            reading.assumed.append(
+                f"line {reading.line}: {_plain(word)}, the script's arguments, is taken as empty"
+            )
+        elif _OPEN in word or "=" in word or _FILE.fullmatch(word) or word.startswith(("~", "+")):
+            reading.unread.append(f"line {reading.line}: {_plain(word)}")
+        elif word.strip():
+            reading.assumed.append(f"line {reading.line}: {_plain(word)} is no option")
+
+
+def _is_open_word(word: str) -> bool:
+    """Whether a whole word is unknown, which may be any number of options."""
+    return word.startswith(_OPEN) and word.endswith(_CLOSE) and word.count(_OPEN) == 1
+
+
+def _program_end(words: Sequence[str]) -> int:
+    """The position behind the program that options are for, and its launchers: `accelerate launch
+    train.py`.
+    """
+    for i, word in enumerate(words):
+        if word.endswith(".py") and not word.startswith("-"):
+            return i + 1
+        if word == "-m" and i + 1 < len(words) and words[i + 1] not in _LAUNCHERS:
+            return i + 2
+        if word.rpartition("/")[2] in ("trl", "swift") and i + 1 < len(words):
+            return i + 2
+    return 1
+
+
+def _num_processes(words: Sequence[str]) -> int | None:
+    """The number of processes that a launcher starts, from its own options."""
+    for i, word in enumerate(words):
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and name in _COUNTS:
+            given = value if equals else "".join(words[i + 1 : i + 2])
+            return int(given) if given.isdigit() and int(given) > 0 else None
+    return None
+
+
+def _assigned_in(commands: Commands) -> list[str]:
+    """The names of the variables that commands set."""
+    found: list[str] = []
+    for command in commands:
+        match command:
+            case Simple(assignments=assignments, words=words):
+                found += [
+                    each.name for each in (*assignments, *words) if isinstance(each, Assignment)
+                ]
+            case Group(body=body) | Loop(body=body):
+                found += _assigned_in(body)
+            case Branches(branches=branches):
+                found += [name for _, body in branches for name in _assigned_in(body)]
+            case Cases(branches=cases):
+                found += [name for _, body in cases for name in _assigned_in(body)]
+            case Chain(first=first, then=then):
+                found += _assigned_in((*first, *then))
+    return found
+
+
+def _compared(words: Sequence[str]) -> bool | None:
+    """The verdict of `test`; None: it is known only when the script runs."""
+    if words[:1] == ["!"]:
+        inner = _compared(words[1:])
+        return None if inner is None else not inner
+    if any(_OPEN in word for word in words):
+        return None
+    match words:
+        case [text]:
+            return bool(text)
+        case ["-z", text]:
+            return not text
+        case ["-n", text]:
+            return bool(text)
+        case [left, "=" | "==", right]:
+            return fnmatch.fnmatchcase(left, right)
+        case [left, "!=", right]:
+            return not fnmatch.fnmatchcase(left, right)
+        case [left, "=~", right]:
+            try:
+                return re.search(right, left) is not None if len(right) < 100 else None
+            except re.error:
+                return None
+        case [left, sign, right] if (
+            sign in _NUMERIC and _is_integer(left or "0") and _is_integer(right or "0")
+        ):
+            difference = int(left or "0") - int(right or "0")
+            return (difference > 0) - (difference < 0) in _NUMERIC[sign]
+    return None
+
+
+_NUMERIC = {"-eq": (0,), "-ne": (-1, 1), "-lt": (-1,), "-le": (-1, 0), "-gt": (1,), "-ge": (0, 1)}
+
+
+def _short_flag(words: Sequence[str], letter: str) -> int | None:
+    """The position of the words' flag with a letter, as `-lc`."""
+    return next(
+        (i for i, word in enumerate(words) if re.fullmatch(rf"-[a-z]*{letter}", word)), None
+    )
+
+
+def _is_list(source: str) -> bool:
+    return bool(re.match(rf"@|{_NAME}\[@\]", source))
+
+
+def _is_integer(text: str) -> bool:
+    return re.fullmatch(r"-?\d{1,18}", text) is not None
+
+
+def _regex(pattern: str, *, is_short: bool = False) -> str:
+    """A pattern of the shell as a regular expression."""
+    found = ""
+    for sign in pattern:
+        if sign == "*":
+            found += ".*?" if is_short else ".*"
+        else:
+            found += "." if sign == "?" else re.escape(sign)
+    return found
+
+
+def _cut(value: str, sign: str, pattern: str) -> str:
+    """`${value#pattern}`, `##`, `%` and `%%`."""
+    lengths = range(len(value) + 1) if len(sign) == 1 else range(len(value), -1, -1)
+    for length in lengths:
+        piece = value[:length] if sign[0] == "#" else value[len(value) - length :]
+        if fnmatch.fnmatchcase(piece, pattern):
+            return value[length:] if sign[0] == "#" else value[: len(value) - length]
+    return value
+
+
+def _split(text: str) -> list[str]:
+    """Split at spaces outside of what is not known."""
+    hidden = re.sub(
+        rf"{_OPEN}[^{_CLOSE}]*{_CLOSE}", lambda match: re.sub(r"\s", "\ue002", match[0]), text
+    )
+    return [each.replace("\ue002", " ") for each in hidden.split()]
+
+
+def _joined(value: Value | None) -> str:
+    return value if isinstance(value, str) else " ".join((value or {}).values())
+
+
+def _plain(text: str) -> str:
+    """A text for people, without marks."""
+    return text.replace(_OPEN, "").replace(_CLOSE, "")
+
+
+def _hidden(text: str) -> str:
+    """A text with unknown pieces, quoted so that it can be parsed once more."""
+    return re.sub(rf"{_OPEN}([^{_CLOSE}]*){_CLOSE}", lambda match: match[0].replace("$", ""), text)
+
+
+def _shown(words: Sequence[str]) -> str:
+    text = " ".join(" ".join(map(_plain, words)).split())
+    return f"`{text if len(text) < 100 else f'{text[:97]}...'}`"
+
+
+def _typed(text: str) -> Any:
+    """The value of an option in Hydra's grammar, which is nearly that of YAML."""
+    if _OPEN in text:
+        return Unknown(_plain(text))
+    if re.fullmatch(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+", text):
+        return float(text)
+    if text.startswith("{"):
+        text = re.sub(r"([{,]\s*[\w.'\"-]+):(?=\S)", r"\1: ", text)
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text

@@ -1,0 +1,246 @@
+"""The units in which a question can be answered: the one that it requests, else those of the
+quantity it asks for.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import TypeAlias
+
+from .tokenizer import clean, tokenize
+from .units import (
+    ANY_NOUN,
+    COMPOUND,
+    Unit,
+    canonical,
+    split_unit,
+    unit_phrase,
+    unit_symbols,
+)
+from .vocabulary import (
+    DIMENSIONS,
+    GENERIC,
+    MEASURES,
+    QUANTITY_DIMENSIONS,
+    SCALES,
+    word_set,
+)
+
+_Size: TypeAlias = tuple[tuple[str, int], ...]  # each dimension with its exponent, sorted
+
+_DIMENSIONS_OF: dict[str, list[str]] = {}
+for _dimension, _names in DIMENSIONS.items():
+    for _name in _names.split():
+        _DIMENSIONS_OF.setdefault(_name, []).append(_dimension)
+_QUANTITY = {word: sizes for words, sizes in QUANTITY_DIMENSIONS.items() for word in words.split()}
+_SHARE: _Size = (("share", 1),)
+_REQUESTED = re.compile(
+    r"\b(?P<by>in|how many|how much|number"
+    r" of|what|percentage)\s+(?:(?:more|total|whole|full|additional|extra|fewer) )?"
+    r"(?=[A-Za-z$\\(])",
+    re.IGNORECASE,
+)
+_ASKED_NOUN = re.compile(
+    r"\b(?:how many|(?:what (?:is|was)|find|determine|compute|calculate) the (?:[a-z]+ )?number"
+    r" of)\s+"
+    r"((?:[A-Za-z-]+\s+){0,3}[A-Za-z-]+)",
+    re.IGNORECASE,
+)
+_ASKS = re.compile(
+    r"\b(?:what|how|find|determine|compute|calculate|evaluate|give|express)\b", re.IGNORECASE
+)
+_DIVISOR = re.compile(
+    r"(?:\bper|/|\ban?|\beach|\bevery)\s*(?P<unit>[A-Za-z]+)|\b(?P<adverb>hour|dai|week|month|year)ly\b"
+)
+_AFTER_NUMBER = re.compile(r"\d\}?\$?[ -]?(?:\\(?:text|mathrm)\{ ?)?(?P<unit>[A-Za-z]+)")
+_WORD = re.compile(r"[A-Za-z]{3,}")
+_VERBS_AFTER_NOUN = word_set(
+    "do does did is are was were will would can could has have had should must in of at on for to"
+    " from with per such that"
+)
+_TAKES_TIME = re.compile(
+    r"\bhow (?:much )?long(?:er)?(?= [^.?!]{0,200}\b(?:takes?|lasts?)\b)", re.IGNORECASE
+)
+_AMOUNT = re.compile(
+    r"\\[$]|[$](?=\d[\d.,]*(?:[.?!]?$|[.,;?!]? +(?:a |[A-Za-z]{2})))|[€£¥¢]", re.MULTILINE
+)
+"""A sign of money; `$3$` is mathematics."""
+_PERSONS = word_set("people person")
+
+
+def is_measure(name: str) -> bool:
+    """Whether a unit measures something, as a newton does: not a noun that may follow a number."""
+    return name != "unit" and (name in _DIMENSIONS_OF or name in MEASURES)
+
+
+@dataclass(frozen=True)
+class AskedUnits:
+    """The units of a question.
+
+    Attributes:
+        text: the question.
+        asking: its sentences that ask.
+    """
+
+    text: str
+    asking: str
+
+    def exclude(self, unit: Unit) -> bool:
+        """Whether an answer with this unit answers another question: minutes where it asks for a
+        number of seats.
+        """
+        if not unit:
+            return False
+        if (
+            unit == (("percent", 1),)
+            and not self.requested
+            and not self.things
+            and not self.quantity
+        ):
+            return "%" not in self.text and not re.search(r"\brate\b", self.text)
+        asked = tuple(
+            (name, power) for name, power in unit if not (power < 0 and name in self._divisors)
+        )
+        if self.requested:
+            return self.requested.isdisjoint((unit, asked))
+        if self.things:
+            return not all(self._is_thing(name) for name, _ in asked)
+        if self.quantity:
+            return self.quantity.isdisjoint(_sizes(unit) | _sizes(asked)) or self._is_another(unit)
+        is_free = {name for name, _ in unit} <= {"degree", "radian", "percent"} and not self._named
+        if is_free and "how many" not in self.asking.lower():
+            return False
+        is_measured = any(is_measure(name) and name not in self._named for name, _ in unit)
+        return is_measured or any(power < 0 for _, power in asked)
+
+    def exclude_quantity(self, name: str) -> bool:
+        """Whether a quantity has none of the dimensions that the question asks for: a perimeter,
+        asked for an area.
+        """
+        asked = {size for unit in self.requested for size in _sizes(unit)} or (
+            set() if self.things else self.quantity
+        )
+        if not asked or _SHARE in asked or name not in _QUANTITY:
+            return False  # the fraction that is shaded may be called the shaded area
+        return asked.isdisjoint(map(_size_of, _QUANTITY[name]))
+
+    def asks_quantity(self, name: str) -> bool:
+        """Whether a quantity has a dimension of the one that the question asks for."""
+        return name in _QUANTITY and not self.quantity.isdisjoint(map(_size_of, _QUANTITY[name]))
+
+    @cached_property
+    def requested(self) -> frozenset[Unit]:
+        """The units that the question requests: `in km/h`, `how many square meters`."""
+        found: set[Unit] = set()
+        for request in _REQUESTED.finditer(self.asking):
+            by = request["by"].lower()
+            phrase = unit_phrase(self.asking, request.end())
+            is_named = (
+                by == "in" and phrase.isalpha() and canonical(phrase) == phrase.lower() != "percent"
+            )  # `in week 3`
+            unit = (
+                _unit(phrase)
+                if phrase and not is_named and (by != "what" or phrase == "percent")
+                else ()
+            )
+            symbols = unit_symbols(self.asking, request.end()) if by == "in" else ""
+            if symbols and (not phrase or len(phrase) < len(re.sub(r"\\text|[{}]", "", symbols))):
+                unit = _unit(symbols)
+            if unit and all(is_measure(name) for name, _ in unit):
+                found.add(unit)
+                if by == "how many" and _size_of("length/time") not in _sizes(unit):
+                    found.add(tuple((name, power) for name, power in unit if power > 0))
+        return frozenset(found)
+
+    @cached_property
+    def asked_nouns(self) -> frozenset[str]:
+        """The words after `how many` and `number of`, among them words that change a number
+        elsewhere: `times`.
+        """
+        phrases = (match[1].lower().split() for match in _ASKED_NOUN.finditer(self.asking))
+        ends = (
+            (next((i for i, w in enumerate(p) if w in _VERBS_AFTER_NOUN), len(p)), p)
+            for p in phrases
+        )
+        return frozenset(word for end, phrase in ends for word in phrase[:end]) - (
+            SCALES.keys() - {"dozen", "dozens"}
+        )
+
+    @cached_property
+    def things(self) -> frozenset[str]:
+        """The singulars of `asked_nouns`."""
+        return frozenset(map(canonical, self.asked_nouns))
+
+    def _is_thing(self, name: str) -> bool:
+        words = set(name.split())
+        return bool(words & (self.things | GENERIC | {"way"})) or (
+            bool(self.things & _PERSONS) and name not in _DIMENSIONS_OF
+        )
+
+    @cached_property
+    def quantity(self) -> frozenset[_Size]:
+        """The dimensions of the quantity that the question asks for, such as `(("length", 2),)` for
+        an area.
+        """
+        asking = _TAKES_TIME.sub("how much time", self.asking)
+        start = _ASKS.search(asking)
+        words = _WORD.findall(asking[start.end() :]) if start else []
+        forms = (form for word in map(str.lower, words) for form in (word, word.removesuffix("s")))
+        return frozenset(
+            map(_size_of, next((_QUANTITY[form] for form in forms if form in _QUANTITY), ()))
+        )
+
+    @cached_property
+    def _divisors(self) -> frozenset[str]:
+        """The units after `per` in the sentences that ask."""
+        found = {
+            canonical(match["unit"] or match["adverb"].replace("dai", "day"))
+            for match in _DIVISOR.finditer(self.asking)
+        }
+        compounds = set(re.findall(r"[a-z]+", self.asking)) & COMPOUND.keys()
+        return frozenset(
+            found | {name for word in compounds for name, power in COMPOUND[word] if power < 0}
+        )
+
+    @cached_property
+    def _named(self) -> frozenset[str]:
+        """The units of measurement and of money that the question names."""
+        words = {word for word in _WORD.findall(self.text) if word.lower() != "second"}
+        words |= {match["unit"] for match in _AFTER_NUMBER.finditer(self.text)} | set(
+            _AMOUNT.findall(self.text)
+        )
+        words |= {match["unit"] or "" for match in _DIVISOR.finditer(self.text)}
+        names = {canonical(word.removeprefix("\\")) for word in words}
+        names |= {name for word in words & COMPOUND.keys() for name, _ in COMPOUND[word]}
+        return frozenset(names & _DIMENSIONS_OF.keys() - {"unit"})
+
+    def _is_another(self, unit: Unit) -> bool:
+        """Whether a unit is not one of the question, which names others of the same dimension."""
+        kinds = {dimension for name in self._named for dimension in _DIMENSIONS_OF[name]}
+        names = [name for name, _ in unit if name != "unit" and name not in self._named]
+        return any(kinds.intersection(_DIMENSIONS_OF.get(name, ())) for name in names)
+
+
+def _unit(phrase: str) -> Unit:
+    return split_unit(tokenize(clean(f"1 {phrase}"), frozenset()), frozenset(), ANY_NOUN)[1]
+
+
+def _size_of(text: str) -> _Size:
+    """The size that `length^2` or `length/time` means."""
+    above, _, below = text.partition("/")
+    dimension, _, power = above.partition("^")
+    return tuple(sorted([(dimension, int(power or 1)), *([(below, -1)] if below else [])]))
+
+
+def _sizes(unit: Unit) -> set[_Size]:
+    """The dimensions that a unit may have: a pound is money or a mass; none for a noun."""
+    found: set[_Size] = set()
+    for choice in product(*(_DIMENSIONS_OF.get(name, []) for name, _ in unit)):
+        size: Counter[str] = Counter()
+        for dimension, (_, power) in zip(choice, unit, strict=True):
+            kind, _, own = dimension.partition("^")
+            size[kind] += power * int(own or 1)
+        found.add(tuple(sorted((kind, power) for kind, power in size.items() if power)))
+    return found

@@ -1,0 +1,351 @@
+"""Reads a box with what stands around it on its line: the rest of its formula, and the words next
+to it.
+"""
+
+import re
+from collections.abc import Sequence
+
+from .languages import FOLLOWING, PROSE, denies, is_prose
+from .text import Box
+from .units import words_of_unit
+from .vocabulary import NO_UNIT, QUANTITIES, QUANTITY_DIMENSIONS, word_set
+
+_BEFORE = 300
+_AFTER = 200
+"""The numbers of characters that are read on both sides."""
+_BULLET = re.compile(r"\s*(?:(?:[-*+>•]|#+|\(?[A-Za-z\d]{1,2}[.)])\s+)+")
+_CONTINUES = re.compile(
+    r"(?:[=<>≤≥≠≈∈+*/·×-]|\\(?:leq?|geq?|neq?|lt|gt|approx|in|times|cdot|div|pm))\s*$"
+)
+"""The end of a line whose formula goes on in the next one."""
+_DELIMITER = re.compile(r"\\\$|(?P<toggle>\$\$?)|\\(?P<side>[()\[\]])")
+_LETTER = rf"(?<![A-Za-z{PROSE}])(?![aAI]\b)[A-Za-z](?![A-Za-z{PROSE}])"
+_FORMULA_BEFORE = re.compile(rf"(?:\\[A-Za-z]+|{_LETTER}|[^A-Za-z{PROSE}])*$")
+_FORMULA_AFTER = re.compile(
+    rf"(?:\\[A-Za-z]+(?:\s?\{{[^{{}}]*\}})?|{_LETTER}|[^A-Za-z$\\{PROSE}])*"
+)
+_SEPARATOR = re.compile(
+    r"(?P<open>[(\[{])|(?P<close>[)\]}])"
+    r"|(?P<cut>[,;:&⇒→∴](?!\d{3})|[.](?:\s|$)|\\\\|\\(?:Rightarrow|Longrightarrow|implies|iff|therefore|to|rightarrow"
+    r"|longrightarrow|q?quad|blacksquare|square|Box|checkmark|hfill|tag|end|n|text\{ ?(?:so|and)"
+    r" \})(?![A-Za-z]))"
+    r"|(?P<relation>(?:\\not ?)?"
+    r"(?:\\(?:leq?|leqslant|geq?|geqslant|neq?|lt|gt|approx|sim|in|equiv)(?![A-Za-z])|[<>!]=|[=<>≤≥≠≈≡∈~]))"
+    r"|\\[A-Za-z]+"
+)
+_PLAIN_SIDE = re.compile(r"(?=.*(?<![A-Za-z\\])[A-Za-z])[\w\s\\^{}()+*/.|'-]+", re.ASCII)
+_JOINS_BEFORE = re.compile(r"[\w)}]$")
+_JOINS_AFTER = re.compile(r"\w|\s*[\^_!]")
+_ONE_TOKEN = re.compile(r"[\d.,]*\w*")
+_AFTER_BOX = re.compile(
+    r"^.*\}[\s$,;]*(?:no|well|wait|hmm+|oh|actually|sorry)?(?=[\s,;$]|$)", re.IGNORECASE
+)
+"""A box before this one, with a word that takes it back."""
+_MEMBER = ("\\in", "∈")
+_EQUAL = ("=", "≡", "\\equiv")
+_MODULUS = re.compile(r"\s*(?:\\pmod|\\?\(?\\?(?:b?mod|text\{ ?mod ?\}))\s*\{?\w+\}?\s*\)?")
+_WORD = re.compile(r"[A-Za-z]+(?:['’][a-z]+)?")
+_CLAUSE_END = re.compile(r"[.;:!?](?=[\s*_$]|$)|[。；！？।]")
+_SENTENCE_END = re.compile(r"[.;!?](?=[\s*_$]|$)|[。；！？।]")
+_NAMES = sorted(word for words in QUANTITY_DIMENSIONS for word in words.split())
+_STATING = word_set(
+    "is are was were equal equals get gets got obtain obtains obtained has have had having give"
+    " gives giving gave yield yields yielding answer answers result results solution solutions so"
+    " thus hence therefore then value becomes become make makes making find finds found conclude"
+    " concludes only exactly precisely simply just indeed altogether cost costs pay pays paid earn"
+    " earns earned need needs needed take takes took sell sells sold buy buys bought spend spends"
+    " spent use uses used leave leaves leaving contain contains hold holds total totals write"
+    " choose chooses select pick option choice letter worth say namely obtaining finally and"
+)
+_STATING_PAIRS = frozenset(
+    f"{first} {last}"
+    for firsts, last in (
+        ("will would must should to", "be"),
+        ("equal comes amounts simplifies reduces evaluates leads sum sums equivalent", "to"),
+        (" ".join(("total quotient remainder maximum minimum", *QUANTITIES)), "of"),
+        ("left remain remains", "with"),
+        ("conclude find see get know means follows shows have obtain is so", "that"),
+    )
+    for first in firsts.split()
+)
+"""How the text before a box may end; any other text is a sentence that the reader of sentences
+judges.
+"""
+_QUANTITY = re.compile(
+    r"(?:\b(?:the|its|their|his|her) (?:[a-z]+ ){0,2}|^[a-z]*"
+    rf" ?|\\text\{{)(?P<name>{'|'.join(_NAMES)})\}}?"
+    r"(?: of [^,;:=]{1,80}?)?(?: (?:is|was|equals)(?: [a-z]+){0,2}| ?=[^A-Za-z]{0,80}|:)["
+    r" $*_\\(]*$",
+    re.IGNORECASE,
+)
+"""The end of the text before a box that names the box's quantity."""
+_NAME_IS = re.compile(
+    r"(?:^|[\s,])(?:\$|\\\()?(?P<name>(?![aAI]\b)[A-Za-z](?:_\d)?)(?:\$|\\\))? (?:is|equals|must be"
+    r"|will be)[ $*_\\(]*$"
+)
+_PASSED_OVER = word_set("a an the us me him her them")
+_OF_PERSONS = word_set(
+    "get gets got obtain obtains obtained find finds found conclude concludes write choose chooses"
+    " select pick say see know"
+)
+"""Verbs of those who solve a problem."""
+_OWN_PERSONS = word_set(
+    "we i one us let to and so thus hence therefore then finally must can now also just simply"
+    " indeed eventually you solving simplifying adding by only clearly easily immediately thereby"
+    " altogether overall"
+)
+"""Words before such a verb whose value is the answer, unlike that of `my friend got`."""
+_CONNECTIVES = word_set(
+    "so thus hence therefore then finally namely only exactly precisely simply just indeed"
+    " altogether and answer answers result results solution solutions value choice letter option"
+    " total totals"
+)
+_OWN_SUBJECTS = QUANTITIES | word_set(
+    "it this that these which what there here we i answer answers result results solution solutions"
+    " value values total totals sum number numbers count amount product quotient difference"
+    " remainder expression expressions equation equations formula formulas theorem identity"
+    " integral series limit root roots term terms coefficient coefficients digit digits ways"
+    " calculation computation simplification substitution algebra recurrence induction condition"
+    " conditions constraint constraints case cases method step steps fraction determinant quantity"
+    " exponent degree range minimum maximum length side sides point points set units function"
+    " derivative rule law side everything both inequality symmetry definition all simplifies"
+    " evaluates equality line pattern rate ratio percentage"
+)
+"""Subjects of `gives` and `is` whose value is the answer."""
+_DISOWNING = word_set(
+    "trap tempting tempted temptation careless naive flawed mistake mistakes mistaken error errors"
+    " erroneous friend friends student students solver solvers people someone somebody everyone"
+    " everybody others guess guessed guesses decoy distractor distractors reject rejected rejects"
+    " discard discarded previous previously earlier initially originally initial attempt book claim"
+    " claims claimed might may could if unless suppose supposing supposedly imagine ignoring ignore"
+    " forgetting forgot forget forgotten neglecting omitting overlooking misreading assuming"
+    " another invalid fake bogus spurious extraneous faulty overcounting overcount undercounting"
+    " bait pitfall usually often typically commonly he she they his her their instead allegedly"
+    " apparently pretend had naively carelessly wrongly mistakenly incorrectly falsely believed"
+    " thought plausible hasty sloppy beginners beginner classmate teacher colleague opponent"
+    " skeptic shortcut misconception fallacy pseudo red herring placeholder example sample"
+)
+"""Words of a clause whose value somebody else states, or nobody."""
+_HER_OWN = frozenset(
+    ("it's", "that's", "let's", "here's", "there's", "what's", "today's", "problem's", "question's")
+)
+_POSSESSIVE = re.compile(r"[a-z]+['’]s$")
+_LATER_ANSWER = re.compile(
+    r"\b(?:the |our |my )?(?:true |real |actual |correct |right |final |proper"
+    r" )?(?:answer|value|result|solution) "
+    r"(?:is|equals|=)(?: actually| really| in fact)?[: ]+(?P<value>[$\\({\[]*[-+−]?[\d.\\].*)",
+    re.IGNORECASE,
+)
+"""A value that a text behind a box states."""
+_DENYING = word_set(
+    "not never cannot nor neither no wrong incorrect false doubt unlikely impossible"
+)
+_CHANGING = NO_UNIT - word_set(
+    "in as for on by with which where when that because since so to of from after at the this it"
+    " its we he she they and each every per there then these those while left left total between"
+    " among correct right you i a"
+)
+_AND_MORE = re.compile(
+    r"and (?:a|one|two|three)[ -]?(?:half|halves|thirds?|quarters?)|at (?:most|least)\b|per"
+    r" ?mill?e?\b|ppm\b"
+    r"|basis points?\b|parts? per\b",
+    re.IGNORECASE,
+)
+_AS_WANTED = re.compile(
+    r"(?:is|was) (?:what (?:we|you|they|I|was|is|the (?:question|problem))|correct|right"
+    r"|(?:the|our|my) (?:final |correct |desired )?answer)\b",
+    re.IGNORECASE,
+)
+
+
+def with_context(first: Box, last: Box, contents: str) -> str:
+    """The contents of neighboring boxes with all that belongs to their value: the rest of a
+    formula, a unit, words.
+
+    A formula that ends in `=` before the box states the content. Other words and signs stay in the
+    result, where whoever reads it finds another value, or none.
+    """
+    before = _line_before(first)
+    after = last.text[last.end : last.end + _AFTER].partition("\n")[0]
+    start, is_open = _formula_start(before)
+    formula = before[start:] if is_open else _FORMULA_BEFORE.search(before, start)[0]  # type: ignore[index]
+    is_formula = re.search(r"[^\s.,:;!?*_$`{(\"'，：。；]", formula) is not None
+    prose = before[: len(before) - len(formula)] if is_formula else before
+    closing = (
+        next((m for m in _DELIMITER.finditer(after) if m[0] != "\\$"), None) if is_open else None
+    )
+    end = closing.start() if closing else len(after)
+    rest = after[:end] if is_open else _FORMULA_AFTER.match(after)[0]  # type: ignore[index]
+    words = (
+        after[len(rest) :].lstrip(" $*_\\)]}")
+        if not is_open
+        else after[closing.end() if closing else end :]
+    )
+    left, value = _value(formula, rest, contents, is_open=is_open)
+    later = _LATER_ANSWER.search(after)
+    if later and "boxed" not in later["value"]:
+        return later["value"]
+    clause = _clause(prose)
+    if named := None if left else _QUANTITY.search(_SENTENCE_END.split(before)[-1].strip()):
+        left = named["name"]
+    elif letter := None if left else _NAME_IS.search(before):
+        left = letter["name"]
+    stated = f"{left} = {value}" if left else value
+    if not ((is_formula and not is_prose(clause)) or _states(clause)):
+        stated = f"{clause.strip(' *_$')} {stated}"
+    if re.search(r"[?？]", _SENTENCE_END.split(after, maxsplit=1)[0] + _first_end(after)):
+        stated = f"{stated}?"  # a question states nothing
+    if denies(words):
+        return " ".join(f"{stated} {words}".split())
+    return " ".join(f"{stated} {_words_after(words)}".split())
+
+
+def _first_end(text: str) -> str:
+    """The sign at the end of the first sentence of a text."""
+    found = _SENTENCE_END.search(text)
+    return found[0] if found else ""
+
+
+def _clause(prose: str) -> str:
+    """The last clause of a text; of a label before a colon the label, unless it only announces an
+    answer.
+    """
+    prose = _AFTER_BOX.sub("", prose)
+    *before, clause = _CLAUSE_END.split(prose)
+    if is_prose(prose):
+        return _SENTENCE_END.split(prose)[-1]
+    if clause.strip(" *_$\t") or not before:
+        return clause
+    label = _CLAUSE_END.split(prose.rstrip(" *_$\t")[:-1])[-1]
+    return (
+        f"{label}:"
+        if prose.rstrip(" *_$\t").endswith(":") and _is_disowned(_words_of(label))
+        else clause
+    )
+
+
+def _words_of(text: str) -> list[str]:
+    return [word.lower().replace("’", "'") for word in _WORD.findall(text)]
+
+
+def _is_disowned(words: Sequence[str]) -> bool:
+    """Whether a clause denies its value or gives it to somebody else: `my friend got`, `Bob's
+    answer`.
+    """
+    if any(word in _DENYING or word.endswith("n't") for word in words[-12:]):
+        return True
+    return any(w in _DISOWNING or (_POSSESSIVE.match(w) and w not in _HER_OWN) for w in words)
+
+
+def _line_before(box: Box) -> str:
+    """The text before a box on its line, and the line before it if its formula continues."""
+    *lines, line = box.text[max(0, box.start - _BEFORE) : box.start].split("\n")
+    if not line.strip(" $") and lines and _CONTINUES.search(lines[-1]):
+        line = f"{lines[-1]} {line}"
+    bullet = _BULLET.match(line)
+    return line[bullet.end() if bullet else 0 :]
+
+
+def _formula_start(text: str) -> tuple[int, bool]:
+    r"""Where the last formula in `$` or `\(` starts that is not closed, else where the last one
+    ends; and which.
+    """
+    start = 0
+    is_open = False
+    for found in _DELIMITER.finditer(text):
+        if found["toggle"] or found["side"]:
+            start = found.end()
+            is_open = found["side"] in ("(", "[") if found["side"] else not is_open
+    return start, is_open
+
+
+def _value(formula: str, rest: str, contents: str, *, is_open: bool) -> tuple[str, str]:
+    """The left side of the equation that a box ends, if it is a name or an expression, and the
+    value.
+    """
+    start = 0
+    depth = 0
+    relations: list[re.Match[str]] = []
+    for found in _SEPARATOR.finditer(formula):
+        depth += bool(found["open"]) - bool(found["close"])
+        if (found["cut"] and depth == 0) or depth < 0:
+            start = found.end()
+            relations = []
+            depth = 0
+        elif found["relation"] and depth == 0:
+            relations.append(found)
+    depth = max(0, depth)
+    for found in _SEPARATOR.finditer(rest):
+        depth += bool(found["open"]) - bool(found["close"])
+        ends = found["cut"] or found["relation"] in ("=", "\\approx", "≈")
+        if (ends and depth <= 0) or (depth < 0 and not is_open):
+            rest = rest[: found.start()]
+            break
+    rest = _MODULUS.sub("", rest.rstrip(" *_.`\"'" if is_open else " *_.!`\"'"), count=1)
+    is_equation = bool(relations) and relations[-1][0] in _EQUAL
+    before = formula[relations[-1].end() if is_equation else start :].strip(
+        " *_`\"'&" if not is_open else " &"
+    )
+    left = formula[start : relations[0].start()].strip(" &*") if is_equation else ""
+    touches = _JOINS_BEFORE.search(before) or _JOINS_AFTER.match(rest)
+    is_apart = (
+        not (before or rest.strip()) or before.endswith(_MEMBER) or _ONE_TOKEN.fullmatch(contents)
+    )
+    if not is_apart or (touches and not before.endswith(_MEMBER)):
+        contents = f"{{{contents}}}"
+    space = "" if before in ("-", "−", "+") or before.endswith("{") else " "
+    contents = f"{before}{space}{contents}{rest}".lstrip()
+    return left if _PLAIN_SIDE.fullmatch(left) else "", contents
+
+
+def _states(clause: str) -> bool:
+    """Whether the words before a box leave its content the value."""
+    if is_prose(clause):
+        return False
+    words = _words_of(clause)
+    while words and words[-1] in _PASSED_OVER:
+        words.pop()
+    if _is_disowned(words):
+        return False
+    if not words or clause.rstrip().endswith(","):
+        return True
+    if " ".join(words[-2:]) in _STATING_PAIRS:
+        return _has_own_subject(words[:-2], words[-2])
+    return words[-1] in _STATING and _has_own_subject(words[:-1], words[-1])
+
+
+def _has_own_subject(before: Sequence[str], verb: str) -> bool:
+    """Whether the words before a verb name the answer or those who give it: `we`, `the answer`,
+    `adding these`.
+    """
+    if verb in _CONNECTIVES or verb in ("has", "have", "having") or not before:
+        return True
+    if verb in _OF_PERSONS:
+        return (
+            before[-1] in _OWN_PERSONS
+            or before[0] in ("we", "i")
+            or before[-2:-1] in (["we"], ["i"])
+        )
+    is_letter = any(len(word) == 1 for word in before)
+    is_gerund = any(word.endswith("ing") and len(word) > 4 for word in before[:3])
+    return is_letter or is_gerund or not _OWN_SUBJECTS.isdisjoint(before)
+
+
+def _words_after(text: str) -> str:
+    """The unit that follows a box, or the clause if it begins with a word that changes or denies a
+    value.
+    """
+    text = text.lstrip(" $*_")
+    if text[:1] in ("%", "?"):
+        return text[0]
+    word = _WORD.match(text)
+    if is_prose(text[:1]) or (
+        word and (word[0].lower() in FOLLOWING or is_prose(_SENTENCE_END.split(text)[0][:80]))
+    ):
+        return _SENTENCE_END.split(text, maxsplit=1)[0]
+    if text.startswith("\\%") or word is None:
+        return "%" if text.startswith("\\%") else ""
+    changes = word[0].lower() in _CHANGING or _AND_MORE.match(text)
+    if changes and not _AS_WANTED.match(text):
+        return re.split(r"[.,;:!?\n]", text, maxsplit=1)[0]
+    return words_of_unit(text)

@@ -1,0 +1,52 @@
+"""Reads the letter of a multiple choice: `B`, `Option (B)`, `(B) 8` where 8 is the text of that
+option.
+"""
+
+import re
+
+from .text import strip_formatting, without_text_commands
+
+_MAX_CHARS = 400
+_CHOICE = re.compile(
+    r"(?:(?:the )?(?:correct |right |best |final )?(?:answer|option|choice|letter)(?: choice|"
+    r" option| letter)?"
+    r"(?: is)?:? ?)?(?:option |choice |letter )?"
+    r"(?:(?P<marked>\([A-J]\)|\[[A-J]\]|[A-J][.:)]|[A-J] ?[-–—=])(?:"
+    r" ?(?P<text>.+))?|(?P<bare>[A-J]))[.]?",
+    re.IGNORECASE,
+)
+_MARKUP = re.compile(
+    r"\\(?:text(?:bf|it|rm)?|math(?:bf|rm|it)|boxed|fbox|quad|qquad|left|right)(?![A-Za-z])|\\[,;:!"
+    r" ]|[{}$*`~]"
+)
+_END_OF_OPTION = r"(?=(?<![A-Za-z])\(?[A-J][).:]|\n|$|\\\\|\\q|\\text)"
+
+
+def chosen_letter(text: str, question: str) -> str | None:
+    """The letter that a text chooses; None if it is anything else, or has another text than the
+    option's.
+    """
+    if len(text) > _MAX_CHARS:
+        return None
+    plain = " ".join(_MARKUP.sub(" ", without_text_commands(strip_formatting(text))).split())
+    found = _CHOICE.fullmatch(plain.replace("( ", "(").replace(" )", ")"))
+    if found is None:
+        return None
+    written = found["bare"] or found["marked"].strip("()[].:-–—= ")
+    if not written.isupper():
+        return None
+    if found["text"] and _normal(found["text"]) not in _options(question, written):
+        return None
+    return str(written)
+
+
+def _options(question: str, letter: str) -> set[str]:
+    """The texts that a question gives to a letter."""
+    option = re.compile(
+        rf"(?<![A-Za-z])\(?{letter}[).:]\}}?\s*(?P<text>[^\n]{{1,200}}?)\s*{_END_OF_OPTION}"
+    )
+    return {_normal(found["text"]) for found in option.finditer(question)} - {""}
+
+
+def _normal(text: str) -> str:
+    return "".join(_MARKUP.sub("", text).split()).strip(".,;()").casefold()

@@ -1,0 +1,418 @@
+"""The part of a question in reading its answers: the nouns that it counts, and the phrases that it
+uses.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from .asked import asked_expressions
+from .asked_units import AskedUnits
+from .units import Unit, canonical
+from .vocabulary import CARDINALS, word_set
+
+_MAX_CHARS = 20_000
+_MAX_COUNTED = 500
+_MIN_WORDS = 3
+"""A text with fewer words is no question whose words an answer could quote."""
+_WORD = re.compile(r"\d+|[A-Za-z]+(?:['’]s?\b)?|[?.!](?=\s|$)|\n")
+_SENTENCE = re.compile(r"(?:[^.?!\n]|[.?!](?=\S))+[.?!]?")
+_ENDS = frozenset("?.!\n")
+_ASKING = word_set(
+    "what find how which who when where compute determine calculate evaluate express give simplify"
+    " solve ?"
+)
+DETERMINERS = word_set("a an the his her its their our your my this that these those each every")
+_LIGHT = DETERMINERS | word_set("is are was were do does did")
+_HOW_MANY = re.compile(r"\b(?:how (?:many|much)|number of) ", re.IGNORECASE)
+_STARTS = word_set("what which find compute determine calculate evaluate give express state")
+_EXTREMES = (
+    "smallest|largest|least|greatest|minimum|maximum|lowest|highest|biggest|shortest|longest"
+)
+_OF_SEVERAL = r"(?:two|three|four|five|six|seven|eight|nine|ten|\d{1,3})"
+_EXTREME = re.compile(
+    rf"(?:the )?(?P<which>{_EXTREMES})"
+    rf"(?P<of> (?:of|among) (?:the|these|those|all|all the|all these)(?: {_OF_SEVERAL})?(?="
+    r" [a-z]+s$))?"
+    r"(?: (?:possible|positive|integer|value of))* \$?(?P<thing>[a-z]+)\$?",
+    re.IGNORECASE,
+)
+_PASSED_OVER = word_set(
+    "possible positive integer value of given listed following two three four five six seven eight"
+    " nine ten"
+)
+_IS = word_set("is are was were")
+_JOINING = word_set(
+    "of in that which who to for from with by and at on there is are left remaining remain has have"
+)
+_LATEX_MARKS = re.compile(r"[\s\\{}$*]|\\(?:left|right|cdot|,|;|!)")
+_FUNCTION = re.compile(r"(?P<name>[A-Za-z])\((?P<argument>[^()]*)\)$")
+_ONE_LETTER = re.compile(r"(?<![A-Za-z\\'’])(?!a [a-z]|A [a-z]|I [a-z])[A-Za-z](?![A-Za-z'’])")
+_FIGURE = re.compile(r"(?<![A-Za-z])[A-Z]{2,8}(?![A-Za-z])")
+_ASKS_EQUATION = re.compile(
+    r"\bequations? (?:of|for|that (?:describes|represents)|describing|representing)\b",
+    re.IGNORECASE,
+)
+_BASE_NAMES = {"2": "binary", "8": "octal", "16": "hexadecimal"}
+_PRONOUNS = word_set("he she they his her their him them who")
+_PERSONS = word_set(
+    "people person child man woman boy girl student teacher friend worker player team family"
+    " customer farmer runner driver member brother sister mother father passenger guest employee"
+    " cyclist couple"
+)
+_CAPITALIZED = re.compile(r"\b[A-Z][a-z]{2,}\b")
+_OPENING_WORDS = (
+    _ASKING
+    | DETERMINERS
+    | word_set(
+        "if let given suppose there all for in on at while two three four five six seven eight nine"
+        " ten one and or but assume consider two solve write show state hint note answer then after"
+        " before when where both some each no of factor expand convert round prove use it as with"
+        " from to by during"
+    )
+)
+_OF_THE_GIVEN = re.compile(r" of the (?:given|listed|following) (?=[a-z]+s$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Question:
+    """The text of a question; an empty text is a question that is not known."""
+
+    text: str = ""
+
+    @cached_property
+    def _sentences(self) -> list[list[str]]:
+        """The words of each sentence in lower case, with its final sign."""
+        sentences: list[list[str]] = [[]]
+        for word in _WORD.findall(self.text[-_MAX_CHARS:]):
+            sentences[-1].append(word.lower().replace("’", "'"))
+            if word in _ENDS:
+                sentences.append([])
+        return [sentence for sentence in sentences if sentence]
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """The singular of every word."""
+        return frozenset(
+            _singular(word)
+            for sentence in self._sentences
+            for word in sentence
+            if word not in _ENDS
+        )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the text has enough words to be quoted."""
+        return len(self.words) >= _MIN_WORDS
+
+    @cached_property
+    def asked(self) -> frozenset[str]:
+        """The nouns after `how many`, among them words that change a number elsewhere: `how many
+        times`, `pairs`.
+        """
+        return self._units.asked_nouns
+
+    @cached_property
+    def _units(self) -> AskedUnits:
+        return AskedUnits(self.text[-_MAX_CHARS:], self._asking_text)
+
+    def contradicts(self, unit: Unit) -> bool:
+        """Whether the question excludes a unit: centimeters where it asks for meters, minutes for a
+        number of seats.
+        """
+        return self.is_known and self._units.exclude(unit)
+
+    def contradicts_quantity(self, quantity: str) -> bool:
+        """Whether the question asks for a quantity of other dimensions than the named one, such as
+        `perimeter`.
+        """
+        named = self.is_known and not asked_expressions(self.text).texts
+        return named and self._units.exclude_quantity(quantity)
+
+    @cached_property
+    def _compact(self) -> str:
+        """The text without spaces and marks of LaTeX."""
+        return _LATEX_MARKS.sub("", self.text[-_MAX_CHARS:])
+
+    def writes(self, expression: str) -> bool:
+        """Whether an expression stands in the question, or a value of its function: `f(3)`, where
+        it has `f(x)`.
+        """
+        compact = _LATEX_MARKS.sub("", expression)
+        function = _FUNCTION.match(compact)
+        if function and function["argument"].isalnum() and f"{function['name']}(" in self._compact:
+            return True
+        place = self._compact.find(compact)
+        while place >= 0:
+            around = (
+                self._compact[max(0, place - 1) : place] + self._compact[place + len(compact) :][:1]
+            )
+            if len(compact) > 1 or not around.isalpha():
+                return True
+            place = self._compact.find(compact, place + 1)
+        return False
+
+    def uses_letters(self, names: frozenset[str]) -> bool:
+        """Whether the question has all these variables: single letters, or points of its
+        figures.
+        """
+        plain = {name.split("_")[0].lstrip("\\") for name in names}
+        return all(plain) and plain <= self._letters
+
+    @cached_property
+    def _letters(self) -> frozenset[str]:
+        letters = set(_ONE_LETTER.findall(self.text[-_MAX_CHARS:]))
+        figures = _FIGURE.findall(self.text[-_MAX_CHARS:])
+        return frozenset(letters | {letter for figure in figures for letter in figure})
+
+    @cached_property
+    def asks_for_equation(self) -> bool:
+        """Whether it asks for an equation, all of whose forms are right: `the equation of the
+        line`.
+        """
+        asks = _ASKS_EQUATION.search(self._asking_text) is not None
+        return (
+            asks
+            and re.search(r"\bsolve|\bsolutions?\b|\broots?\b", self._asking_text, re.IGNORECASE)
+            is None
+        )
+
+    def measures(self, quantity: str) -> bool:
+        """Whether it asks for a quantity of the same dimensions as the named one: a price, where it
+        asks for a cost.
+        """
+        return self._units.asks_quantity(quantity)
+
+    @cached_property
+    def asks_for_chance(self) -> bool:
+        """Whether it asks for a probability or an expected value, which answers call `P(A)` and
+        `E(X)`.
+        """
+        return re.search(r"probab|chance|likel|expect|odds", self.text, re.IGNORECASE) is not None
+
+    @cached_property
+    def asks_for_remainder(self) -> bool:
+        """Whether it asks for a remainder, or works with one."""
+        return re.search(r"remainder|\bmod|modul[ou]", self.text, re.IGNORECASE) is not None
+
+    def asks_for_base(self, base: str) -> bool:
+        """Whether it asks for the digits in this base."""
+        name = _BASE_NAMES.get(
+            base, CARDINALS[int(base)] if base.isdigit() and int(base) < len(CARDINALS) else base
+        )
+        return (
+            re.search(
+                rf"\bbase[\s$-]*(?:{base}|{name})\b|\b{name}\b", self._asking_text, re.IGNORECASE
+            )
+            is not None
+        )
+
+    def has(self, words: Sequence[str]) -> bool:
+        """Whether all these words occur in the question."""
+        return all(_singular(word) in self.words for word in words)
+
+    def asks_about(self, words: Sequence[str]) -> bool:
+        """Whether all these words occur in the sentences that ask; `that` and the like may stand
+        between.
+        """
+        asking = {_singular(word) for sentence in self._asking_sentences for word, _ in sentence}
+        verbs = {_verb(word) for sentence in self._asking_sentences for word, _ in sentence}
+        return all(
+            _singular(word) in asking
+            or _verb(word) in verbs
+            or word in _JOINING
+            or word in DETERMINERS
+            for word in words
+        )
+
+    @cached_property
+    def has_person(self) -> bool:
+        """Whether it speaks of somebody, whom an answer may call `he`, `she` or `they`."""
+        if not _PRONOUNS.isdisjoint(word for sentence in self._sentences for word in sentence):
+            return True
+        if any(_singular(word) in _PERSONS for sentence in self._sentences for word in sentence):
+            return True
+        names = _CAPITALIZED.findall(self.text[-_MAX_CHARS:])
+        return any(name.lower() not in _OPENING_WORDS for name in names)
+
+    @property
+    def asks_for_each(self) -> bool:
+        """Whether a sentence that asks is about each of several things, or about one of them."""
+        return (
+            re.search(r"\b(?:each|every|one|a|an|per|other)\b", self._asking_text, re.IGNORECASE)
+            is not None
+        )
+
+    def counts(self, words: Sequence[str]) -> bool:
+        """Whether the question asks for a number of things, these among them."""
+        return "number" in self.words or not self._units.things.isdisjoint(map(_singular, words))
+
+    def quotes(self, phrase: str) -> bool:
+        """Whether a noun phrase is the one whose value the question requests, not one inside of
+        another phrase.
+        """
+        phrase = _OF_THE_GIVEN.sub(" of these ", phrase.replace(" among ", " of "))
+        extreme = _EXTREME.fullmatch(phrase)
+        if extreme and (extreme["of"] or not extreme["thing"].endswith("s")):
+            return self._asks_extreme(
+                extreme["which"].lower(), extreme["thing"].lower()
+            ) or self._quotes(phrase)
+        return self._quotes(phrase)
+
+    def _quotes(self, phrase: str) -> bool:
+        head, of, rest = phrase.partition(" of ")
+        whole = _content(_WORD.findall(phrase))
+        first = _content(_WORD.findall(head))
+        moved = (
+            [*whole[:-1], ("of", False), (f"{whole[-1][0]}s", False)]
+            if len(whole) > 1 and not of
+            else whole
+        )
+        for sentence in self._asking_sentences:
+            if whole and any(True for words in (whole, moved) for _ in _starts(sentence, words)):
+                # `the largest number`, where the question has `the largest of these numbers`
+                return True
+            ends = (
+                [index + len(first) for index in _starts(sentence, first)] if first and of else []
+            )
+            continues = [end < len(sentence) and sentence[end][0] == "of" for end in ends]
+            if not all(continues) and self.has([word for word, _ in _content(rest.split())]):
+                return True  # `the area of the rectangle`, where the question has `its area`
+        return False
+
+    def _asks_extreme(self, which: str, thing: str) -> bool:
+        """Whether the question requests the smallest, say, of some things, however it names
+        them.
+        """
+        for sentence in self._asking_sentences:
+            for index in _starts(sentence, [(which, False)]):
+                rest = (
+                    word
+                    for word, _ in sentence[index + 1 :]
+                    if word not in _PASSED_OVER and not word.isdigit()
+                )
+                following = next(rest, None)
+                if (
+                    self.has([thing])
+                    if following is None
+                    else _singular(following) == _singular(thing)
+                ):
+                    return True
+        return False
+
+    def restates(self, words: str) -> bool:
+        """Whether words after a number are those after `how many` in the question, all or the first
+        of them.
+        """
+        given = _plain_words(words)
+        if not given or any(word.isdigit() for word in given):
+            return False
+        return any(counted[: len(given)] == given for counted in self._counted)
+
+    @cached_property
+    def _counted(self) -> list[list[str]]:
+        """The words after each `how many`."""
+        starts = (found.end() for found in _HOW_MANY.finditer(self._asking_text))
+        return [_plain_words(self._asking_text[start : start + _MAX_COUNTED]) for start in starts]
+
+    def ends_with(self, words: str) -> bool:
+        """Whether a sentence that asks ends with these words, at least two of them."""
+        given = _plain_words(words)
+        return len(given) > 1 and any(ending[-len(given) :] == given for ending in self._endings)
+
+    @cached_property
+    def _endings(self) -> list[list[str]]:
+        return [
+            _plain_words(" ".join(word for word, _ in each[-_MAX_COUNTED:]))
+            for each in self._asking_sentences
+        ]
+
+    def names_actor(self, phrase: str) -> bool:
+        """Whether a phrase names somebody or something of the question."""
+        words = _content(phrase.split())
+        asking = {word for sentence in self._asking_sentences for word, _ in sentence}
+        refers = bool(
+            asking & {"he", "she", "they", "it", "him", "her", "them", "their", "his", "its"}
+        )
+        return (
+            bool(words)
+            and self.has([w for w, _ in words])
+            and (refers or all(w in asking for w, _ in words))
+        )
+
+    def asks_with(self, verb: str) -> bool:
+        """Whether a sentence that asks has this verb, in any of its forms."""
+        forms = {_verb(word) for sentence in self._asking_sentences for word, _ in sentence}
+        return _verb(verb) in forms
+
+    @cached_property
+    def _asking_text(self) -> str:
+        """The sentences that ask, as they stand in the text."""
+        found = [each for each in _SENTENCE.findall(self.text[-_MAX_CHARS:]) if each.strip()]
+        asking = [
+            s
+            for s in found
+            if s.rstrip().endswith("?") or not _ASKING.isdisjoint(re.findall("[a-z]+", s.lower()))
+        ]
+        return " ".join(asking or found[-1:])
+
+    @cached_property
+    def _asking_sentences(self) -> list[list[tuple[str, bool]]]:
+        """The sentences with a question mark or a verb that asks, and the last one; see
+        `_content`.
+        """
+        found = [s for s in self._sentences if s[-1] == "?" or not _ASKING.isdisjoint(s)]
+        return [_content([w for w in s if w not in _ENDS]) for s in found or self._sentences[-1:]]
+
+
+def _plain_words(text: str) -> list[str]:
+    """The singulars of the words of a text without determiners and forms of `to be` and `to do`."""
+    words = (word.lower().replace("’", "'") for word in _WORD.findall(text))
+    return [_singular(word) for word in words if word not in _LIGHT]
+
+
+def _content(words: Sequence[str]) -> list[tuple[str, bool]]:
+    """The words without determiners, each with whether it is a possessive."""
+    plain = (word.lower().replace("’", "'") for word in words)
+    return [
+        (word.removesuffix("'s").rstrip("'"), word.endswith(("'s", "s'")))
+        for word in plain
+        if word not in DETERMINERS
+    ]
+
+
+def _starts(
+    sentence: Sequence[tuple[str, bool]], phrase: Sequence[tuple[str, bool]]
+) -> Iterator[int]:
+    """The indices at which a phrase stands in a sentence as the thing that is asked for."""
+    words = [word for word, _ in phrase]
+    for index in range(len(sentence) - len(words) + 1):
+        if [word for word, _ in sentence[index : index + len(words)]] != words:
+            continue
+        # `Tom's` in `What is Tom's age?`
+        start = index - 1 if index and sentence[index - 1][1] else index
+        before = [word for word, _ in sentence[max(0, start - 2) : start]]
+        if (
+            not before
+            or before[-1] in _STARTS
+            or (before[-1] in _IS and before[0] in ("what", "which", "much", "how"))
+        ):
+            yield index
+
+
+def _singular(word: str) -> str:
+    return canonical(word.removesuffix("'s").rstrip("'"))
+
+
+_IRREGULAR = {
+    "ate": "eat", "sold": "sell", "spent": "spend", "paid": "pay", "bought": "buy", "gave": "give", "ran": "run",
+    "got": "get", "made": "make", "took": "take", "held": "hold", "read": "read", "wrote": "write", "drove": "drive",
+    "left": "leave", "had": "have", "has": "have", "was": "be", "were": "be", "is": "be", "are": "be",
+}  # fmt: skip
+
+
+def _verb(word: str) -> str:
+    if word in _IRREGULAR:
+        return _IRREGULAR[word]
+    return re.sub(r"(?<=[a-z]{2})(?:ed|es|s|e)$", "", word)

@@ -1,0 +1,226 @@
+"""Reads plain numbers in prose: the one that a text states, or the last one in it.
+
+Several candidates, a denial, a comparison or an expression state no number. Words around a number
+are read as `Reference.matches` reads them: a subject that is not the answer or a noun that changes
+the number states none.
+"""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from fractions import Fraction
+
+from .comparison import Reference
+from .extraction import extract_answer
+from .text import (
+    TEXT_COMMAND,
+    answer_lines,
+    normalize_number,
+    numbers_in,
+    outer_boxes,
+    plain_number,
+)
+
+__all__ = ["last_number", "response_number", "stated_number"]
+
+_FULL_WIDTH = {0xFF01 + offset: chr(0x21 + offset) for offset in range(94)}
+_CHARACTERS = _FULL_WIDTH | {ord("−"): "-", ord("–"): "-"}
+_SIGNS = ((re.compile(r"\\?[$]"), ""),)  # mathematics or money
+_MARKUP = (
+    (re.compile(r"\\(?:[()\[\]]|(?:left|right)(?![A-Za-z])|(?:boxed|fbox)(?=\s*\{)|(?=[%]))"), ""),
+    (TEXT_COMMAND, r" \1 "),
+    (re.compile(r"(\*{1,3}|_{1,2}|`)(?=\S)([^*_`]*)(?<=\S)\1"), r"\2"),  # bold, italic, code
+    (re.compile(r"(?<=\d)(?:\{,\}|\\,|\\!,|,\\!)(?=\d{3}(?!\d))"), ","),
+    # a factorial's sign is an exclamation at the end
+    (re.compile(r"\\[,;:! ]|(?<=[\w.])!\s*$"), " "),
+    (re.compile(r"^([\s(\[{\"']*[-+])\s+(?=[\d.])"), r"\1"),
+    (re.compile(r"(?<=\d)-(?=[A-Za-z]{2})"), " "),  # a 3-day trip
+)
+# km/h
+_JOINED_WORDS = ((re.compile(r"(?<=[A-Za-z])[/-](?=[A-Za-z])|(?<=\d)/(?=[A-Za-z]{2})"), " "),)
+_DENIED = re.compile(
+    r"\b(?:not|cannot|never|neither|nor|no|wrong|incorrect|false|except|anything"
+    r" but|too|or|either|between)\b"
+    r"|n['’]t\b|≠|\\neq?(?![A-Za-z])",
+    re.IGNORECASE,
+)
+_ANOTHER_VALUE = re.compile(
+    r"\b(?:than|at least|at most|up to|about|around|approx\w*|roughly|nearly|almost|close to"
+    r"|minus|negative|hundreds?|thousands?|[mbtr]+illions?|dozens?|twice|double|triple|half|squared|cubed|root"
+    r"|factorial|point|one of|two of)\b|\bof the\s+\d|\?|\.\d+ ?(?:\.\.|…)",
+    re.IGNORECASE,
+)
+_SCALED = re.compile(r"[A-Za-z][(\['\"]*[-+]?\.?\d|\d(?:[A-Za-z](?![A-Za-z])|(?![A-Za-z])[^\W\d_])")
+"""A letter before a number, or a single one behind it: `x3`, `int(3)`, `3k`."""
+_NUMBER = re.compile(r"(?<!\d)[-+]?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)", re.ASCII)
+_PUNCTUATION = frozenset(".,;:'\"()[]{}%#&°‘’“”…—•")
+_EQUALS = re.compile(r"(?<![<>!=\\:])=(?![=>])")
+_CLAIM = re.compile(
+    _EQUALS.pattern + r"|:(?!\d)|→|\b(?:is|are|was|were|(?:would"
+    r" )?be|equals?|gives?|makes?|yields?|becomes?|gets?)\b(?: equal to\b)?",
+    re.I,
+)
+_OPERATION = re.compile(r"[\d)]\s*(?:[-+*/×·÷^−]|\\(?:times|cdot|div)(?![A-Za-z]))\s*[(\d]")
+_LETTER = re.compile(r"[^\W\d_]")
+_UNIT = re.compile(r"[^\W\d_]|[%€£¥₹¢]")
+_WORD = re.compile(r"[^\W\d_]+")
+_CLAUSE = re.compile(r"[,;]| (?:which|because|as|when|with)\b")
+_CONCLUSION = re.compile(
+    r",? (?:so|thus|hence|therefore|which means|meaning)(?: that)?,? ", re.IGNORECASE
+)
+_TIMES = str.maketrans("×·÷xX", "**/**")
+_SPACES_AND_WORDS = re.compile(r"[^\d+*/^().-]+")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_STEP = re.compile(r"^[ \t*]{0,9}\(?\d{1,3}[.)][ \t*]{1,9}(?=[A-Za-z\\])", re.MULTILINE)
+"""The number of a step of the working."""
+_FEW_WORDS = 3
+
+
+_ARITHMETIC = re.compile(
+    r"(?:(?:so|thus|hence|therefore|then),? )?(?:(?:the )?(?:correct )?(?:answer|result|solution)"
+    r" (?:to|of|for) )?"
+    r"(?:[\d\s.,()+*/×·÷^−-]|(?<=\d )x(?= \d)|\\(?:times|cdot|div)"
+    r"|\b(?:the|sum|product|difference|quotient|of|plus|minus|times|and|(?:multiplied |divided"
+    r" )?by|to)\b)*",
+    re.IGNORECASE,
+)
+"""An operation on numbers in front of its result, as the working and not as a subject."""
+
+
+def stated_number(*texts: str, question: str = "", currency: str = "") -> Fraction | None:
+    r"""The number that each of these short texts states; None if one states none or several, or if
+    they differ.
+
+    A text states its only number, or the one after its last `=`. Words and units around it are
+    allowed (`$42`, `42 km/h`, `There are 42.`), and so is one sign (`-42`, `- 42`). Whatever
+    changes its value is not: `\pm 42`, `+-42`, `√42`, `3k`, `< 42`, `42 or so`, `not 42`.
+
+    Args:
+        texts: the texts.
+        question: the question's text, whose units and nouns may follow the number.
+        currency: the sign before the reference's number; no other unit of money may stand by the
+        number.
+    """
+    values = {_claimed(text.translate(_CHARACTERS), _EQUALS, question, currency) for text in texts}
+    return values.pop() if len(values) == 1 else None
+
+
+def response_number(text: str, question: str = "") -> Fraction | None:
+    """The number that a whole response states; None if it states none or several.
+
+    All `Answer:` lines and boxes must state the same number. Without any, the last sentence with a
+    number counts, from its last `is`, `=` and the like on; no sentence before it may state another
+    number.
+    """
+    if marked := [*answer_lines(text), *(box.content for box in outer_boxes(text))]:
+        marked.append(extract_answer(text) or "")  # with the words around a box
+        return stated_number(*marked, question=question)
+    sentences = _SENTENCE_END.split(_STEP.sub("", text.translate(_CHARACTERS)))
+    sentences = [sentence for sentence in sentences if not sentence.rstrip().endswith("?")]
+    last = next(
+        (index for index in reversed(range(len(sentences))) if _has_digit(sentences[index])), None
+    )
+    if last is None or any(map(_DENIED.search, sentences[last:])):
+        return None
+    value = _claimed(sentences[last], _CLAIM, question)
+    others = [_CLAIM.split(sentence) for sentence in sentences[:last] if _has_digit(sentence)]
+    return value if all(_value(parts) == value for parts in others if _is_claim(parts)) else None
+
+
+def last_number(text: str) -> Fraction | None:
+    """The last number of a text, whatever stands around it; None without a number."""
+    return next(reversed(numbers_in(text)), None)
+
+
+def _claimed(
+    text: str, separator: re.Pattern[str], question: str, currency: str = ""
+) -> Fraction | None:
+    """The number of a text that denies nothing, if its words leave it the answer to the
+    question.
+    """
+    parts = separator.split(text)
+    value = None if _DENIED.search(text) else _value(parts)
+    is_money = text.count("$") % 2 == 1  # two are around mathematics
+    if value is None or not (is_money or _UNIT.search(text)):
+        return value
+    reference = Reference.read(currency + normalize_number(value), question)
+    pieces = text if is_money else text.replace("$", "")
+    *before, last = [part.strip() for part in _CLAIM.split(pieces) if _has_digit(part)]
+    forms = [text, _CONCLUSION.split(text)[-1]]
+    if before and all(map(_ARITHMETIC.fullmatch, before)):
+        forms += [
+            last.strip(","),
+            *([_CLAUSE.split(last)[0]] if _is_asked(before[-1], question) else []),
+        ]
+    plain = (
+        " ".join(_without_markup(form, for_reader=True).replace('"', "").split()) for form in forms
+    )
+    return value if reference is not None and any(map(reference.matches, plain)) else None
+
+
+def _is_asked(arithmetic: str, question: str) -> bool:
+    """Whether the question contains an operation on numbers; what follows its result does not
+    change it.
+    """
+    operation, text = (
+        _SPACES_AND_WORDS.sub("", each.translate(_TIMES)) for each in (arithmetic, question)
+    )
+    return (
+        bool(operation)
+        and re.search(rf"(?<![\d.]){re.escape(operation)}(?![\d.]*\d)", text) is not None
+    )
+
+
+def _is_claim(parts: Sequence[str]) -> bool:
+    """Whether a sentence offers a number (`It is 3.`, `3`), and is no step of the working (`3 + 4
+    is 7`, `3 + 4`).
+    """
+    if len(parts) > 1:
+        return not _has_digit(parts[0])
+    return len(_WORD.findall(parts[0])) <= _FEW_WORDS and not _OPERATION.search(parts[0])
+
+
+def _value(parts: Sequence[str]) -> Fraction | None:
+    """The number of the last part that has one; each part before it must be working or state the
+    same.
+    """
+    *before, last = [part for part in parts if _has_digit(part)] or [""]
+    value = _only_number(last)
+    for part in before:
+        # a subject (`12 and 18 is`, `12 is divided by 3 is`), an operation (`12 + 30 =`), or the
+        # value itself
+        is_working = _LETTER.search(part) if part is parts[0] else _LETTER.match(part.strip())
+        if not is_working and not _OPERATION.search(part) and _only_number(part) != value:
+            return None
+    return value
+
+
+def _without_markup(text: str, *, for_reader: bool = False) -> str:
+    """The text without markup around its number; the reader of answers gets money and units as they
+    stand.
+    """
+    for pattern, replacement in _MARKUP if for_reader else (*_SIGNS, *_MARKUP, *_JOINED_WORDS):
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def _only_number(text: str) -> Fraction | None:
+    text = _without_markup(text)
+    found = _NUMBER.findall(text)
+    if len(found) != 1 or _ANOTHER_VALUE.search(text) or _SCALED.search(text):
+        return None
+    around = _NUMBER.sub(" ", text)
+    return plain_number(found[0]) if all(map(_changes_nothing, around)) else None
+
+
+def _changes_nothing(character: str) -> bool:
+    """Whether it is a letter, white space, punctuation or a pictogram, not a digit or a sign of
+    mathematics.
+    """
+    if character.isalpha() or character.isspace() or character in _PUNCTUATION:
+        return True
+    return unicodedata.category(character) in ("So", "Mn", "Sc")
+
+
+def _has_digit(text: str) -> bool:
+    return any(map(str.isdigit, text))
