@@ -67,10 +67,11 @@ KERNELLESS += tests/engines/test_native_linear.py tests/policy/test_logprobs.py 
 KERNELLESS += tests/runs/test_provenance.py tests/runs/test_changed_options.py
 WITHOUT     = build/without-kernels
 test-without-kernels: install-dev
-	rm -rf $(WITHOUT) && mkdir -p $(WITHOUT)
-	cp -r src/dapo $(WITHOUT)/dapo && rm -f $(WITHOUT)/dapo/libs/cpu_kernels/*.so
-	PYTHONPATH=$(CURDIR)/$(WITHOUT) $(VENV)/bin/python -c "from dapo.libs.cpu_kernels import is_compiled; assert not is_compiled()"
-	PYTHONPATH=$(CURDIR)/$(WITHOUT) $(PARALLEL) $(KERNELLESS) \
+	rm -rf $(WITHOUT) && mkdir -p $(WITHOUT)/src
+	cp -r configs docs $(WITHOUT)
+	cp -r src/dapo $(WITHOUT)/src/dapo && rm -f $(WITHOUT)/src/dapo/libs/cpu_kernels/*.so
+	PYTHONPATH=$(CURDIR)/$(WITHOUT)/src $(VENV)/bin/python -c "from dapo.libs.cpu_kernels import is_compiled; assert not is_compiled()"
+	PYTHONPATH=$(CURDIR)/$(WITHOUT)/src $(PARALLEL) $(KERNELLESS) \
 	    --deselect tests/cpu_kernels/test_kernels.py::test_an_installation_with_a_compiler_has_the_kernels $(ARGS)
 
 # the repository around the package: its how-to texts carried out, notebooks, site, wheel, images
