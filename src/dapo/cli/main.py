@@ -107,10 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     except CommandLineError as error:  # it shows what was typed
         code = error.exit_code
-        error.message = _with_advice(error.format_message(), given)
+        error.message = _with_advice(error.message, given)
         typed = StringIO()
         error.show(typed)
-        if error.message:  # empty after the help that answers no arguments
+        if error.format_message():  # empty after the help that answers no arguments
             _print_error(
                 mask_text(typed.getvalue()),
                 mask_text(error.format_message()),
