@@ -224,10 +224,7 @@ def test_a_run_is_explained_without_torch_and_without_modules_of_the_run(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs["dapo"], run)
-    config = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(
-        config.replace("verifier: ", "verifier: nobody_has_this_module:f  # ", 1)
-    )
+    edit_options(run, "verifier: ", "verifier: nobody_has_this_module:f  # ")
     script = (
         "import sys; from dapo.cli.main import main\ntry: main()\nfinally: print('torch' in"
         " sys.modules)"

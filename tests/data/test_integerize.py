@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -245,10 +246,11 @@ def test_a_refused_request_is_not_tried_again():
 
 
 def test_a_missing_server_and_a_malformed_address_are_errors():
-    with chat_server(lambda text, n: "") as server:
-        pass
-    with pytest.raises(ServerFailed, match=r"v1: .*refused"):
-        ask(client(server.url, retries=0))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # held and never listened to, so nobody else answers there
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        with pytest.raises(ServerFailed, match=r"v1: .*refused"):
+            ask(client(address, retries=0))
     with pytest.raises(
         DataError,
         match=r"server 'localhost:8000': expected an address such as http://localhost:8000/v1",

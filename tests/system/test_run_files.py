@@ -141,8 +141,18 @@ WRITING_FUNCTIONS = {
 """Functions that write a file, with the position of its path among their arguments."""
 DAMAGE = {
     "analysis/test_damaged_runs.py:line": "a damaged last line of the metrics",
+    "config/test_config.py:"
+    "test_the_form_that_the_advice_on_a_reference_names_is_taken_and_replaces_a_stored_one": (
+        "options that a user edits"
+    ),
+    "core/test_files.py:test_a_file_replaces_a_link_and_is_not_written_through_it": (
+        "a file in the place of a link"
+    ),
     "helpers/run_files.py:edit_options": "options that a user edits",
     "runs/test_stored_files.py:test_a_folder_with_nul_in_the_manifest_is_no_folder": (
+        "a hostile manifest"
+    ),
+    "runs/test_foreign_run.py:test_no_file_of_a_run_runs_that_its_config_does_not_name": (
         "a hostile manifest"
     ),
     "runs/test_directory.py:TestCheckpoints": "a damaged manifest of a checkpoint",

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from dapo.core.errors import DapoError
 from dapo.training.checkpointing import save_after_failure, save_if_due, save_now
-from dapo.training.rollout import collect
+from dapo.training.rollout import Batch, collect
 from dapo.training.state import Run
 from dapo.training.step_metrics import (
     evaluate_and_log,
@@ -33,7 +33,6 @@ def train(run: Run) -> None:
     Raises DapoError, or OSError from the run directory, if it cannot continue; the state is then
     saved.
     """
-    config = run.config
     state = run.state
     with saved_on_failure(run):
         # before the first step, or the evaluation in which the run was interrupted
@@ -41,17 +40,11 @@ def train(run: Run) -> None:
         for step in run.steps():  # line 1
             with run.timed(step):
                 run.begin_sampling(step)  # line 3: pi_old <- pi_theta
-                # lines 2, 4 to 8
-                with run.phase("generate", total=config.rollout.prompts_per_step) as on_progress:
-                    # Eq. 11
-                    batch = collect(
-                        run.sampling, step=step, on_progress=on_progress, check=run.stop.check
-                    )
+                batch = sample_batch(run, step)  # lines 2, 4 to 8: Eq. 11
                 run.drop_engine_weights()
                 samples = run.estimate_advantages(batch, step=step)  # line 9: Eq. 9, 13
                 with rollouts_in_background(run, batch, samples) as text_metrics:
-                    # line 10, and pi_old of Eq. 6
-                    updates = run.prepare_updates(samples, step=step)
+                    updates = run.prepare_updates(samples, step=step)  # line 10: pi_old of Eq. 6
                 for minibatch in run.track("update", updates):
                     state.updates.append(run.policy.update(minibatch, step=step))  # line 11: Eq. 8
                 report_step(run, batch, samples, text_metrics)
@@ -61,6 +54,12 @@ def train(run: Run) -> None:
             check_divergence(run)
             save_if_due(run)
         save_now(run)
+
+
+def sample_batch(run: Run, step: int) -> Batch:
+    """Collect the groups of a step, and show the progress."""
+    with run.phase("generate", total=run.config.rollout.prompts_per_step) as on_progress:
+        return collect(run.sampling, step=step, on_progress=on_progress, check=run.stop.check)
 
 
 @contextmanager
