@@ -98,7 +98,7 @@ test-vllm: .venv-vllm/.installed-dapo
 	.venv-vllm/bin/python -m pytest -m vllm tests/engines/test_vllm.py tests/contracts/test_engine_contract.py $(ARGS)
 
 # what takes too long for every change: the tests of tools and of Ray, 200 kills at random moments (about eight minutes), the soak
-nightly: test-ray test-tools
+nightly: test-libraries test-repository test-ray test-tools
 	DAPO_KILLS=200 $(PYTEST) -s --timeout=3600 tests/system/test_kills.py
 	$(VENV)/bin/python -m benchmarks.soak $(ARGS)
 
