@@ -58,14 +58,14 @@ def ablate(
 
 def parse_seeds(text: str) -> list[int]:
     """`0,1,2` or `100-104`, or both: seeds in order. Raises ConfigError."""
-    found: list[int] = []
+    seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not 0 <= last - first < _MAX_SEEDS:
             raise ConfigError(f"--seeds {text}: expected seeds such as 0,1,2 or 100-104")
-        found += range(first, last + 1)
-    return found
+        seeds += range(first, last + 1)
+    return seeds
 
 
 def _run(
@@ -123,13 +123,13 @@ def _write_and_print(results: "Results", output: Path, *, as_json: bool) -> None
 
     table = make_table(results)
     write_results(results, table, output)
-    written = plot_results(results, output)
+    pictures = plot_results(results, output)
     if as_json:
-        print_json({**results.facts, "table": table, "pictures": [str(path) for path in written]})
+        print_json({**results.facts, "table": table, "pictures": [str(path) for path in pictures]})
         return
     width = None if sys.stdout.isatty() else _LOG_WIDTH
     print_tables(SafeConsole(width=width), table, results.facts)
-    for path in written:
+    for path in pictures:
         print_text(f"picture: {path}")
     print_text(f"results: {output / 'results.json'}")
 
@@ -180,8 +180,8 @@ def _accuracy_table(condition: Mapping[str, Any], baseline: str) -> Table:
         "",
         *columns,
     )
-    if (before := condition["accuracy_before"]) is not None:
-        cells = [*([""] if counts else []), _number(before["mean"], is_binary=is_binary)]
+    if (accuracy := condition["accuracy_before"]) is not None:
+        cells = [*([""] if counts else []), _number(accuracy["mean"], is_binary=is_binary)]
         table.add_row("before training", *cells, *[""] * (len(columns) - len(cells)), style="dim")
     for row in rows:
         to_previous = (
@@ -207,16 +207,16 @@ def _table(title: str, *names: str) -> Table:
     return ruled_table(Column(names[0], min_width=16), *names[1:], caption=title)
 
 
-def _with_range(found: Mapping[str, Any] | None, sign: str = "", *, is_binary: bool) -> str:
+def _with_range(estimate: Mapping[str, Any] | None, sign: str = "", *, is_binary: bool) -> str:
     """A mean with its interval, and a star after a difference whose interval excludes 0."""
-    if found is None:
+    if estimate is None:
         return ""
     mean, low, high = (
-        _number(found[name], sign, is_binary=is_binary) for name in ("mean", "low", "high")
+        _number(estimate[name], sign, is_binary=is_binary) for name in ("mean", "low", "high")
     )
-    if found["low"] is None:
+    if estimate["low"] is None:
         return mean
-    mark = "*" if sign and not found["low"] <= 0 <= found["high"] else " " * bool(sign)
+    mark = "*" if sign and not estimate["low"] <= 0 <= estimate["high"] else " " * bool(sign)
     return f"{mean} [{low}, {high}]{mark}"
 
 
@@ -231,19 +231,19 @@ def _without_effect(experiment: Experiment) -> Iterator[str]:
     """Describe the options of rows that have no effect in their configurations."""
     from dapo.cli.check.summary import ignored_options
 
-    seen = set()
+    reported = set()
     for condition in experiment.conditions:
         for variant in experiment.variants:
             config = experiment.run(experiment.seeds[0], condition, variant).config
-            own = {item.partition("=")[0] for item in variant.own}
+            names = {item.partition("=")[0] for item in variant.own}
             for line in ignored_options(config):
                 option = line.partition(":")[0]
                 if (
-                    option in own
+                    option in names
                     and variant.inherits is not None
-                    and (variant.name, option) not in seen
+                    and (variant.name, option) not in reported
                 ):
-                    seen.add((variant.name, option))
+                    reported.add((variant.name, option))
                     yield f"{variant.name}: an option without effect: {line}"
 
 
@@ -273,14 +273,14 @@ def print_plan(experiment: Experiment, folder: Path, *, as_json: bool) -> None:
         for variant in experiment.variants:
             # a row adds to the one that it inherits, or to the configuration; it does not follow
             # the row above
-            before = (
+            predecessor = (
                 Variant("", (), None)
                 if variant.inherits is None
                 else experiment.variant(variant.inherits)
             )
             configs = [
-                experiment.run(experiment.seeds[0], condition, each).config
-                for each in (before, variant)
+                experiment.run(experiment.seeds[0], condition, row).config
+                for row in (predecessor, variant)
             ]
             changed = [
                 f"{name} {' -> '.join(json.dumps(value).strip(chr(34)) for value in values)}"
@@ -323,7 +323,7 @@ class _ProgressDisplay:
         if (progress := self._progress) is None:
             return rows
         done = progress.finished + len(progress.failed)
-        left = (
+        remaining = (
             ""
             if progress.seconds_left is None
             else f", about {duration(progress.seconds_left)} left"
@@ -333,7 +333,7 @@ class _ProgressDisplay:
         rows.add_row(
             Text(f"{done} of {progress.total} runs", style="bold"),
             bar,
-            f"{done / progress.total:.0%}{failed}{left}",
+            f"{done / progress.total:.0%}{failed}{remaining}",
         )
         for name, where in progress.running.items():
             rows.add_row(printable(name), Text(where, style="dim"), "")

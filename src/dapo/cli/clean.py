@@ -28,7 +28,7 @@ def clean_runs(paths: Sequence[Path], *, keep: str, apply: bool, as_json: bool) 
             f"{', '.join(live)} is being trained; nothing was removed. Clean a run when it has"
             " ended"
         )
-    found: list[dict[str, Any]] = []
+    checkpoints: list[dict[str, Any]] = []
     for run in runs:
         saved = numbered(run.checkpoints.folder)
         chosen = (
@@ -37,16 +37,16 @@ def clean_runs(paths: Sequence[Path], *, keep: str, apply: bool, as_json: bool) 
             else run.checkpoints.with_optimizer_state(but_newest=WHOLE[keep])
         )
         for path in chosen:
-            kept = (
+            remainder = (
                 0
                 if keep == "nothing"
                 else sum(bytes_below(path, name) for name in ("weights*", "*.json", "prob*"))
             )
-            found.append(
+            checkpoints.append(
                 {
                     "run": str(run.path),
                     "step": int(path.name[5:]),
-                    "bytes": bytes_below(path) - kept,
+                    "bytes": bytes_below(path) - remainder,
                 }
             )
         if apply:
@@ -55,12 +55,14 @@ def clean_runs(paths: Sequence[Path], *, keep: str, apply: bool, as_json: bool) 
                     run.checkpoints.drop_after(-1)
                 else:
                     keep_weights_only(run, load_run_config(run), chosen)
-    total = sum(each["bytes"] for each in found)
+    total = sum(checkpoint["bytes"] for checkpoint in checkpoints)
     if as_json:
-        print_json({"keep": keep, "applied": apply, "bytes": total, "checkpoints": found})
+        print_json({"keep": keep, "applied": apply, "bytes": total, "checkpoints": checkpoints})
         return
     removed = "checkpoint" if keep == "nothing" else "optimizer state"
-    for each in found:
-        print_text(f"{each['run']}: {removed} of step {each['step']}: {size(each['bytes'])}")
+    for checkpoint in checkpoints:
+        print_text(
+            f"{checkpoint['run']}: {removed} of step {checkpoint['step']}: {size(checkpoint['bytes'])}"
+        )
     does = "freed" if apply else "would be freed; nothing was removed, --yes does it"
-    print_text(f"{size(total)} {does}" if found else "nothing to remove")
+    print_text(f"{size(total)} {does}" if checkpoints else "nothing to remove")

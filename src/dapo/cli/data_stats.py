@@ -211,8 +211,8 @@ def _print_description(result: Mapping[str, Any]) -> None:
     kinds = [f"{kind} {count:,}" for kind, count in result["answer_types"].items() if count]
     table.add_row("answer types", ", ".join(kinds))
     sources = [f"{name} {count:,}" for name, count in result["sources"].items()]
-    more = [f"and {len(sources) - SHOWN_ROWS} more"] if len(sources) > SHOWN_ROWS else []
-    table.add_row("sources", ", ".join([*sources[:SHOWN_ROWS], *more]))
+    remainder = [f"and {len(sources) - SHOWN_ROWS} more"] if len(sources) > SHOWN_ROWS else []
+    table.add_row("sources", ", ".join([*sources[:SHOWN_ROWS], *remainder]))
     SafeConsole().print(table)
 
 
@@ -275,13 +275,13 @@ def _print_difficulty(result: Mapping[str, Any], title: str) -> None:
 
 
 def _print_most_visited(data: Sequence[Problem], rates: Mapping[str, PassRate]) -> None:
-    known = [
+    rated = [
         (rates[problem.id], problem) for problem, _ in unique_problems(data) if problem.id in rates
     ]
     numbers = right("visits", "responses", "pass rate", "last step")
     table = titled_table("most visited problems, hardest first", "problem", *numbers, "question")
     for rate, problem in sorted(
-        known, key=lambda pair: (-pair[0].visits, pair[0].rate, pair[1].id)
+        rated, key=lambda pair: (-pair[0].visits, pair[0].rate, pair[1].id)
     )[:SHOWN_ROWS]:
         question = shorten(prompt_text(problem.prompt), 60, keep="ends")
         cells = (

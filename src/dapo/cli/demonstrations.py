@@ -61,15 +61,15 @@ class Judged:
     def row(self) -> dict[str, Any]:
         """The demonstration as a row: `prompt` and `response`, or `messages` of several turns."""
         prompt = self.problem.prompt
-        more = {"answer": self.problem.answer} if self.problem.answer else {}
+        answer = {"answer": self.problem.answer} if self.problem.answer else {}
         if not self.turns:
-            return {"prompt": prompt, "response": self.text, **more}
-        asked = (
+            return {"prompt": prompt, "response": self.text, **answer}
+        prompt_messages = (
             [{"role": "user", "content": prompt}]
             if isinstance(prompt, str)
             else [dict(m) for m in prompt]
         )
-        return {"messages": [*asked, *map(dict, self.turns)], **more}
+        return {"messages": [*prompt_messages, *map(dict, self.turns)], **answer}
 
 
 def read_judged(source: Path) -> Iterator[Judged]:
@@ -79,10 +79,15 @@ def read_judged(source: Path) -> Iterator[Judged]:
         return
     for row in load_evaluation(source)["table"]:
         problem = Problem(row["id"], row["question"], row["answer"], row["source"])
-        for each in row["responses"]:
-            is_cut = each["finish"] != "stop"
+        for response in row["responses"]:
+            is_cut = response["finish"] != "stop"
             yield Judged(
-                problem, each["text"], int(each["tokens"]), each["correct"], each["score"], is_cut
+                problem,
+                response["text"],
+                int(response["tokens"]),
+                response["correct"],
+                response["score"],
+                is_cut,
             )
 
 
@@ -103,27 +108,27 @@ def choose(
     """
     counts: Counter[str] = Counter(responses=len(judged))
     by_problem: dict[str, dict[str, Judged]] = {}
-    for each in judged:
+    for response in judged:
         is_right = (
-            bool(each.correct)
+            bool(response.correct)
             if min_score is None
-            else each.score is not None and each.score >= min_score
+            else response.score is not None and response.score >= min_score
         )
-        if each.is_cut:
+        if response.is_cut:
             reason = "cut at the length limit"
         elif is_right:
             reason = None
         else:
             reason = "not right"
-        reason = "an empty turn" if reason is None and each.has_empty_turn else reason
-        known = by_problem.setdefault(each.problem.id, {})
-        key = to_json([each.text, [dict(turn) for turn in each.turns]])
-        if reason is None and key in known:
+        reason = "an empty turn" if reason is None and response.has_empty_turn else reason
+        by_text = by_problem.setdefault(response.problem.id, {})
+        key = to_json([response.text, [dict(turn) for turn in response.turns]])
+        if reason is None and key in by_text:
             reason = "equal to another response"
         if reason is not None:
             counts[f"removed: {reason}"] += 1
         else:
-            known[key] = each
+            by_text[key] = response
     chosen: list[Judged] = []
     for texts in by_problem.values():
         ranked = sorted(texts, key=lambda text: (_rank(texts[text], choice, seed), text))
@@ -139,10 +144,10 @@ def without_held_out(chosen: Sequence[Judged], held_out: Sequence[Problem]) -> l
     decides.
     """
     _, removed = find_contaminated(
-        [each.problem for each in chosen], held_out, ngram=8, min_overlap=0.5
+        [response.problem for response in chosen], held_out, ngram=8, min_overlap=0.5
     )
-    rows = {each.row for each in removed}
-    return [each for number, each in enumerate(chosen, start=1) if number not in rows]
+    rows = {response.row for response in removed}
+    return [response for number, response in enumerate(chosen, start=1) if number not in rows]
 
 
 def held_out_of(sources: Sequence[Path], against: Sequence[str]) -> list[Problem]:
@@ -152,13 +157,13 @@ def held_out_of(sources: Sequence[Path], against: Sequence[str]) -> list[Problem
         for source in sources
         if source.is_dir()
     ]
-    found = [
+    problems = [
         problem
         for spec in specs
         if spec is not None
         for problem in load_problems(spec, split="eval")
     ]
-    return found + [problem for spec in against for problem in _held_out(spec)]
+    return problems + [problem for spec in against for problem in _held_out(spec)]
 
 
 def _held_out(spec: str) -> list[Problem]:
@@ -170,14 +175,14 @@ def _held_out(spec: str) -> list[Problem]:
 def write_demonstrations(path: Path, chosen: Sequence[Judged]) -> None:
     """Write the demonstrations as JSON lines."""
     with atomic_file(path, PRIVATE) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        file.writelines(to_json(each.row()) + "\n" for each in chosen)
+        file.writelines(to_json(response.row()) + "\n" for response in chosen)
 
 
-def _rank(each: Judged, choice: Choice, seed: int) -> int:
+def _rank(response: Judged, choice: Choice, seed: int) -> int:
     return (
-        each.tokens
+        response.tokens
         if choice == "shortest"
-        else keyed_seed(seed, "demonstrations", each.problem.id, each.text)
+        else keyed_seed(seed, "demonstrations", response.problem.id, response.text)
     )
 
 

@@ -33,19 +33,19 @@ def evaluation_json(result: Mapping[str, Any], *, by_problem: bool) -> dict[str,
 
 
 def print_evaluation(
-    found: Mapping[str, Any], output: Path | None, *, by_problem: bool = False
+    evaluation: Mapping[str, Any], output: Path | None, *, by_problem: bool = False
 ) -> None:
     """Print a result, or two side by side with their paired difference; with `by_problem`, also a
     line per problem.
     """
     console = SafeConsole()
-    is_pair = "comparison" in found
-    results = [found["first"], found["second"]] if is_pair else [found]
+    is_pair = "comparison" in evaluation
+    results = [evaluation["first"], evaluation["second"]] if is_pair else [evaluation]
     console.print(_result_table(results))
     for result in results:
         _print_notes(console, result)
     if is_pair:
-        console.print(_describe_difference(found["comparison"]), soft_wrap=True)
+        console.print(_describe_difference(evaluation["comparison"]), soft_wrap=True)
     if by_problem:
         tables = [result["table"] for result in results]
         console.print(_paired_problem_table(*tables) if is_pair else _problem_table(*tables))
@@ -83,8 +83,8 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
     )
     for result in results:
         if warning := result.get("warning"):
-            of = "" if len(results) == 1 else f"{result['model']}: "
-            title.append(printable(f"\nWARNING: {of}{warning}"), style="red")
+            prefix = "" if len(results) == 1 else f"{result['model']}: "
+            title.append(printable(f"\nWARNING: {prefix}{warning}"), style="red")
     names = (
         ["result"]
         if len(results) == 1
@@ -137,7 +137,9 @@ def short_names(models: Sequence[str]) -> list[str]:
     shared = next(
         (i for i, column in enumerate(zip(*parts, strict=False)) if len(set(column)) > 1), 0
     )
-    return [re.sub(r"\bstep_0*(\d+)\.json$", r"step \1", str(Path(*own[shared:]))) for own in parts]
+    return [
+        re.sub(r"\bstep_0*(\d+)\.json$", r"step \1", str(Path(*names[shared:]))) for names in parts
+    ]
 
 
 def _print_notes(console: SafeConsole, summary: Mapping[str, Any]) -> None:
@@ -202,8 +204,8 @@ def _paired_problem_table(
     come last.
     """
     table = _table_by_problem("first", "second", "difference")
-    others = {row["id"]: row["accuracy"] for row in second}
-    pairs = [(row, row["accuracy"], others[row["id"]]) for row in first]
+    accuracies = {row["id"]: row["accuracy"] for row in second}
+    pairs = [(row, row["accuracy"], accuracies[row["id"]]) for row in first]
     differences = [(row, a, b, None if a is None or b is None else b - a) for row, a, b in pairs]
     for row, a, b, difference in sorted(differences, key=lambda line: (line[3] is None, line[3])):
         question = Text(

@@ -160,10 +160,10 @@ def _require_columns(pool: VerifierPool, problems: Sequence[Problem], data: str 
         require_columns(problems, pool.needed_columns, where="--data")
         return
     for name, columns in pool.needed_columns.items():
-        if missing := missing_columns(columns, problems[0]):
+        if absent := missing_columns(columns, problems[0]):
             advice = "audit it on problems of your data that have it: --data train.jsonl"
             raise DataError(
-                f"{name} needs {missing}, which the example problem does not have; {advice}"
+                f"{name} needs {absent}, which the example problem does not have; {advice}"
             )
 
 

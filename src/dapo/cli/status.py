@@ -31,8 +31,8 @@ def print_status(statuses: Sequence[RunStatus], damaged: Mapping[str, DapoError]
     numbers = right("step", "left", label, "disk", no_wrap=True)
     table = Table(Column("run", overflow="fold"), "state", *numbers)
     for status, result in zip(statuses, results, strict=True):
-        left = "" if status.seconds_left is None else duration(status.seconds_left)
-        cells = (_steps(status), left, result, size(status.disk_bytes["total"]))
+        remaining = "" if status.seconds_left is None else duration(status.seconds_left)
+        cells = (_steps(status), remaining, result, size(status.disk_bytes["total"]))
         table.add_row(status.run, status.state, *cells)
     if statuses:
         console.print(table)
@@ -44,7 +44,9 @@ def print_status(statuses: Sequence[RunStatus], damaged: Mapping[str, DapoError]
 def _result(status: RunStatus) -> str:
     """The accuracy or the mean score of the last evaluation, or else the accuracy in training."""
     evaluated = [
-        name for name, each in status.evaluations.items() if each.get("accuracy") is not None
+        name
+        for name, evaluation in status.evaluations.items()
+        if evaluation.get("accuracy") is not None
     ]
     if not evaluated:
         return number(status.metrics.get("reward/accuracy"), ".1%")
@@ -63,7 +65,9 @@ def _details(status: RunStatus) -> list[tuple[str, str]]:
         newest = status.seconds_since_step
         since = "" if newest is None else f"; the newest step {duration(newest)} ago"
         rows[-1] = ("step", f"{_steps(status)}, about {duration(status.seconds_left)} left{since}")
-    changes = [(describe_changes(each["options"]), each["after_step"]) for each in status.changes]
+    changes = [
+        (describe_changes(change["options"]), change["after_step"]) for change in status.changes
+    ]
     rows += [("changed", printable(f"{changed}, after step {step}")) for changed, step in changes]
     if status.metrics:
         values = {name: value for name, value in status.metrics.items() if value is not None}
@@ -72,11 +76,12 @@ def _details(status: RunStatus) -> list[tuple[str, str]]:
             ("metrics", ", ".join(" ".join(column.split()) for column in metric_columns(values)))
         )
     for name, result in status.evaluations.items():
-        found = {
+        accuracies = {
             f"eval/{name}/{metric}": value for metric, value in result.items() if value is not None
         }
         rows += [
-            ("evaluation", f"{line}, at step {result['step']:.0f}") for line in accuracies_in(found)
+            ("evaluation", f"{line}, at step {result['step']:.0f}")
+            for line in accuracies_in(accuracies)
         ]
     checkpoint = status.checkpoint
     rows.append(("checkpoint", "none yet" if checkpoint is None else f"step {checkpoint['step']}"))

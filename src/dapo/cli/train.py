@@ -106,17 +106,17 @@ def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> lis
     """Responses to the same problems before and after training, one of each source first."""
     if len(evaluations) < 2:
         return []
-    before = evaluations[0]["table"]
-    after = evaluations[-1]["table"]
+    first = evaluations[0]["table"]
+    last = evaluations[-1]["table"]
     by_source: dict[str, list[int]] = {}
-    for i, (row, other) in enumerate(zip(before, after, strict=False)):
-        if row["id"] != other["id"]:  # one of the files is of other problems
+    for i, (row, counterpart) in enumerate(zip(first, last, strict=False)):
+        if row["id"] != counterpart["id"]:  # one of the files is of other problems
             continue
         by_source.setdefault(row["source"], []).append(i)
     picked = [row for rank in zip_longest(*by_source.values()) for row in rank if row is not None][
         :count
     ]
-    pairs = [(before[i], before[i]["responses"][0], after[i]["responses"][0]) for i in picked]
+    pairs = [(first[i], first[i]["responses"][0], last[i]["responses"][0]) for i in picked]
     return [
         {"question": problem["question"], "answer": problem["answer"]}
         | {"before": old["text"], "before_correct": old.get("correct")}

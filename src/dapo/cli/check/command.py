@@ -45,13 +45,13 @@ def check_config(
     with open_judge(config, elsewhere=config.uses_ray) as judge:
         needed_columns = judge.needed_columns
     if as_json:
-        found = check_as_json(config, needed_columns)
-        if probe and not found["problems"]:
+        result = check_as_json(config, needed_columns)
+        if probe and not result["problems"]:
             from dapo.cli.check.probe import probe_as_json, run_probe
 
-            found["probe"] = probe_as_json(run_probe(config, problems, samples), against)
-        print_json(found)
-        return not found["problems"]
+            result["probe"] = probe_as_json(run_probe(config, problems, samples), against)
+        print_json(result)
+        return not result["problems"]
     if (fork := Fork.of(RunDirectory(path.parent))) is not None:
         print_text(f"fork      of {fork.describe()}")
     data, num_removed = data_facts(resolve_auto_verifier(config), needed_columns)
@@ -97,15 +97,15 @@ def check_as_json(config: Config, needed_columns: Mapping[str, Collection[str]])
     data, num_removed = data_facts(config, needed_columns)
     estimate, note = estimate_of(config, hardware_profile_for(config))
     rollout = config.rollout
-    found = missing_hardware(config)
+    faults = missing_hardware(config)
     if note is not None and note.startswith("problem: "):
-        found.append(note.removeprefix("problem: "))
+        faults.append(note.removeprefix("problem: "))
     if estimate is not None:
-        found += find_problems(estimate)
+        faults += find_problems(estimate)
     return {
         "config": config.model_dump(mode="json"),
         "data": (
-            {each.role: _data_json(each) for each in data} | {"removed_from_train": num_removed}
+            {facts.role: _data_json(facts) for facts in data} | {"removed_from_train": num_removed}
         ),
         "step": {
             "prompts": rollout.prompts_per_step,
@@ -123,7 +123,7 @@ def check_as_json(config: Config, needed_columns: Mapping[str, Collection[str]])
         ],
         "notes": list(describe_prompts(config, _problems(data))),
         "estimate": None if estimate is None else _estimate_json(estimate),
-        "problems": found,
+        "problems": faults,
     }
 
 

@@ -44,7 +44,7 @@ def hardware_profile_for(config: Config) -> HardwareProfile:
     not have.
     """
     lengths = ResponseLengths.expected(config)
-    taken = HardwareProfile(
+    profile = HardwareProfile(
         keep_rate=HardwareProfile.keep_rate if config.dynamic_sampling.enabled else 1.0,
         mean_response_tokens=lengths.response,
         prompt_tokens=lengths.prompt,
@@ -52,7 +52,7 @@ def hardware_profile_for(config: Config) -> HardwareProfile:
     if _runs_on_cpu(config):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return replace(
-            taken,
+            profile,
             device="cpu",
             memory_gib=round(memory / GIB, 1),
             devices_per_node=1,
@@ -60,13 +60,13 @@ def hardware_profile_for(config: Config) -> HardwareProfile:
             engine_overhead_gib=1.0,
         )
     if config.uses_ray:
-        return taken
+        return profile
     if not torch.cuda.is_available():
         # one rank per GPU, which engines share
-        return replace(taken, devices_per_node=config.distributed.trainer_ranks)
+        return replace(profile, devices_per_node=config.distributed.trainer_ranks)
     gib = torch.cuda.get_device_properties(0).total_memory / GIB
     return replace(
-        taken, memory_gib=round(gib, 1), devices_per_node=torch.cuda.device_count(), is_here=True
+        profile, memory_gib=round(gib, 1), devices_per_node=torch.cuda.device_count(), is_here=True
     )
 
 
@@ -113,20 +113,20 @@ class ResourceEstimate:
         """Bytes of the device that an engine may fill."""
         shares = self.shares
         capacity = self.profile.memory_gib * GIB
-        kept = shares.trainers * self.memory.kept_bytes() if shares.alternates else 0.0
-        return (capacity - kept) / shares.sampling
+        resident = shares.trainers * self.memory.kept_bytes() if shares.alternates else 0.0
+        return (capacity - resident) / shares.sampling
 
     @property
     def devices(self) -> int:
         """The number of GPUs; 1 on CPUs."""
         if self.profile.device == "cpu":
             return 1
-        wanted = self.config.gpus_wanted
+        gpus = self.config.gpus_wanted
         processes = self.shares.processes
         return (
-            ceil(wanted / processes)
+            ceil(gpus / processes)
             if self.config.uses_ray
-            else min(wanted, self.profile.devices_per_node)
+            else min(gpus, self.profile.devices_per_node)
         )
 
     @property
@@ -154,9 +154,9 @@ class ResourceEstimate:
         breakdown = {"weights": e * dimensions.parameters / tp}
         if self.config.rollout.engine_kind.pages_cache:
             overhead = self.profile.engine_overhead_gib * GIB
-            given = self.cache_limit
-            cache = (given or CPU_CACHE_GIB) * GIB
-            if given is None and self.profile.device == "gpu":
+            limit = self.cache_limit
+            cache = (limit or CPU_CACHE_GIB) * GIB
+            if limit is None and self.profile.device == "gpu":
                 reserve = (1 - GPU_MEMORY) * self.profile.memory_gib * GIB / self.shares.sampling
                 cache = max(0.0, self.engine_available - reserve - breakdown["weights"] - overhead)
             return breakdown | {"cache": cache, "vLLM overhead": overhead}
@@ -272,5 +272,5 @@ class ResourceEstimate:
         rollout = self.config.rollout
         if self.config.is_supervised:
             return 0
-        wanted = rollout.prompts_per_step / self.profile.keep_rate
-        return min(wanted, self.config.max_groups_per_step) * rollout.group_size
+        groups = rollout.prompts_per_step / self.profile.keep_rate
+        return min(groups, self.config.max_groups_per_step) * rollout.group_size

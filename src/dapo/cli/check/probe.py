@@ -47,16 +47,17 @@ def run_probe(config: Config, problems: int | None, samples: int | None) -> Prob
 
 def probe_as_json(probe: Probe, against: Path | None) -> dict[str, Any]:
     """A probe as JSON values, with its comparison with a run if one is given."""
-    found: dict[str, Any] = asdict(probe)
+    result: dict[str, Any] = asdict(probe)
     if against is not None:
         checks = compare_with_run(probe, RunDirectory.open(against))
-        found["against"] = {
+        result["against"] = {
             "run": str(against),
             "values": [
-                asdict(each) | {"ratio": each.ratio, "is_close": each.is_close} for each in checks
+                asdict(check) | {"ratio": check.ratio, "is_close": check.is_close}
+                for check in checks
             ],
         }
-    return found
+    return result
 
 
 def describe_probe(config: Config, probe: Probe, against: Path | None = None) -> Iterator[str]:
@@ -67,18 +68,18 @@ def describe_probe(config: Config, probe: Probe, against: Path | None = None) ->
     if probe.accuracy is not None:
         yield f"  accuracy    {with_interval(probe.accuracy, probe.accuracy_interval)}"
         yield "  pass rate   problems"
-        for each in probe.histogram:
-            bar = "#" * round(_BAR * each.fraction)
-            interval = f"({each.low:.0%} to {each.high:.0%})"
+        for bin in probe.histogram:
+            bar = "#" * round(_BAR * bin.fraction)
+            interval = f"({bin.low:.0%} to {bin.high:.0%})"
             yield (
-                f"  {each.name:12}{each.problems:>4}  {each.fraction:>4.0%} {interval:14} {bar}".rstrip()
+                f"  {bin.name:12}{bin.problems:>4}  {bin.fraction:>4.0%} {interval:14} {bar}".rstrip()
             )
     yield f"  keep rate   {_keep_rate(probe)}"
     groups = probe.groups_per_step
-    wanted = config.rollout.prompts_per_step
+    num_groups = config.rollout.prompts_per_step
     yield (
         f"  per step    {groups:,.0f} groups = {groups * probe.group_size:,.0f} responses, for"
-        f" {wanted} that train"
+        f" {num_groups} that train"
     )
     quantiles = ", ".join(
         f"{name} {value:,.0f}" for name, value in probe.response_quantiles.items()
@@ -87,8 +88,8 @@ def describe_probe(config: Config, probe: Probe, against: Path | None = None) ->
     yield f"  truncated   {with_interval(probe.truncated, probe.truncated_interval)}"
     if probe.verifier_errors:
         yield f"  errors      {probe.verifier_errors} responses have no verdict"
-    for found in probe.findings:
-        text = f"{found.severity}: {found.one_line()}"
+    for finding in probe.findings:
+        text = f"{finding.severity}: {finding.one_line()}"
         yield from wrap(
             text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
         )
@@ -103,19 +104,19 @@ def _compare(probe: Probe, run: Path) -> Iterator[str]:
     checks = compare_with_run(probe, RunDirectory.open(run))
     yield f"compared with steps 1 to {FIRST_STEPS} of {run}:"
     yield f"  {'':24}{'probe':>12}{'measured':>12}{'ratio':>8}"
-    for each in checks:
-        verdict = "" if each.is_close else f"  differs by more than {TOLERANCE:.0%}"
+    for check in checks:
+        verdict = "" if check.is_close else f"  differs by more than {TOLERANCE:.0%}"
         yield (
-            f"  {each.name:24}{_number(each.probe):>12}{_number(each.measured):>12}{each.ratio:>8.2f}{verdict}"
+            f"  {check.name:24}{_number(check.probe):>12}{_number(check.measured):>12}{check.ratio:>8.2f}{verdict}"
         )
-    close = sum(each.is_close for each in checks)
+    close = sum(check.is_close for check in checks)
     yield f"  {close} of {len(checks)} within {TOLERANCE:.0%}"
 
 
 def _keep_rate(probe: Probe) -> str:
-    kept = f"{probe.kept:.1%} of the judged groups would train"
+    measured = f"{probe.kept:.1%} of the judged groups would train"
     if probe.expected_keep_rate is None:
-        return kept
+        return measured
     rate = with_interval(probe.expected_keep_rate, probe.expected_keep_interval)
     expected = f"{rate} expected for groups of {probe.group_size}"
     if probe.samples < probe.group_size:
@@ -123,7 +124,7 @@ def _keep_rate(probe: Probe) -> str:
     return (
         expected
         if math.isclose(probe.expected_keep_rate, probe.kept)
-        else f"{expected}; here {kept}"
+        else f"{expected}; here {measured}"
     )
 
 

@@ -91,12 +91,12 @@ def describe_prompts(config: Config, problems: Sequence[Problem] = ()) -> Iterat
 
     Raises DataError if a template is missing.
     """
-    found = load_local_tokenizer(
+    tokenizer_files = load_local_tokenizer(
         config.model.name, trust_remote_code=config.model.trust_remote_code
     )
-    if found is None:
+    if tokenizer_files is None:
         return
-    tokenizer, stop_ids = found
+    tokenizer, stop_ids = tokenizer_files
     encoder = PromptEncoder(tokenizer, config.data)
     turn_end = encoder.turn_end
     ends = {
@@ -120,19 +120,19 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
         yield _adapters(
             lora, dimensions.linears, dimensions.lora_parameters(lora.rank), dimensions.parameters
         )
-        whole = estimate.changed("model", lora=None)
-        memory = [_gib(sum(each.trainer_memory().values())) for each in (estimate, whole)]
-        copies = [_gib(each.checkpoint_copy_bytes()) for each in (estimate, whole)]
+        unadapted = estimate.changed("model", lora=None)
+        memory = [_gib(sum(variant.trainer_memory().values())) for variant in (estimate, unadapted)]
+        copies = [_gib(variant.checkpoint_copy_bytes()) for variant in (estimate, unadapted)]
         yield (
             f"               {memory[0]} to train, {copies[0]} per checkpoint (all weights:"
             f" {memory[1]}, {copies[1]})"
         )
-    own = ["the loop, data, rollout tables, checkpoints"]
+    contents = ["the loop, data, rollout tables, checkpoints"]
     if not config.uses_trainer_group:
-        own.append("the policy")
+        contents.append("the policy")
     if not config.engine_processes:
-        own.append(f"the {config.rollout.engine} engine")
-    yield f"  controller   1 process: {', '.join(own)}"
+        contents.append(f"the {config.rollout.engine} engine")
+    yield f"  controller   1 process: {', '.join(contents)}"
     if config.uses_trainer_group:
         ranks = f"{estimate.ranks} ranks (FSDP2)" if estimate.ranks > 1 else "1 process"
         yield f"  trainer      {ranks}, {_each(estimate, 1)}"
@@ -145,8 +145,8 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
     if config.engine_processes:
         order = ", in lockstep" if config.rollout.is_reproducible else ", by load"
         shared = "" if config.engine_processes == 1 else order
-        each = _each(estimate, config.gpus_per_engine)
-        yield f"  engines      {config.engine_processes} x {config.rollout.engine}{shared}, {each}"
+        variant = _each(estimate, config.gpus_per_engine)
+        yield f"  engines      {config.engine_processes} x {config.rollout.engine}{shared}, {variant}"
     processes = "1 process" if config.reward.workers == 1 else f"{config.reward.workers} processes"
     yield f"  verifiers    {processes}, at most {config.reward.memory_gib:g} GiB each"
     if estimate.profile.device == "gpu":
@@ -317,10 +317,10 @@ def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
             f" query and {dimensions.kv_heads} key-value heads"
         )
     if estimate.cache_tokens < estimate.sequence_tokens:
-        wanted = ceil(estimate.sequence_tokens * estimate.cached_token_bytes / tp / GIB)
+        gibibytes = ceil(estimate.sequence_tokens * estimate.cached_token_bytes / tp / GIB)
         yield (
             f"an engine's cache holds {estimate.cache_tokens:,} tokens, less than one sequence at"
-            f" full length ({estimate.sequence_tokens:,}): set rollout.vllm.cache_gib to {wanted}"
+            f" full length ({estimate.sequence_tokens:,}): set rollout.vllm.cache_gib to {gibibytes}"
             " or more"
         )
 
@@ -381,7 +381,7 @@ def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]
     if total <= available:
         return
     remaining = available - (total - cache)
-    needed = f"{_gib(total)}"
+    requirement = f"{_gib(total)}"
     fix = "use a smaller model, or lower rollout.max_response_tokens"
     if remaining > 0 and kind.cache_option is not None:
         limit = (
@@ -389,10 +389,10 @@ def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]
         )
         fix = f"set rollout.{engine}.{kind.cache_option} to at most {int(limit):,}"
     elif remaining <= 0:
-        needed = f"{_gib(total - cache)} before any cache"
+        requirement = f"{_gib(total - cache)} before any cache"
         if hasattr(estimate.config.rollout.engine_options, "tensor_parallel"):
             fix = f"raise rollout.{engine}.tensor_parallel above {estimate.config.gpus_per_engine}"
-    yield f"a GPU of an engine needs {needed}, and {_gib(available)} are available: {fix}"
+    yield f"a GPU of an engine needs {requirement}, and {_gib(available)} are available: {fix}"
 
 
 def _gib(size: float) -> str:

@@ -71,11 +71,11 @@ def differences_from_paper(config: Config) -> Iterator[str]:
 def changed_paper_values(config: Config) -> Iterator[tuple[str, Any, Any]]:
     """Yield each option whose value differs from the paper's, with both values."""
     for name, info in options_of():
-        known = known_about(info)
-        if "paper" in known:
+        facts = known_about(info)
+        if "paper" in facts:
             value = value_of(config, name)
-            if value != known["paper"]:
-                yield name, value, known["paper"]
+            if value != facts["paper"]:
+                yield name, value, facts["paper"]
 
 
 def ignored_options(config: Config) -> Iterator[str]:
@@ -85,13 +85,13 @@ def ignored_options(config: Config) -> Iterator[str]:
         # turned off: no contradiction
         if condition is None or not _is_set(config, name) or not value_of(config, name):
             continue
-        other, _, wanted = condition.partition("=")
-        value = value_of(config, other)
-        if not (value == wanted if wanted else value):
-            shown = f"{name}.*" if section_in(info.annotation) else name
-            unmet = f"{other} is {'not set' if value is None else option_text(value)}"
+        required, _, expected = condition.partition("=")
+        value = value_of(config, required)
+        if not (value == expected if expected else value):
+            label = f"{name}.*" if section_in(info.annotation) else name
+            unmet = f"{required} is {'not set' if value is None else option_text(value)}"
             yield (
-                f"{shown}: {f'needs {CONDITIONS[condition]}' if condition in CONDITIONS else unmet}"
+                f"{label}: {f'needs {CONDITIONS[condition]}' if condition in CONDITIONS else unmet}"
             )
     loss = config.loss
     verifier = config.reward.verifier
@@ -147,12 +147,12 @@ def data_facts(
 
     Raises DataError and RewardError, as `explain` does.
     """
-    found = [_facts("train", config.data.train_source, config, needed_columns)]
+    facts = [_facts("train", config.data.train_source, config, needed_columns)]
     if config.data.eval_source is None:
-        return found, 0
-    found.append(_facts("eval", config.data.eval_source, config, needed_columns))
-    train, held_out = (each.problems for each in found)
-    return found, (
+        return facts, 0
+    facts.append(_facts("eval", config.data.eval_source, config, needed_columns))
+    train, held_out = (source.problems for source in facts)
+    return facts, (
         remove_overlap(train, held_out, option=config.data_option)[1] if train and held_out else 0
     )
 
@@ -172,16 +172,22 @@ def _facts(
     )
 
 
-def _data(config: Config, found: Sequence[DataFacts], num_removed: int) -> Iterator[str]:
-    for each in found:
-        label = f"{each.role:9} {each.label}"
-        if each.problems is None:
+def _data(config: Config, facts: Sequence[DataFacts], num_removed: int) -> Iterator[str]:
+    for source_facts in facts:
+        label = f"{source_facts.role:9} {source_facts.label}"
+        if source_facts.problems is None:
             yield f"{label}: not counted: it is on the hub"
             continue
-        counts = ", ".join(f"{count} {source}" for source, count in each.sources.most_common(6))
-        kind = "demonstrations" if config.is_supervised and each.role == "train" else "problems"
-        yield f"{label}: {len(each.problems):,} {kind}, {each.num_distinct:,} distinct ({counts})"
-        for line in each.warnings:
+        counts = ", ".join(
+            f"{count} {source}" for source, count in source_facts.sources.most_common(6)
+        )
+        kind = (
+            "demonstrations"
+            if config.is_supervised and source_facts.role == "train"
+            else "problems"
+        )
+        yield f"{label}: {len(source_facts.problems):,} {kind}, {source_facts.num_distinct:,} distinct ({counts})"
+        for line in source_facts.warnings:
             yield f"          warning: {line}"
     if config.data.eval_source is None:
         yield (
@@ -215,11 +221,11 @@ def _step(config: Config) -> Iterator[str]:
             " or judged"
         )
         return
-    kept = (
+    quantity = (
         "that carry a signal (Eq. 11)" if config.dynamic_sampling.enabled else "with any verdicts"
     )
     yield (
-        f"  prompts     {rollout.prompts_per_step:,} {kept}; at most {config.max_groups_per_step:,}"
+        f"  prompts     {rollout.prompts_per_step:,} {quantity}; at most {config.max_groups_per_step:,}"
         " are judged"
     )
     yield f"  responses   {responses:,} train: {rollout.group_size} per prompt"
@@ -229,9 +235,9 @@ def _step(config: Config) -> Iterator[str]:
     )
     if config.plays_episodes:
         environment = config.environment
-        named = ", ".join(filter(None, [environment.name, *environment.tools]))
+        label = ", ".join(filter(None, [environment.name, *environment.tools]))
         yield (
-            f"  episodes    {named}: at most {environment.max_turns} turns; up to"
+            f"  episodes    {label}: at most {environment.max_turns} turns; up to"
             f" {config.max_observed_tokens:,} observed tokens, which never train"
         )
     yield (
@@ -248,8 +254,8 @@ def _step(config: Config) -> Iterator[str]:
         "off": "no length term",
     }[config.overlong.mode]
     options = ", ".join(f"{key}: {value}" for key, value in config.reward.options.items())
-    named = f"{weighted(config.reward.verifier)}{f' ({options})' if options else ''}"
-    yield f"  reward      {named}, {shaping}"
+    label = f"{weighted(config.reward.verifier)}{f' ({options})' if options else ''}"
+    yield f"  reward      {label}, {shaping}"
     if (audit := config.audit_reward) is not None:
         yield (
             f"  audit       {audit.verifier} judges {config.audit.share:.3g} of the trained"
