@@ -168,8 +168,8 @@ def _held_out(
         return {}
     pairs = {"final": [last[0], last[1]]}
     best = [
-        _best(run, rows, found["name"])
-        for run, rows, found in zip(runs, metrics, pairs["final"], strict=True)
+        _best(run, rows, evaluation["name"])
+        for run, rows, evaluation in zip(runs, metrics, pairs["final"], strict=True)
     ]
     if best[0] is not None and best[1] is not None:
         pairs["best"] = [best[0], best[1]]
@@ -197,15 +197,15 @@ def _best(
 
 def compare_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> HeldOut:
     """Pair two evaluations of runs. Raises DataError if their settings or problems differ."""
-    found = paired_difference(a, b)
+    difference = paired_difference(a, b)
     facts = (
         a["step"],
         b["step"],
         a["accuracy"],
         b["accuracy"],
-        found,
-        found["better"],
-        found["worse"],
+        difference,
+        difference["better"],
+        difference["worse"],
     )
     return HeldOut(*facts, is_binary=bool(a["binary"]), shares_draws=a.get("seed") == b.get("seed"))
 
@@ -217,26 +217,26 @@ def _curves(
     notes: list[str],
 ) -> dict[str, Curve]:
     by_step: list[dict[str, Paired]] = []
-    missing = 0
+    num_unpaired = 0
     for step in steps:
         tables = [run.rollouts(step) for run in runs]
         if all(table.is_file() for table in tables):
             a, b = (problem_means(table) for table in tables)
             by_step.append({name: paired_problems(a[name], b[name]) for name in CURVES})
         else:
-            missing += 1
+            num_unpaired += 1
             by_step.append({name: Paired(None, None, None, 0, 0.0, 0.0) for name in CURVES})
-    if missing:
+    if num_unpaired:
         notes.append(
-            f"{missing} of {len(steps)} steps are not paired: a run keeps no judged responses"
+            f"{num_unpaired} of {len(steps)} steps are not paired: a run keeps no judged responses"
             " (log.rollouts)"
         )
     return {
         name: Curve(
             a=[metrics[0][step].get(CURVE_METRICS[name]) for step in steps],
             b=[metrics[1][step].get(CURVE_METRICS[name]) for step in steps],
-            differences=[found[name].as_json() for found in by_step],
-            mean=mean_over_steps([found[name] for found in by_step]).as_json(),
+            differences=[pairings[name].as_json() for pairings in by_step],
+            mean=mean_over_steps([pairings[name] for pairings in by_step]).as_json(),
         )
         for name in CURVES
     }

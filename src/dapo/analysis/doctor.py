@@ -39,9 +39,9 @@ class DiagnosedFinding:
     error: str = ""  # the most frequent error of the verifier among them
 
     def to_json(self) -> dict[str, Any]:
-        own = {name: value for name, value in asdict(self).items() if name != "finding"}
+        fields = {name: value for name, value in asdict(self).items() if name != "finding"}
         problems = [{"id": name, "responses": count} for name, count in self.problems]
-        return asdict(self.finding) | own | {"problems": problems}
+        return asdict(self.finding) | fields | {"problems": problems}
 
 
 @dataclass(frozen=True)
@@ -84,15 +84,15 @@ def diagnose(path: Path) -> Diagnosis:
     now: set[str] = set()
     for record in [*metrics, *_unfinished_step(run, metrics)]:
         history.add(record)
-        found = active_findings(history, config)
-        now = {each.name for each in found}
-        latest |= {each.name: each for each in found}
-        for each in found:
-            since.setdefault(each.name, history.step)
+        findings = active_findings(history, config)
+        now = {finding.name for finding in findings}
+        latest |= {finding.name: finding for finding in findings}
+        for finding in findings:
+            since.setdefault(finding.name, history.step)
     rules = {rule.name: rule for rule in RULES}
     cases = [
-        _with_responses(DiagnosedFinding(each, since[name], name in now), rules[name], tables)
-        for name, each in latest.items()
+        _with_responses(DiagnosedFinding(finding, since[name], name in now), rules[name], tables)
+        for name, finding in latest.items()
     ]
     order = list(rules)
     cases.sort(
@@ -114,12 +114,14 @@ def _unfinished_step(
     step = max((record["step"] for record in metrics), default=0) + 1
     if not run.rollouts(step).is_file():
         return
-    stored = read_groups(run, step)
-    decided = [(each.group, each.outcome) for each in stored if each.outcome != "excess"]
-    groups = Counter(each.outcome for each in stored)
+    groups_on_disk = read_groups(run, step)
+    decided = [
+        (entry.group, entry.outcome) for entry in groups_on_disk if entry.outcome != "excess"
+    ]
+    groups = Counter(entry.outcome for entry in groups_on_disk)
     tokens: Counter[str] = Counter()
-    for each in stored:
-        tokens[each.outcome] += each.group.num_tokens
+    for entry in groups_on_disk:
+        tokens[entry.outcome] += entry.group.num_tokens
     if decided:
         yield {"step": step, **rollout_metrics(decided, groups, tokens, shortfall=0)}
 
@@ -134,15 +136,15 @@ def _with_responses(
     problems: Counter[str] = Counter()
     errors: Counter[str] = Counter()
     example = ""
-    read = 0
+    num_rows = 0
     for step in [step for step in sorted(tables, reverse=True) if first <= step <= last][:WINDOW]:
         for row in iterate_rows(tables[step]):
-            read += 1
+            num_rows += 1
             if rule.response(row):
                 problems[row["problem_id"]] += 1
                 errors.update(filter(None, [row["error"] or row.get("audit_error")]))
                 example = example or shorten(one_line(row["response"]), _SHOWN_CHARS, keep="end")
-        if read >= MAX_ROWS:
+        if num_rows >= MAX_ROWS:
             break
     error = errors.most_common(1)[0][0] if errors else ""
     most = tuple(problems.most_common(MAX_PROBLEMS))

@@ -183,8 +183,8 @@ def _eq9(
     name = options["advantage.estimator"]
     estimator = ESTIMATORS[name]
     rewards_by_group = {
-        each: [row["reward"] for row in rows if row["reward"] is not None]
-        for each, rows in groups.items()
+        group_name: [row["reward"] for row in rows if row["reward"] is not None]
+        for group_name, rows in groups.items()
         if rows[0]["outcome"] == "trained"
     }
     compared = rewards_by_group[group]

@@ -154,12 +154,14 @@ def pass_rate_histogram(correct: Sequence[int], wrong: Sequence[int]) -> list[Pa
     width = 100 // BINS
     names = ["never", *(f"{i * width} to {(i + 1) * width} %" for i in range(BINS)), "always"]
     bins = [_bin_of(rate) for rate in rates]
-    found = []
+    histogram = []
     for i, name in enumerate(names):
         inside = [float(number == i) for number in bins]
         low, high = mean_interval(inside) or (0.0, 1.0)
-        found.append(PassRates(name, int(sum(inside)), fmean(inside) if inside else 0.0, low, high))
-    return found
+        histogram.append(
+            PassRates(name, int(sum(inside)), fmean(inside) if inside else 0.0, low, high)
+        )
+    return histogram
 
 
 @dataclass(frozen=True)
@@ -303,8 +305,10 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
     rollout = config.rollout
     lengths = [generation.num_sampled for group in groups for generation in group.generations]
     rates = _pass_rates(config, groups, samples)
-    kept = fmean([outcome == "trained" for _, outcome in decided])
-    keep_rate = rates["expected_keep_rate"] if rates["expected_keep_rate"] is not None else kept
+    kept_fraction = fmean([outcome == "trained" for _, outcome in decided])
+    keep_rate = (
+        rates["expected_keep_rate"] if rates["expected_keep_rate"] is not None else kept_fraction
+    )
     most = config.max_groups_per_step
     groups_per_step = min(most, rollout.prompts_per_step / keep_rate) if keep_rate > 0 else most
     truncated = [fmean([g.finish == "length" for g in group.generations]) for group in groups]
@@ -336,7 +340,7 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
         problems=len(groups),
         samples=samples,
         group_size=rollout.group_size,
-        kept=kept,
+        kept=kept_fraction,
         groups_per_step=groups_per_step,
         response_tokens=fmean(lengths),
         response_quantiles={f"{q:.0%}": float(np.quantile(lengths, q)) for q in LENGTH_QUANTILES},

@@ -105,18 +105,22 @@ class CollectedBatch:
         """
         changed: list[Sample] = []
         for samples in self._by_group():
-            given = [sample.reward for sample in samples]
-            found = try_call(lambda: [float(value) for value in function(list(given))])  # noqa: B023  (called at once)
-            if isinstance(found, Failure):
-                raise DataError(f"advantages: the function {found.reason} for the rewards {given}")
-            if len(found) != len(given) or not all(abs(value) <= MAX_SCORE for value in found):
+            rewards = [sample.reward for sample in samples]
+            advantages = try_call(lambda: [float(value) for value in function(list(rewards))])  # noqa: B023  (called at once)
+            if isinstance(advantages, Failure):
                 raise DataError(
-                    f"advantages: expected {len(given)} finite numbers, at most {MAX_SCORE:g} in"
-                    f" size, for the rewards {given}, got {found}"
+                    f"advantages: the function {advantages.reason} for the rewards {rewards}"
+                )
+            if len(advantages) != len(rewards) or not all(
+                abs(value) <= MAX_SCORE for value in advantages
+            ):
+                raise DataError(
+                    f"advantages: expected {len(rewards)} finite numbers, at most {MAX_SCORE:g} in"
+                    f" size, for the rewards {rewards}, got {advantages}"
                 )
             changed += [
                 replace(sample, advantage=value, token_advantages=None)
-                for sample, value in zip(samples, found, strict=True)
+                for sample, value in zip(samples, advantages, strict=True)
             ]
         return replace(self, samples=tuple(changed))
 
@@ -143,10 +147,10 @@ class CollectedBatch:
         )
 
     def __repr__(self) -> str:
-        shown = self.groups[:SHOWN_ROWS]
+        rows = self.groups[:SHOWN_ROWS]
         lines = [
             self._title(),
-            *(f"  {_question(group, 48):50} {_rewards(group)}" for group in shown),
+            *(f"  {_question(group, 48):50} {_rewards(group)}" for group in rows),
         ]
         if len(self.groups) > SHOWN_ROWS:
             lines.append(
@@ -157,15 +161,17 @@ class CollectedBatch:
 
     def _repr_html_(self) -> str:
         """The batch in a notebook: its counts, and a row per group, the trained groups first."""
-        groups = sorted(self.judged, key=lambda each: each[1] != "trained")
+        groups = sorted(self.judged, key=lambda pair: pair[1] != "trained")
         rows = [
             _html_row("th", ("question", "outcome", "rewards", "best response", "worst response"))
         ]
         rows += [_html_row("td", _shown(group, outcome)) for group, outcome in groups[:SHOWN_ROWS]]
-        more = f"<p>{len(groups) - SHOWN_ROWS} more groups; " if len(groups) > SHOWN_ROWS else "<p>"
+        remark = (
+            f"<p>{len(groups) - SHOWN_ROWS} more groups; " if len(groups) > SHOWN_ROWS else "<p>"
+        )
         table = f"<table>{''.join(rows)}</table>" if groups else ""
         return (
-            f"<p>{escape(self._title())}</p>{table}{more}<code>batch.rollouts</code> has every"
+            f"<p>{escape(self._title())}</p>{table}{remark}<code>batch.rollouts</code> has every"
             " response</p>"
         )
 

@@ -45,13 +45,13 @@ def importable(value: Any) -> str | None:
         or "<" in name
     ):
         return None
-    found: Any = sys.modules.get(module)
+    target: Any = sys.modules.get(module)
     try:
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except AttributeError:
         return None
-    return f"{module}:{name}" if found is value and has_spec(module) else None
+    return f"{module}:{name}" if target is value and has_spec(module) else None
 
 
 def find_source(value: Any) -> Source | None:
@@ -101,8 +101,12 @@ def _class_source(value: type) -> Source | None:
                 node.end_lineno or 0
             ):
                 flag = bool(code.co_flags & _FUTURE_ANNOTATIONS)
-                own = [each for each in functions if each.__code__.co_filename == code.co_filename]
-                return Source(node.name, _text_of(node, lines), _namespace(own), flag)
+                members = [
+                    member
+                    for member in functions
+                    if member.__code__.co_filename == code.co_filename
+                ]
+                return Source(node.name, _text_of(node, lines), _namespace(members), flag)
     main = getattr(sys.modules.get(value.__module__), "__file__", None)
     cells = [
         name
@@ -167,7 +171,7 @@ def needed_names(source: Source) -> list[str]:
     """The sorted names that a definition takes from outside."""
     future = "from __future__ import annotations\n" if source.has_future_annotations else ""
     top = symtable.symtable(future + source.text, "source", "exec")
-    needed: dict[str, None] = {}
+    names: dict[str, None] = {}
     tables = [top]
     while tables:
         table = tables.pop(0)
@@ -175,16 +179,16 @@ def needed_names(source: Source) -> list[str]:
             if (
                 symbol.is_global() or (table is top and symbol.is_referenced())
             ) and not symbol.is_imported():
-                needed.setdefault(symbol.get_name())
+                names.setdefault(symbol.get_name())
         tables += table.get_children()
-    return sorted(needed)
+    return sorted(names)
 
 
 def module_chains(text: str, namespace: Mapping[str, Any]) -> list[str]:
     """The submodules that a text names by their full path: `import xml` does not load
     `xml.etree.ElementTree`.
     """
-    found = []
+    chains = []
     for node in ast.walk(ast.parse(text)):
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
@@ -200,8 +204,8 @@ def module_chains(text: str, namespace: Mapping[str, Any]) -> list[str]:
                 and module.__name__ in sys.modules
                 and "." in module.__name__
             ):
-                found.append(module.__name__)
-    return found
+                chains.append(module.__name__)
+    return chains
 
 
 def has_spec(module: str) -> bool:

@@ -116,15 +116,17 @@ def weights_by_name(reward: Reward, name_of: Callable[[Any], str]) -> dict[str, 
         weighted = list(reward.items())
     else:
         several = reward if isinstance(reward, list | tuple) else [reward]
-        weighted = [each if isinstance(each, tuple) else (each, 1.0) for each in several]
+        weighted = [
+            verifier if isinstance(verifier, tuple) else (verifier, 1.0) for verifier in several
+        ]
     weights: dict[str, float] = {}
-    for each, weight in weighted:
-        if not isinstance(each, str) and not callable(each):
+    for verifier, weight in weighted:
+        if not isinstance(verifier, str) and not callable(verifier):
             raise RewardError(
                 "reward: expected a verifier's name, module:function, a function, or several of"
-                f" them, got {each!r}"
+                f" them, got {verifier!r}"
             )
-        name = each if isinstance(each, str) else name_of(each)
+        name = verifier if isinstance(verifier, str) else name_of(verifier)
         if name in weights:
             raise RewardError(
                 f"reward: {name.removeprefix(':')} is listed twice; list it once, with a weight"

@@ -30,31 +30,31 @@ def options_from(keywords: Mapping[str, Any]) -> dict[str, Any]:
     An unknown or ambiguous keyword stays: build_config answers all of them together. Raises
     ConfigError if two mean the same option.
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for keyword, value in keywords.items():
         name = option_named(keyword)
-        if name in found:
+        if name in options:
             raise ConfigError(f"{keyword}: {name} is set twice in one call")
-        found[name] = as_literal(_plain(value, keyword))
-    require_set_once([(name, nested_options({name: value})) for name, value in found.items()])
-    return found
+        options[name] = as_literal(_plain(value, keyword))
+    require_set_once([(name, nested_options({name: value})) for name, value in options.items()])
+    return options
 
 
 def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[CodeWriter]]:
     """The keywords with import paths instead of functions and classes, and the modules in which
     these are written.
     """
-    named = dict(keywords)
+    options = dict(keywords)
     writers = list[CodeWriter]()
     for name, value in keywords.items():
         if callable(value) and (name in ("loss", "environment") or "." in option_named(name)):
             writers.append(writer := CodeWriter(name.rpartition(".")[2]))
-            named[name] = writer.qualified(writer.add(value))
+            options[name] = writer.qualified(writer.add(value))
     if tools := keywords.get("tools"):
         writers.append(writer := CodeWriter("tool"))
         names = [writer.add(tool) if callable(tool) else tool for tool in tools]
-        named["tools"] = [writer.qualified(name) for name in names]
-    return named, writers
+        options["tools"] = [writer.qualified(name) for name in names]
+    return options, writers
 
 
 def with_teacher(keywords: Mapping[str, Any], *, has_reward: bool) -> dict[str, Any]:
@@ -63,15 +63,18 @@ def with_teacher(keywords: Mapping[str, Any], *, has_reward: bool) -> dict[str, 
 
     Without a reward only the teacher trains.
     """
-    given = dict(keywords)
-    if (teacher := given.pop("teacher", None)) is None:
-        return given
+    options_so_far = dict(keywords)
+    if (teacher := options_so_far.pop("teacher", None)) is None:
+        return options_so_far
     path = getattr(teacher, "path", teacher)  # of a run
     options = {"loss.reference.model": str(path), "loss.kl_coef": 1.0, "loss.kl_estimator": "full"}
     if not has_reward:
         options["reward.coef"] = 0.0
-    named = {option_named(name) for name in given}
-    return {**given, **{name: value for name, value in options.items() if name not in named}}
+    names = {option_named(name) for name in options_so_far}
+    return {
+        **options_so_far,
+        **{name: value for name, value in options.items() if name not in names},
+    }
 
 
 def option_named(keyword: str) -> str:
@@ -91,18 +94,18 @@ def load_base(
     if config is None:
         return {}, [], "run"
     if not isinstance(config, Mapping):
-        found = find_config(config)
-        return read_options(found), [str(config)], found.stem
-    given: Mapping[str, Any] = _plain(config, "config")
+        path = find_config(config)
+        return read_options(path), [str(config)], path.stem
+    mapping: Mapping[str, Any] = _plain(config, "config")
     flat: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in mapping.items():
         inner = (
             {f"{name}.{key}": item for key, item in value.items()}
             if isinstance(value, Mapping)
             else {name: value}
         )
         flat |= inner
-    return given, as_overrides(flat), "run"
+    return mapping, as_overrides(flat), "run"
 
 
 def build_scaled(
@@ -111,8 +114,8 @@ def build_scaled(
     """Build a configuration from a base and overriding options; also returns those that
     `scale_defaults` added.
     """
-    named = {name: _json_value(value) for name, value in options.items()}
-    raw = merge_options(base, nested_options(named))
+    values = {name: _json_value(value) for name, value in options.items()}
+    raw = merge_options(base, nested_options(values))
     scaled = scale_defaults(raw)
     return build_config(merge_options(raw, nested_options(scaled)), where=where), scaled
 

@@ -142,9 +142,9 @@ def _chart(panel: Panel, records: Sequence[Record]) -> str:
     right = "" if panel.right is None else _chart(panel.right, records)
     if not curves:
         return right
-    known = [value for _, _, values in curves for value in values if not math.isnan(value)]
-    low = min(0.0, *known) if panel.begins_at_zero else min(known)
-    height = (max(known) - low) or 1.0
+    numbers = [value for _, _, values in curves for value in values if not math.isnan(value)]
+    low = min(0.0, *numbers) if panel.begins_at_zero else min(numbers)
+    height = (max(numbers) - low) or 1.0
     last_step = records[-1]["step"] or 1
     svg = ""
     for colour, drawn_steps, drawn in curves:

@@ -64,9 +64,9 @@ def _with_keyword(
     """The answer to an unknown option, with the keyword that is nearest to what was typed."""
     by_keyword = names_by_keyword()
     last = typed.rpartition(".")[2]
-    found = None
+    advice = None
     if name is None:
-        found = next(
+        advice = next(
             (
                 f"did you mean {near}?"
                 for near in get_close_matches(typed, arguments, n=1, cutoff=0.75)
@@ -76,10 +76,10 @@ def _with_keyword(
     elif near := get_close_matches(
         last, [key for key, names in by_keyword.items() if names == [name]], n=1, cutoff=0
     ):
-        found = suggestion.replace(name, f"{near[0]} ({name})" if near[0] != name else name, 1)
+        advice = suggestion.replace(name, f"{near[0]} ({name})" if near[0] != name else name, 1)
     elif "." in name:
-        found = f'{suggestion} Write the whole name: **{{"{name}": ...}}'
-    return found and f"unknown option {typed}; {found}"
+        advice = f'{suggestion} Write the whole name: **{{"{name}": ...}}'
+    return advice and f"unknown option {typed}; {advice}"
 
 
 def python_interface(target: T) -> T:
@@ -104,16 +104,16 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # read by IPython
-        shown: BaseException
+        replacement: BaseException
         try:
             return function(*args, **kwargs)
         except (DapoError, KeyboardInterrupt) as error:
-            shown = _for_python(error, signature.parameters)
+            replacement = _for_python(error, signature.parameters)
         except (TypeError, AttributeError, ValueError):
             if (fault := _fault_of_call(signature, args, kwargs)) is None:
                 raise
-            shown = _for_python(WrongCall(f"dapo.{function.__qualname__}: {fault}"))
-        raise shown  # outside of the handler: it would become the context of a user's exception
+            replacement = _for_python(WrongCall(f"dapo.{function.__qualname__}: {fault}"))
+        raise replacement  # outside of the handler: it would become the context of a user's exception
 
     return call
 
@@ -121,10 +121,10 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
 def _fault_of_call(signature: inspect.Signature, args: Any, kwargs: Any) -> str | None:
     """The argument of a failed call that is missing, unknown or of another type than annotated."""
     try:
-        given = signature.bind(*args, **kwargs).arguments
+        arguments = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
         return str(error)
-    for name, value in given.items():
+    for name, value in arguments.items():
         hint = signature.parameters[name].annotation
         if hint is not inspect.Parameter.empty and not _fits(value, hint):
             return (
@@ -136,7 +136,7 @@ def _fault_of_call(signature: inspect.Signature, args: Any, kwargs: Any) -> str 
 
 def _fits(value: Any, hint: Any) -> bool:
     if isinstance(hint, UnionType):
-        return any(_fits(value, each) for each in hint.__args__)
+        return any(_fits(value, member) for member in hint.__args__)
     kind = get_origin(hint) or hint
     return (
         kind is Any

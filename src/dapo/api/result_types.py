@@ -41,11 +41,11 @@ class EvaluationResult:
     """A row per problem: id, source, question, answer, accuracy, responses."""
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> "EvaluationResult":
+    def of(cls, result: Mapping[str, Any]) -> "EvaluationResult":
         """Convert an evaluation with its table, in the form of `dapo eval --output`."""
         return cls(
-            {name: value for name, value in found.items() if name != "table"},
-            table_of(found["table"]),
+            {name: value for name, value in result.items() if name != "table"},
+            table_of(result["table"]),
         )
 
     @property
@@ -97,16 +97,16 @@ class Comparison:
     equal: int
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> "Comparison":
+    def of(cls, result: Mapping[str, Any]) -> "Comparison":
         """Convert a result of `compare_models`, which subtracts its first model; here the run is
         the first.
         """
-        first = EvaluationResult.of(found["second"])
-        second = EvaluationResult.of(found["first"])
+        first = EvaluationResult.of(result["second"])
+        second = EvaluationResult.of(result["first"])
         numbers = {
-            name: found["comparison"][name] for name in ("difference", "better", "worse", "equal")
+            name: result["comparison"][name] for name in ("difference", "better", "worse", "equal")
         }
-        return cls(first, second, interval=_interval(found["comparison"]), **numbers)
+        return cls(first, second, interval=_interval(result["comparison"]), **numbers)
 
     def __repr__(self) -> str:
         style = "+.1%" if self.first.summary["binary"] else "+.3f"

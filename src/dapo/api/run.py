@@ -114,9 +114,9 @@ class Run:
         from dapo.runs.rollout_table import all_columns, read_rollouts
 
         tables = self._directory.rollout_tables()
-        if missing := [step for step in steps or () if step not in tables]:
+        if absent := [step for step in steps or () if step not in tables]:
             raise DataError(
-                f"{self.path} has no rollouts of step {missing[0]} (log.rollouts sets which are"
+                f"{self.path} has no rollouts of step {absent[0]} (log.rollouts sets which are"
                 " kept)"
             )
         paths = list(tables.values()) if steps is None else [tables[step] for step in steps]
@@ -137,8 +137,8 @@ class Run:
         if not path.exists():
             return table_of([])
         with stored_table(path) as table:
-            found: pd.DataFrame = table.read(table.names).to_pandas()
-            return found
+            frame: pd.DataFrame = table.read(table.names).to_pandas()
+            return frame
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -165,8 +165,8 @@ class Run:
 
         Raises DataError if the run has no such evaluation.
         """
-        stored = self._directory.evaluations()
-        path = stored.get(max(stored, default=0) if step is None else step)
+        paths = self._directory.evaluations()
+        path = paths.get(max(paths, default=0) if step is None else step)
         if path is None:
             raise DataError(
                 f"{self.path} has no evaluation{'' if step is None else f' after step {step}'}"
@@ -338,8 +338,8 @@ class Run:
 
     def __repr__(self) -> str:
         facts = self._facts()
-        shown = [facts.pop("state"), *(f"{label} {value}" for label, value in facts.items())]
-        return printable(f"<Run {self.path}: {', '.join(shown)}>")
+        parts = [facts.pop("state"), *(f"{label} {value}" for label, value in facts.items())]
+        return printable(f"<Run {self.path}: {', '.join(parts)}>")
 
     def _facts(self) -> dict[str, str]:
         try:
@@ -349,10 +349,10 @@ class Run:
         facts = {"state": state.state, "step": f"{state.step}/{state.num_steps or '?'}"}
         if state.state == "failed":
             facts["state"] = f"failed ({(state.exit_reason or '').partition(chr(10))[0]})"
-        known = {name: value for name, value in state.metrics.items() if value is not None}
+        numbers = {name: value for name, value in state.metrics.items() if value is not None}
         for column in METRIC_COLUMNS:
-            if column.metric in SHOWN_METRICS and column.metric in known:
-                facts[column.label] = column.show(known).strip()
+            if column.metric in SHOWN_METRICS and column.metric in numbers:
+                facts[column.label] = column.show(numbers).strip()
         for name, result in state.evaluations.items():
             if (accuracy := result.get("accuracy")) is not None:
                 metrics = {f"eval/{name}/{key}": value for key, value in result.items()}

@@ -186,8 +186,10 @@ class Session(AbstractContextManager["Session"]):
         self._engine.drop_weights()
         self._engine_version = None
         updates = prepare_updates(batch.samples, self._policy, config, step=step)
-        made = [self._policy.update(minibatch, step=step, custom=custom) for minibatch in updates]
-        metrics = {"step": step, **batch.metrics, **mean_of_updates(made)}
+        results = [
+            self._policy.update(minibatch, step=step, custom=custom) for minibatch in updates
+        ]
+        metrics = {"step": step, **batch.metrics, **mean_of_updates(results)}
         self._empty_steps = 0 if batch.groups else self._empty_steps + 1
         self.step = step
         self._metrics.append(metrics)
@@ -231,9 +233,9 @@ class Session(AbstractContextManager["Session"]):
         self._sync_engine()
         sampler = EngineSampler(self._engine, self._encoder, plan)
         with _stoppable(sampler.abort) as check, progress("evaluate", after_s=SHOW_AFTER_S) as show:
-            found = evaluate(sampler, judge, held_out, on_progress=show, check=check)
+            result = evaluate(sampler, judge, held_out, on_progress=show, check=check)
         return EvaluationResult.of(
-            {"model": self.config.model.name, **found.summary(), "table": found.table()}
+            {"model": self.config.model.name, **result.summary(), "table": result.table()}
         )
 
     def export(self, path: str | Path) -> Path:
@@ -256,12 +258,12 @@ class Session(AbstractContextManager["Session"]):
 
     def _prepare(self, problems: Data, reward: Reward) -> Sampling:
         config, key, judge = self._resolve(problems, reward)
-        read = self._read(config, key, judge)
+        rows = self._read(config, key, judge)
         if key not in self._samplings:
             stop_ids = self._loaded.stop_ids
             test = "calling the function on it" if isinstance(judge, InlineJudge) else None
             self._samplings[key] = build_sampling(
-                config, read, self._engine, judge, self._encoder, stop_ids, test
+                config, rows, self._engine, judge, self._encoder, stop_ids, test
             )
         sampling = self._samplings[key]
         sampling.judge = judge
@@ -291,9 +293,9 @@ class Session(AbstractContextManager["Session"]):
                 return name
 
             verifier = verifier_option(weights_by_name(reward, name_of))
-            own = verifier == config.reward.verifier
+            is_same = verifier == config.reward.verifier
             config = config.changed(
-                "reward", verifier=verifier, options=config.reward.options if own else {}
+                "reward", verifier=verifier, options=config.reward.options if is_same else {}
             )
         config = resolve_auto_verifier(config)
         return (
@@ -338,12 +340,12 @@ class Session(AbstractContextManager["Session"]):
                 rows, notes = load_rows(config.data, config.reward, "train", judge.needed_columns)
             if self._episodes is not None:
                 rows = self._episodes.with_prompts(rows)
-            kept = drop_long(rows, self._encoder, notes)
+            problems = drop_long(rows, self._encoder, notes)
             response_tokens = config.rollout.max_response_tokens + config.max_observed_tokens
-            require_fit(kept, self._encoder, self._loaded, response_tokens)
+            require_fit(problems, self._encoder, self._loaded, response_tokens)
             for note in notes:
                 print_text(note)
-            self._problems[key] = kept
+            self._problems[key] = problems
         return self._problems[key]
 
     def _sync_engine(self) -> None:
@@ -384,9 +386,9 @@ def session(
         1
     """
     base = merge_options({"data": {"train": NO_DATA}}, load_base(config)[0])
-    given = {} if model is None else {"model.name": str(model)}
+    values = {} if model is None else {"model.name": str(model)}
     options, code = named_functions(with_teacher(options, has_reward=True))
-    built, _ = build_scaled(base, given | options_from(options), where="dapo.session")
+    built, _ = build_scaled(base, values | options_from(options), where="dapo.session")
     return Session(
         built, data=data, reward=reward, code=[writer for writer in code if not writer.is_empty]
     )

@@ -273,14 +273,14 @@ def print_plan(experiment: Experiment, folder: Path, *, as_json: bool) -> None:
         for variant in experiment.variants:
             # a row adds to the one that it inherits, or to the configuration; it does not follow
             # the row above
-            predecessor = (
+            parent = (
                 Variant("", (), None)
                 if variant.inherits is None
                 else experiment.variant(variant.inherits)
             )
             configs = [
                 experiment.run(experiment.seeds[0], condition, row).config
-                for row in (predecessor, variant)
+                for row in (parent, variant)
             ]
             changed = [
                 f"{name} {' -> '.join(json.dumps(value).strip(chr(34)) for value in values)}"

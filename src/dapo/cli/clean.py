@@ -37,7 +37,7 @@ def clean_runs(paths: Sequence[Path], *, keep: str, apply: bool, as_json: bool) 
             else run.checkpoints.with_optimizer_state(but_newest=WHOLE[keep])
         )
         for path in chosen:
-            remainder = (
+            kept_bytes = (
                 0
                 if keep == "nothing"
                 else sum(bytes_below(path, name) for name in ("weights*", "*.json", "prob*"))
@@ -46,7 +46,7 @@ def clean_runs(paths: Sequence[Path], *, keep: str, apply: bool, as_json: bool) 
                 {
                     "run": str(run.path),
                     "step": int(path.name[5:]),
-                    "bytes": bytes_below(path) - remainder,
+                    "bytes": bytes_below(path) - kept_bytes,
                 }
             )
         if apply:

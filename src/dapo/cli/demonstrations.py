@@ -144,10 +144,12 @@ def without_held_out(chosen: Sequence[Judged], held_out: Sequence[Problem]) -> l
     decides.
     """
     _, removed = find_contaminated(
-        [response.problem for response in chosen], held_out, ngram=8, min_overlap=0.5
+        [demonstration.problem for demonstration in chosen], held_out, ngram=8, min_overlap=0.5
     )
-    rows = {response.row for response in removed}
-    return [response for number, response in enumerate(chosen, start=1) if number not in rows]
+    rows = {demonstration.row for demonstration in removed}
+    return [
+        demonstration for number, demonstration in enumerate(chosen, start=1) if number not in rows
+    ]
 
 
 def held_out_of(sources: Sequence[Path], against: Sequence[str]) -> list[Problem]:

@@ -143,8 +143,8 @@ def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> l
         first = [player.play(problem, seed) for problem, seed in tasks]
         second = [player.play(problem, seed) for problem, seed in reversed(tasks)][::-1]
     return [
-        replace(episode, differs=episode.episode != repetition.episode)
-        for episode, repetition in zip(first, second, strict=True)
+        replace(result, differs=result.episode != repetition.episode)
+        for result, repetition in zip(first, second, strict=True)
     ]
 
 

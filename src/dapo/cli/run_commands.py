@@ -325,12 +325,12 @@ def status(
             {"run": path, "state": "damaged", "error": str(error)}
             for path, error in damaged.items()
         ]
-        print_json({"runs": [*(state.as_json() for state in statuses), *problems]})
+        print_json({"runs": [*(status_of_run.as_json() for status_of_run in statuses), *problems]})
     else:
         from dapo.cli.status import print_status
 
         print_status(statuses, damaged)
-    if any(state.state == "failed" for state in statuses) or damaged:
+    if any(status_of_run.state == "failed" for status_of_run in statuses) or damaged:
         raise typer.Exit(DataError.exit_code if damaged else 1)
 
 

@@ -236,15 +236,15 @@ def _parse_override(item: str) -> dict[str, Any]:
     if not equals or not key or any(not part for part in key.split(".")):
         raise ConfigError(f"override {item!r}: expected key=value, for example loss.clip_high=0.3")
     try:
-        found = read_value(key, value, _read_yaml)
+        parsed = read_value(key, value, _read_yaml)
     except ConfigError as error:
         raise ConfigError(f"override {key}: {error}") from None
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         if _reason(error) == _TOO_DEEP:
             raise ConfigError(f"override {key}: {_TOO_DEEP}") from None
         raise ConfigError(f"override {item!r}: {_reason(error).removeprefix('line 1: ')}") from None
-    _require_shallow([found], f"override {key}", depth=_MAX_DEPTH - key.count("."))
-    return nested_options({key: found})
+    _require_shallow([parsed], f"override {key}", depth=_MAX_DEPTH - key.count("."))
+    return nested_options({key: parsed})
 
 
 def _read_yaml(value: str) -> Any:
@@ -280,17 +280,17 @@ def require_set_once(items: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
     """Raise ConfigError where two of several settings, each with the options that it sets,
     contradict each other.
     """
-    seen: dict[str, tuple[str, Any]] = {}
-    for shown, options in items:
+    settings: dict[str, tuple[str, Any]] = {}
+    for origin, options in items:
         leaves = dict(_leaves(_with_sections(options)))
         for name, value in leaves.items():
-            for other, (before, earlier) in seen.items():
-                is_same = name == other and value == earlier
-                if not is_same and _sets_again(name, other, earlier):
+            for earlier_name, (earlier_origin, earlier) in settings.items():
+                is_same = name == earlier_name and value == earlier
+                if not is_same and _sets_again(name, earlier_name, earlier):
                     raise ConfigError(
-                        f"{name} is set twice, by {before} and by {shown}; keep one of them"
+                        f"{name} is set twice, by {earlier_origin} and by {origin}; keep one of them"
                     )
-        seen |= {name: (shown, value) for name, value in leaves.items()}
+        settings |= {name: (origin, value) for name, value in leaves.items()}
 
 
 def without_repeats(overrides: Sequence[str]) -> list[str]:
@@ -304,13 +304,13 @@ def without_repeats(overrides: Sequence[str]) -> list[str]:
     return list(overrides)
 
 
-def _sets_again(name: str, other: str, earlier: Any) -> bool:
+def _sets_again(name: str, earlier_name: str, earlier: Any) -> bool:
     """Whether the option `name` contradicts `other`, which has the value `earlier`: it adds only to
     a mapping.
     """
-    if name.startswith(f"{other}."):
+    if name.startswith(f"{earlier_name}."):
         return not isinstance(earlier, Mapping)
-    return name == other or other.startswith(f"{name}.")
+    return name == earlier_name or earlier_name.startswith(f"{name}.")
 
 
 def _leaves(options: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -369,7 +369,7 @@ def _reason(error: Exception) -> str:
     if duplicate := re.search(r"found duplicate key (\S+)", text):
         words = f"{duplicate[1]} is set twice"
     else:
-        words = next((ours for theirs, ours in _YAML_FAULTS if theirs in text), problem)
+        words = next((wording for fragment, wording in _YAML_FAULTS if fragment in text), problem)
     start = getattr(error, "context_mark", None) if "closed" in words else mark
     return words if mark is None else f"line {(start or mark).line + 1}: {words}"
 
@@ -380,8 +380,8 @@ def _require_shallow(value: Any, where: str, *, depth: int = _MAX_DEPTH) -> None
     for _ in range(depth + 1):
         children = (
             item
-            for each in level.values()
-            for item in (each.values() if isinstance(each, Mapping) else each)
+            for inner in level.values()
+            for item in (inner.values() if isinstance(inner, Mapping) else inner)
         )
         level = {id(item): item for item in children if isinstance(item, Mapping | list)}
         if not level:

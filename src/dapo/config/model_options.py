@@ -74,10 +74,10 @@ _TAKEN_VARIABLES = {
 
 
 def _require_free_variables(variables: Mapping[str, Any]) -> Mapping[str, Any]:
-    taken = sorted(variables.keys() & _TAKEN_VARIABLES)
-    if taken:
+    conflicts = sorted(variables.keys() & _TAKEN_VARIABLES)
+    if conflicts:
         raise ValueError(
-            f"{', '.join(taken)} cannot be set: prompts are rendered with a value of their own"
+            f"{', '.join(conflicts)} cannot be set: prompts are rendered with a value of their own"
         )
     try:
         json.dumps(variables, allow_nan=False)
@@ -159,8 +159,8 @@ class DataConfig(Section):
     @property
     def sources(self) -> dict[str, str | dict[str, Any]]:
         """The data sources that are set, by option."""
-        given = {f"data.{name}": getattr(self, name) for name in DATA_SOURCES}
-        return {option: spec for option, spec in given.items() if spec is not None}
+        specs = {f"data.{name}": getattr(self, name) for name in DATA_SOURCES}
+        return {option: spec for option, spec in specs.items() if spec is not None}
 
     @property
     def paths(self) -> dict[str, str]:

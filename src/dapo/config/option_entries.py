@@ -44,7 +44,7 @@ class OptionEntry:
 
     def as_json(self) -> dict[str, Any]:
         """JSON values; without `paper` if the paper has no value."""
-        found = {
+        fields = {
             "name": self.name,
             "default": self.default,
             "required": self.is_required,
@@ -52,33 +52,33 @@ class OptionEntry:
             "unit": self.unit or None,
             "only_with": self.condition_text or None,
         }
-        return found | ({"paper": self.paper} if self.has_paper_value else {})
+        return fields | ({"paper": self.paper} if self.has_paper_value else {})
 
 
 def option_entries() -> list[OptionEntry]:
     """All options in the order of their sections, and the sections that may be none."""
-    found = []
+    entries = []
     conditions: dict[str, str] = {}
     for name, info in options_of():
-        known = known_about(info)
+        facts = known_about(info)
         parent = name.rpartition(".")[0]
-        condition = known.get("only_with") or conditions.get(parent, "")
+        condition = facts.get("only_with") or conditions.get(parent, "")
         if section_in(info.annotation) and info.default is not None:
             conditions[name] = condition
             continue
-        found.append(
+        entries.append(
             OptionEntry(
                 name=name,
                 default=None if info.is_required() else info.default,
                 is_required=info.is_required(),
                 meaning=info.description or "",
-                unit=known.get("unit", ""),
+                unit=facts.get("unit", ""),
                 condition=condition,
-                has_paper_value="paper" in known,
-                paper=known.get("paper"),
+                has_paper_value="paper" in facts,
+                paper=facts.get("paper"),
             )
         )
-    return found
+    return entries
 
 
 def entries_of(section: str | None) -> list[OptionEntry]:
@@ -89,22 +89,22 @@ def entries_of(section: str | None) -> list[OptionEntry]:
     entries = option_entries()
     if section is None:
         return entries
-    found = [
-        each for each in entries if each.name == section or each.name.startswith(f"{section}.")
+    matches = [
+        entry for entry in entries if entry.name == section or entry.name.startswith(f"{section}.")
     ]
-    if not found:
+    if not matches:
         sections = section_names(entries)
         is_section = bool(get_close_matches(section, sections, n=1, cutoff=0.75))
         near = nearest_option(section.split("."), value={} if is_section else None)
         raise ConfigError(
             f"no option or section {section} (sections: {', '.join(sections)}); {near}"
         )
-    return found
+    return matches
 
 
 def section_names(entries: Sequence[OptionEntry]) -> list[str]:
     """The sections of options, in order."""
-    return list(dict.fromkeys(each.section for each in entries if each.section))
+    return list(dict.fromkeys(entry.section for entry in entries if entry.section))
 
 
 def yaml_text(value: Any) -> str:
@@ -153,9 +153,9 @@ def differing(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         if all(value in (None, {}) for value in values[name])
     }
     return {
-        name: found
-        for name, found in values.items()
-        if name not in empty and any(v != found[0] for v in found)
+        name: column
+        for name, column in values.items()
+        if name not in empty and any(v != column[0] for v in column)
     }
 
 

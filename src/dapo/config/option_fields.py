@@ -77,10 +77,10 @@ def options_of(
 
 def names_by_keyword() -> dict[str, list[str]]:
     """The options that an alias or the last part of a name means: several if it is ambiguous."""
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name, _ in options_of():
-        found.setdefault(name.rpartition(".")[2], []).append(name)
-    return found | {alias: [name] for alias, name in ALIASES.items()}
+        names.setdefault(name.rpartition(".")[2], []).append(name)
+    return names | {alias: [name] for alias, name in ALIASES.items()}
 
 
 def known_about(info: FieldInfo) -> dict[str, Any]:

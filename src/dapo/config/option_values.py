@@ -141,16 +141,16 @@ def _kinds_of(name: str) -> frozenset[Any]:
 
 def _branches(annotations: Iterable[Any]) -> list[Any]:
     """The alternatives of types: of unions their members, without the metadata of `Annotated`."""
-    found: list[Any] = []
+    branches: list[Any] = []
     for annotation in annotations:
         origin = get_origin(annotation)
         if origin is Annotated:
-            found += _branches([get_args(annotation)[0]])
+            branches += _branches([get_args(annotation)[0]])
         elif origin in (Union, types.UnionType):
-            found += _branches(get_args(annotation))
+            branches += _branches(get_args(annotation))
         else:
-            found.append(annotation)
-    return found
+            branches.append(annotation)
+    return branches
 
 
 def _simple_kind(kind: Any) -> Any:
@@ -183,12 +183,12 @@ def _read_free(value: str, read_yaml: ReadYaml) -> Any:
     if (quoted := _quoted_text(value)) is not None:
         return quoted
     try:
-        found = read_yaml(value)
+        parsed = read_yaml(value)
     except (ConfigError, yaml.YAMLError):
         return value
     # YAML reads 1:30 as 90, and `5 # or 6` as 5
-    is_other = isinstance(found, int | float | None) and ":" not in value and "#" not in value
-    return found if is_other else value
+    is_other = isinstance(parsed, int | float | None) and ":" not in value and "#" not in value
+    return parsed if is_other else value
 
 
 def _quoted_text(value: str) -> str | None:

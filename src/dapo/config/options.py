@@ -411,13 +411,13 @@ class Config(Section):
                 f" which loss.function={self.loss.function} replaces; set one of the two"
             )
         surrogate = self.loss.surrogate
-        other = f"loss.surrogate={self.loss.surrogate} replaces the loss that loss."
+        prefix = f"loss.surrogate={self.loss.surrogate} replaces the loss that loss."
         if surrogate != "clip" and self.loss.function is not None:
             raise ValueError(
-                f"{other}function={self.loss.function} replaces too; set one of the two"
+                f"{prefix}function={self.loss.function} replaces too; set one of the two"
             )
         if "dual_clip" not in SURROGATES[surrogate].bounds and self.loss.dual_clip is not None:
-            raise ValueError(f"{other}dual_clip={self.loss.dual_clip} bounds; set one of the two")
+            raise ValueError(f"{prefix}dual_clip={self.loss.dual_clip} bounds; set one of the two")
         if self.loss.entropy_target is not None and self.loss.entropy_coef:
             raise ValueError(
                 f"loss.entropy_target={self.loss.entropy_target:g} sets the entropy's weight in"
@@ -600,10 +600,10 @@ class Config(Section):
             return values
         if values.get("schedule") == "one_step_off":
             # 2 is the default of other schedules
-            if (given := values.get("max_staleness", 1)) not in (1, 2, "1", "2"):
+            if (staleness := values.get("max_staleness", 1)) not in (1, 2, "1", "2"):
                 raise ValueError(
                     "schedule=one_step_off is schedule=async with max_staleness=1, got"
-                    f" max_staleness={given}; set schedule=async"
+                    f" max_staleness={staleness}; set schedule=async"
                 )
             values = {**values, "schedule": "async", "max_staleness": 1}
         if values.get("schedule") == "async" and values.get("max_staleness") not in (0, "0"):
@@ -681,11 +681,13 @@ class Config(Section):
         name, options = self.audit.name_and_options
         assert self.audit_reward is not None  # its options are valid
         trains = self.reward.verifier
-        own = self.reward.options
+        verifier_options = self.reward.options
         if trains == "auto":
-            trains, own = self.auto_verifier
+            trains, verifier_options = self.auto_verifier
         weights = {trains: 1.0} if isinstance(trains, str) else trains
-        own_options = own if isinstance(trains, str) else own.get(name, {})
+        own_options = (
+            verifier_options if isinstance(trains, str) else verifier_options.get(name, {})
+        )
         if name in weights and options == (own_options or {}):
             raise ValueError(
                 f"audit.verifier={name} equals reward.verifier, so the two could never disagree;"

@@ -22,12 +22,12 @@ def _read_table() -> dict[str, tuple[Counterpart, ...]]:
     lines = Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()
     tables: dict[str, tuple[Counterpart, ...]] = {}
     for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
-        ours = tuple(row["here"].split(", ")) if row["here"] else ()
+        options = tuple(row["here"].split(", ")) if row["here"] else ()
         formula = row["value"] if row["value"] != "converted" else ""
-        found = Counterpart(
-            row["theirs"], ours, row["remark"], converted=bool(row["value"]), formula=formula
+        row_counterpart = Counterpart(
+            row["theirs"], options, row["remark"], converted=bool(row["value"]), formula=formula
         )
-        tables[row["system"]] = (*tables.get(row["system"], ()), found)
+        tables[row["system"]] = (*tables.get(row["system"], ()), row_counterpart)
     return tables
 
 
@@ -74,34 +74,36 @@ def called_elsewhere(
     names options alone. The system `peer` is asked first; formulas use `others`, the other options
     of that system that are set.
     """
-    peers = sorted(TITLES, key=lambda each: each != peer)
-    found: list[tuple[Peer, list[Counterpart]]] = [
-        (each, OTHERS[each].rows_of(name)) for each in peers
+    peers = sorted(TITLES, key=lambda system: system != peer)
+    candidates: list[tuple[Peer, list[Counterpart]]] = [
+        (system, OTHERS[system].rows_of(name)) for system in peers
     ]
     # the name itself, else names that end in it, else those that share its last part
     for end in (f".{name}", f".{name.rpartition('.')[2]}"):
-        found += [
-            (each, [row for row in COUNTERPARTS[each] if f".{row.name}".endswith(end)])
-            for each in peers
+        candidates += [
+            (system, [row for row in COUNTERPARTS[system] if f".{row.name}".endswith(end)])
+            for system in peers
         ]
-    each, rows = next(((each, rows) for each, rows in found if rows), (None, []))
-    if each is None:
+    system, rows = next(((system, rows) for system, rows in candidates if rows), (None, []))
+    if system is None:
         return None
     rows = [row for row in rows if row.name == rows[0].name]
-    theirs = f"{TITLES[each]}'s {name if rows[0].name.endswith('*') else rows[0].name}"
-    theirs += "" if value is None else f"={shown_value(value)}"
-    row, ours = translated(rows, value, {**OTHERS[each].defaults, **others})
-    named = dict.fromkeys(option.partition("=")[0] for each_row in rows for option in each_row.ours)
-    values = [*named]
-    if ours and value is not None:
-        values = [f"{option}={shown_value(inner)}" for option, inner in ours.items()]
-    if row is None and named and value is not None:
-        return f"{theirs} has no option here: {' and '.join(named)} has no such value"
+    label = f"{TITLES[system]}'s {name if rows[0].name.endswith('*') else rows[0].name}"
+    label += "" if value is None else f"={shown_value(value)}"
+    row, equivalents = translated(rows, value, {**OTHERS[system].defaults, **others})
+    options = dict.fromkeys(
+        option.partition("=")[0] for each_row in rows for option in each_row.ours
+    )
+    values = [*options]
+    if equivalents and value is not None:
+        values = [f"{option}={shown_value(inner)}" for option, inner in equivalents.items()]
+    if row is None and options and value is not None:
+        return f"{label} has no option here: {' and '.join(options)} has no such value"
     remark = rows[0].reason if row is None else row.reason
-    if not named:
-        return f"{theirs} has no option here: {remark}"
-    has_remark = not ours and rows[0].converted
+    if not options:
+        return f"{label} has no option here: {remark}"
+    has_remark = not equivalents and rows[0].converted
     return (
-        f"{theirs} is {' and '.join(values)} here (dapo docs"
-        f" from_{each}{f': {remark}' if has_remark else ''})"
+        f"{label} is {' and '.join(values)} here (dapo docs"
+        f" from_{system}{f': {remark}' if has_remark else ''})"
     )

@@ -28,10 +28,10 @@ def config_schema() -> dict[str, Any]:
     for name, info in options_of():
         parent, _, leaf = name.rpartition(".")
         entry = sections[parent]["properties"][leaf]
-        known = known_about(info)
+        facts = known_about(info)
         for key in ("paper", "only_with", "unit", "also"):
             entry.pop(key, None)
-        also = [*known.get("also", ())]
+        also = [*facts.get("also", ())]
         also += [{"const": "auto"}] * (Auto in info.metadata) + [_SWITCH] * (
             Switch in info.metadata
         )
@@ -40,7 +40,7 @@ def config_schema() -> dict[str, Any]:
             also += [] if info.is_required() else [{"type": "null"}]  # an empty section
         if also:
             _widen(entry, also)
-        if description := _description(info.description or "", known):
+        if description := _description(info.description or "", facts):
             entry["description"] = description
     _use_names_of_the_standard(schema)
     return {
@@ -68,20 +68,20 @@ def _widen(entry: dict[str, Any], also: list[dict[str, Any]]) -> None:
     """Add alternatives to the type of an option; default, description and title stay outside of
     them.
     """
-    kept: dict[str, Any] = {
+    retained: dict[str, Any] = {
         key: entry.pop(key) for key in ("default", "description", "title") if key in entry
     }
     branches = entry.pop("anyOf") if set(entry) == {"anyOf"} else [dict(entry)]
     entry.clear()
-    entry |= {"anyOf": [*branches, *also], **kept}
+    entry |= {"anyOf": [*branches, *also], **retained}
 
 
-def _description(meaning: str, known: dict[str, Any]) -> str:
+def _description(meaning: str, facts: dict[str, Any]) -> str:
     parts = [meaning] * bool(meaning)
-    if unit := known.get("unit"):
+    if unit := facts.get("unit"):
         parts.append(f"Unit: {unit}.")
-    if "paper" in known:
-        parts.append(f"Paper: {yaml_text(known['paper'])}.")
-    if condition := known.get("only_with"):
+    if "paper" in facts:
+        parts.append(f"Paper: {yaml_text(facts['paper'])}.")
+    if condition := facts.get("only_with"):
         parts.append(f"Only with {CONDITIONS.get(condition, condition)}.")
     return " ".join(parts)

@@ -34,13 +34,13 @@ def option(
     an effect: `option=value`, or the name of an option or property of Config. `also` are JSON
     schemas of further values that a validator converts.
     """
-    known: dict[str, Any] = {} if paper is _UNSET else {"paper": paper}
-    known |= {
+    facts: dict[str, Any] = {} if paper is _UNSET else {"paper": paper}
+    facts |= {
         name: value
         for name, value in (("only_with", only_with), ("unit", unit), ("also", also))
         if value
     }
-    return Field(default, description=description, json_schema_extra=known, **bounds)
+    return Field(default, description=description, json_schema_extra=facts, **bounds)
 
 
 def reject_bool(value: object) -> object:

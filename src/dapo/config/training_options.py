@@ -100,9 +100,9 @@ class ReferenceConfig(Section):
     def _is_one(self) -> Self:
         names = [name for name in type(self).model_fields if getattr(self, name) is not None]
         if len(names) != 1:
-            given = " and ".join(f"loss.reference.{name}" for name in names) or "none"
+            listing = " and ".join(f"loss.reference.{name}" for name in names) or "none"
             raise ValueError(
-                f"loss.reference: expected exactly one of model, every and server, got {given}"
+                f"loss.reference: expected exactly one of model, every and server, got {listing}"
             )
         return self
 
@@ -321,9 +321,9 @@ _SCHEDULE = re.compile(r"constant|(linear|cosine)(:(?P<fraction>[0-9.e+-]+))?")
 
 
 def _lr_schedule(value: str) -> str:
-    found = _SCHEDULE.fullmatch(value)
+    match = _SCHEDULE.fullmatch(value)
     try:
-        valid = found is not None and 0 <= float(found["fraction"] or 0) <= 1
+        valid = match is not None and 0 <= float(match["fraction"] or 0) <= 1
     except ValueError:
         valid = False
     if not valid:

@@ -57,17 +57,17 @@ def plot_results(results: Results, folder: Path) -> list[Path]:
     """Write `curves.png` or one `curves-CONDITION.png` per condition, and `differences.png`; return
     their paths.
     """
-    written = []
+    paths = []
     for condition in results.conditions:
         path = folder / f"curves{f'-{file_name(condition)}' if condition else ''}.png"
         try:
             figure = results_figure(results, condition)
         except DataError:
             continue
-        written.append(save_figure(figure, path))
+        paths.append(save_figure(figure, path))
     if (differences := differences_figure(results)) is not None:
-        written.append(save_figure(differences, folder / "differences.png"))
-    return written
+        paths.append(save_figure(differences, folder / "differences.png"))
+    return paths
 
 
 def results_figure(results: Results, condition: str) -> "Figure":
@@ -77,7 +77,7 @@ def results_figure(results: Results, condition: str) -> "Figure":
     """
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    names = [each["name"] for each in results.variants]
+    names = [variant["name"] for variant in results.variants]
     rows = {
         name: [run["curve"] for run in results.runs(condition, name) if run["curve"]]
         for name in names
@@ -87,9 +87,9 @@ def results_figure(results: Results, condition: str) -> "Figure":
             f"no run of {condition or 'the experiment'} has made a step yet: there is nothing to"
             " plot"
         )
-    columns = [each for row in rows.values() for each in row]
+    columns = [runs for row in rows.values() for runs in row]
     panels = [
-        panel for panel in results.panels if any(len(_curve(each, panel)[0]) for each in columns)
+        panel for panel in results.panels if any(len(_curve(runs, panel)[0]) for runs in columns)
     ]
     if not panels:
         raise DataError(
@@ -139,15 +139,15 @@ def differences_figure(results: Results) -> "Figure | None":
         unit="",
     )
     axes.axvline(0, color=INK, linewidth=1)
-    for y, (_, found, index) in enumerate(lines):
-        if found is not None:
+    for y, (_, difference, index) in enumerate(lines):
+        if difference is not None:
             colour = COLOURS[index % len(COLOURS)]
-            low = scale * found["low"]
-            high = scale * found["high"]
+            low = scale * difference["low"]
+            high = scale * difference["high"]
             axes.plot([low, high], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
-            fill = "white" if found["low"] <= 0 <= found["high"] else colour
+            fill = "white" if difference["low"] <= 0 <= difference["high"] else colour
             axes.plot(
-                [scale * found["mean"]],
+                [scale * difference["mean"]],
                 [y],
                 "o",
                 color=colour,
@@ -155,8 +155,8 @@ def differences_figure(results: Results) -> "Figure | None":
                 markersize=6.5,
             )
     axes.set_yticks(range(len(lines)), [plain_text(name) for name, *_ in lines])
-    for label, (_, found, _) in zip(axes.get_yticklabels(), lines, strict=True):
-        label.set_fontweight("bold" if found is None else "normal")
+    for label, (_, difference, _) in zip(axes.get_yticklabels(), lines, strict=True):
+        label.set_fontweight("bold" if difference is None else "normal")
     axes.set_ylim(len(lines) - 0.4, -0.6)
     axes.grid(False, axis="y")
     seeds = len(facts["seeds"])
@@ -220,8 +220,8 @@ def _curve(columns: Columns, panel: Panel) -> Curve:
     at = columns[_COLUMNS[panel.against]]
     pairs = zip(at, np.array(values, np.float64).tolist(), strict=False)
     points = [(x, y) for x, y in pairs if panel.metric != ACCURACY or not np.isnan(y)]
-    found = [y for _, y in points]
-    smooth = found if panel.metric == ACCURACY else smoothed(found)
+    heights = [y for _, y in points]
+    smooth = heights if panel.metric == ACCURACY else smoothed(heights)
     return np.array([x for x, _ in points], np.float64), np.array(smooth, np.float64)
 
 
@@ -241,7 +241,7 @@ def mean_curve(
         first = max(at[0] for at, _ in curves)
         last = min(at[-1] for at, _ in curves)
         grid = np.linspace(first, last, _GRID_POINTS) if last > first else np.array([last])
-    values = np.stack([np.interp(grid, at, found) for at, found in curves])
+    values = np.stack([np.interp(grid, at, heights) for at, heights in curves])
     mean = values.mean(axis=0)
     if len(curves) < 2:
         return grid, mean, mean, mean

@@ -63,14 +63,14 @@ class Results:
     def panels(self) -> list[Panel]:
         plots = self.facts["experiment"]["plots"]
         return [
-            Panel(**{**each, "windows": tuple(map(tuple, each.get("windows", ())))})
-            for each in plots
+            Panel(**{**plot, "windows": tuple(map(tuple, plot.get("windows", ())))})
+            for plot in plots
         ]
 
     @property
     def conditions(self) -> list[str]:
         """The names of the conditions; one empty name where there are none."""
-        return [each["name"] for each in self.facts["experiment"]["conditions"]]
+        return [condition["name"] for condition in self.facts["experiment"]["conditions"]]
 
     @property
     def variants(self) -> list[dict[str, Any]]:
@@ -123,20 +123,19 @@ def collect(
     )
     runs = []
     problems = dict[str, list[str]]()
-    for planned in experiment.runs():
-        found, accuracies = _read_run(planned, folder / "runs" / planned.name, metrics)
-        reason = (failures or {}).get(planned.name)
-        if reason is not None and found["state"] not in ENDED:
-            found |= {"state": "failed", "reason": reason}
+    for run in experiment.runs():
+        facts, accuracies = _read_run(run, folder / "runs" / run.name, metrics)
+        reason = (failures or {}).get(run.name)
+        if reason is not None and facts["state"] not in ENDED:
+            facts |= {"state": "failed", "reason": reason}
         if accuracies is not None:
-            ids = problems.setdefault(planned.condition, sorted(accuracies))
+            ids = problems.setdefault(run.condition, sorted(accuracies))
             if sorted(accuracies) != ids:
                 raise DataError(
-                    f"{planned.describe()} was evaluated on different problems than the runs"
-                    " before it"
+                    f"{run.describe()} was evaluated on different problems than the runs before it"
                 )
-            found["accuracies"] = [accuracies[name] for name in ids]
-        runs.append(found)
+            facts["accuracies"] = [accuracies[name] for name in ids]
+        runs.append(facts)
     return Results(
         {
             "format": FORMAT,
@@ -160,16 +159,16 @@ def describe_experiment(experiment: Experiment) -> dict[str, Any]:
         "seeds": list(experiment.seeds),
         "set": list(experiment.shared),
         "conditions": [
-            {"name": each.name, "set": list(each.own)} for each in experiment.conditions
+            {"name": entry.name, "set": list(entry.own)} for entry in experiment.conditions
         ],
         "variants": [
             {
-                "name": each.name,
-                "inherits": each.inherits,
-                "set": list(each.own),
-                "previous": experiment.predecessor(each),
+                "name": entry.name,
+                "inherits": entry.inherits,
+                "set": list(entry.own),
+                "previous": experiment.predecessor(entry),
             }
-            for each in experiment.variants
+            for entry in experiment.variants
         ],
         "baseline": experiment.baseline,
         "plots": [
@@ -190,7 +189,7 @@ def write_results(results: Results, table: Sequence[Mapping[str, Any]], folder: 
     """Write results.json, with the table, into a folder."""
     text = to_json({**results.facts, "table": table}, indent=2)
     # one line for a list of 300 accuracies, not 300; JSON strings never contain raw line breaks
-    lines = _LIST_OF_VALUES.sub(lambda found: re.sub(r"\n\s*", "", found[0]), text)
+    lines = _LIST_OF_VALUES.sub(lambda match: re.sub(r"\n\s*", "", match[0]), text)
     atomic_write_text(folder / RESULTS_JSON, lines + "\n")
 
 
@@ -252,11 +251,11 @@ def merge(parts: Sequence[Results]) -> Results:
             "experiment": {**first["experiment"], "seeds": seeds},
             "made_with": {
                 **{
-                    name: _joined(each[name] for each in made_with)
+                    name: _joined(versions[name] for versions in made_with)
                     for name in ("dapo", "processor")
                 },
                 "packages": {
-                    name: _joined(each["packages"].get(name) for each in made_with)
+                    name: _joined(versions["packages"].get(name) for versions in made_with)
                     for name in made_with[0]["packages"]
                 },
             },
@@ -271,15 +270,15 @@ def _joined(values: Iterator[str | None]) -> str:
 
 
 def _read_run(
-    planned: PlannedRun, path: Path, metrics: Sequence[str]
+    entry: PlannedRun, path: Path, metrics: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, float | None] | None]:
     """The facts of a run with its curve, and its accuracy on each problem; None if it has no final
     evaluation.
     """
     facts: dict[str, Any] = {
-        "condition": planned.condition,
-        "variant": planned.variant,
-        "seed": planned.seed,
+        "condition": entry.condition,
+        "variant": entry.variant,
+        "seed": entry.seed,
         "state": "not started",
         "reason": None,
         "accuracies": None,
@@ -291,13 +290,13 @@ def _read_run(
     reason = run.exit_reason()
     rows = metrics_by_step(run.metrics)
     steps = [step for step in (0, max(rows, default=0)) if run.eval(step).is_file()]
-    evaluations = {step: found for step in steps if (found := read_evaluation(run.eval(step)))}
-    name = next((each["name"] for each in evaluations.values()), None)
+    evaluations = {step: content for step in steps if (content := read_evaluation(run.eval(step)))}
+    name = next((evaluation["name"] for evaluation in evaluations.values()), None)
     facts |= {"reason": reason, "curve": _curve(rows, name, metrics)}
     if reason not in ENDED:
         is_stopped = reason is None or reason.startswith("interrupted")
         return facts | {"state": "unfinished" if is_stopped else "failed"}, None
-    facts |= {"state": reason} | _figures(rows, facts["curve"], evaluations, planned.config)
+    facts |= {"state": reason} | _figures(rows, facts["curve"], evaluations, entry.config)
     if not (last := max(evaluations, default=0)):
         return facts, None
     facts["is_binary"] = bool(evaluations[last]["binary"])
@@ -366,5 +365,5 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None and isfinite(value)]
-    return fmean(known) if known else None
+    numbers = [value for value in values if value is not None and isfinite(value)]
+    return fmean(numbers) if numbers else None

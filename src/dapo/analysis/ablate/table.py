@@ -23,15 +23,20 @@ def make_table(results: Results) -> list[dict[str, Any]]:
 
 
 def _condition(results: Results, condition: str) -> dict[str, Any]:
-    runs = {each["name"]: results.finished(condition, each["name"]) for each in results.variants}
+    runs = {
+        variant["name"]: results.finished(condition, variant["name"])
+        for variant in results.variants
+    }
     judged = judged_everywhere(runs)
-    before = {run["seed"]: run["accuracy_before"] for row in runs.values() for run in row.values()}
-    known = [value for value in before.values() if value is not None]
+    accuracies = {
+        run["seed"]: run["accuracy_before"] for row in runs.values() for run in row.values()
+    }
+    numbers = [value for value in accuracies.values() if value is not None]
     baseline = results.facts["experiment"]["baseline"]
     rows = []
-    for each in results.variants:
-        name = each["name"]
-        previous = each["previous"]
+    for variant in results.variants:
+        name = variant["name"]
+        previous = variant["previous"]
         seeds = runs[name].values()
         rows.append(
             {
@@ -54,7 +59,7 @@ def _condition(results: Results, condition: str) -> dict[str, Any]:
     problems = len(results.facts["problems"].get(condition, []))
     return {
         "condition": condition,
-        "accuracy_before": mean_over_seeds(known) if known else None,
+        "accuracy_before": mean_over_seeds(numbers) if numbers else None,
         "binary": all(map(_is_binary, runs.values())),
         "problems": len(judged),
         "samples_per_problem": next(
@@ -123,8 +128,10 @@ def _notes(
     if undecided:
         yield f"left out: {undecided} problems that have no verdict in one of the runs"
     for seed in results.facts["experiment"]["seeds"]:
-        found = {name: row[seed]["accuracy_before"] for name, row in runs.items() if seed in row}
-        values = [value for value in found.values() if value is not None]
+        accuracies = {
+            name: row[seed]["accuracy_before"] for name, row in runs.items() if seed in row
+        }
+        values = [value for value in accuracies.values() if value is not None]
         if values and not np.allclose(values, values[0]):
             yield (
                 f"the accuracy before training differs between the rows of seed {seed}, though they"

@@ -73,10 +73,10 @@ def write_report(path: Path, output: Path | None = None) -> dict[str, Any]:
 
 
 def _collect(run: queries.ViewedRun) -> dict[str, Any]:
-    of_groups, groups = _sample(run)
-    given = {"kind": "all", "limit": str(queries.MAX_PAGE)}
+    num_groups, groups = _sample(run)
+    all_rows = {"kind": "all", "limit": str(queries.MAX_PAGE)}
     pages = [
-        queries.problems(run, given | {"offset": str(at)})
+        queries.problems(run, all_rows | {"offset": str(at)})
         for at in range(0, MAX_PROBLEMS, queries.MAX_PAGE)
     ]
     return {
@@ -84,7 +84,7 @@ def _collect(run: queries.ViewedRun) -> dict[str, Any]:
         "metrics": queries.metrics(run, {}),
         **{query.__name__: _or_error(partial(query, run, {})) for query in DETAILS},
         "groups": groups,
-        "of_groups": of_groups,
+        "of_groups": num_groups,
         "index": run.index.state(),
         "note": queries.missing_rollouts(run),
         "problems": pages[0] | {"rows": [row for page in pages for row in page["rows"]]},
@@ -106,7 +106,7 @@ def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
     """
     total, order = pick_groups(run.index)
     chosen: list[dict[str, Any]] = []
-    left = MAX_GROUP_BYTES
+    budget = MAX_GROUP_BYTES
     for step, group_id in order:
         group = queries.group(
             run, {"step": str(step), "group": str(group_id)}, max_tokens=MAX_TOKENS_SHOWN
@@ -116,8 +116,8 @@ def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
             turns = response["turns"] or ()
             for turn in turns:
                 turn["text"] = shorten(turn["text"], max(MIN_TEXT, MAX_TEXT // len(turns)))
-        left -= len(to_json(group))
-        if left < 0:
+        budget -= len(to_json(group))
+        if budget < 0:
             break
         chosen.append(group)
     return total, sorted(chosen, key=lambda group: (-group["step"], group["group_id"]))
@@ -149,12 +149,12 @@ def _by_interest(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[s
         key=lambda g: (g["score"] or 0.0, g["group_id"]),
     )
     first = [*trained[-1:], *trained[:1], *(g for g in groups[:1] if g["outcome"] == "trained")]
-    others = {g["outcome"]: g for g in reversed(groups) if g["outcome"] != "trained"}
-    seen: set[int] = set()
-    for rank, kind in enumerate((first, list(others.values()), groups)):
+    by_outcome = {g["outcome"]: g for g in reversed(groups) if g["outcome"] != "trained"}
+    ids: set[int] = set()
+    for rank, kind in enumerate((first, list(by_outcome.values()), groups)):
         for group in kind:
-            if group["group_id"] not in seen:
-                seen.add(group["group_id"])
+            if group["group_id"] not in ids:
+                ids.add(group["group_id"])
                 yield rank, group
 
 
@@ -163,18 +163,18 @@ def _evaluations(files: RunReader) -> dict[str, Any]:
     last included.
     """
     summaries = files.evaluations()
-    readable = [each["step"] for each in summaries if "problem" not in each]
+    readable = [summary["step"] for summary in summaries if "problem" not in summary]
     half = EVALUATIONS_PAIRED // 2
     steps = (
         readable if len(readable) <= EVALUATIONS_PAIRED else [*readable[:half], *readable[-half:]]
     )
     tables = {}
     paired = {}
-    left = MAX_EVALUATION_BYTES
+    budget = MAX_EVALUATION_BYTES
     for step in [*steps[:1], *steps[:0:-1]]:  # the first, then from the last one back
         table = files.evaluation(step)
-        left -= len(to_json(table))
-        if left >= 0:
+        budget -= len(to_json(table))
+        if budget >= 0:
             tables[str(step)] = table
     for a, b in combinations(steps, 2):
         # a resumed run may have evaluated with other settings

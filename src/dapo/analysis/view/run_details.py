@@ -15,14 +15,14 @@ MAX_LOG_BYTES = 200_000
 _REQUIRED = ("model.name", "data.train")  # options without a default, with those inside them
 
 
-def findings(run: ViewedRun, given: Parameters) -> dict[str, Any]:
+def findings(run: ViewedRun, query: Parameters) -> dict[str, Any]:
     """The findings of `dapo doctor`. Raises DataError for damaged metrics."""
     from dapo.analysis.doctor import diagnose
 
     return diagnose(run.files.directory.path).to_json()
 
 
-def options(run: ViewedRun, given: Parameters) -> dict[str, Any]:
+def options(run: ViewedRun, query: Parameters) -> dict[str, Any]:
     """Every option with its value, default under the preset and meaning, and the changes that
     resumes made.
     """
@@ -44,7 +44,7 @@ def options(run: ViewedRun, given: Parameters) -> dict[str, Any]:
     return {"preset": raw["preset"], "rows": rows, "changes": option_changes(run.files.directory)}
 
 
-def log(run: ViewedRun, given: Parameters) -> dict[str, Any]:
+def log(run: ViewedRun, query: Parameters) -> dict[str, Any]:
     """The end of a file in `logs`, by default the verifier's.
 
     Raises DataError for an unknown name.
@@ -56,7 +56,7 @@ def log(run: ViewedRun, given: Parameters) -> dict[str, Any]:
         if folder.is_dir()
         else []
     )
-    name = given.get("file") or (verifier if verifier in names else next(iter(names), None))
+    name = query.get("file") or (verifier if verifier in names else next(iter(names), None))
     if name is None:
         return {"files": [], "file": None, "text": "", "left_out": 0}
     if name not in names:

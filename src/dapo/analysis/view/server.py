@@ -69,16 +69,16 @@ def make_app(runs: queries.Runs, *, port: int) -> ASGIApp:
         *(Route(f"/{name}", _text(page_file(name), "text/javascript")) for name in SCRIPTS),
     ]
     answers: dict[str, Callable[[Mapping[str, str]], Any]] = {
-        "runs": lambda given: [run.name for run in runs.refresh()],
-        "overview": lambda given: queries.overview(runs.refresh()),
-        "evaluations": lambda given: {
-            "evaluations": runs[given.get("run", "")].files.evaluations()
+        "runs": lambda parameters: [run.name for run in runs.refresh()],
+        "overview": lambda parameters: queries.overview(runs.refresh()),
+        "evaluations": lambda parameters: {
+            "evaluations": runs[parameters.get("run", "")].files.evaluations()
         },
-        "paired": lambda given: queries.paired(runs, given),
+        "paired": lambda parameters: queries.paired(runs, parameters),
     }
     for query in OF_ONE_RUN:
-        answers[query.__name__] = lambda given, query=query: query(
-            runs[given.get("run", "")], given
+        answers[query.__name__] = lambda parameters, query=query: query(
+            runs[parameters.get("run", "")], parameters
         )  # type: ignore[misc]
     routes += [Route(f"/api/{name}", _json(answer)) for name, answer in answers.items()]
     return _guarded(Starlette(routes=routes), port)

@@ -69,8 +69,8 @@ class EvalRequest:
         )
 
     def _override(self, section: str, option: str) -> Any:
-        found = parse_overrides(self.overrides).get(section)
-        return found.get(option) if isinstance(found, dict) else None
+        values = parse_overrides(self.overrides).get(section)
+        return values.get(option) if isinstance(values, dict) else None
 
 
 def evaluate_model(model: str, request: EvalRequest) -> dict[str, Any]:
@@ -93,14 +93,16 @@ def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, A
     """
     _require_writable(request.output)
     base = run_options(first)
-    other = run_options(second)
-    judges = [each["reward"]["verifier"] for each in (base, other) if each is not None]
+    second_base = run_options(second)
+    judges = [
+        options["reward"]["verifier"] for options in (base, second_base) if options is not None
+    ]
     if len(judges) == 2 and judges[0] != judges[1] and request.named_verifier is None:
         print_text(
             f"the verifier of {first} judges both ({judges[0]}); {second} was trained with"
             f" {judges[1]}"
         )
-    base = base or other
+    base = base or second_base
     results = []
     for index, model in enumerate((first, second), start=1):
         if model.endswith(".json"):
@@ -138,8 +140,8 @@ def evaluation_config(
     raw["rollout"] = {"max_response_tokens": DEFAULT_TOKENS}
     if base is not None:
         raw = {**json.loads(json.dumps(base)), "audit": {}}
-        named = request.named_verifier
-        if named is not None and named != raw["reward"]["verifier"]:
+        verifier = request.named_verifier
+        if verifier is not None and verifier != raw["reward"]["verifier"]:
             raw["reward"] = {
                 name: raw["reward"][name] for name in ("workers", "timeout_s", "memory_gib")
             }
@@ -148,10 +150,10 @@ def evaluation_config(
         checkpoint = run.checkpoints.latest(warn=warn)
         if checkpoint is None:
             raise CheckpointError(f"{run.path} has no checkpoint to evaluate yet")
-        own = load_run_config(run).model_dump(mode="json")
-        raw["model"] = own["model"]
+        run_config = load_run_config(run).model_dump(mode="json")
+        raw["model"] = run_config["model"]
         # those of its own evaluations
-        raw["rollout"]["native"]["kernels"] = own["rollout"]["native"]["kernels"]
+        raw["rollout"]["native"]["kernels"] = run_config["rollout"]["native"]["kernels"]
     elif base is not None:
         # trust_remote_code is about one model
         raw["model"] = {"name": model, "dtype": raw["model"]["dtype"]}
@@ -179,7 +181,7 @@ def _evaluate(
     with with_start_folder(RunDirectory(Path(model))), ExitStack() as stack:
         judge = stack.enter_context(VerifierPool(config.reward))
         inputs, problems, copies = _read_problems(
-            config, request, judge.needed_columns, of_run=base is not None
+            config, request, judge.needed_columns, is_run=base is not None
         )
         plan = evaluation_plan(config, inputs.loaded.stop_ids if inputs is not None else ())
         if copies > 1 and not request.sets_samples_per_problem:
@@ -250,7 +252,7 @@ def _read_problems(
     request: EvalRequest,
     needed_columns: Mapping[str, Collection[str]],
     *,
-    of_run: bool,
+    is_run: bool,
 ) -> tuple[Inputs | None, list[Problem], int]:
     """Read the problems, with their copies, and the model unless a server has it.
 
@@ -268,7 +270,7 @@ def _read_problems(
             rows, notes = load_rows(config.data, config.reward, "eval", needed_columns)
             inputs, (problems, copies) = None, distinct(rows, source)
     except (DataError, RewardError) as error:
-        if not of_run or request.named_verifier is not None:
+        if not is_run or request.named_verifier is not None:
             raise
         # raises if no verifier could judge
         load_problems(source, split="eval", require_answer=False)
@@ -289,15 +291,15 @@ def evaluation_data(request: EvalRequest, base: Mapping[str, Any] | None) -> Dat
     """
     if request.data is not None:
         return parse_data_argument(request.data) if isinstance(request.data, str) else request.data
-    found: DataSpec | None = None if base is None else base["data"]["eval"]
-    if found is None:
+    source: DataSpec | None = None if base is None else base["data"]["eval"]
+    if source is None:
         reason = (
             ", except for a run with data.eval"
             if base is None
             else ": the run was trained without data.eval"
         )
         raise ConfigError(f"dapo eval needs --data SOURCE{reason}")
-    return found
+    return source
 
 
 def open_engine_sampler(
@@ -361,5 +363,5 @@ def _written(output: Path | None, result: dict[str, Any]) -> dict[str, Any]:
 
 def _read_result(path: Path) -> dict[str, Any]:
     with damage_of(path):
-        found = read_json(path)
-    return {"model": str(path), **with_verifier(require_summary(found, str(path)), path)}
+        content = read_json(path)
+    return {"model": str(path), **with_verifier(require_summary(content, str(path)), path)}

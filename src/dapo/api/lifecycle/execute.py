@@ -164,14 +164,14 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
     continue, or if no step is left for the change.
     """
     directory = RunDirectory.open(path)
-    own = load_run_config(directory)
+    stored_config = load_run_config(directory)
     config = resolve_auto(load_run_config(directory, overrides))
-    require_same_preset(own, config, "a resumed run")
+    require_same_preset(stored_config, config, "a resumed run")
     with ExitStack() as stack, os_errors_as_dapo_errors(), directory.lock(config.train.num_steps):
         damage: list[str] = []
         checkpoint = directory.checkpoints.latest(warn=damage.append)
         if checkpoint and directory.exit_reason() == "finished" and _is_last(checkpoint, config):
-            finished = Finished(resolve_auto(own), directory, step_of(checkpoint))
+            finished = Finished(resolve_auto(stored_config), directory, step_of(checkpoint))
             if config != finished.config:
                 require_optimizer_state(checkpoint, damage)
                 raise ConfigError(
@@ -245,10 +245,12 @@ def reduce_checkpoints(
     """Leave only the weights of older checkpoints, or warn that this has failed: the run itself has
     succeeded.
     """
-    kept = config.train.keep_checkpoints
+    num_kept = config.train.keep_checkpoints
     try:
         directory.checkpoints.clear_leftovers()
-        old = directory.checkpoints.with_optimizer_state(but_newest=1 if kept is None else kept)
+        old = directory.checkpoints.with_optimizer_state(
+            but_newest=1 if num_kept is None else num_kept
+        )
         keep_weights_only(directory, config, old)
     except (CheckpointError, OSError) as error:
         warn(f"a checkpoint keeps its optimizer state: {error}")
@@ -348,8 +350,8 @@ def truncate_after_checkpoint(
         return None
     step = step_of(checkpoint)
     logged = step if is_logged(checkpoint) else step - 1
-    if missing := directory.missing_metrics(logged):
-        lost = f"{len(missing)} of the steps 1 to {logged}, the first is {missing[0]}"
+    if gaps := directory.missing_metrics(logged):
+        lost = f"{len(gaps)} of the steps 1 to {logged}, the first is {gaps[0]}"
         warn(f"{directory.metrics} has no line for {lost}; they are not computed again")
     directory.truncate_after(step, is_logged=logged == step)
     # a kill may have prevented this
@@ -364,8 +366,8 @@ def close_run(run: Run, reason: str, *, wall_s: float, warn: Callable[[str], Non
     `tokens_generated` and `wall_s` include the unfinished step, whose work is lost.
     """
     evaluations: list[dict[str, Any]] = [
-        {name: value for name, value in each.items() if name != "table"}
-        for each in first_and_last_evaluation(run.directory)  # the report warns
+        {name: value for name, value in evaluation.items() if name != "table"}
+        for evaluation in first_and_last_evaluation(run.directory)  # the report warns
     ]
     try:
         run.keep_verifier_output()

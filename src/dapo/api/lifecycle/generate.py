@@ -103,20 +103,22 @@ def answers_of(
     prompts: list[Prompt] = [prompt] if _is_one_prompt(prompt) else list(prompt)
     samples = sampler.plan.samples_per_problem
     answers: list[list[str]] = [[""] * samples for _ in prompts]
-    missing = samples * len(prompts)
+    num_pending = samples * len(prompts)
     try:
-        for index, each in enumerate(prompts):
-            sampler.submit(index, Problem(problem_id(each, ""), each, "", "generate", {}))
-        while missing:
+        for index, prompt_text in enumerate(prompts):
+            sampler.submit(
+                index, Problem(problem_id(prompt_text, ""), prompt_text, "", "generate", {})
+            )
+        while num_pending:
             check()
-            found: list[tuple[int, int, Response]] = sampler.poll()
-            for index, i, response in found:
+            responses: list[tuple[int, int, Response]] = sampler.poll()
+            for index, i, response in responses:
                 answers[index][i] = response.text
-            missing -= len(found)
+            num_pending -= len(responses)
     except BaseException:
         sampler.abort()  # the engine samples for others, too
         raise
-    texts = [each[0] if samples == 1 else each for each in answers]
+    texts = [answer[0] if samples == 1 else answer for answer in answers]
     return texts[0] if _is_one_prompt(prompt) else texts
 
 

@@ -68,11 +68,11 @@ def describe_probe(config: Config, probe: Probe, against: Path | None = None) ->
     if probe.accuracy is not None:
         yield f"  accuracy    {with_interval(probe.accuracy, probe.accuracy_interval)}"
         yield "  pass rate   problems"
-        for bin in probe.histogram:
-            bar = "#" * round(_BAR * bin.fraction)
-            interval = f"({bin.low:.0%} to {bin.high:.0%})"
+        for tenth in probe.histogram:
+            bar = "#" * round(_BAR * tenth.fraction)
+            interval = f"({tenth.low:.0%} to {tenth.high:.0%})"
             yield (
-                f"  {bin.name:12}{bin.problems:>4}  {bin.fraction:>4.0%} {interval:14} {bar}".rstrip()
+                f"  {tenth.name:12}{tenth.problems:>4}  {tenth.fraction:>4.0%} {interval:14} {bar}".rstrip()
             )
     yield f"  keep rate   {_keep_rate(probe)}"
     groups = probe.groups_per_step

@@ -145,8 +145,8 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
     if config.engine_processes:
         order = ", in lockstep" if config.rollout.is_reproducible else ", by load"
         shared = "" if config.engine_processes == 1 else order
-        variant = _each(estimate, config.gpus_per_engine)
-        yield f"  engines      {config.engine_processes} x {config.rollout.engine}{shared}, {variant}"
+        resources = _each(estimate, config.gpus_per_engine)
+        yield f"  engines      {config.engine_processes} x {config.rollout.engine}{shared}, {resources}"
     processes = "1 process" if config.reward.workers == 1 else f"{config.reward.workers} processes"
     yield f"  verifiers    {processes}, at most {config.reward.memory_gib:g} GiB each"
     if estimate.profile.device == "gpu":
