@@ -64,9 +64,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric of both runs by step, and its difference over the problems that both have sampled
-    in the step.
-    """
+    """One metric of both runs by step, and its difference over the problems of both."""
 
     a: Sequence[float | None]
     b: Sequence[float | None]

@@ -1,6 +1,4 @@
-"""Applies the rules to a whole run; each finding comes with its first step, and problems and
-responses that show it.
-"""
+"""Applies the rules to a whole run; a finding has its first step, problems and responses."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,8 +67,7 @@ class Diagnosis:
 
 
 def diagnose(path: Path) -> Diagnosis:
-    """Run all rules over a run, step by step: findings that hold at the end come first, then the
-    most severe.
+    """Run all rules over a run; findings that hold at the end come first, then the severe.
 
     Raises CheckpointError if there is no run, and DataError for damaged metrics.
     """
@@ -108,9 +105,7 @@ def diagnose(path: Path) -> Diagnosis:
 def _unfinished_step(
     run: RunDirectory, metrics: Sequence[Mapping[str, Any]]
 ) -> Iterator[dict[str, float]]:
-    """Metrics from the table of responses for a step that ended before it was logged, such as one
-    without a signal.
-    """
+    """Yield metrics from the stored responses of a step that ended before it was logged."""
     step = max((record["step"] for record in metrics), default=0) + 1
     if not run.rollouts(step).is_file():
         return

@@ -1,5 +1,4 @@
-"""Makes a run's first two steps in advance: pass rates, lengths, speed and memory with its real
-model and data.
+"""Makes a run's first two steps in advance to measure pass rates, speed and memory.
 
 Nothing is written. The code and the random keys of the run (`training/assemble/build.py`) sample,
 judge and update, so the first batches are the ones that the run would train on. The second update
@@ -110,8 +109,7 @@ def probe_run(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     log: Callable[[str], None] = print,
 ) -> Probe:
-    """Sample and judge the run's first problems, and make its first two updates, on weights that
-    are discarded.
+    """Sample the run's first problems and make two updates of weights that are discarded.
 
     At least `problems` are judged (None: `default_problems`), `samples` responses each (None:
     `rollout.group_size`). `on_progress` gets the number of judged problems and the number wanted. A
@@ -147,9 +145,7 @@ def _bin_of(rate: float) -> int:
 
 
 def pass_rate_histogram(correct: Sequence[int], wrong: Sequence[int]) -> list[PassRates]:
-    """The numbers of problems never solved, in each bin, and always solved, with intervals of their
-    fractions.
-    """
+    """Count problems by pass rate, with intervals of their fractions."""
     rates = [c / (c + w) for c, w in zip(correct, wrong, strict=True)]
     width = 100 // BINS
     names = ["never", *(f"{i * width} to {(i + 1) * width} %" for i in range(BINS)), "always"]
@@ -183,7 +179,7 @@ class Check:
 
     @property
     def is_close(self) -> bool:
-        """Whether the two differ by at most TOLERANCE."""
+        """Return True if the two values differ by at most TOLERANCE."""
         return abs(self.ratio - 1) <= TOLERANCE
 
 

@@ -57,9 +57,7 @@ class CollectedBatch:
 
     @property
     def judged(self) -> tuple[tuple[Group, str], ...]:
-        """Every judged group with its outcome: `trained`, `all_correct`, `all_wrong`,
-        `zero_variance` ...
-        """
+        """Every judged group with its outcome, such as `trained` or `all_correct`."""
         return self.batch.judged
 
     @property
@@ -78,9 +76,7 @@ class CollectedBatch:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics `reward/*` and `rollout/*` (`dapo docs metrics`) that are known before the
-        update.
-        """
+        """The metrics `reward/*` and `rollout/*` that are available before the update."""
         decided = (group for group, _ in self.batch.decided)
         return batch_metrics(self.batch, self.samples) | reflection_metrics(decided)
 
@@ -92,8 +88,7 @@ class CollectedBatch:
         )
 
     def with_advantages(self, function: Advantages) -> "CollectedBatch":
-        """Replace the advantages of Eq. 9 by those of a function of the shaped rewards of a group's
-        judged responses.
+        """Replace the advantages of Eq. 9 by `function(rewards)` for each group's shaped rewards.
 
         Raises DataError if the function raises, or returns a wrong count of numbers or an
         impossible one.

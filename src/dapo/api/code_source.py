@@ -1,6 +1,4 @@
-"""Finds the source of functions and classes in files, scripts and notebooks, and the names that it
-uses.
-"""
+"""Finds the source of functions and classes in files and notebooks, and the names in it."""
 
 import __future__
 
@@ -33,9 +31,7 @@ class Source:
 
 
 def importable(value: Any) -> str | None:
-    """`module:name` of an importable object; None if a script, a notebook or a function defines
-    it.
-    """
+    """Return `module:name` of an importable object; None for one of a script or notebook."""
     module = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", None)
     if (
@@ -87,9 +83,7 @@ def _function_source(value: Any) -> Source | None:
 
 
 def _class_source(value: type) -> Source | None:
-    """The source of a class: the definition around one of its functions, or the last one in the
-    script or the cells.
-    """
+    """Return the source of a class: the definition with its functions, or the last one."""
     functions = [
         function for function in map(_function_in, vars(value).values()) if function is not None
     ]
@@ -121,9 +115,7 @@ def _class_source(value: type) -> Source | None:
 
 
 def _function_in(member: Any) -> FunctionType | None:
-    """The function behind a member of a class; None for other members and for generated functions
-    (`dataclass`).
-    """
+    """Return the function behind a member of a class; None if it is generated or no function."""
     inner = inspect.unwrap(getattr(member, "__func__", getattr(member, "fget", member)))
     is_own = isinstance(inner, FunctionType) and not inner.__code__.co_filename.startswith(
         "<string"
@@ -134,9 +126,7 @@ def _function_in(member: Any) -> FunctionType | None:
 def _definitions(
     filename: str, module_globals: dict[str, Any], kinds: tuple[type[Any], ...]
 ) -> list[tuple[Any, list[str]]]:
-    """The definitions of these kinds in a file or a cell, the last one first, each with all lines
-    of the file.
-    """
+    """List definitions of these kinds in a file or a cell, the last one first."""
     lines = linecache.getlines(filename, module_globals)
     try:
         tree = ast.parse("".join(lines))
@@ -185,9 +175,7 @@ def needed_names(source: Source) -> list[str]:
 
 
 def module_chains(text: str, namespace: Mapping[str, Any]) -> list[str]:
-    """The submodules that a text names by their full path: `import xml` does not load
-    `xml.etree.ElementTree`.
-    """
+    """List the submodules that a text names by their full path, such as `xml.etree`."""
     chains = []
     for node in ast.walk(ast.parse(text)):
         parts: list[str] = []
@@ -209,7 +197,7 @@ def module_chains(text: str, namespace: Mapping[str, Any]) -> list[str]:
 
 
 def has_spec(module: str) -> bool:
-    """Whether another process can import a module."""
+    """Return True if another process can import a module."""
     try:
         return module in sys.builtin_module_names or importlib.util.find_spec(module) is not None
     except (ValueError, ImportError):

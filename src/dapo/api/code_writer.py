@@ -70,8 +70,7 @@ class CodeWriter:
         """The name of the added function whose dependencies are being written."""
 
     def add(self, function: Callable[..., Any]) -> str:
-        """Add a callable, and return `module:name` if it can be imported, or `:name` in the module
-        written here.
+        """Add a callable; return `module:name`, or `:name` if its source is written here.
 
         Raises:
             RewardError: the callable, or one of its dependencies, cannot be written.
@@ -269,9 +268,7 @@ class CodeWriter:
         )
 
     def _object(self, name: str, value: Any) -> str:
-        """An expression that restores an object of a caller's class from its attributes, without
-        calling it.
-        """
+        """Return an expression that restores an object from its attributes, without a call."""
         kind = type(value)
         if (
             kind.__module__ == "builtins"

@@ -181,9 +181,7 @@ def train(
 def _read_options(
     arguments: Mapping[str, Any], reward: Reward, keywords: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[WrittenModule], list[str]]:
-    """The options of a call by dotted names, the modules of its functions, and the folders from
-    which these import.
-    """
+    """Return a call's options by dotted names, the modules of its functions, and folders."""
     arguments = dict(arguments)
     writers = [reward_code := CodeWriter("reward")]
     if reward is not None:
@@ -275,8 +273,7 @@ def resume(
 
 @python_interface
 def load(path: str | Path, *, trust: bool = False) -> Run:
-    """Open the run in a directory, also while another process trains it; `trust` is that of
-    `resume`.
+    """Open the run in a directory, even while it trains; `trust` is that of `resume`.
 
     Raises CheckpointError if there is none.
     """
@@ -290,9 +287,7 @@ def load(path: str | Path, *, trust: bool = False) -> Run:
 def _prepared(
     path: Path, rows: Mapping[Path, Data], modules: Sequence[WrittenModule]
 ) -> Iterator[list[str]]:
-    """Write rows and code into a run directory; remove rows of a run that cannot start, and code
-    that no run uses.
-    """
+    """Write rows and code into a run directory; clean up if the run cannot start."""
     is_new = not path.exists()
     added = [
         file

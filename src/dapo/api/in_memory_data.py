@@ -1,6 +1,4 @@
-"""Rows and rewards in a caller's memory: rows are written to a file, a reward gets a name for the
-options.
-"""
+"""Data and rewards in the caller's memory: rows become a file, a reward gets a name."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +21,7 @@ DataFrame, a Dataset.
 
 
 def is_source(data: object) -> bool:
-    """Whether `data` names a data source, as opposed to rows."""
+    """Return True if `data` names a data source, False for rows."""
     if isinstance(data, Mapping) and any(hasattr(value, "column_names") for value in data.values()):
         raise DataError(
             f"data: got several data sets ({', '.join(map(str, data))}); expected one:"
@@ -68,9 +66,7 @@ def write_rows(path: Path, data: Data) -> int:
 
 @contextmanager
 def row_errors(files: Mapping[str, object]) -> Iterator[None]:
-    """Name the row of an argument in the block's errors, where they name a line of the file that
-    holds the rows.
-    """
+    """Name the argument's row in errors of the block, instead of the line of a file."""
     try:
         yield
     except DataError as error:

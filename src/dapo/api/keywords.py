@@ -24,8 +24,7 @@ DEFAULTS: Mapping[str, Any] = {name: info.default for name, info in options_of()
 
 
 def options_from(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by their dotted names: `{"steps": 18, "loss.clip_high": 0.3}` -> `{"train.num_steps":
-    18, ...}`.
+    """Return options by dotted names: `{"steps": 18}` becomes `{"train.num_steps": 18}`.
 
     An unknown or ambiguous keyword stays: build_config answers all of them together. Raises
     ConfigError if two mean the same option.
@@ -41,9 +40,7 @@ def options_from(keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[CodeWriter]]:
-    """The keywords with import paths instead of functions and classes, and the modules in which
-    these are written.
-    """
+    """Replace functions in the keywords by import paths; return the modules, too."""
     options = dict(keywords)
     writers = list[CodeWriter]()
     for name, value in keywords.items():
@@ -58,8 +55,7 @@ def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[C
 
 
 def with_teacher(keywords: Mapping[str, Any], *, has_reward: bool) -> dict[str, Any]:
-    """The keywords with the options of on-policy distillation instead of `teacher`, unless these
-    are set themselves.
+    """Replace `teacher` by the options of on-policy distillation that are not set.
 
     Without a reward only the teacher trains.
     """
@@ -78,9 +74,7 @@ def with_teacher(keywords: Mapping[str, Any], *, has_reward: bool) -> dict[str, 
 
 
 def option_named(keyword: str) -> str:
-    """The dotted name of the option that a keyword means; the keyword itself if it means none or
-    several.
-    """
+    """Return the dotted name of a keyword's option; the keyword if there is none or several."""
     names = [] if keyword in Config.model_fields else names_by_keyword().get(keyword, [])
     return names[0] if len(names) == 1 else keyword
 
@@ -88,9 +82,7 @@ def option_named(keyword: str) -> str:
 def load_base(
     config: str | Path | Mapping[str, Any] | None,
 ) -> tuple[Mapping[str, Any], list[str], str]:
-    """Read the base configuration: its options, its command-line arguments, and a title for its
-    runs.
-    """
+    """Read the base configuration: options, command-line arguments, and a title for runs."""
     if config is None:
         return {}, [], "run"
     if not isinstance(config, Mapping):
@@ -111,9 +103,7 @@ def load_base(
 def build_scaled(
     base: Mapping[str, Any], options: Mapping[str, Any], *, where: str
 ) -> tuple[Config, dict[str, Any]]:
-    """Build a configuration from a base and overriding options; also returns those that
-    `scale_defaults` added.
-    """
+    """Build a configuration from a base and options; return the scaled defaults, too."""
     values = {name: _json_value(value) for name, value in options.items()}
     raw = merge_options(base, nested_options(values))
     scaled = scale_defaults(raw)
@@ -162,9 +152,7 @@ def _option(raw: Mapping[str, Any], name: str) -> Any:
 
 
 def _count(raw: Mapping[str, Any], name: str) -> int:
-    """The value of an option that is a positive integer; 0 if it is not set, or invalid
-    (build_config rejects it).
-    """
+    """Return an option's value that is a positive integer; 0 if it is not set, or invalid."""
     value = _option(raw, name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 

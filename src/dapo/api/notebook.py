@@ -1,6 +1,4 @@
-"""Progress of a run in a notebook: one display of curves and the latest lines, which is updated in
-place.
-"""
+"""Progress of a run in a notebook: curves and the latest lines, updated in place."""
 
 import math
 import time
@@ -30,16 +28,12 @@ class PythonDisplay(ProgressDisplay):
 
 
 def display_class() -> Callable[..., Display]:
-    """The display of progress for a script or, in a kernel, which can show and replace HTML, for a
-    notebook.
-    """
+    """Return the display for a script, or for a kernel that can replace HTML."""
     return NotebookDisplay if notebook_display() else PythonDisplay
 
 
 class NotebookDisplay:
-    """Curves, the latest lines and the current phase, which are updated in place; messages are
-    printed.
-    """
+    """Shows curves, the latest lines and the phase, updated in place; prints messages."""
 
     def __init__(
         self, num_steps: int, *, first_step: int, token_budget: int | None = None, show: Any = None
@@ -124,9 +118,7 @@ class NotebookDisplay:
 
 
 def _chart(panel: Panel, records: Sequence[Record]) -> str:
-    """The curves of a panel as SVG, with their names and latest values; nothing for a panel without
-    values.
-    """
+    """Draw the curves of a panel as SVG, with names and latest values; empty without values."""
     curves: list[tuple[str, Sequence[int], Sequence[float]]] = []
     labels = []
     for series in panel.series:

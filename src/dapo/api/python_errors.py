@@ -1,6 +1,4 @@
-"""Errors of the Python interface: one sentence that names Python calls, without the frames of the
-package.
-"""
+"""Errors of the Python interface: one sentence in its terms, without the package's frames."""
 
 import functools
 import inspect
@@ -45,8 +43,7 @@ class CallInterrupted(KeyboardInterrupt):
 
 
 def in_python(text: str, arguments: Iterable[str] = ()) -> str:
-    """A message for the command line in the words of a Python caller, who may have misspelt one of
-    the `arguments`.
+    """Translate a message for the command line to Python; `arguments` may be misspelt.
 
     >>> in_python("saved; continue with: dapo resume 'runs/my run'")
     "saved; continue with: dapo.resume('runs/my run')"
@@ -148,9 +145,7 @@ def _fits(value: Any, hint: Any) -> bool:
 def _for_python(
     error: DapoError | KeyboardInterrupt, arguments: Iterable[str] = ()
 ) -> BaseException:
-    """The error that a Python caller gets: its message translated, its frames in the package
-    removed.
-    """
+    """Return the error with its message translated and the package's frames removed."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print_error
     # the user's own, with the user's frames
@@ -173,9 +168,7 @@ def _for_python(
 def _print_error(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """The hook for uncaught errors of a script: the frames of the caller and the sentence; a
-    signal's exit code.
-    """
+    """Print an uncaught error of a script with the caller's frames; exit after a signal."""
     if not isinstance(error, DapoError | CallInterrupted):
         sys.__excepthook__(kind, error, trace)
         return

@@ -31,9 +31,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The evaluation of a model on held-out problems: avg@k with its 95 % interval over
-    problems.
-    """
+    """The evaluation of a model on held-out problems: avg@k with a 95 % interval."""
 
     summary: Mapping[str, Any]
     """All numbers, by their names in the output of `dapo eval --json`."""
@@ -50,17 +48,13 @@ class EvaluationResult:
 
     @property
     def accuracy(self) -> float | None:
-        """The mean over problems of the fraction of correct responses, or of the score; None
-        without any verdict.
-        """
+        """The mean accuracy, or score, over problems; None without any verdict."""
         value: float | None = self.summary["accuracy"]
         return value
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the accuracy; None for fewer than two problems or equal scores on
-        all.
-        """
+        """The 95 % interval of the accuracy; None for one problem or equal scores on all."""
         return _interval(self.summary)
 
     def __repr__(self) -> str:
@@ -98,9 +92,7 @@ class Comparison:
 
     @classmethod
     def of(cls, result: Mapping[str, Any]) -> "Comparison":
-        """Convert a result of `compare_models`, which subtracts its first model; here the run is
-        the first.
-        """
+        """Convert a result of `compare_models`: its second model is this run."""
         first = EvaluationResult.of(result["second"])
         second = EvaluationResult.of(result["first"])
         numbers = {

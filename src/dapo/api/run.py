@@ -1,6 +1,4 @@
-"""A run as a Python object: its files as tables and figures, and its model to generate and
-evaluate.
-"""
+"""A run as a Python object: files as tables and figures, and a model that generates."""
 
 import shlex
 import signal
@@ -74,9 +72,7 @@ class Run:
 
     @property
     def command(self) -> str:
-        """A shell command that starts the same run, with its functions from the run's folder
-        `code`.
-        """
+        """The shell command that starts the same run, with functions from its folder `code`."""
         manifest = read_json(self._directory.manifest)
         code = self.path / CODE_FOLDER
         folders = ":".join(manifest.get("module_folders", []))
@@ -87,16 +83,12 @@ class Run:
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """The metrics by step (`dapo docs metrics`); an evaluation before the first step is row
-        0.
-        """
+        """The metrics by step (`dapo docs metrics`); row 0 is an evaluation before training."""
         return table_of(metrics_by_step(self._directory.metrics).values(), "step").set_index("step")
 
     @property
     def rollouts(self) -> "pd.DataFrame":
-        """All stored responses, without tokens; for a large run, `read_rollouts` selects steps and
-        columns.
-        """
+        """All stored responses, without tokens; `read_rollouts` selects steps and columns."""
         from dapo.runs.rollout_table import read_rollouts
 
         paths = list(self._directory.rollout_tables().values())
@@ -128,9 +120,7 @@ class Run:
 
     @property
     def problems(self) -> "pd.DataFrame":
-        """The sampled problems with visits, correct responses and last step, as of the newest
-        checkpoint.
-        """
+        """The sampled problems with visits and correct responses, as of the newest checkpoint."""
         from dapo.runs.stored_table import stored_table
 
         path = self._directory.problem_stats
@@ -142,16 +132,12 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """Steps, seconds, tokens, first and last evaluation of a run that has ended; None
-        before.
-        """
+        """Steps, seconds, tokens and evaluations of a run that has ended; None before."""
         return self.state.summary
 
     @property
     def evaluations(self) -> "pd.DataFrame":
-        """The evaluations during training by step: accuracy (avg@k) with its 95 % interval, and
-        further numbers.
-        """
+        """The evaluations during training by step: accuracy with its 95 % interval, and more."""
         paths = self._directory.evaluations().values()
         rows = [
             {k: v for k, v in read_json(path).items() if not isinstance(v, dict | list)}
@@ -160,8 +146,7 @@ class Run:
         return table_of(rows, "step", "accuracy").set_index("step")
 
     def evaluation(self, step: int | None = None) -> EvaluationResult:
-        """The evaluation during training after a step, by default the last one, with every
-        response.
+        """Return an evaluation during training, by default the last, with every response.
 
         Raises DataError if the run has no such evaluation.
         """
@@ -183,26 +168,20 @@ class Run:
         return Curves(curves_figure(self._directory.metrics, title=title_of(self.config)))
 
     def view(self) -> str:
-        """Serve the page of `dapo view` to this machine until this process ends, and return its
-        address.
-        """
+        """Serve the page of `dapo view` until this process ends, and return its address."""
         from dapo.analysis.view.queries import Runs
         from dapo.analysis.view.server import serve_in_background
 
         return serve_in_background(Runs([self.path]))
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the page as an HTML file, by default with the run's name in the current folder, and
-        return its path.
-        """
+        """Write the page as an HTML file, by default in the current folder; return its path."""
         from dapo.analysis.view.report import write_report
 
         return Path(write_report(self.path, None if path is None else Path(path))["output"])
 
     def doctor(self) -> "pd.DataFrame":
-        """The findings of `dapo doctor`, one row each, the most severe first; empty if nothing is
-        wrong.
-        """
+        """Return the findings of `dapo doctor`, the most severe first; empty if none."""
         from dapo.analysis.doctor import diagnose
 
         with damage_of(self.path):
@@ -247,9 +226,7 @@ class Run:
 
     @contextmanager
     def _training(self, live: "TrainingRun") -> Iterator[None]:
-        """Let `generate` use a run that trains in this process, in a block in which its engine is
-        idle.
-        """
+        """Let `generate` use the idle engine of a run that trains in this process."""
         self._live = live
         try:
             yield
@@ -289,8 +266,7 @@ class Run:
         samples_per_problem: int | None = None,
         **options: Any,
     ) -> Comparison:
-        """Compare this run with another, or a model, on the same problems and with the same random
-        numbers.
+        """Compare this run with another run or model on the same problems and random numbers.
 
         The difference is this run minus the other. The other arguments are those of `evaluate`.
         """
@@ -325,8 +301,7 @@ class Run:
             )
 
     def export(self, path: str | Path, *, step: int | None = None, adapter: bool = False) -> Path:
-        """Write a checkpoint, by default the newest, as a new Hugging Face model directory, and
-        return its path.
+        """Write a checkpoint, by default the newest, as a new Hugging Face model; return its path.
 
         `adapter` writes only the adapter of a run with `model.lora`. Raises CheckpointError without
         such a checkpoint.
@@ -383,9 +358,7 @@ class TrainingInterrupted(CallInterrupted):
 
 @contextmanager
 def translate_errors(run: Run) -> Iterator[None]:
-    """Turn Ctrl-C into TrainingInterrupted, and add to a failure of a function how its run
-    continues with another.
-    """
+    """Turn Ctrl-C into TrainingInterrupted; add advice to failures of functions."""
     try:
         yield
     except (Interrupted, KeyboardInterrupt) as error:

@@ -1,6 +1,4 @@
-"""Algorithm 1 in a notebook cell (`dapo.session`): collect a batch, inspect it, update the
-model.
-"""
+"""Algorithm 1 in a notebook (`dapo.session`): collect a batch, inspect it, update the model."""
 
 import hashlib
 import json
@@ -63,9 +61,7 @@ ROWS_FILE = "rows.jsonl"
 
 @python_interface
 class Session(AbstractContextManager["Session"]):
-    """A model, its optimiser and an engine in this process; use it in a `with` block, or close
-    it.
-    """
+    """A model, its optimiser and an engine in this process; close it, or use `with`."""
 
     def __init__(
         self,
@@ -112,8 +108,7 @@ class Session(AbstractContextManager["Session"]):
             print_text(note)
 
     def collect(self, problems: Data = None, reward: Reward = None) -> CollectedBatch:
-        """Algorithm 1, lines 4 to 9: sample and judge until `prompts_per_step` groups carry a
-        signal (Eq. 11).
+        """Sample and judge groups until enough carry a signal (Algorithm 1, lines 4 to 9).
 
         Each set of problems is a stream of its own, which continues where its last batch closed.
         Samples depend only on the seed, the step, the position in the stream and the token, so
@@ -208,9 +203,7 @@ class Session(AbstractContextManager["Session"]):
         max_new_tokens: int | None = None,
         seed: int = 0,
     ) -> Any:
-        """Sample answers from the current model; arguments and result are those of
-        `Run.generate`.
-        """
+        """Sample answers from the current model, as `Run.generate` does."""
         stop_ids = self._loaded.stop_ids
         plan = generation_plan(self.config, stop_ids, samples, temperature, max_new_tokens, seed)
         self._sync_engine()
@@ -221,9 +214,7 @@ class Session(AbstractContextManager["Session"]):
     def evaluate(
         self, problems: Data, reward: Reward = None, *, samples_per_problem: int | None = None
     ) -> EvaluationResult:
-        """Evaluate the current model, like `dapo eval`; `problems` and `reward` are those of
-        `collect`.
-        """
+        """Evaluate the current model, like `dapo eval`, with arguments of `collect`."""
         config, key, judge = self._resolve(problems, reward)
         held_out = self._read(config, key, judge)
         plan = evaluation_plan(
@@ -239,9 +230,7 @@ class Session(AbstractContextManager["Session"]):
         )
 
     def export(self, path: str | Path) -> Path:
-        """Write the current model as a Hugging Face model directory, which must not exist; return
-        its path.
-        """
+        """Write the current model as a new Hugging Face model directory; return its path."""
         weights = self._policy.weights(version=self.step)
         export_model(weights.named_tensors(), self._loaded, path)
         return Path(path)
@@ -272,9 +261,7 @@ class Session(AbstractContextManager["Session"]):
     def _resolve(
         self, problems: Data, reward: Reward
     ) -> "tuple[Config, str, InlineJudge | VerifierPool]":
-        """The configuration with these problems and this reward, a key of the problems, and the
-        judge.
-        """
+        """Return the configuration, the key of the problems, and the judge."""
         problems = self._data if problems is None else problems
         reward = self._reward if reward is None else reward
         config = self.config
@@ -305,9 +292,7 @@ class Session(AbstractContextManager["Session"]):
         )
 
     def _source(self, problems: Data) -> Any:
-        """The data source of problems; rows are written to a file that is named after their
-        content.
-        """
+        """Return the data source of problems; rows become a file named by their content."""
         if is_source(problems):
             return str(problems) if isinstance(problems, Path) else problems
         path = self._folder / ROWS_FILE

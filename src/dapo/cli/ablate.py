@@ -103,9 +103,7 @@ def _run(
 
 
 def report_again(paths: Sequence[Path], output: Path | None, *, as_json: bool) -> None:
-    """Print the table of stored results; several folders are merged, and need an `output`, else
-    ConfigError.
-    """
+    """Print the table of stored results; merge several folders into `output`."""
     from dapo.analysis.ablate.results import RESULTS_JSON, merge, read_results
 
     folders = [path.parent if path.name == RESULTS_JSON else path for path in paths]

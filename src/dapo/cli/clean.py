@@ -17,9 +17,7 @@ WHOLE = {"newest": 1, "weights": 0, "nothing": 0}
 
 
 def clean_runs(paths: Sequence[Path], *, keep: str, apply: bool, as_json: bool) -> None:
-    """Reduce or remove the checkpoints of runs, or only list them without `apply`; refuse if one is
-    being trained.
-    """
+    """Reduce or remove checkpoints of runs that do not train; without `apply`, list them."""
     if keep not in WHOLE:
         raise ConfigError(f"--keep {keep}: expected one of {', '.join(WHOLE)}")
     runs = [RunDirectory.open(path) for path in paths]

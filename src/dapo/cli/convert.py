@@ -1,6 +1,4 @@
-"""`dapo convert`: translates a script or YAML file of verl, AReaL or TRL, which it reads and never
-runs.
-"""
+"""`dapo convert`: translates a script or YAML file of verl, AReaL or TRL without running it."""
 
 import ast
 import json
@@ -95,9 +93,7 @@ def _num_known(reading: Reading) -> int:
 
 
 def _facts(path: Path, peer: Peer, reading: Reading, num_processes: int | None) -> dict[str, Any]:
-    """What formulas use besides options: of TRL the number of processes, and whether unsloth
-    changes the batch.
-    """
+    """Return inputs of formulas that are no options: for TRL, processes and use of unsloth."""
     if peer != "trl":
         return {}
     uses_unsloth = path.suffix in (".py", ".ipynb") and re.search(

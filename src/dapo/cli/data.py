@@ -479,9 +479,7 @@ def _report(
     *paths: Path,
     mean_pass_rate: float | None = None,
 ) -> None:
-    """Print the counts of a command that writes data, as JSON under their names with
-    underscores.
-    """
+    """Print counts of a command that writes data; JSON names have underscores."""
     if as_json:
         numbers = {re.sub(r"\W+", "_", name): count for name, count in counts.items()}
         rate = {} if mean_pass_rate is None else {"mean_pass_rate": mean_pass_rate}

@@ -1,6 +1,4 @@
-"""Measures and prints the contents of a data set, and its difficulty for a run or a model, for
-`dapo data stats`.
-"""
+"""`dapo data stats`: describes a data set and its difficulty for a run or a model."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -31,9 +29,7 @@ CODE_STARTS = ("assert ", "def check(", "def test_")
 
 
 def group_size_of(run: Path | None) -> int:
-    """The group size of a run; the paper's without a run, or if the run's options cannot be
-    read.
-    """
+    """Return the group size of a run; the paper's if there is no readable run."""
     try:
         return (
             PAPER_GROUP_SIZE
@@ -76,8 +72,7 @@ def model_pass_rates(
     count: int,
     overrides: Sequence[str],
 ) -> tuple[dict[str, int], dict[str, PassRate]]:
-    """Measure prompt lengths in tokens, and the pass rates of a random subset of the problems,
-    sampled as in training.
+    """Measure prompt lengths and the pass rates of a random subset, sampled as in training.
 
     Returns the length of every prompt, and the pass rate of each of `count` sampled problems, by
     problem id; with 0 `samples`, lengths only. `overrides` may name the verifier, else it is the
@@ -148,9 +143,7 @@ def problem_rows(
     measured: Mapping[str, Mapping[str, PassRate]],
     tokens: Mapping[str, int] | None,
 ) -> list[dict[str, Any]]:
-    """One row of JSON values per distinct problem, with its pass rates by the name of their
-    source.
-    """
+    """Return a JSON object per distinct problem, with pass rates by name of their source."""
     return [
         {
             "id": problem.id,
@@ -174,8 +167,7 @@ def print_statistics(
     data: Sequence[Problem],
     visited: Mapping[str, PassRate] | None,
 ) -> None:
-    """Print the result of `describe_problems` and, by the names in `titles`, of
-    `describe_difficulty`.
+    """Print the results of `describe_problems` and `describe_difficulty`.
 
     With `visited`, the pass rates of a run, also print the run's most visited problems.
     """

@@ -1,6 +1,4 @@
-"""`dapo data demonstrations`: rejection sampling from the judged responses of runs and
-evaluations.
-"""
+"""`dapo data demonstrations`: rejection sampling from judged responses of runs and results."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +48,7 @@ class Judged:
 
     @property
     def has_empty_turn(self) -> bool:
-        """Whether the policy said nothing in a turn, which no demonstration may hold."""
+        """Return True if the policy said nothing in a turn: such an episode cannot be used."""
         turns = (
             [content_text(turn) for turn in self.turns if turn["role"] == "assistant"]
             if self.turns
@@ -99,8 +97,7 @@ def choose(
     min_score: float | None,
     seed: int,
 ) -> tuple[list[Judged], dict[str, int]]:
-    """Up to `per_problem` distinct responses of each problem, in the order of the problems, and
-    counts for a report.
+    """Choose up to `per_problem` distinct responses of each problem, and count the rest.
 
     Right are those that the verifier calls correct, or with `min_score` those of at least this
     score. A response that was cut is never chosen. `shortest` prefers fewer tokens; `random`
@@ -140,9 +137,7 @@ def choose(
 
 
 def without_held_out(chosen: Sequence[Judged], held_out: Sequence[Problem]) -> list[Judged]:
-    """The demonstrations whose prompts contain no held-out problem, as `dapo data decontaminate`
-    decides.
-    """
+    """Drop demonstrations that contain a held-out problem (`dapo data decontaminate`)."""
     _, removed = find_contaminated(
         [demonstration.problem for demonstration in chosen], held_out, ngram=8, min_overlap=0.5
     )
@@ -216,9 +211,7 @@ def _of_run(run: RunDirectory) -> Iterator[Judged]:
 
 
 def _prompts_of(run: RunDirectory) -> Mapping[str, Prompt]:
-    """The prompts of a run's training problems by id; empty where its data is gone, as rollouts/
-    has the questions.
-    """
+    """Return the prompts of a run's training problems by id; empty if its data is gone."""
     try:
         problems = load_problems(load_run_config(run).data.train_source, require_answer=False)
     except (DapoError, OSError):

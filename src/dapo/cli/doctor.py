@@ -13,9 +13,7 @@ _LABEL = 10
 
 
 def diagnosis_lines(path: Path, diagnosis: Diagnosis) -> Iterator[str]:
-    """The number of examined steps and tables, then each finding with its evidence and the option
-    to change.
-    """
+    """Yield what was examined, then each finding with its evidence and the option to change."""
     extent = (
         f"{plural(diagnosis.steps, 'step')}, {plural(diagnosis.evaluations, 'evaluation')}, "
         f"{plural(diagnosis.rollout_tables, 'table')} of responses, by {len(RULES)} rules"

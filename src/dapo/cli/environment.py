@@ -44,9 +44,7 @@ _TEMPLATE = (
 
 @dataclass(frozen=True)
 class Play:
-    """An episode of nonsense: its seed, what each turn said, how it ended, and whether a second
-    play differed.
-    """
+    """An episode of nonsense, and whether a second play of it differed."""
 
     seed: int
     kind: str
@@ -114,8 +112,7 @@ class NonsenseEngine:
 
 
 def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> list[Play]:
-    """Play EPISODES episodes with nonsense, and again in reverse order with the same seeds and
-    actions.
+    """Play EPISODES episodes of nonsense, then replay them in reverse order.
 
     `name` may be a run, whose environment, tools and problems are taken. The problems are the first
     of `data`, else sums. `overrides` are options of environment. Raises ConfigError or DataError
@@ -163,9 +160,7 @@ class _Player:
         self._options = config.environment.model_copy(update={"max_observation_tokens": room})
 
     def play(self, problem: Problem, seed: int) -> Play:
-        """Begin and play one episode; an environment that cannot begin it is an episode with an
-        error.
-        """
+        """Play one episode; if the environment cannot begin, the episode has an error."""
         kind = _KINDS[seed % len(_KINDS)]
         starts = EpisodeStarts(self._pool, seed=seed)
         prompts = self._renderer.prompts
@@ -258,5 +253,5 @@ def print_plays(plays: Sequence[Play]) -> None:
 
 
 def is_suspicious(plays: Sequence[Play]) -> bool:
-    """Whether two plays differ, or the environment fails on nonsense."""
+    """Return True if two plays differ, or the environment fails on nonsense."""
     return any(play.differs or play.error is not None for play in plays)

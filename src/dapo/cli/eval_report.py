@@ -1,6 +1,4 @@
-"""Prints the results of `dapo eval`: one or two side by side, the paired difference, and one line
-per problem.
-"""
+"""Prints results of `dapo eval`: side by side, with paired differences, or by problem."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,9 +18,7 @@ from dapo.runs.console import SafeConsole
 
 
 def evaluation_json(result: Mapping[str, Any], *, by_problem: bool) -> dict[str, Any]:
-    """A result, or a comparison of two, as `--json` prints it: without the tables, unless
-    `by_problem`.
-    """
+    """Return what `--json` prints; tables are included only if `by_problem`."""
     if "comparison" in result:
         both = {
             name: evaluation_json(result[name], by_problem=by_problem)
@@ -35,9 +31,7 @@ def evaluation_json(result: Mapping[str, Any], *, by_problem: bool) -> dict[str,
 def print_evaluation(
     evaluation: Mapping[str, Any], output: Path | None, *, by_problem: bool = False
 ) -> None:
-    """Print a result, or two side by side with their paired difference; with `by_problem`, also a
-    line per problem.
-    """
+    """Print one result, or two with their paired difference, and rows if `by_problem`."""
     console = SafeConsole()
     is_pair = "comparison" in evaluation
     results = [evaluation["first"], evaluation["second"]] if is_pair else [evaluation]
@@ -200,9 +194,7 @@ def _most_frequent_answer(judged: Sequence[Mapping[str, Any]]) -> str:
 def _paired_problem_table(
     first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]
 ) -> Table:
-    """One line per problem, from the most worsened to the most improved; problems without a pair
-    come last.
-    """
+    """Make a row per problem, most worsened first, unpaired problems last."""
     table = _table_by_problem("first", "second", "difference")
     accuracies = {row["id"]: row["accuracy"] for row in second}
     pairs = [(row, row["accuracy"], accuracies[row["id"]]) for row in first]

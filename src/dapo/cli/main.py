@@ -85,9 +85,7 @@ OF_FILES = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command with `arguments`, or the process's own; a user's errors are printed without a
-    traceback.
-    """
+    """Run the command; print errors of the user without a traceback."""
     warnings.formatwarning = _format_warning
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -134,9 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _with_advice(message: str, words: Sequence[str]) -> str:
-    """Append to the message about an unknown command or flag what replaces it, if it was
-    removed.
-    """
+    """Append the replacement of a removed command or flag to its error message."""
     for removed, advice in REMOVED.items():
         command, *flag = removed.split()
         if command in words and (flag or [command])[0] in message:

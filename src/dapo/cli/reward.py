@@ -108,9 +108,7 @@ def examine_reward(
 
 
 def print_report(report: RewardReport, *, show_all: bool) -> None:
-    """Print the audits; with `show_all`, the verdicts on all responses, otherwise on those with an
-    issue.
-    """
+    """Print the audits; verdicts without an issue appear only with `show_all`."""
     console = SafeConsole()
     for audit in report.audits:
         console.print(_table_of(audit, show_all=show_all))
@@ -153,9 +151,7 @@ def _group_seconds(pool: VerifierPool, problem: Problem, size: int) -> float:
 
 
 def _require_columns(pool: VerifierPool, problems: Sequence[Problem], data: str | None) -> None:
-    """Raise DataError where the problems lack a column that a function needs; the example has no
-    columns.
-    """
+    """Raise DataError if a column that a function needs is missing."""
     if data is not None:
         require_columns(problems, pool.needed_columns, where="--data")
         return
@@ -168,9 +164,7 @@ def _require_columns(pool: VerifierPool, problems: Sequence[Problem], data: str 
 
 
 def _table_of(audit: Audit, *, show_all: bool) -> Table:
-    """A row for the right response and one for each response with an issue; with `show_all`, for
-    every response.
-    """
+    """Make a row for the right response and for each with an issue, or all (`show_all`)."""
     title = f"Reference {audit.problem.answer[:_SHOWN_CHARS]!r}"
     table = titled_table(title, "response", "verdict", *right("score", "ms"), "")
     if audit.right is not None:

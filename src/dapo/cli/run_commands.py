@@ -1,6 +1,4 @@
-"""The commands that start, continue and evaluate runs: train, resume, fork, submit, check, status,
-eval, export.
-"""
+"""The commands that start, continue and evaluate runs, such as train, resume and eval."""
 
 import os
 import sys

@@ -16,9 +16,7 @@ from dapo.runs.time_left import training_seconds
 
 
 def print_status(statuses: Sequence[RunStatus], damaged: Mapping[str, DapoError]) -> None:
-    """Print one run in several lines, or several runs as a table; runs that cannot be read come
-    last, with reasons.
-    """
+    """Print one run in lines or several as a table, damaged runs last."""
     console = SafeConsole()
     for path, error in damaged.items():
         console.print(f"{path}: damaged: {error}", soft_wrap=True)

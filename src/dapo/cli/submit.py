@@ -88,9 +88,7 @@ def submit_run(
 
 
 def print_submission(report: Mapping[str, Any]) -> None:
-    """Print the script of a dry run; otherwise the job's id, its files and the commands to stop and
-    continue it.
-    """
+    """Print the script of a dry run, or the job with the commands to stop and resume it."""
     if report["job"] is None:
         print_text(report["script"], end="")
         return
@@ -105,9 +103,7 @@ def print_submission(report: Mapping[str, Any]) -> None:
 
 
 def _write(job: Job, script: str, config: Config | None) -> Path:
-    """Write the script, and a copy of a new run's configuration, whose file may change before the
-    job starts.
-    """
+    """Write the script and a copy of the configuration, which may change before the job starts."""
     path = job.folder / "job.sh"
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +116,7 @@ def _write(job: Job, script: str, config: Config | None) -> Path:
 
 
 def needs_ray(config: Config, allocation: Allocation) -> bool:
-    """Whether the job starts Ray, on several nodes or with launcher=ray.
+    """Return True if the job starts Ray: on several nodes, or with launcher=ray.
 
     Raises ConfigError if Ray is missing.
     """

@@ -1,6 +1,4 @@
-"""`dapo train`, `dapo resume`, `dapo fork` and `dapo export`; the work is in
-`api/lifecycle/execute.py`.
-"""
+"""`dapo train`, `resume`, `fork` and `export`; `api/lifecycle/execute.py` does the work."""
 
 import shlex
 import sys
@@ -36,8 +34,7 @@ def start_run(
     max_restarts: int = execute.MAX_RESTARTS,
     judge: VerifierPool | None = None,
 ) -> None:
-    """`dapo train`: train in `run_dir`, or else in a directory of `runs` named after `config_name`
-    and the time.
+    """Train in `run_dir`, or in a new folder of `runs` named by `config_name` and time.
 
     When a trainer rank is lost, the run returns to its last checkpoint, at most `max_restarts`
     times. `judge` is the result of `open_judge` for this configuration and directory; without one,
@@ -64,9 +61,7 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
 
 
 def report(config: Config, directory: RunDirectory) -> None:
-    """Print the end of a run: accuracy and responses before and after training, and the paths of
-    the files.
-    """
+    """Print the end of a run: accuracy and responses before and after, and its files."""
     evaluations = first_and_last_evaluation(directory, warn)
     newest = directory.checkpoints.latest(warn=warn)
     # a run without held-out problems needs --data
@@ -128,8 +123,7 @@ def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> lis
 def export_run(
     path: Path, out_dir: Path, *, step: int | None, adapter: bool = False
 ) -> dict[str, Any]:
-    """`dapo export`: write a checkpoint as a Hugging Face model directory, or its `adapter` alone
-    in peft's format.
+    """Write a checkpoint as a Hugging Face model, or its `adapter` in peft's format.
 
     Returns JSON values: model, run, step, base, and whether it is an adapter.
     """
@@ -153,8 +147,7 @@ def fork_run(
     trains: bool,
     as_json: bool,
 ) -> None:
-    """`dapo fork`: make one fork with the parent's seed, or `times` branches with their own, and
-    train them in turn.
+    """Train one fork with the parent's seed, or `times` branches with seeds of their own.
 
     `dapo resume` continues a fork that is stopped. Without `run_dir`, the new run is next to its
     parent.

@@ -111,9 +111,7 @@ class HubSource:
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Generated problems: several tasks, in round-robin order, or those of the run's
-    environment.
-    """
+    """Generated problems: tasks in round-robin order, or those of the run's environment."""
 
     kind: TaskKind
     tasks: Mapping[str, Mapping[str, Any]]  # task -> its options
@@ -151,9 +149,7 @@ def kinds(source: Source) -> frozenset[Kind]:
 
 
 def paths_in(spec: str | Mapping[str, Any], name: str) -> dict[str, str]:
-    """The possible file paths in a spec, which may be invalid: `{"data.train.mix.hard.path":
-    "hard.jsonl"}`.
-    """
+    """Return possible file paths in a spec by option; the spec may be invalid."""
     if isinstance(spec, str):
         return {name: spec}
     paths = {f"{name}.path": spec["path"]} if isinstance(spec.get("path"), str) else {}

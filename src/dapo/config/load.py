@@ -25,9 +25,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def shipped(folder: Literal["configs", "docs"] = "configs") -> dict[str, Path]:
-    """The shipped configurations or pages by name (`quickstart`, `losses`): installed by setup.py,
-    or in a clone.
-    """
+    """Return the shipped configurations or pages by name, installed or in a clone."""
     paths = sorted((_PACKAGE / folder).glob("*")) or sorted(
         (_PACKAGE.parents[1] / folder).glob("*")
     )
@@ -35,8 +33,7 @@ def shipped(folder: Literal["configs", "docs"] = "configs") -> dict[str, Path]:
 
 
 def find_config(path: str | Path) -> Path:
-    """The YAML file at `path`, or else the shipped configuration of that name: `quickstart`,
-    `configs/quickstart.yaml`.
+    """Return the YAML file at `path`, or the shipped configuration of that name.
 
     Raises ConfigError if neither exists.
     """
@@ -61,8 +58,7 @@ def title_of(path: Path) -> str:
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read and validate a YAML file or a shipped configuration (`find_config`), with overrides
-    `loss.clip_high=0.3`.
+    """Read and validate a YAML file or a shipped configuration, with overrides.
 
     The last override of an option wins. Raises ConfigError with one message for all faults.
     """
@@ -91,9 +87,7 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def resolve_references(options: dict[str, Any]) -> dict[str, Any]:
-    """Fill in `${section.option}` and `${oc.env:NAME}`; where one of them fails, all are left as
-    they are.
-    """
+    """Fill in `${section.option}` and `${oc.env:NAME}`; if one fails, none is replaced."""
     with suppress(OmegaConfBaseException, ConfigError), _guarded_environment():
         resolved = OmegaConf.to_container(OmegaConf.create(options), resolve=True)
         options = (
@@ -105,9 +99,7 @@ def resolve_references(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_bounded(text: str, where: str) -> None:
-    """Raise ConfigError for YAML nested too deep for its loader, or whose aliases stand for too
-    many values.
-    """
+    """Raise ConfigError for YAML that is too deep, or too large by its aliases."""
     sizes: dict[str | None, int] = {}
     levels: list[tuple[str | None, int]] = [(None, 0)]
     with suppress(yaml.YAMLError):  # the loader reports it
@@ -178,9 +170,7 @@ def merge_options(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, 
 
 
 def _is_set_in(options: Mapping[str, Any], path: Sequence[object], message: str) -> bool:
-    """Whether a fault is of these options: of that at `path`, or of one that a check of several
-    options names.
-    """
+    """Return True if a fault concerns `path`, or an option that a joint check names."""
     if path:
         return _is_in(path, options)
     return any(
@@ -197,9 +187,7 @@ def _is_in(path: Sequence[object], options: object) -> bool:
 
 @contextmanager
 def _guarded_environment() -> Iterator[None]:
-    """Resolve `${oc.env:NAME}` only for variables that hold places, because config.yaml stores the
-    value.
-    """
+    """Resolve `${oc.env:NAME}` for places only: config.yaml stores the value."""
 
     def environment(name: str, *default: str | None) -> str | None:
         if not may_be_written(name):
@@ -220,8 +208,7 @@ def _guarded_environment() -> Iterator[None]:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """`["loss.clip_high=0.3"]` -> `{"loss": {"clip_high": 0.3}}`; option_values.py reads the
-    values.
+    """Parse `["loss.clip_high=0.3"]` to `{"loss": {"clip_high": 0.3}}`.
 
     The last override of an option wins. Raises ConfigError.
     """
@@ -277,9 +264,7 @@ def override(name: str, value: Any) -> str:
 
 
 def require_set_once(items: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Raise ConfigError where two of several settings, each with the options that it sets,
-    contradict each other.
-    """
+    """Raise ConfigError if two of the settings contradict each other."""
     settings: dict[str, tuple[str, Any]] = {}
     for origin, options in items:
         leaves = dict(_leaves(_with_sections(options)))
@@ -294,9 +279,7 @@ def require_set_once(items: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
 
 
 def without_repeats(overrides: Sequence[str]) -> list[str]:
-    """Overrides of which none contradicts another, with the same effect: the last one of an option
-    counts.
-    """
+    """Return the overrides without those that a later one contradicts."""
     try:
         require_set_once([(item, parse_overrides([item])) for item in overrides])
     except ConfigError:
@@ -305,9 +288,7 @@ def without_repeats(overrides: Sequence[str]) -> list[str]:
 
 
 def _sets_again(name: str, earlier_name: str, earlier: Any) -> bool:
-    """Whether the option `name` contradicts `other`, which has the value `earlier`: it adds only to
-    a mapping.
-    """
+    """Return True if option `name` contradicts `earlier_name`, whose value is `earlier`."""
     if name.startswith(f"{earlier_name}."):
         return not isinstance(earlier, Mapping)
     return name == earlier_name or earlier_name.startswith(f"{name}.")
@@ -325,9 +306,7 @@ def _leaves(options: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[
 
 
 def parse_data_argument(text: str, *, name: str = "--data") -> DataSpec:
-    """Parse a data source of the command line: a spec, or a YAML mapping (`{builtin: {sums: {}},
-    size: 50}`).
-    """
+    """Parse a data source of the command line: a spec, or a YAML mapping."""
     parsed = parse_overrides([f"data.train={text}"])["data"]["train"]
     if isinstance(parsed, list):
         return mix_of(parsed)

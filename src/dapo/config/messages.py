@@ -1,6 +1,4 @@
-"""Messages for an invalid configuration: the option, the expected value, the actual one, the
-nearest known name.
-"""
+"""Messages for an invalid configuration: option, expected and actual value, nearest name."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -27,9 +25,7 @@ _BRANCHES |= {"str", "dict[str,any]", "dict[str,float]"}
 
 
 def format_validation_errors(error: ValidationError) -> Iterator[str]:
-    """Format each fault of a configuration as a line; options of another system are answered
-    together, at the end.
-    """
+    """Yield a line per fault; options of another system come last."""
     reported = set()
     unknown = dict[str, Any]()
     for detail in error.errors():
@@ -116,9 +112,7 @@ def _unknown_options(unknown: Mapping[str, Any]) -> Iterator[str]:
 
 
 def nearest_option(parts: Sequence[str], value: object) -> str:
-    """A hint for an unknown option or section: its name here, if another library has it, or the
-    nearest known name.
-    """
+    """Return a hint for an unknown option: its name here or the nearest one."""
     if advice := REMOVED.get(".".join(parts)):
         return advice
     leaf, leaf_value = next(leaves_of(".".join(parts), value))

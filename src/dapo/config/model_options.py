@@ -145,9 +145,7 @@ class DataConfig(Section):
 
     @cached_property
     def template_time(self) -> datetime:
-        """The local time that chat templates read as now: that of the first call, unless `at_time`
-        sets it.
-        """
+        """Return the time that chat templates read: the first call's, or `at_time`."""
         return datetime.now().replace(microsecond=0)
 
     def at_time(self, time: datetime) -> "DataConfig":

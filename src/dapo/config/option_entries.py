@@ -1,6 +1,4 @@
-"""All options as one flat table: metadata, values in a configuration, and differences between
-configurations.
-"""
+"""All options as a flat table: metadata, values, and differences of configurations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -121,8 +119,7 @@ def yaml_text(value: Any) -> str:
 
 
 def flat_options(config: Config) -> dict[str, Any]:
-    """Every option, also of data sources and verifiers, by its dotted name as a JSON value; secrets
-    are masked.
+    """Return every option by its dotted name as a JSON value; secrets are masked.
 
     >>> flat_options(config)["loss.clip_high"]
     0.28

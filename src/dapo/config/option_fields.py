@@ -1,6 +1,4 @@
-"""The fields of all options, with their metadata and the conditions under which they have an
-effect.
-"""
+"""The fields of all options, with metadata and the conditions of their effect."""
 
 from collections.abc import Iterator
 from typing import Any, get_args

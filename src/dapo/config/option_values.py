@@ -1,5 +1,4 @@
-r"""How `option=value` on a command line is read and written: the option's type decides, never the
-value alone.
+r"""Reads and writes `option=value`: the type of the option decides, never the value alone.
 
 - Text: everything behind the first `=`, letter by letter.
 - Text or something else (`str | None`, a data source): `null` is none, `{...}` a mapping and
@@ -38,9 +37,7 @@ _TYPES_OF_SCHEMAS: Mapping[str, Any] = {"string": str, "array": list, "null": ty
 
 
 def read_value(name: str, value: str, read_yaml: ReadYaml) -> Any:
-    """The value of the option `name`, written as `value`; `read_yaml` reads YAML, and raises for
-    what is none.
-    """
+    """Read `value` of the option `name`; `read_yaml` raises for invalid YAML."""
     kinds = _kinds_of(name)
     if Any in kinds:
         return _read_free(value, read_yaml)
@@ -107,9 +104,7 @@ class _TextList:
 
 @cache
 def _kinds_of(name: str) -> frozenset[Any]:
-    """The types among which a value of an option is: `str`, `dict`, `int`, sections; `Any` if it is
-    unknown.
-    """
+    """Return the types of an option's value: `str`, `dict`, sections; `Any` if unknown."""
     annotations: list[Any] = [Config]
     also: list[Mapping[str, Any]] = []
     for part in name.split("."):
@@ -162,7 +157,7 @@ def _simple_kind(kind: Any) -> Any:
 
 
 def _is_no_text(value: str, kinds: frozenset[Any]) -> bool:
-    """Whether a value of an option that may be a text is written as one of its other types."""
+    """Return True if the value of an option that allows text is of another type."""
     begin = value.lstrip()[:1]
     if begin == "{":
         return _has_mappings(kinds)

@@ -1,5 +1,4 @@
-"""Finds the option here that does what an option of TRL, verl or AReaL does: for error messages and
-docs/from_*.md.
+"""Finds the option here that does what an option of TRL, verl or AReaL does.
 
 The table is other_names.tsv, a row for each of their options or values; its rows of the system
 `dapo` are options that dapo had once, with the advice for who still sets them.
@@ -67,8 +66,7 @@ def called_elsewhere(
     peer: Peer | None = None,
     others: Mapping[str, Any] = NO_OPTIONS,
 ) -> str | None:
-    """A sentence on an unknown option that another system has: `TRL's beta=0.1 is loss.kl_coef=0.1
-    here`.
+    """Explain an option of another system: `TRL's beta=0.1 is loss.kl_coef=0.1 here`.
 
     `name` is as it was typed, with dots or its last part alone; without a `value` the sentence
     names options alone. The system `peer` is asked first; formulas use `others`, the other options

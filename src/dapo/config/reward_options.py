@@ -91,9 +91,7 @@ class RewardConfig(Section):
 
 
 class AuditConfig(Section):
-    """A second verifier that judges some of the trained responses without training on its
-    scores.
-    """
+    """A second verifier that judges some of the trained responses, but trains nothing."""
 
     verifier: str | dict[str, dict[str, Any]] | None = option(
         None,

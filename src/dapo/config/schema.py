@@ -12,8 +12,7 @@ _SWITCH = {"enum": [True, False]}  # YAML reads a bare `on` or `off` as a boolea
 
 
 def config_schema() -> dict[str, Any]:
-    """A JSON schema (draft 2020-12) of every option: type, bounds, default, meaning, unit, paper's
-    value.
+    """Return a JSON schema (draft 2020-12) of all options with their metadata.
 
     A schema cannot check combinations of options or names of files, models and verifiers: `dapo
     check` does.
@@ -65,9 +64,7 @@ def _use_names_of_the_standard(value: Any) -> None:
 
 
 def _widen(entry: dict[str, Any], also: list[dict[str, Any]]) -> None:
-    """Add alternatives to the type of an option; default, description and title stay outside of
-    them.
-    """
+    """Add alternatives to the type of an option; its other entries stay outside of them."""
     retained: dict[str, Any] = {
         key: entry.pop(key) for key in ("default", "description", "title") if key in entry
     }

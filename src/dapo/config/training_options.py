@@ -253,12 +253,12 @@ class LossConfig(Section):
 
     @property
     def is_clipped(self) -> bool:
-        """Whether the built-in loss is that of Eq. 8, which has an explicit gradient."""
+        """True if the built-in loss is that of Eq. 8, which has an explicit gradient."""
         return self.surrogate == "clip"
 
     @property
     def needs_whole_responses(self) -> bool:
-        """Whether a token's loss depends on the other tokens of its response."""
+        """True if a token's loss depends on the other tokens of its response."""
         correction_needs_them = (
             self.engine_correction is not None and self.engine_ratio == "sequence"
         )
@@ -266,7 +266,7 @@ class LossConfig(Section):
 
     @property
     def needs_every_sample(self) -> bool:
-        """Whether responses with an advantage of 0 can have a gradient."""
+        """True if responses with an advantage of 0 can have a gradient."""
         has_bonus = self.entropy_coef > 0 or self.entropy_target is not None
         return self.has_kl_term or has_bonus or self.function is not None
 
@@ -287,14 +287,12 @@ class LossConfig(Section):
 
     @property
     def has_teacher(self) -> bool:
-        """Whether the reference is another model than the policy."""
+        """True if the reference is another model than the policy."""
         return self.teacher is not None or self.server is not None
 
     @property
     def reference_steps(self) -> int | None:
-        """The number of steps between copies of the policy into the reference; None: it does not
-        move.
-        """
+        """The number of steps between copies of the policy to the reference, if it moves."""
         return None if self.reference is None else self.reference.every
 
     @property
@@ -308,7 +306,7 @@ class LossConfig(Section):
 
     @property
     def has_full_kl(self) -> bool:
-        """Whether that term is the divergence over the whole vocabulary."""
+        """True if the KL term is the divergence over the whole vocabulary."""
         return self.has_kl_term and self.kl_estimator == "full"
 
     @property

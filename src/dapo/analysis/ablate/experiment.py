@@ -123,9 +123,7 @@ class Experiment:
     panels: tuple[Panel, ...]
 
     def runs(self) -> list[PlannedRun]:
-        """Every run, ordered by seed first, so that the first seeds of all rows are complete
-        early.
-        """
+        """List all runs, by seed first, so that the first seeds of all rows finish early."""
         return [self.run(*key) for key in product(self.seeds, self.conditions, self.variants)]
 
     def run(self, seed: int, condition: Condition, variant: Variant) -> PlannedRun:
@@ -143,9 +141,7 @@ class Experiment:
         return next(variant for variant in self.variants if variant.name == name)
 
     def predecessor(self, variant: Variant) -> str | None:
-        """The row that a row is compared with, besides the baseline: the one it inherits, else the
-        one before.
-        """
+        """Return the row that a row is compared with: the one it inherits or the one before."""
         if variant.inherits is not None:
             return variant.inherits
         index = self.variants.index(variant)
@@ -172,8 +168,7 @@ def load_experiment(
     ladder: str | None = None,
     seeds: Sequence[int] | None = None,
 ) -> Experiment:
-    """Read an experiment, or make one of a plain configuration and a ladder, and check every
-    configuration in it.
+    """Read and check an experiment, or make one of a configuration and a ladder.
 
     `path` is an experiment file, which has `variants`; or a configuration, or a shipped one's name,
     on which `ladder` is run (None: `table1`). `overrides`, `key=value` for every run, override
@@ -278,9 +273,7 @@ def _require_own_folders(experiment: Experiment) -> None:
 
 
 def file_name(name: str) -> str:
-    """A name as part of a file name: underscores replace all but letters, digits, dots and
-    underscores.
-    """
+    """Replace characters that are not letters, digits, dots or underscores by underscores."""
     return re.sub(r"[^\w.]+", "_", name).strip("_.")
 
 
@@ -445,7 +438,7 @@ def _panels_of(value: Any, where: str) -> Iterator[Panel]:
 
 
 def _is_metric(name: str) -> bool:
-    """Whether runs log this metric; metrics of a user's loss function are not known here."""
+    """Return True if runs log this metric; metrics of a user's loss function are unknown."""
     try:
         return name == ACCURACY or metric_of(name).name != "loss/{name}"
     except KeyError:

@@ -1,6 +1,4 @@
-"""Pictures of an experiment: each row's mean over seeds with a band, against steps, generated
-tokens or seconds.
-"""
+"""Pictures of an experiment: the mean of each row over seeds, with a band."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -54,9 +52,7 @@ _SIGNED = (
 
 
 def plot_results(results: Results, folder: Path) -> list[Path]:
-    """Write `curves.png` or one `curves-CONDITION.png` per condition, and `differences.png`; return
-    their paths.
-    """
+    """Write curves per condition and `differences.png`; return their paths."""
     paths = []
     for condition in results.conditions:
         path = folder / f"curves{f'-{file_name(condition)}' if condition else ''}.png"
@@ -113,8 +109,7 @@ def results_figure(results: Results, condition: str) -> "Figure":
 
 
 def differences_figure(results: Results) -> "Figure | None":
-    """The paired differences in accuracy to the baseline with their 95 % intervals, row by row;
-    None if there are none.
+    """Draw each row's accuracy minus the baseline's with 95 % intervals, if any.
 
     A filled point has an interval without 0.
     """
@@ -213,9 +208,7 @@ def _panel(
 
 
 def _curve(columns: Columns, panel: Panel) -> Curve:
-    """One run's metric; one of training is smoothed as in a run's own curves, and NaN where a step
-    has no value.
-    """
+    """Return one metric of a run, smoothed for training; NaN for steps without a value."""
     values = columns.get(panel.metric, ())
     at = columns[_COLUMNS[panel.against]]
     pairs = zip(at, np.array(values, np.float64).tolist(), strict=False)
@@ -228,8 +221,7 @@ def _curve(columns: Columns, panel: Panel) -> Curve:
 def mean_curve(
     curves: Sequence[Curve], *, is_by_step: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Positions, means, and both ends of the 95 % interval over seeds, up to the end of the
-    shortest seed's curve.
+    """Return positions, means and 95 % interval ends over seeds, up to the shortest curve.
 
     With `is_by_step` the positions are the steps that all curves have; others are interpolated
     linearly.

@@ -1,5 +1,4 @@
-"""Collects the results of an experiment from its runs, or reads them from results.json, which
-outlives the runs.
+"""Collects results of an experiment from its runs, or reads results.json, which outlives them.
 
 The file holds the experiment, the table, and each run's facts, curve and accuracy on every problem.
 A curve has a value per step in each column: generated tokens and seconds so far, accuracy, metrics.
@@ -85,9 +84,7 @@ class Results:
         ]
 
     def is_binary(self, condition: str) -> bool:
-        """Whether evaluations have accuracies, as opposed to mean scores of a verifier that decides
-        nothing.
-        """
+        """Return True if evaluations have accuracies, False for mean scores."""
         runs = [run for run in self.facts["runs"] if run["condition"] == condition]
         values = [
             value for run in runs for value in run["curve"].get(ACCURACY, ()) if value is not None
@@ -107,8 +104,7 @@ class Results:
 def collect(
     experiment: Experiment, folder: Path, failures: Mapping[str, str] | None = None
 ) -> Results:
-    """Collect the results of an experiment from its runs, finished or not; `failures` has reasons
-    by name of the run.
+    """Collect results of finished and unfinished runs; `failures` has reasons by run name.
 
     Raises DataError if metrics are damaged, or if runs of one condition were evaluated on different
     problems.
@@ -179,9 +175,7 @@ def describe_experiment(experiment: Experiment) -> dict[str, Any]:
 
 
 def steps_at_the_end(steps: int) -> int:
-    """Number of last steps whose mean is a run's final metric: a tenth of the steps, at least
-    one.
-    """
+    """Return how many last steps a final metric averages: a tenth, at least one."""
     return max(1, ceil(steps / 10))
 
 
@@ -272,9 +266,7 @@ def _joined(values: Iterator[str | None]) -> str:
 def _read_run(
     entry: PlannedRun, path: Path, metrics: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, float | None] | None]:
-    """The facts of a run with its curve, and its accuracy on each problem; None if it has no final
-    evaluation.
-    """
+    """Return the facts of a run, and its accuracies by problem or None."""
     facts: dict[str, Any] = {
         "condition": entry.condition,
         "variant": entry.variant,

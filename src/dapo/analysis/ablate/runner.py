@@ -112,8 +112,7 @@ def run_experiment(
     on_finished: Callable[[Mapping[str, str]], None] = lambda failures: None,
     start: Callable[[Sequence[str], Path], Process] = start_process,
 ) -> dict[str, str]:
-    """Run the missing runs of a valid experiment, `jobs` at a time, the first seeds of all rows
-    first.
+    """Run the missing runs of a valid experiment, `jobs` at a time, by seed.
 
     On a signal, which `stop` reports, the runs save their states and stop. `on_finished` gets the
     failures so far when a run has ended; `start` starts a command. Returns the reasons of failed
@@ -133,14 +132,12 @@ def run_experiment(
 
 
 def is_finished(folder: Path, run: PlannedRun) -> bool:
-    """Whether a run has ended successfully."""
+    """Return True if a run has ended successfully."""
     return RunDirectory(folder / "runs" / run.name).exit_reason() in ENDED
 
 
 def threads_per_run(configured: int | None, jobs: int) -> int | None:
-    """`train.threads` of each of `jobs` runs at a time; None: torch's default, for one run without
-    the option.
-    """
+    """Return `train.threads` for each of `jobs` runs; None: torch's default."""
     if jobs == 1:
         return configured
     available = (
@@ -258,9 +255,7 @@ class _Runner:
         return _last_line(self.folder / "logs" / f"{job.run.name}.log") or f"exit code {code}"
 
     def _note_seconds(self, run: PlannedRun, took: float = 0.0) -> None:
-        """Record a run's seconds: its own count lacks the start-up, and `took` lacks the time
-        before a resume.
-        """
+        """Record the larger of a run's own seconds, without start-up, and `took`."""
         summary: Any = read_json(RunDirectory(self.folder / "runs" / run.name).summary)
         self.seconds.setdefault(run.variant, []).append(
             max(took, float(summary.get("wall_s") or 0.0))
@@ -300,9 +295,7 @@ class _Runner:
         )
 
     def _expected(self, run: PlannedRun) -> float | None:
-        """The expected seconds of a run: the mean over finished runs of its row, or of all rows;
-        None without one.
-        """
+        """Return the mean seconds of finished runs of the row, else of all rows, else None."""
         every = [seconds for row in self.seconds.values() for seconds in row]
         durations = self.seconds.get(run.variant) or every
         return fmean(durations) if durations else None

@@ -1,6 +1,4 @@
-"""The table of an experiment: accuracy with intervals, paired differences, and the cost of each
-row.
-"""
+"""The table of an experiment: accuracies with intervals, paired differences, and costs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -16,9 +14,7 @@ FIGURES = ("tokens", "seconds", "steps", "length", "truncated", "entropy", "skip
 
 
 def make_table(results: Results) -> list[dict[str, Any]]:
-    """One object per condition: its rows, the accuracy before training, and notes, as JSON
-    values.
-    """
+    """Return an object per condition: rows, the accuracy before training, and notes."""
     return [_condition(results, name) for name in results.conditions]
 
 
@@ -112,9 +108,7 @@ def _notes(
     *,
     undecided: int,
 ) -> Iterator[str]:
-    """Notes for the reader: runs that are missing, base evaluations that differ, problems left
-    out.
-    """
+    """Yield notes about missing runs, unequal base evaluations and problems left out."""
     left_out: dict[tuple[str, str], list[str]] = {}
     for run in results.facts["runs"]:
         if run["condition"] == condition and run["state"] not in ENDED:

@@ -43,9 +43,7 @@ def in_background(work: Callable[[], Value]) -> Future[Value]:
 
 
 class TokenTexts:
-    """Loads the tokenizer of a model or a folder in the background, without weights and without
-    code of the model.
-    """
+    """Loads a tokenizer in the background, without weights and code of the model."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -72,8 +70,7 @@ class TokenTexts:
         return self._loading.result()
 
     def texts(self, ids: Iterable[int]) -> list[str]:
-        """The text of each token; joined, they give the whole text, with U+FFFD for bytes that are
-        no UTF-8.
+        """Return the text of each token; joined, they are the whole text (U+FFFD if invalid).
 
         A character whose bytes are spread over several tokens belongs to the last of them.
         """
@@ -142,9 +139,7 @@ class ViewedRun:
 
     @cached_property
     def tokens(self) -> TokenTexts:
-        """The texts of the tokens, by the tokenizer in the run, or that of its model for a run
-        without one.
-        """
+        """The token texts by the tokenizer stored in the run, or else by its model's."""
         folder = self.files.directory.tokenizer
         return TokenTexts(str(folder if folder.is_dir() else self.files.config().get("model.name")))
 
@@ -206,9 +201,7 @@ def overview(runs: Iterable[ViewedRun]) -> dict[str, Any]:
 
 
 def metrics(run: ViewedRun, query: Parameters) -> dict[str, Any]:
-    """The metrics by column with the run's summary; only the summary if `version` is still the
-    newest.
-    """
+    """Return the metrics and the summary; without metrics if `version` is the newest."""
     version = run.files.metrics_version()
     summary = run.files.summary()
     if version == query.get("version"):
@@ -235,9 +228,7 @@ def rollouts(run: ViewedRun, query: Parameters) -> dict[str, Any]:
 
 
 def group(run: ViewedRun, query: Parameters, *, max_tokens: int = MAX_TOKENS) -> dict[str, Any]:
-    """`explain_group` of a group, with the texts and probabilities of tokens once the tokenizer is
-    loaded.
-    """
+    """Return `explain_group` with texts and probabilities of tokens, if the tokenizer is loaded."""
     step, group_id = _integers(query, "step", "group")
     path = run.files.directory.path
     explained = explain_group(path, step, group_id)
@@ -255,9 +246,7 @@ def group(run: ViewedRun, query: Parameters, *, max_tokens: int = MAX_TOKENS) ->
 def _response(
     tokens: TokenTexts | None, response: Mapping[str, Any], limit: int | None
 ) -> dict[str, Any]:
-    """A response of `explain_group` with `tokens` and `probabilities` of its first tokens instead
-    of their numbers.
-    """
+    """Return a response with the texts and probabilities of its first tokens."""
     num_tokens = len(response["response_ids"])
     ids = response["response_ids"][:limit]
     logprobs = response["engine_logprobs"]
@@ -293,9 +282,7 @@ def problems(run: ViewedRun, query: Parameters) -> dict[str, Any]:
 
 
 def evaluation(run: ViewedRun, query: Parameters) -> dict[str, Any]:
-    """One evaluation: its summary and a row per problem, without responses; with `problem`, the row
-    of this problem.
-    """
+    """Return the summary of an evaluation with a row per problem, or with one `problem`."""
     (step,) = _integers(query, "step")
     content = run.files.evaluation(step)
     if problem := query.get("problem"):

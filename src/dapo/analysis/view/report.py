@@ -1,5 +1,4 @@
-"""Writes a run as one self-contained HTML file: the page of `dapo view` with its values and a
-sample of the responses.
+"""Writes a run as one self-contained HTML file: the page of `dapo view` with its values.
 
 The file opens without a network and without a server. Its security policy lists its scripts and its
 style by their hashes, so that nothing else in it can run, whatever a model wrote.
@@ -101,9 +100,7 @@ def _or_error(answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
-    """The number of stored groups, and the groups that fit into the report, the most informative
-    first.
-    """
+    """Return the number of stored groups, and the most informative ones that fit."""
     total, order = pick_groups(run.index)
     chosen: list[dict[str, Any]] = []
     budget = MAX_GROUP_BYTES
@@ -124,8 +121,7 @@ def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
 
 
 def pick_groups(index: RolloutIndex) -> tuple[int, list[tuple[int, int]]]:
-    """The number of stored groups, and the keys of those that may be shown, the most informative
-    first.
+    """Return the number of stored groups, and the keys of the most informative ones.
 
     Up to MAX_STEPS evenly spread steps, the first and the last included, each give the first, the
     best and the worst group that trained; then one of each other outcome; then the other groups.
@@ -159,9 +155,7 @@ def _by_interest(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[s
 
 
 def _evaluations(files: RunReader) -> dict[str, Any]:
-    """The summaries of all evaluations; tables and paired differences of some, the first and the
-    last included.
-    """
+    """Return summaries of all evaluations, and tables and differences of some."""
     summaries = files.evaluations()
     readable = [summary["step"] for summary in summaries if "problem" not in summary]
     half = EVALUATIONS_PAIRED // 2

@@ -23,9 +23,7 @@ def findings(run: ViewedRun, query: Parameters) -> dict[str, Any]:
 
 
 def options(run: ViewedRun, query: Parameters) -> dict[str, Any]:
-    """Every option with its value, default under the preset and meaning, and the changes that
-    resumes made.
-    """
+    """Return every option with its value, default and meaning, and the changes on resume."""
     config = run.files.config()
     raw = read_options(run.files.directory.config)
     required = {name for name in config if name.startswith(_REQUIRED)}

@@ -74,9 +74,7 @@ class EvalRequest:
 
 
 def evaluate_model(model: str, request: EvalRequest) -> dict[str, Any]:
-    """Evaluate a model, a run or a served model, and return its summary and table, which also go to
-    `output`.
-    """
+    """Evaluate a model, a run or a served model; write to `output` and return the result."""
     _require_writable(request.output)
     journal = _journal_path(request.output)
     return _written(
@@ -85,8 +83,7 @@ def evaluate_model(model: str, request: EvalRequest) -> dict[str, Any]:
 
 
 def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, Any]:
-    """Compare two models on the same problems with the same random numbers: `first`, `second`,
-    `comparison`.
+    """Compare two models on the same problems with the same random numbers.
 
     Each is a model, a run, or a file of `dapo eval --output` or a run. A run's options apply to
     both.

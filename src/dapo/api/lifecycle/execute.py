@@ -209,9 +209,7 @@ def _read_inputs(config: Config, judge: VerifierPool) -> Inputs:
 def run_training(
     ready: ReadyRun, callbacks: RunCallbacks, *, max_restarts: int = MAX_RESTARTS
 ) -> None:
-    """Train to the end and draw the curves; if a trainer rank is lost, restart from the newest
-    checkpoint.
-    """
+    """Train to the end and draw curves; if a trainer rank is lost, restart."""
     for restarts in count():
         try:
             with open_run(ready, callbacks) as run:
@@ -230,7 +228,7 @@ def run_training(
 
 
 def end_run(config: Config, directory: RunDirectory, *, warn: Callable[[str], None]) -> None:
-    """What follows the summary of a run that has reached its end.
+    """Make the curves and files that follow the summary of a finished run.
 
     Each act can be repeated, so that `resume` of a finished run completes what a kill has
     prevented.
@@ -242,9 +240,7 @@ def end_run(config: Config, directory: RunDirectory, *, warn: Callable[[str], No
 def reduce_checkpoints(
     config: Config, directory: RunDirectory, *, warn: Callable[[str], None]
 ) -> None:
-    """Leave only the weights of older checkpoints, or warn that this has failed: the run itself has
-    succeeded.
-    """
+    """Remove optimizer states of older checkpoints; warn if this fails."""
     num_kept = config.train.keep_checkpoints
     try:
         directory.checkpoints.clear_leftovers()
@@ -257,9 +253,7 @@ def reduce_checkpoints(
 
 
 def keep_weights_only(directory: RunDirectory, config: Config, checkpoints: Sequence[Path]) -> None:
-    """Remove the optimizer's state of checkpoints, and store their weights in the type of the
-    forward pass.
-    """
+    """Remove the optimizer states, and store weights in the type of the forward pass."""
     for path in checkpoints:
         directory.checkpoints.keep_weights(
             path, partial(copy_weights, dtype=getattr(torch, config.model.dtype))
@@ -268,9 +262,7 @@ def keep_weights_only(directory: RunDirectory, config: Config, checkpoints: Sequ
 
 @contextmanager
 def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
-    """Open a run at its newest checkpoint or its start; signals stop it, and a summary is written
-    at the end.
-    """
+    """Open a run at its newest checkpoint or its start, and write a summary at the end."""
     config = ready.config
     inputs = ready.inputs
     judge = ready.judge
@@ -360,8 +352,7 @@ def truncate_after_checkpoint(
 
 
 def close_run(run: Run, reason: str, *, wall_s: float, warn: Callable[[str], None]) -> None:
-    """Close the trackers and write summary.json; a full disk causes a warning, so that the run's
-    own error shows.
+    """Close the trackers and write summary.json; a full disk only causes a warning.
 
     `tokens_generated` and `wall_s` include the unfinished step, whose work is lost.
     """
@@ -404,8 +395,7 @@ def draw_curves(config: Config, directory: RunDirectory, *, warn: Callable[[str]
 
 
 def with_exported_runs(config: Config, log: Callable[[str], None]) -> Config:
-    """Replace a run as `model` or `loss.reference.model` by its newest checkpoint, which is
-    exported in its directory.
+    """Replace runs as `model` or `loss.reference.model` by their exported checkpoints.
 
     Later checkpoints of that run thus change nothing. Raises CheckpointError if it has none.
     """
@@ -443,8 +433,7 @@ def export_model_of(
     warn: Callable[[str], None],
     adapter: bool = False,
 ) -> tuple[Config, int]:
-    """Write a checkpoint, by default the newest, as a Hugging Face model directory, or only its
-    `adapter` for peft.
+    """Write a checkpoint (default: the newest) as a Hugging Face model, or its `adapter`.
 
     `warn` receives messages about damaged checkpoints, which are skipped. Returns the run's options
     and the step of the checkpoint. Raises CheckpointError if the run has no such checkpoint.

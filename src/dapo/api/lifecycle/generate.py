@@ -52,9 +52,7 @@ class OpenModel:
     def sampler(
         self, samples: int, temperature: float, max_new_tokens: int | None, seed: int
     ) -> EngineSampler:
-        """A sampler with these settings; without `max_new_tokens`, the limit is
-        `rollout.max_response_tokens`.
-        """
+        """Make a sampler; the default of `max_new_tokens` is `rollout.max_response_tokens`."""
         plan = generation_plan(
             self.config, self._loaded.stop_ids, samples, temperature, max_new_tokens, seed
         )
@@ -97,9 +95,7 @@ def generation_plan(
 def answers_of(
     sampler: EngineSampler, prompt: str | Sequence[Any], *, check: Callable[[], None] = lambda: None
 ) -> Any:
-    """Sample answers to one prompt or several, as `Run.generate` returns them, with `check()`
-    before each poll.
-    """
+    """Sample answers to one or several prompts; call `check()` before each poll."""
     prompts: list[Prompt] = [prompt] if _is_one_prompt(prompt) else list(prompt)
     samples = sampler.plan.samples_per_problem
     answers: list[list[str]] = [[""] * samples for _ in prompts]

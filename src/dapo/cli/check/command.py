@@ -1,6 +1,4 @@
-"""`dapo check`: prints the description of a configuration, its memory, and with `--probe`
-measurements.
-"""
+"""`dapo check`: prints the facts of a configuration, its memory and, on request, a probe."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
@@ -76,9 +74,7 @@ def check_config(
 
 
 def missing_hardware(config: Config) -> list[str]:
-    """Say what the configuration requires and this machine does not have; nothing for a run on a
-    Ray cluster.
-    """
+    """Return the hardware that a local run requires and this machine lacks, as sentences."""
     try:
         if not config.uses_ray:
             require_hardware(config)
@@ -88,8 +84,7 @@ def missing_hardware(config: Config) -> list[str]:
 
 
 def check_as_json(config: Config, needed_columns: Mapping[str, Collection[str]]) -> dict[str, Any]:
-    """The result of `dapo check` as JSON values; `problems` is empty where the configuration can
-    run.
+    """Return the result of `dapo check` as JSON values; `problems` is empty if it can run.
 
     Raises DataError and RewardError, as `explain` does.
     """
@@ -143,9 +138,7 @@ def _data_json(data: DataFacts) -> dict[str, Any]:
 
 
 def _estimate_json(estimate: ResourceEstimate) -> dict[str, Any]:
-    """Counts and bytes; memory by part, of the process that samples and trains, or of trainer and
-    engine.
-    """
+    """Return counts and bytes; memory is by part of each process."""
     if not estimate.config.is_multiprocess:
         memory = {"process": estimate.process_memory()}
     else:

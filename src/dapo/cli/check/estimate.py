@@ -1,5 +1,4 @@
-"""Estimates the memory of each process of a run, and the responses and bytes of a step, without
-starting anything.
+"""Estimates the memory of each process of a run and the work of a step; starts nothing.
 
 The inputs are a configuration, the model's sizes, and a profile of the hardware and the responses.
 """
@@ -40,9 +39,7 @@ class HardwareProfile:
 
 
 def hardware_profile_for(config: Config) -> HardwareProfile:
-    """The profile of this machine, or of GPUs that the configuration names and this machine does
-    not have.
-    """
+    """Return the profile of this machine, or of GPUs that the configuration names."""
     lengths = ResponseLengths.expected(config)
     profile = HardwareProfile(
         keep_rate=HardwareProfile.keep_rate if config.dynamic_sampling.enabled else 1.0,
@@ -179,17 +176,13 @@ class ResourceEstimate:
 
     @property
     def cache_limit(self) -> float | None:
-        """The value of the option that bounds the engine's cache; None: it has none, or takes its
-        default size.
-        """
+        """The value of the option that bounds the engine's cache; None: no bound is set."""
         name = self.config.rollout.engine_kind.cache_option
         return None if name is None else getattr(self.config.rollout.engine_options, name)
 
     @property
     def load_read_bytes(self) -> float:
-        """Bytes of the model's files that one trainer rank reads, stored in 16 bits and sharded
-        over GPUs.
-        """
+        """Bytes that one trainer rank reads: its shard of files with 16-bit weights."""
         return 2 * self.dimensions.parameters / self.ranks
 
     @property
@@ -217,9 +210,7 @@ class ResourceEstimate:
         )
 
     def process_memory(self) -> dict[str, float]:
-        """Bytes of the one process that samples and trains, by part; the larger of the two phases
-        counts.
-        """
+        """Bytes of the process that samples and trains, by part, in its larger phase."""
         trainer = self.trainer_memory()
         engine = self.engine_memory()
         training = {name: trainer.pop(name) for name in UPDATE_PARTS}
@@ -234,9 +225,7 @@ class ResourceEstimate:
         return breakdown
 
     def checkpoint_copy_bytes(self) -> float:
-        """Bytes of weights and moments in main memory, from which a checkpoint is written while
-        training goes on.
-        """
+        """Bytes of main memory that a checkpoint is copied to while it is written."""
         parameters = self.memory.trainable_parameters + self.memory.critic_parameters
         return 0 if not self.config.train.save_every else 3 * self.memory.master_bytes * parameters
 

@@ -1,6 +1,4 @@
-"""`dapo check --probe`: prints the measured values, next to the estimated memory or to a run's
-first steps.
-"""
+"""`dapo check --probe`: prints measured values next to estimates or a run's first steps."""
 
 import math
 from collections.abc import Iterator
@@ -61,9 +59,7 @@ def probe_as_json(probe: Probe, against: Path | None) -> dict[str, Any]:
 
 
 def describe_probe(config: Config, probe: Probe, against: Path | None = None) -> Iterator[str]:
-    """Lines for a person: pass rates, responses per step, lengths, speed, memory, and a comparison
-    with a run.
-    """
+    """Yield lines about pass rates, responses, lengths, speed, memory and another run."""
     yield f"probe of {probe.problems} problems x {probe.samples} responses with the real model:"
     if probe.accuracy is not None:
         yield f"  accuracy    {with_interval(probe.accuracy, probe.accuracy_interval)}"

@@ -1,6 +1,4 @@
-"""The lines of `dapo check` about resources: what runs where, memory, weight sync, and what does
-not fit.
-"""
+"""The lines of `dapo check` about processes, memory, weight sync and what does not fit."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,9 +19,7 @@ from dapo.types import Problem
 
 
 def describe_estimate(config: Config, profile: HardwareProfile) -> Iterator[str]:
-    """Lines for a person: what runs where, memory, a step's responses, the weight sync, values
-    taken, and problems.
-    """
+    """Yield lines about processes, memory, a step's responses, weight sync and problems."""
     estimate, line = estimate_of(config, profile)
     if estimate is None:
         name = config.model.name
@@ -51,9 +47,7 @@ def describe_estimate(config: Config, profile: HardwareProfile) -> Iterator[str]
 def estimate_of(
     config: Config, profile: HardwareProfile
 ) -> tuple[ResourceEstimate | None, str | None]:
-    """The estimate with `auto` resolved, and a line about the choice; None for a model of unknown
-    sizes.
-    """
+    """Return the estimate with `auto` resolved and a note; None if the sizes are unknown."""
     dimensions = find_dimensions(config.model)
     if dimensions is None:
         return None, None
@@ -62,8 +56,7 @@ def estimate_of(
 
 
 def resolve_estimate(estimate: ResourceEstimate) -> tuple[ResourceEstimate, str | None]:
-    """The estimate with `train.microbatch_tokens` and `train.recompute` resolved, and a line about
-    the choice.
+    """Resolve `train.microbatch_tokens` and `train.recompute`; return a note, too.
 
     Where nothing fits, the estimate is of the smallest update, and the line is a problem.
     """
@@ -86,8 +79,7 @@ def resolve_estimate(estimate: ResourceEstimate) -> tuple[ResourceEstimate, str 
 
 
 def describe_prompts(config: Config, problems: Sequence[Problem] = ()) -> Iterator[str]:
-    """The end tokens of responses, and what the chat template reads, if the tokenizer is on this
-    machine.
+    """Yield the end tokens and the chat template's inputs if the tokenizer is local.
 
     Raises DataError if a template is missing.
     """
@@ -180,9 +172,7 @@ def _adapters(lora: LoraConfig, linears: int, trained: int, parameters: int) -> 
 
 
 def _adapters_of_layers(model: ModelConfig, lora: LoraConfig) -> Iterator[str]:
-    """The adapters of a model of another family, counted on its layers if its config.json is on
-    this machine.
-    """
+    """Count the adapters of another family's layers if its config.json is local."""
     try:
         meta = load_meta_model(
             model.name, trust_remote_code=model.trust_remote_code, local_files_only=True

@@ -1,6 +1,4 @@
-"""Describes a configuration for `dapo check`: data, step and run, ignored options, differences from
-the paper.
-"""
+"""The lines of `dapo check` about data, step, run, ignored options and the paper's values."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,8 +26,7 @@ def explain(
     needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS,
     data: "tuple[Sequence[DataFacts], int] | None" = None,
 ) -> Iterator[str]:
-    """Describe a configuration in lines for a person; `needed_columns` are those of each function
-    of the reward.
+    """Describe a configuration in lines; `needed_columns` are by function of the reward.
 
     `data` are the facts of `data_facts`, where they are known already.
 
@@ -111,9 +108,7 @@ def ignored_options(config: Config) -> Iterator[str]:
 
 
 def _is_set(config: Config, name: str) -> bool:
-    """Whether a configuration, its preset included, sets an option instead of leaving it at its
-    default.
-    """
+    """Return True if the configuration or its preset sets an option."""
     section: Any = config
     for part in name.split("."):
         if part not in section.model_fields_set:
