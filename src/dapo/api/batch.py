@@ -101,7 +101,8 @@ class CollectedBatch:
         changed: list[Sample] = []
         for samples in self._by_group():
             rewards = [sample.reward for sample in samples]
-            advantages = try_call(lambda: [float(value) for value in function(list(rewards))])  # noqa: B023  (called at once)
+            # the lambda is called at once
+            advantages = try_call(lambda: [float(value) for value in function(list(rewards))])  # noqa: B023
             if isinstance(advantages, Failure):
                 raise DataError(
                     f"advantages: the function {advantages.reason} for the rewards {rewards}"
@@ -131,11 +132,9 @@ class CollectedBatch:
         )
         responses = [verdict for group, _ in self.judged for verdict in group.verdicts]
         decided = [verdict.correct for verdict in responses if verdict.correct is not None]
-        right = (
-            f", {sum(decided) / len(decided):.0%} of {len(decided)} responses correct"
-            if decided
-            else ""
-        )
+        right = ""
+        if decided:
+            right = f", {sum(decided) / len(decided):.0%} of {len(decided)} responses correct"
         return (
             f"batch of step {self.step}: {counts}{right}, {self.batch.num_generated_tokens:,}"
             " tokens generated"
@@ -177,11 +176,9 @@ def _shown(group: Group, outcome: str) -> tuple[str, ...]:
         for reward, text in zip(group.rewards, group.texts, strict=True)
         if reward is not None
     ]
-    ends = (
-        [shorten(one_line(text), 80) for _, text in (max(judged), min(judged))]
-        if judged
-        else ["", ""]
-    )
+    ends = ["", ""]
+    if judged:
+        ends = [shorten(one_line(text), 80) for _, text in (max(judged), min(judged))]
     return _question(group, 80), outcome.replace("_", " "), _rewards(group), *ends
 
 

@@ -91,11 +91,9 @@ def load_base(
     mapping: Mapping[str, Any] = _plain(config, "config")
     flat: dict[str, Any] = {}
     for name, value in mapping.items():
-        inner = (
-            {f"{name}.{key}": item for key, item in value.items()}
-            if isinstance(value, Mapping)
-            else {name: value}
-        )
+        inner = {name: value}
+        if isinstance(value, Mapping):
+            inner = {f"{name}.{key}": item for key, item in value.items()}
         flat |= inner
     return mapping, as_overrides(flat), "run"
 

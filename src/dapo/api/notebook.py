@@ -108,11 +108,11 @@ class NotebookDisplay:
             f"step {self._step}/{self._num_steps}: {name}{counts}"
             f" {stopwatch(time.monotonic() - self._began)}"
         )
-        bar = (
-            f"<progress max='{total}' value='{done}' style='vertical-align:middle'></progress> "
-            if total
-            else ""
-        )
+        bar = ""
+        if total:
+            bar = (
+                f"<progress max='{total}' value='{done}' style='vertical-align:middle'></progress> "
+            )
         small = f"<br><small>{escape(note)}</small>" if note else ""
         return f"<div style='font-family:monospace'>{bar}{escape(text)}{small}</div>"
 

@@ -110,7 +110,8 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
             if (fault := _fault_of_call(signature, args, kwargs)) is None:
                 raise
             replacement = _for_python(WrongCall(f"dapo.{function.__qualname__}: {fault}"))
-        raise replacement  # outside of the handler: it would become the context of a user's exception
+        # outside of the handler: there it would become the context of a user's exception
+        raise replacement
 
     return call
 
@@ -176,11 +177,9 @@ def _print_error(
         frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_PACKAGE)
     ]
     code = 130 if isinstance(error, CallInterrupted) else error.exit_code
-    head = (
-        ""
-        if code > 128
-        else "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)])
-    )
+    head = ""
+    if code <= 128:
+        head = "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)])
     print_text(f"{head}{kind.__name__}: {error}", file=sys.stderr)
     if code > 128 and not hasattr(sys, "ps1") and not sys.flags.interactive:
         sys.exit(code)

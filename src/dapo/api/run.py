@@ -112,11 +112,10 @@ class Run:
                 " kept)"
             )
         paths = list(tables.values()) if steps is None else [tables[step] for step in steps]
-        return (
-            read_rollouts(paths, columns or all_columns(*paths)).to_pandas()
-            if paths
-            else table_of([])
-        )
+        if not paths:
+            return table_of([])
+        frame: pd.DataFrame = read_rollouts(paths, columns or all_columns(*paths)).to_pandas()
+        return frame
 
     @property
     def problems(self) -> "pd.DataFrame":

@@ -271,11 +271,9 @@ def print_plan(experiment: Experiment, folder: Path, *, as_json: bool) -> None:
         for variant in experiment.variants:
             # a row adds to the one that it inherits, or to the configuration; it does not follow
             # the row above
-            parent = (
-                Variant("", (), None)
-                if variant.inherits is None
-                else experiment.variant(variant.inherits)
-            )
+            parent = Variant("", (), None)
+            if variant.inherits is not None:
+                parent = experiment.variant(variant.inherits)
             configs = [
                 experiment.run(experiment.seeds[0], condition, row).config
                 for row in (parent, variant)
@@ -321,11 +319,9 @@ class _ProgressDisplay:
         if (progress := self._progress) is None:
             return rows
         done = progress.finished + len(progress.failed)
-        remaining = (
-            ""
-            if progress.seconds_left is None
-            else f", about {duration(progress.seconds_left)} left"
-        )
+        remaining = ""
+        if progress.seconds_left is not None:
+            remaining = f", about {duration(progress.seconds_left)} left"
         failed = f", {len(progress.failed)} failed" if progress.failed else ""
         bar = ProgressBar(total=progress.total, completed=done, width=BAR_WIDTH)
         rows.add_row(

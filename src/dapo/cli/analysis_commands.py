@@ -75,11 +75,9 @@ def report(
     if as_json:
         print_json(facts)
         return
-    count = (
-        "all"
-        if facts["groups"] == facts["of_groups"]
-        else f"{facts['groups']:,} of {facts['of_groups']:,}"
-    )
+    count = "all"
+    if facts["groups"] != facts["of_groups"]:
+        count = f"{facts['groups']:,} of {facts['of_groups']:,}"
     about = f"{size(facts['bytes'])}, with {count} groups of responses; it opens without a network"
     print_text(f"{facts['output']}: {about}")
 

@@ -29,17 +29,16 @@ def clean_runs(paths: Sequence[Path], *, keep: str, apply: bool, as_json: bool) 
     checkpoints: list[dict[str, Any]] = []
     for run in runs:
         saved = numbered(run.checkpoints.folder)
-        chosen = (
-            saved
-            if keep == "nothing"
-            else run.checkpoints.with_optimizer_state(but_newest=WHOLE[keep])
-        )
+        chosen = saved
+        if keep != "nothing":
+            chosen = run.checkpoints.with_optimizer_state(but_newest=WHOLE[keep])
         for path in chosen:
-            kept_bytes = (
-                0
-                if keep == "nothing"
-                else sum(bytes_below(path, name) for name in ("weights*", "*.json", "prob*"))
-            )
+            if keep == "nothing":
+                kept_bytes = 0
+            else:
+                kept_bytes = sum(
+                    bytes_below(path, name) for name in ("weights*", "*.json", "prob*")
+                )
             checkpoints.append(
                 {
                     "run": str(run.path),
@@ -59,8 +58,7 @@ def clean_runs(paths: Sequence[Path], *, keep: str, apply: bool, as_json: bool) 
         return
     removed = "checkpoint" if keep == "nothing" else "optimizer state"
     for checkpoint in checkpoints:
-        print_text(
-            f"{checkpoint['run']}: {removed} of step {checkpoint['step']}: {size(checkpoint['bytes'])}"
-        )
+        amount = size(checkpoint["bytes"])
+        print_text(f"{checkpoint['run']}: {removed} of step {checkpoint['step']}: {amount}")
     does = "freed" if apply else "would be freed; nothing was removed, --yes does it"
     print_text(f"{size(total)} {does}" if checkpoints else "nothing to remove")

@@ -70,11 +70,10 @@ def _aligned(comparison: Comparison) -> str:
     last = min(comparison.a.steps, comparison.b.steps)
     if not comparison.steps:
         return f"equal in all {last} common steps" if last else "no common step"
-    shared = (
-        f"equal up to step {comparison.equal_up_to}"
-        if comparison.equal_up_to
-        else "different from the first step on"
-    )
+    if comparison.equal_up_to:
+        shared = f"equal up to step {comparison.equal_up_to}"
+    else:
+        shared = "different from the first step on"
     return f"{shared}; compared below: steps {comparison.steps[0]} to {comparison.steps[-1]}"
 
 
@@ -113,8 +112,8 @@ def _held_out(comparison: Comparison) -> Table:
 
 def _curves(comparison: Comparison) -> Table:
     title = (
-        f"Training, mean of steps {comparison.steps[0]} to {comparison.steps[-1]} (differences: of problems"
-        " sampled in both)"
+        f"Training, mean of steps {comparison.steps[0]} to {comparison.steps[-1]} (differences:"
+        " of problems sampled in both)"
     )
     table = _table(title, "", "a", "b", *DIFFERENCE, "pairs", RATIO)
     for name, curve in comparison.curves.items():

@@ -116,7 +116,8 @@ def _other_commands(readings: Sequence[Reading], chosen: Reading) -> list[str]:
         ]
         if differ:
             notes.append(
-                f"line {reading.line}: {reading.command} is another command, with {', '.join(differ)}"
+                f"line {reading.line}: {reading.command} is another command, with"
+                f" {', '.join(differ)}"
             )
     return notes
 

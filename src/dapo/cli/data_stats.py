@@ -31,11 +31,9 @@ CODE_STARTS = ("assert ", "def check(", "def test_")
 def group_size_of(run: Path | None) -> int:
     """Return the group size of a run; the paper's if there is no readable run."""
     try:
-        return (
-            PAPER_GROUP_SIZE
-            if run is None
-            else load_run_config(RunDirectory.open(run)).rollout.group_size
-        )
+        if run is None:
+            return PAPER_GROUP_SIZE
+        return load_run_config(RunDirectory.open(run)).rollout.group_size
     except ConfigError:
         return PAPER_GROUP_SIZE
 
@@ -247,11 +245,9 @@ def _print_difficulty(result: Mapping[str, Any], title: str) -> None:
     if result["not_in_data"]:
         lines.append(f"{result['not_in_data']:,} other problems of the run are not in this data")
     if (keep_rate := result["expected_keep_rate"]) is not None:
-        cost = (
-            f"each batch samples {1 / keep_rate:.1f} times its groups"
-            if keep_rate
-            else "no group has a signal"
-        )
+        cost = "no group has a signal"
+        if keep_rate:
+            cost = f"each batch samples {1 / keep_rate:.1f} times its groups"
         lines += [
             (
                 f"never correct: {result['never_correct']:,}, always correct:"

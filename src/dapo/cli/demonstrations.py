@@ -49,11 +49,10 @@ class Judged:
     @property
     def has_empty_turn(self) -> bool:
         """Return True if the policy said nothing in a turn: such an episode cannot be used."""
-        turns = (
-            [content_text(turn) for turn in self.turns if turn["role"] == "assistant"]
-            if self.turns
-            else [self.text]
-        )
+        if self.turns:
+            turns = [content_text(turn) for turn in self.turns if turn["role"] == "assistant"]
+        else:
+            turns = [self.text]
         return not all(map(str.strip, turns))
 
     def row(self) -> dict[str, Any]:
@@ -62,11 +61,10 @@ class Judged:
         answer = {"answer": self.problem.answer} if self.problem.answer else {}
         if not self.turns:
             return {"prompt": prompt, "response": self.text, **answer}
-        prompt_messages = (
-            [{"role": "user", "content": prompt}]
-            if isinstance(prompt, str)
-            else [dict(m) for m in prompt]
-        )
+        if isinstance(prompt, str):
+            prompt_messages = [{"role": "user", "content": prompt}]
+        else:
+            prompt_messages = [dict(m) for m in prompt]
         return {"messages": [*prompt_messages, *map(dict, self.turns)], **answer}
 
 
@@ -106,11 +104,10 @@ def choose(
     counts: Counter[str] = Counter(responses=len(judged))
     by_problem: dict[str, dict[str, Judged]] = {}
     for response in judged:
-        is_right = (
-            bool(response.correct)
-            if min_score is None
-            else response.score is not None and response.score >= min_score
-        )
+        if min_score is None:
+            is_right = bool(response.correct)
+        else:
+            is_right = response.score is not None and response.score >= min_score
         if response.is_cut:
             reason = "cut at the length limit"
         elif is_right:
@@ -176,11 +173,9 @@ def write_demonstrations(path: Path, chosen: Sequence[Judged]) -> None:
 
 
 def _rank(response: Judged, choice: Choice, seed: int) -> int:
-    return (
-        response.tokens
-        if choice == "shortest"
-        else keyed_seed(seed, "demonstrations", response.problem.id, response.text)
-    )
+    if choice == "shortest":
+        return response.tokens
+    return keyed_seed(seed, "demonstrations", response.problem.id, response.text)
 
 
 def _of_run(run: RunDirectory) -> Iterator[Judged]:

@@ -79,11 +79,9 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
         if warning := result.get("warning"):
             prefix = "" if len(results) == 1 else f"{result['model']}: "
             title.append(printable(f"\nWARNING: {prefix}{warning}"), style="red")
-    names = (
-        ["result"]
-        if len(results) == 1
-        else short_names([str(result["model"]) for result in results])
-    )
+    names = ["result"]
+    if len(results) != 1:
+        names = short_names([str(result["model"]) for result in results])
     columns = [Column(name, justify="right", overflow="fold") for name in names]
     table = titled_table(title, "", *columns)
     k = first["samples_per_problem"]
@@ -158,11 +156,9 @@ def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         judged = [response for response in responses if response["error"] is None]
         binary = all(response["correct"] is not None for response in judged)
         question = Text(printable(one_line(row["question"])), no_wrap=True, overflow="ellipsis")
-        correct = (
-            f"{sum(bool(response['correct']) for response in judged)}/{len(judged)}"
-            if binary
-            else "-"
-        )
+        correct = "-"
+        if binary:
+            correct = f"{sum(bool(response['correct']) for response in judged)}/{len(judged)}"
         tokens = f"{fmean(response['tokens'] for response in responses):.0f}"
         cells = (
             number(row["accuracy"], ".3f"),

@@ -117,11 +117,9 @@ def _verdict(response: Mapping[str, Any]) -> Text:
 def _eq11(facts: Mapping[str, Any]) -> str:
     eq11 = facts["eq11"]
     answer = "yes" if eq11["kept"] else f"no, its outcome is {facts['outcome']}"
-    errors = (
-        f" ({eq11['errors']} of {eq11['group_size']} responses have no verdict)"
-        if eq11["errors"]
-        else ""
-    )
+    errors = ""
+    if eq11["errors"]:
+        errors = f" ({eq11['errors']} of {eq11['group_size']} responses have no verdict)"
     return f"{answer}: {eq11['why']}{errors}"
 
 

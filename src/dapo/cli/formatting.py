@@ -60,8 +60,6 @@ def option_text(value: object) -> str:
 
 def weighted(names: str | Mapping[str, float]) -> str:
     """A verifier's name, or several with their weights: `0.8 x math + 0.2 x format`."""
-    return (
-        names
-        if isinstance(names, str)
-        else " + ".join(f"{weight:g} x {name}" for name, weight in names.items())
-    )
+    if isinstance(names, str):
+        return names
+    return " + ".join(f"{weight:g} x {name}" for name, weight in names.items())

@@ -110,11 +110,9 @@ def _state(status: RunStatus) -> str:
                     "not trained since the fork; train it with: dapo resume"
                     f" {shlex.quote(status.run)}"
                 )
-            why = (
-                status.exit_reason.removeprefix("interrupted: ")
-                if status.exit_reason
-                else "its process was killed"
-            )
+            why = "its process was killed"
+            if status.exit_reason:
+                why = status.exit_reason.removeprefix("interrupted: ")
             return f"stopped ({why}); continue with: dapo resume {shlex.quote(status.run)}"
         case "failed":
             return f"failed: {status.exit_reason}"

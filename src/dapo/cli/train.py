@@ -154,11 +154,9 @@ def fork_run(
     """
     parent = RunDirectory.open(path)
     base = run_dir or default_fork_path(parent, step, datetime.now())
-    branches = (
-        {base: None}
-        if times is None
-        else {base.with_name(f"{base.name}-{i + 1}"): i + 1 for i in range(times)}
-    )
+    branches: dict[Path, int | None] = {base: None}
+    if times is not None:
+        branches = {base.with_name(f"{base.name}-{i + 1}"): i + 1 for i in range(times)}
     plans = {
         target: plan_fork(parent, step, overrides, branch=branch)
         for target, branch in branches.items()

@@ -90,11 +90,8 @@ def resolve_references(options: dict[str, Any]) -> dict[str, Any]:
     """Fill in `${section.option}` and `${oc.env:NAME}`; if one fails, none is replaced."""
     with suppress(OmegaConfBaseException, ConfigError), _guarded_environment():
         resolved = OmegaConf.to_container(OmegaConf.create(options), resolve=True)
-        options = (
-            {str(key): value for key, value in resolved.items()}
-            if isinstance(resolved, dict)
-            else options
-        )
+        if isinstance(resolved, dict):
+            options = {str(key): value for key, value in resolved.items()}
     return options
 
 
@@ -273,7 +270,8 @@ def require_set_once(items: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
                 is_same = name == earlier_name and value == earlier
                 if not is_same and _sets_again(name, earlier_name, earlier):
                     raise ConfigError(
-                        f"{name} is set twice, by {earlier_origin} and by {origin}; keep one of them"
+                        f"{name} is set twice, by {earlier_origin} and by {origin}; keep one of"
+                        " them"
                     )
         settings |= {name: (origin, value) for name, value in leaves.items()}
 

@@ -143,22 +143,18 @@ def nearest_option(parts: Sequence[str], value: object) -> str:
     # a similar name of another section would be a guess
     if close := get_close_matches(parts[-1].lower(), by_keyword, n=1, cutoff=0.75 if is_top else 1):
         return f"did you mean {' or '.join(by_keyword[close[0]])}?"
-    return (
-        "`dapo options` lists all options"
-        if is_top
-        else f"known here: {', '.join(section.model_fields)}"
-    )
+    if is_top:
+        return "`dapo options` lists all options"
+    return f"known here: {', '.join(section.model_fields)}"
 
 
 def _innermost_section(parts: Sequence[str]) -> type[BaseModel]:
     """The innermost section that a dotted name leads to."""
     section: type[BaseModel] = Config
     for part in parts[:-1]:
-        inner = (
-            section_in(section.model_fields[part].annotation)
-            if part in section.model_fields
-            else None
-        )
+        inner = None
+        if part in section.model_fields:
+            inner = section_in(section.model_fields[part].annotation)
         if inner is None:
             break
         section = inner

@@ -91,11 +91,9 @@ def plain_references(text: str) -> str:
 
 
 def _function_path(value: Any) -> str:
-    return (
-        f"{value.__module__}:{value.__name__}"
-        if isinstance(value, types.FunctionType)
-        else str(value)
-    )
+    if isinstance(value, types.FunctionType):
+        return f"{value.__module__}:{value.__name__}"
+    return str(value)
 
 
 class _TextList:

@@ -286,11 +286,9 @@ class Config(Section):
         """The number of GPUs on which trainer ranks and engines do not share."""
         # without processes the controller samples
         engines = max(self.engine_processes, int(self.uses_trainer_group))
-        return (
-            self.distributed.trainer_ranks + engines * self.gpus_per_engine
-            if self.is_multiprocess
-            else 1
-        )
+        if self.is_multiprocess:
+            return self.distributed.trainer_ranks + engines * self.gpus_per_engine
+        return 1
 
     def gpu_shares(self, gpus: int) -> GpuShares:
         """Return how `gpus` of this machine are shared: by all processes, or by none."""
@@ -466,11 +464,9 @@ class Config(Section):
                 " advantage.estimator=group, or environment.credit=episode"
             )
         if self.credits_turns and (self.uses_trainer_group or self.loss.has_kl_reward):
-            obstacle = (
-                "loss.kl_in=reward"
-                if self.loss.has_kl_reward
-                else "a trainer in processes of its own"
-            )
+            obstacle = "a trainer in processes of its own"
+            if self.loss.has_kl_reward:
+                obstacle = "loss.kl_in=reward"
             raise ValueError(
                 "environment.credit=turn gives tokens of a response different advantages, which"
                 f" {obstacle} does not carry; set environment.credit=episode"
@@ -493,11 +489,9 @@ class Config(Section):
         if self.trains_on_rewards:
             return
         if loss.has_kl_reward or self.has_critic:
-            which = (
-                "loss.kl_in=reward subtracts from"
-                if loss.has_kl_reward
-                else "advantage.estimator=gae estimates"
-            )
+            which = "advantage.estimator=gae estimates"
+            if loss.has_kl_reward:
+                which = "loss.kl_in=reward subtracts from"
             raise ValueError(
                 f"{which} rewards, and with reward.coef=0 they do not train; set loss.kl_in=loss"
                 " and another advantage.estimator, or leave reward.coef out"
@@ -525,11 +519,9 @@ class Config(Section):
                 f"rollout.temperature={self.rollout.temperature:g}; set rollout.temperature=1"
             )
         if self.uses_trainer_group or self.has_critic or self.is_supervised:
-            which = (
-                "a trainer in processes of its own"
-                if self.uses_trainer_group
-                else "this kind of update"
-            )
+            which = "this kind of update"
+            if self.uses_trainer_group:
+                which = "a trainer in processes of its own"
             raise ValueError(
                 f"{server} scores samples in the process that trains, which {which} does not use;"
                 " set loss.reference.model instead"

@@ -112,11 +112,9 @@ class AuditConfig(Section):
         """The audit's verifier with its options; None without an audit."""
         if self.verifier is None:
             return None
-        return (
-            (self.verifier, {})
-            if isinstance(self.verifier, str)
-            else next(iter(self.verifier.items()))
-        )
+        if isinstance(self.verifier, str):
+            return (self.verifier, {})
+        return next(iter(self.verifier.items()))
 
     @model_validator(mode="after")
     def _is_one_verifier(self) -> "AuditConfig":

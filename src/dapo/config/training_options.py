@@ -25,11 +25,9 @@ TIS_CAP = 2.0  # the usual cap of truncated importance sampling: `loss.engine_co
 
 
 def _weight_cap(value: object) -> object:
-    return (
-        {"none": None, "tis": TIS_CAP}.get(value, value)
-        if isinstance(value, str)
-        else reject_bool(value)
-    )
+    if isinstance(value, str):
+        return {"none": None, "tis": TIS_CAP}.get(value, value)
+    return reject_bool(value)
 
 
 if TYPE_CHECKING:

@@ -49,11 +49,9 @@ def log(run: ViewedRun, query: Parameters) -> dict[str, Any]:
     """
     folder = run.files.directory.logs
     verifier = run.files.directory.verifier_log.name
-    names = (
-        sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
-        if folder.is_dir()
-        else []
-    )
+    names = []
+    if folder.is_dir():
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
     name = query.get("file") or (verifier if verifier in names else next(iter(names), None))
     if name is None:
         return {"files": [], "file": None, "text": "", "left_out": 0}

@@ -226,11 +226,9 @@ def _evaluate(
                 "stopping; Ctrl-C ends at once", on_second=request.on_second_interrupt
             )
         )
-        advice = (
-            "; the same command continues"
-            if journal is not None
-            else "; with --output it could be continued"
-        )
+        advice = "; with --output it could be continued"
+        if journal is not None:
+            advice = "; the same command continues"
         show = stack.enter_context(progress(f"evaluate {model}"))
         check = partial(stop.check, advice)
         result = evaluate(sampler, judge, problems, journal=records, on_progress=show, check=check)
@@ -290,11 +288,9 @@ def evaluation_data(request: EvalRequest, base: Mapping[str, Any] | None) -> Dat
         return parse_data_argument(request.data) if isinstance(request.data, str) else request.data
     source: DataSpec | None = None if base is None else base["data"]["eval"]
     if source is None:
-        reason = (
-            ", except for a run with data.eval"
-            if base is None
-            else ": the run was trained without data.eval"
-        )
+        reason = ": the run was trained without data.eval"
+        if base is None:
+            reason = ", except for a run with data.eval"
         raise ConfigError(f"dapo eval needs --data SOURCE{reason}")
     return source
 

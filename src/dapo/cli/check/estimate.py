@@ -120,11 +120,9 @@ class ResourceEstimate:
             return 1
         gpus = self.config.gpus_wanted
         processes = self.shares.processes
-        return (
-            ceil(gpus / processes)
-            if self.config.uses_ray
-            else min(gpus, self.profile.devices_per_node)
-        )
+        if self.config.uses_ray:
+            return ceil(gpus / processes)
+        return min(gpus, self.profile.devices_per_node)
 
     @property
     def sequence_tokens(self) -> int:

@@ -67,9 +67,8 @@ def describe_probe(config: Config, probe: Probe, against: Path | None = None) ->
         for tenth in probe.histogram:
             bar = "#" * round(_BAR * tenth.fraction)
             interval = f"({tenth.low:.0%} to {tenth.high:.0%})"
-            yield (
-                f"  {tenth.name:12}{tenth.problems:>4}  {tenth.fraction:>4.0%} {interval:14} {bar}".rstrip()
-            )
+            share = f"{tenth.problems:>4}  {tenth.fraction:>4.0%}"
+            yield f"  {tenth.name:12}{share} {interval:14} {bar}".rstrip()
     yield f"  keep rate   {_keep_rate(probe)}"
     groups = probe.groups_per_step
     num_groups = config.rollout.prompts_per_step
@@ -103,7 +102,8 @@ def _compare(probe: Probe, run: Path) -> Iterator[str]:
     for check in checks:
         verdict = "" if check.is_close else f"  differs by more than {TOLERANCE:.0%}"
         yield (
-            f"  {check.name:24}{_number(check.probe):>12}{_number(check.measured):>12}{check.ratio:>8.2f}{verdict}"
+            f"  {check.name:24}{_number(check.probe):>12}{_number(check.measured):>12}"
+            f"{check.ratio:>8.2f}{verdict}"
         )
     close = sum(check.is_close for check in checks)
     yield f"  {close} of {len(checks)} within {TOLERANCE:.0%}"
@@ -117,27 +117,22 @@ def _keep_rate(probe: Probe) -> str:
     expected = f"{rate} expected for groups of {probe.group_size}"
     if probe.samples < probe.group_size:
         expected += f", roughly: there are only {probe.samples} responses per problem"
-    return (
-        expected
-        if math.isclose(probe.expected_keep_rate, probe.kept)
-        else f"{expected}; here {measured}"
-    )
+    if math.isclose(probe.expected_keep_rate, probe.kept):
+        return expected
+    return f"{expected}; here {measured}"
 
 
 def _speed(config: Config, probe: Probe) -> Iterator[str]:
     """Seconds of a step's phases and the peak of memory, next to the estimate of the latter."""
     estimate, _ = estimate_of(config, hardware_profile_for(config))
-    memory = (
-        sum(estimate.process_memory().values()) / GIB
-        if estimate is not None and not estimate.config.is_multiprocess
-        else None
-    )
+    if estimate is not None and not estimate.config.is_multiprocess:
+        memory = sum(estimate.process_memory().values()) / GIB
+    else:
+        memory = None
     rate = probe.update_tokens_per_s
-    trained = (
-        "no group carries a signal, so none was made"
-        if rate is None
-        else f"{rate:,.0f} trained tokens/s"
-    )
+    trained = "no group carries a signal, so none was made"
+    if rate is not None:
+        trained = f"{rate:,.0f} trained tokens/s"
     yield "  one step"
     for name, measured, note in (
         ("load weights, s", probe.load_s, ""),

@@ -138,7 +138,8 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
         order = ", in lockstep" if config.rollout.is_reproducible else ", by load"
         shared = "" if config.engine_processes == 1 else order
         resources = _each(estimate, config.gpus_per_engine)
-        yield f"  engines      {config.engine_processes} x {config.rollout.engine}{shared}, {resources}"
+        engines = f"{config.engine_processes} x {config.rollout.engine}{shared}"
+        yield f"  engines      {engines}, {resources}"
     processes = "1 process" if config.reward.workers == 1 else f"{config.reward.workers} processes"
     yield f"  verifiers    {processes}, at most {config.reward.memory_gib:g} GiB each"
     if estimate.profile.device == "gpu":
@@ -207,11 +208,10 @@ def _memory(estimate: ResourceEstimate) -> Iterator[str]:
         estimate.engine_available,
     )
     if estimate.config.engine_processes:
-        count, versions = (
-            (2, "newest two versions")
-            if estimate.transfer_seconds is None
-            else (1, "first version")
-        )
+        if estimate.transfer_seconds is None:
+            count, versions = (2, "newest two versions")
+        else:
+            count, versions = (1, "first version")
         yield (
             f"  main memory where the weights come from: {_gib(count * estimate.sync_bytes)} for"
             f" the {versions}"
@@ -242,11 +242,9 @@ def _step(estimate: ResourceEstimate) -> Iterator[str]:
     tokens = estimate.generated_responses * estimate.profile.mean_response_tokens
     if tokens:
         yield f"each step: {estimate.generated_responses:,.0f} responses, {tokens:,.0f} tokens"
-    times = (
-        ""
-        if not estimate.config.is_multiprocess
-        else f", {plural(estimate.sync_copies, 'time')} (one per node)"
-    )
+    times = ""
+    if estimate.config.is_multiprocess:
+        times = f", {plural(estimate.sync_copies, 'time')} (one per node)"
     if (seconds := estimate.transfer_seconds) is not None:
         times = f" from GPU to GPU, about {seconds:.1f} s"
     yield f"weight sync, each step: {estimate.sync_bytes / 1e9:,.2f} GB{times}"
@@ -310,7 +308,8 @@ def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
         gibibytes = ceil(estimate.sequence_tokens * estimate.cached_token_bytes / tp / GIB)
         yield (
             f"an engine's cache holds {estimate.cache_tokens:,} tokens, less than one sequence at"
-            f" full length ({estimate.sequence_tokens:,}): set rollout.vllm.cache_gib to {gibibytes}"
+            f" full length ({estimate.sequence_tokens:,}): set rollout.vllm.cache_gib to"
+            f" {gibibytes}"
             " or more"
         )
 
@@ -328,11 +327,9 @@ def _too_large(
         "use a smaller model or a machine with more memory, or lower rollout.max_response_tokens"
     ]
     is_cpu = estimate.profile.device == "cpu"
-    note = (
-        ". This is for the processor of this machine; train.device=cuda estimates a GPU"
-        if is_cpu
-        else ""
-    )
+    note = ""
+    if is_cpu:
+        note = ". This is for the processor of this machine; train.device=cuda estimates a GPU"
     yield (
         f"{owner} needs {_gib(total)}, and {_gib(available)} are available; the largest part is"
         f" {largest} ({_gib(breakdown[largest])}). To make it fit: {'; or '.join(fixes)}{note}"
@@ -352,11 +349,9 @@ def _suggest_fixes(estimate: ResourceEstimate) -> Iterator[str]:
     ):
         for value in values:
             changed = estimate.changed(section, **{option: value})
-            breakdown = (
-                changed.process_memory()
-                if not changed.config.is_multiprocess
-                else changed.trainer_memory()
-            )
+            breakdown = changed.process_memory()
+            if changed.config.is_multiprocess:
+                breakdown = changed.trainer_memory()
             if sum(breakdown.values()) <= estimate.available:
                 yield f"{section}.{option}={str(value).lower()}"
                 break

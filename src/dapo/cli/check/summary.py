@@ -34,11 +34,9 @@ def explain(
     and RewardError if the reward can judge none of its rows.
     """
     config = resolve_auto_verifier(config)
-    dtype = (
-        "bfloat16 where the processor is fast at it, else float32"
-        if config.model.dtype == "auto"
-        else None
-    )
+    dtype = None
+    if config.model.dtype == "auto":
+        dtype = "bfloat16 where the processor is fast at it, else float32"
     yield f"model     {config.model.name} (computed in {dtype or config.model.dtype})"
     yield from _data(config, *(data or data_facts(config, needed_columns)))
     yield ""
@@ -176,12 +174,11 @@ def _data(config: Config, facts: Sequence[DataFacts], num_removed: int) -> Itera
         counts = ", ".join(
             f"{count} {source}" for source, count in source_facts.sources.most_common(6)
         )
-        kind = (
-            "demonstrations"
-            if config.is_supervised and source_facts.role == "train"
-            else "problems"
-        )
-        yield f"{label}: {len(source_facts.problems):,} {kind}, {source_facts.num_distinct:,} distinct ({counts})"
+        kind = "problems"
+        if config.is_supervised and source_facts.role == "train":
+            kind = "demonstrations"
+        number = f"{len(source_facts.problems):,} {kind}"
+        yield f"{label}: {number}, {source_facts.num_distinct:,} distinct ({counts})"
         for line in source_facts.warnings:
             yield f"          warning: {line}"
     if config.data.eval_source is None:
@@ -220,8 +217,8 @@ def _step(config: Config) -> Iterator[str]:
         "that carry a signal (Eq. 11)" if config.dynamic_sampling.enabled else "with any verdicts"
     )
     yield (
-        f"  prompts     {rollout.prompts_per_step:,} {quantity}; at most {config.max_groups_per_step:,}"
-        " are judged"
+        f"  prompts     {rollout.prompts_per_step:,} {quantity}; at most"
+        f" {config.max_groups_per_step:,} are judged"
     )
     yield f"  responses   {responses:,} train: {rollout.group_size} per prompt"
     yield (
@@ -271,11 +268,9 @@ def _step(config: Config) -> Iterator[str]:
     )
     kl = f", KL {loss.kl_coef:g} ({loss.kl_estimator} in the {loss.kl_in})" if loss.kl_coef else ""
     if config.has_kl and loss.has_teacher:
-        rewards = (
-            f"rewards weigh {config.reward.coef:g}"
-            if config.trains_on_rewards
-            else "rewards do not train"
-        )
+        rewards = "rewards do not train"
+        if config.trains_on_rewards:
+            rewards = f"rewards weigh {config.reward.coef:g}"
         yield f"  teacher     {loss.teacher_name}; {rewards}"
         if config.reuses_samples and loss.has_kl_term:
             yield (
