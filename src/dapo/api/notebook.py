@@ -140,22 +140,16 @@ def _chart(panel: Panel, records: Sequence[Record]) -> str:
     last_step = records[-1]["step"] or 1
     svg = ""
     for colour, drawn_steps, drawn in curves:
-        points = [
-            (
-                None
-                if math.isnan(value)
-                else (4 + 192 * step / last_step, 60 - 56 * (value - low) / height)
-            )
-            for step, value in zip(drawn_steps, drawn, strict=True)
-        ]
+        points: list[tuple[float, float] | None] = []
+        for step, value in zip(drawn_steps, drawn, strict=True):
+            point = (4 + 192 * step / last_step, 60 - 56 * (value - low) / height)
+            points.append(None if math.isnan(value) else point)
         svg += _lines(points, colour)
     title = escape(f"{panel.title}, {panel.unit}" if panel.title else panel.unit)
     picture = f"<svg width='200' height='64' role='img' aria-label='{title}'>{svg}</svg>"
     style = "display:inline-block;vertical-align:top;margin-right:1em"
-    return (
-        "<div"
-        f" style='{style}'><small>{title}<br>{'<br>'.join(labels)}</small><br>{picture}</div>{right}"
-    )
+    caption = f"{title}<br>{'<br>'.join(labels)}"
+    return f"<div style='{style}'><small>{caption}</small><br>{picture}</div>{right}"
 
 
 def _lines(points: Sequence[tuple[float, float] | None], colour: str) -> str:

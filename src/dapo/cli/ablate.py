@@ -34,7 +34,14 @@ _LOG_WIDTH = 120
 def choose_experiment(
     config: Path | None, overrides: Sequence[str], ladder: str | None, seeds: str | None
 ) -> Experiment:
-    """The experiment of a file, or of a configuration and a ladder. Raises ConfigError."""
+    """Load the experiment of a command line. Raises ConfigError.
+
+    Args:
+        config: an experiment file, or a configuration on which a ladder is run.
+        overrides: `key=value` for every run.
+        ladder: the name of a shipped ladder, or a file.
+        seeds: seeds in the form of `parse_seeds`; None: those of the file.
+    """
     if config is None:
         raise ConfigError(
             "dapo ablate takes an experiment file or a configuration; --show NAME prints a shipped"
@@ -47,8 +54,14 @@ def choose_experiment(
 def ablate(
     experiment: Experiment, folder: Path, output: Path | None, *, jobs: int | None, as_json: bool
 ) -> bool:
-    """Run an experiment or, with `jobs` None, collect its finished runs; return whether no run
-    failed.
+    """Run an experiment or collect its finished runs; return True if no run has failed.
+
+    Args:
+        experiment: the experiment, valid.
+        folder: the folder of its runs, with those that exist already.
+        output: the folder of tables and pictures; None: `folder`.
+        jobs: how many runs train at a time; None: start none, and collect the finished ones.
+        as_json: print JSON instead of tables.
     """
     with stdout_to_stderr(as_json):
         results, failures = _run(experiment, folder, jobs=jobs)
@@ -109,9 +122,8 @@ def report_again(paths: Sequence[Path], output: Path | None, *, as_json: bool) -
     folders = [path.parent if path.name == RESULTS_JSON else path for path in paths]
     if len(folders) > 1 and output is None:
         raise ConfigError("several --report are merged into one result: add --output FOLDER for it")
-    _write_and_print(
-        merge([read_results(folder) for folder in folders]), output or folders[0], as_json=as_json
-    )
+    results = merge([read_results(folder) for folder in folders])
+    _write_and_print(results, output or folders[0], as_json=as_json)
 
 
 def _write_and_print(results: "Results", output: Path, *, as_json: bool) -> None:
@@ -163,30 +175,32 @@ def _accuracy_table(condition: Mapping[str, Any], baseline: str) -> Table:
     counts = {len(row["seeds"]) for row in rows}
     k = condition["samples_per_problem"]
     facts = ["" if k is None else f"avg@{k}", f"{condition['problems']} held-out problems"]
-    facts += [plural(counts.pop(), "seed")] if len(counts) == 1 else []
-    columns = ["seeds"] if counts else []
+    # a column of seeds only if rows have different numbers of them
+    shows_seeds = len(counts) > 1
+    if len(counts) == 1:
+        facts.append(plural(counts.pop(), "seed"))
     is_binary = condition.get("binary", True)
     show = partial(_with_range, is_binary=is_binary)
-    columns += [
-        "accuracy" if is_binary else "mean score",
-        *(["difference to the row named"] if shows_previous else []),
-    ]
+    columns = ["accuracy" if is_binary else "mean score"]
+    if shows_seeds:
+        columns.insert(0, "seeds")
+    if shows_previous:
+        columns.append("difference to the row named")
     columns.append(f"vs {printable(shorten(baseline, 16))}")
-    table = _table(
-        f"{'Accuracy in %' if is_binary else 'Mean score'} with 95 % intervals:"
-        f" {', '.join(filter(None, facts))}",
-        "",
-        *columns,
-    )
+    quantity = "Accuracy in %" if is_binary else "Mean score"
+    title = f"{quantity} with 95 % intervals: {', '.join(filter(None, facts))}"
+    table = _table(title, "", *columns)
     if (accuracy := condition["accuracy_before"]) is not None:
-        cells = [*([""] if counts else []), _number(accuracy["mean"], is_binary=is_binary)]
-        table.add_row("before training", *cells, *[""] * (len(columns) - len(cells)), style="dim")
+        cells = [""] * len(columns)
+        cells[1 if shows_seeds else 0] = _number(accuracy["mean"], is_binary=is_binary)
+        table.add_row("before training", *cells, style="dim")
     for row in rows:
-        to_previous = (
-            f"{show(row['to_previous'], '+')} {printable(shorten(row['previous'] or '', 16))}"
-        )
-        cells = [*([str(len(row["seeds"]))] if counts else []), show(row["accuracy"])]
-        cells += [to_previous] if shows_previous else []
+        cells = [show(row["accuracy"])]
+        if shows_seeds:
+            cells.insert(0, str(len(row["seeds"])))
+        if shows_previous:
+            previous = printable(shorten(row["previous"] or "", 16))
+            cells.append(f"{show(row['to_previous'], '+')} {previous}")
         table.add_row(printable(row["variant"]), *cells, show(row["to_baseline"], "+"))
     return table
 
@@ -251,13 +265,8 @@ def print_plan(experiment: Experiment, folder: Path, *, as_json: bool) -> None:
 
     runs = experiment.runs()
     if as_json:
-        print_json(
-            describe_experiment(experiment)
-            | {
-                "folder": str(folder),
-                "runs": [run.name for run in runs],
-            }
-        )
+        plan = {"folder": str(folder), "runs": [run.name for run in runs]}
+        print_json(describe_experiment(experiment) | plan)
         return
     print_text(f"{experiment.name}: {len(runs)} runs of {experiment.base} in {folder / 'runs'}")
     print_text(f"seeds: {', '.join(map(str, experiment.seeds))}")

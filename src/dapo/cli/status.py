@@ -56,6 +56,7 @@ def _result(status: RunStatus) -> str:
 
 
 def _details(status: RunStatus) -> list[tuple[str, str]]:
+    """List the lines of a run, each a label and its text."""
     rows = [("run", status.run), ("state", _state(status)), ("step", _steps(status))]
     if (fork := Fork.of_record(status.fork)) is not None:
         rows.insert(1, ("forked from", printable(fork.describe())))
@@ -63,24 +64,21 @@ def _details(status: RunStatus) -> list[tuple[str, str]]:
         newest = status.seconds_since_step
         since = "" if newest is None else f"; the newest step {duration(newest)} ago"
         rows[-1] = ("step", f"{_steps(status)}, about {duration(status.seconds_left)} left{since}")
-    changes = [
-        (describe_changes(change["options"]), change["after_step"]) for change in status.changes
-    ]
-    rows += [("changed", printable(f"{changed}, after step {step}")) for changed, step in changes]
+    for change in status.changes:
+        options = describe_changes(change["options"])
+        rows.append(("changed", printable(f"{options}, after step {change['after_step']}")))
     if status.metrics:
         values = {name: value for name, value in status.metrics.items() if value is not None}
         values["time/step_s"] = training_seconds(values)
-        rows.append(
-            ("metrics", ", ".join(" ".join(column.split()) for column in metric_columns(values)))
-        )
+        columns = [" ".join(column.split()) for column in metric_columns(values)]
+        rows.append(("metrics", ", ".join(columns)))
     for name, result in status.evaluations.items():
-        accuracies = {
-            f"eval/{name}/{metric}": value for metric, value in result.items() if value is not None
-        }
-        rows += [
-            ("evaluation", f"{line}, at step {result['step']:.0f}")
-            for line in accuracies_in(accuracies)
-        ]
+        accuracies = {}
+        for metric, value in result.items():
+            if value is not None:
+                accuracies[f"eval/{name}/{metric}"] = value
+        at = f"at step {result['step']:.0f}"
+        rows += [("evaluation", f"{line}, {at}") for line in accuracies_in(accuracies)]
     checkpoint = status.checkpoint
     rows.append(("checkpoint", "none yet" if checkpoint is None else f"step {checkpoint['step']}"))
     parts = [
@@ -88,18 +86,19 @@ def _details(status: RunStatus) -> list[tuple[str, str]]:
         for name, count in status.disk_bytes.items()
         if name != "total" and count
     ]
-    rows.append(
-        ("disk", size(status.disk_bytes["total"]) + (f" ({', '.join(parts)})" if parts else ""))
-    )
+    disk = size(status.disk_bytes["total"])
+    if parts:
+        disk += f" ({', '.join(parts)})"
+    rows.append(("disk", disk))
     return rows
 
 
 def _state(status: RunStatus) -> str:
     match status.state:
         case "running":
-            return (
-                f"running, process {status.process}" if status.process else "running, just starting"
-            )
+            if status.process:
+                return f"running, process {status.process}"
+            return "running, just starting"
         case "stopped":
             if (
                 status.fork is not None

@@ -23,10 +23,11 @@ def _read_table() -> dict[str, tuple[Counterpart, ...]]:
     for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
         options = tuple(row["here"].split(", ")) if row["here"] else ()
         formula = row["value"] if row["value"] != "converted" else ""
-        row_counterpart = Counterpart(
+        counterpart = Counterpart(
             row["theirs"], options, row["remark"], converted=bool(row["value"]), formula=formula
         )
-        tables[row["system"]] = (*tables.get(row["system"], ()), row_counterpart)
+        system = row["system"]
+        tables[system] = (*tables.get(system, ()), counterpart)
     return tables
 
 
@@ -43,8 +44,8 @@ OTHERS: Mapping[Peer, Table] = {
         _DEFAULTS[peer]["theirs"],
         _DEFAULTS[peer].get("here", {}),
         {
-            name: Algorithm(tuple(each.get("same", ())), each.get("condition", ""))
-            for name, each in _DEFAULTS[peer]["algorithms"].items()
+            name: Algorithm(tuple(entry.get("same", ())), entry.get("condition", ""))
+            for name, entry in _DEFAULTS[peer]["algorithms"].items()
         },
     )
     for peer, title in TITLES.items()
@@ -86,12 +87,15 @@ def called_elsewhere(
     if system is None:
         return None
     rows = [row for row in rows if row.name == rows[0].name]
-    label = f"{TITLES[system]}'s {name if rows[0].name.endswith('*') else rows[0].name}"
-    label += "" if value is None else f"={shown_value(value)}"
+    their_name = name if rows[0].name.endswith("*") else rows[0].name
+    label = f"{TITLES[system]}'s {their_name}"
+    if value is not None:
+        label += f"={shown_value(value)}"
     row, equivalents = translated(rows, value, {**OTHERS[system].defaults, **others})
-    options = dict.fromkeys(
-        option.partition("=")[0] for each_row in rows for option in each_row.ours
-    )
+    options: dict[str, None] = {}
+    for counterpart in rows:
+        for option in counterpart.ours:
+            options.setdefault(option.partition("=")[0])
     values = [*options]
     if equivalents and value is not None:
         values = [f"{option}={shown_value(inner)}" for option, inner in equivalents.items()]
@@ -100,8 +104,7 @@ def called_elsewhere(
     remark = rows[0].reason if row is None else row.reason
     if not options:
         return f"{label} has no option here: {remark}"
-    has_remark = not equivalents and rows[0].converted
-    return (
-        f"{label} is {' and '.join(values)} here (dapo docs"
-        f" from_{system}{f': {remark}' if has_remark else ''})"
-    )
+    page = f"from_{system}"
+    if rows[0].converted and not equivalents:
+        page += f": {remark}"
+    return f"{label} is {' and '.join(values)} here (dapo docs {page})"

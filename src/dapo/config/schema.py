@@ -31,12 +31,15 @@ def config_schema() -> dict[str, Any]:
         for key in ("paper", "only_with", "unit", "also"):
             entry.pop(key, None)
         also = [*facts.get("also", ())]
-        also += [{"const": "auto"}] * (Auto in info.metadata) + [_SWITCH] * (
-            Switch in info.metadata
-        )
+        if Auto in info.metadata:
+            also.append({"const": "auto"})
+        if Switch in info.metadata:
+            also.append(_SWITCH)
         if section_in(info.annotation) and info.default is not None:
             entry.pop("default", None)
-            also += [] if info.is_required() else [{"type": "null"}]  # an empty section
+            # an empty section
+            if not info.is_required():
+                also.append({"type": "null"})
         if also:
             _widen(entry, also)
         if description := _description(info.description or "", facts):
@@ -74,7 +77,7 @@ def _widen(entry: dict[str, Any], also: list[dict[str, Any]]) -> None:
 
 
 def _description(meaning: str, facts: dict[str, Any]) -> str:
-    parts = [meaning] * bool(meaning)
+    parts = [meaning] if meaning else []
     if unit := facts.get("unit"):
         parts.append(f"Unit: {unit}.")
     if "paper" in facts:

@@ -61,10 +61,11 @@ class Results:
     @property
     def panels(self) -> list[Panel]:
         plots = self.facts["experiment"]["plots"]
-        return [
-            Panel(**{**plot, "windows": tuple(map(tuple, plot.get("windows", ())))})
-            for plot in plots
-        ]
+        panels = []
+        for plot in plots:
+            windows = tuple(map(tuple, plot.get("windows", ())))
+            panels.append(Panel(**{**plot, "windows": windows}))
+        return panels
 
     @property
     def conditions(self) -> list[str]:
@@ -86,12 +87,10 @@ class Results:
     def is_binary(self, condition: str) -> bool:
         """Return True if evaluations have accuracies, False for mean scores."""
         runs = [run for run in self.facts["runs"] if run["condition"] == condition]
-        values = [
-            value for run in runs for value in run["curve"].get(ACCURACY, ()) if value is not None
-        ]
-        return all(run.get("is_binary", True) for run in runs) and all(
-            0 <= value <= 1 for value in values
-        )
+        if not all(run.get("is_binary", True) for run in runs):
+            return False
+        curves = [run["curve"].get(ACCURACY, ()) for run in runs]
+        return all(value is None or 0 <= value <= 1 for curve in curves for value in curve)
 
     def finished(self, condition: str, variant: str) -> dict[int, dict[str, Any]]:
         return {
@@ -109,14 +108,8 @@ def collect(
     Raises DataError if metrics are damaged, or if runs of one condition were evaluated on different
     problems.
     """
-    metrics = tuple(
-        dict.fromkeys(
-            (
-                *KEPT_METRICS,
-                *(panel.metric for panel in experiment.panels if panel.metric != ACCURACY),
-            )
-        )
-    )
+    plotted = [panel.metric for panel in experiment.panels if panel.metric != ACCURACY]
+    metrics = tuple(dict.fromkeys([*KEPT_METRICS, *plotted]))
     runs = []
     problems = dict[str, list[str]]()
     for run in experiment.runs():
@@ -239,19 +232,18 @@ def merge(parts: Sequence[Results]) -> Results:
                 runs[key] = run
     seeds = sorted({seed for part in parts for seed in part.facts["experiment"]["seeds"]})
     made_with = [part.facts["made_with"] for part in parts]
+    packages = {
+        name: _joined(versions["packages"].get(name) for versions in made_with)
+        for name in made_with[0]["packages"]
+    }
     return Results(
         {
             **first,
             "experiment": {**first["experiment"], "seeds": seeds},
             "made_with": {
-                **{
-                    name: _joined(versions[name] for versions in made_with)
-                    for name in ("dapo", "processor")
-                },
-                "packages": {
-                    name: _joined(versions["packages"].get(name) for versions in made_with)
-                    for name in made_with[0]["packages"]
-                },
+                "dapo": _joined(versions["dapo"] for versions in made_with),
+                "processor": _joined(versions["processor"] for versions in made_with),
+                "packages": packages,
             },
             "problems": problems,
             "runs": sorted(runs.values(), key=lambda run: run["seed"]),
@@ -281,15 +273,20 @@ def _read_run(
     run = RunDirectory.open(path)
     reason = run.exit_reason()
     rows = metrics_by_step(run.metrics)
-    steps = [step for step in (0, max(rows, default=0)) if run.eval(step).is_file()]
-    evaluations = {step: content for step in steps if (content := read_evaluation(run.eval(step)))}
+    evaluations = {}
+    for step in (0, max(rows, default=0)):
+        path_of_step = run.eval(step)
+        content = read_evaluation(path_of_step) if path_of_step.is_file() else None
+        if content:
+            evaluations[step] = content
     name = next((evaluation["name"] for evaluation in evaluations.values()), None)
     facts |= {"reason": reason, "curve": _curve(rows, name, metrics)}
     if reason not in ENDED:
         is_stopped = reason is None or reason.startswith("interrupted")
         return facts | {"state": "unfinished" if is_stopped else "failed"}, None
     facts |= {"state": reason} | _figures(rows, facts["curve"], evaluations, entry.config)
-    if not (last := max(evaluations, default=0)):
+    last = max(evaluations, default=0)
+    if last == 0:
         return facts, None
     facts["is_binary"] = bool(evaluations[last]["binary"])
     return facts, {row["id"]: row["accuracy"] for row in evaluations[last]["table"]}
@@ -338,10 +335,9 @@ def _curve(
         seconds += took if isfinite(took) and step > 0 else 0.0
         accuracy = row.get(f"eval/{evaluation}/accuracy")
         if step > 0 or accuracy is not None:
-            spent = {"step": step, "tokens": tokens, "seconds": seconds}
-            for name, value in (
-                spent | {ACCURACY: accuracy} | {name: row.get(name) for name in metrics}
-            ).items():
+            point = {"step": step, "tokens": tokens, "seconds": seconds, ACCURACY: accuracy}
+            point |= {name: row.get(name) for name in metrics}
+            for name, value in point.items():
                 columns.setdefault(name, []).append(_rounded(value))
     return {
         name: values

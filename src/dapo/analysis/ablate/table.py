@@ -24,9 +24,8 @@ def _condition(results: Results, condition: str) -> dict[str, Any]:
         for variant in results.variants
     }
     judged = judged_everywhere(runs)
-    accuracies = {
-        run["seed"]: run["accuracy_before"] for row in runs.values() for run in row.values()
-    }
+    all_runs = [run for row in runs.values() for run in row.values()]
+    accuracies = {run["seed"]: run["accuracy_before"] for run in all_runs}
     numbers = [value for value in accuracies.values() if value is not None]
     baseline = results.facts["experiment"]["baseline"]
     rows = []
@@ -34,33 +33,29 @@ def _condition(results: Results, condition: str) -> dict[str, Any]:
         name = variant["name"]
         previous = variant["previous"]
         seeds = runs[name].values()
-        rows.append(
-            {
-                "variant": name,
-                "seeds": sorted(runs[name]),
-                "accuracy": _accuracy(runs[name], judged),
-                "previous": previous,
-                "to_previous": (
-                    None if previous is None else _difference(runs[previous], runs[name], judged)
-                ),
-                "to_baseline": (
-                    None if name == baseline else _difference(runs[baseline], runs[name], judged)
-                ),
-                **{
-                    key: mean_over_seeds([run[key] for run in seeds if run[key] is not None])
-                    for key in FIGURES
-                },
-            }
-        )
+        row = {
+            "variant": name,
+            "seeds": sorted(runs[name]),
+            "accuracy": _accuracy(runs[name], judged),
+            "previous": previous,
+            "to_previous": None,
+            "to_baseline": None,
+        }
+        if previous is not None:
+            row["to_previous"] = _difference(runs[previous], runs[name], judged)
+        if name != baseline:
+            row["to_baseline"] = _difference(runs[baseline], runs[name], judged)
+        for figure in FIGURES:
+            values = [run[figure] for run in seeds if run[figure] is not None]
+            row[figure] = mean_over_seeds(values)
+        rows.append(row)
     problems = len(results.facts["problems"].get(condition, []))
     return {
         "condition": condition,
         "accuracy_before": mean_over_seeds(numbers) if numbers else None,
         "binary": all(map(_is_binary, runs.values())),
         "problems": len(judged),
-        "samples_per_problem": next(
-            (run["samples_per_problem"] for row in runs.values() for run in row.values()), None
-        ),
+        "samples_per_problem": all_runs[0]["samples_per_problem"] if all_runs else None,
         "rows": rows,
         "notes": list(_notes(results, condition, runs, undecided=problems - len(judged))),
     }
@@ -114,9 +109,8 @@ def _notes(
         if run["condition"] == condition and run["state"] not in ENDED:
             # the other lines of an error are advice, and are in the run's log
             why = f": {run['reason'].splitlines()[0]}" if run["reason"] else ""
-            left_out.setdefault((run["variant"], f"{run['state']}{why}"), []).append(
-                str(run["seed"])
-            )
+            key = (run["variant"], f"{run['state']}{why}")
+            left_out.setdefault(key, []).append(str(run["seed"]))
     for (variant, reason), seeds in left_out.items():
         yield f"left out: {variant}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} ({reason})"
     if undecided:

@@ -129,9 +129,9 @@ def pick_groups(index: RolloutIndex) -> tuple[int, list[tuple[int, int]]]:
     groups = index.groups()
     steps = sorted({group["step"] for group in groups})
     if len(steps) > MAX_STEPS:
-        steps = sorted(
-            {steps[round(i * (len(steps) - 1) / (MAX_STEPS - 1))] for i in range(MAX_STEPS)}
-        )
+        last = len(steps) - 1
+        indices = {round(i * last / (MAX_STEPS - 1)) for i in range(MAX_STEPS)}
+        steps = [steps[index] for index in sorted(indices)]
     ranked: list[tuple[int, int, int]] = []
     for step in steps:
         here = [group for group in groups if group["step"] == step]
@@ -140,12 +140,16 @@ def pick_groups(index: RolloutIndex) -> tuple[int, list[tuple[int, int]]]:
 
 
 def _by_interest(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    trained = sorted(
-        (g for g in groups if g["outcome"] == "trained"),
-        key=lambda g: (g["score"] or 0.0, g["group_id"]),
-    )
-    first = [*trained[-1:], *trained[:1], *(g for g in groups[:1] if g["outcome"] == "trained")]
-    by_outcome = {g["outcome"]: g for g in reversed(groups) if g["outcome"] != "trained"}
+    """Yield the groups of a step with their ranks, the most informative first."""
+    trained = [group for group in groups if group["outcome"] == "trained"]
+    by_score = sorted(trained, key=lambda group: (group["score"] or 0.0, group["group_id"]))
+    first = [*by_score[-1:], *by_score[:1]]
+    if groups and groups[0]["outcome"] == "trained":
+        first.append(groups[0])
+    by_outcome = {}
+    for group in reversed(groups):
+        if group["outcome"] != "trained":
+            by_outcome[group["outcome"]] = group
     ids: set[int] = set()
     for rank, kind in enumerate((first, list(by_outcome.values()), groups)):
         for group in kind:
@@ -158,10 +162,10 @@ def _evaluations(files: RunReader) -> dict[str, Any]:
     """Return summaries of all evaluations, and tables and differences of some."""
     summaries = files.evaluations()
     readable = [summary["step"] for summary in summaries if "problem" not in summary]
-    half = EVALUATIONS_PAIRED // 2
-    steps = (
-        readable if len(readable) <= EVALUATIONS_PAIRED else [*readable[:half], *readable[-half:]]
-    )
+    steps = readable
+    if len(readable) > EVALUATIONS_PAIRED:
+        half = EVALUATIONS_PAIRED // 2
+        steps = [*readable[:half], *readable[-half:]]
     tables = {}
     paired = {}
     budget = MAX_EVALUATION_BYTES
@@ -172,9 +176,8 @@ def _evaluations(files: RunReader) -> dict[str, Any]:
             tables[str(step)] = table
     for a, b in combinations(steps, 2):
         # a resumed run may have evaluated with other settings
-        paired[f"{a}:{b}"] = _or_error(
-            partial(paired_evaluations, files.evaluation(a), files.evaluation(b))
-        )
+        difference = partial(paired_evaluations, files.evaluation(a), files.evaluation(b))
+        paired[f"{a}:{b}"] = _or_error(difference)
     return {"evaluations": summaries, "evaluation_tables": tables, "paired": paired}
 
 
@@ -198,7 +201,8 @@ def _page(data: dict[str, Any], *, title: str) -> str:
     body = re.sub(r"<script src=[^>]*></script>\n", "", body)
     inline = "\n".join(f"<script>{text}</script>" for text in scripts)
     data_element = f'<script type="application/json" id="report-data">{values}</script>'
-    return f"{head}</head>{body.replace('</body>', f'{data_element}{chr(10)}{inline}{chr(10)}</body>')}"
+    body = body.replace("</body>", f"{data_element}\n{inline}\n</body>")
+    return f"{head}</head>{body}"
 
 
 def _hash(text: str) -> str:

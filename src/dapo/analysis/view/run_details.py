@@ -34,11 +34,15 @@ def options(run: ViewedRun, query: Parameters) -> dict[str, Any]:
     }
     defaults = flat_options(build_config(least))
     meanings = {entry.name: entry.meaning for entry in option_entries()}
-    rows = [
-        {"name": name, "value": value, "meaning": meanings.get(name, "")}
-        | {"default": None if name in required else defaults.get(name)}
-        for name, value in config.items()
-    ]
+    rows = []
+    for name, value in config.items():
+        row = {
+            "name": name,
+            "value": value,
+            "meaning": meanings.get(name, ""),
+            "default": None if name in required else defaults.get(name),
+        }
+        rows.append(row)
     return {"preset": raw["preset"], "rows": rows, "changes": option_changes(run.files.directory)}
 
 
@@ -52,13 +56,18 @@ def log(run: ViewedRun, query: Parameters) -> dict[str, Any]:
     names = []
     if folder.is_dir():
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
-    name = query.get("file") or (verifier if verifier in names else next(iter(names), None))
+    default = next(iter(names), None)
+    if verifier in names:
+        default = verifier
+    name = query.get("file") or default
     if name is None:
         return {"files": [], "file": None, "text": "", "left_out": 0}
     if name not in names:
-        raise DataError(f"{folder} has no file {quoted(name)}; it has {', '.join(names) or 'none'}")
+        listing = ", ".join(names) or "none"
+        raise DataError(f"{folder} has no file {quoted(name)}; it has {listing}")
     with open_no_link(folder / name, "rb") as file:
-        left_out = max(0, os.fstat(file.fileno()).st_size - MAX_LOG_BYTES)
+        size = os.fstat(file.fileno()).st_size
+        left_out = max(0, size - MAX_LOG_BYTES)
         file.seek(left_out)
         text = file.read(MAX_LOG_BYTES).decode("utf-8", "replace")
     return {"files": names, "file": name, "text": text, "left_out": left_out}
