@@ -131,7 +131,7 @@ def compare_runs(a: str | Path, b: str | Path) -> Comparison:
 
 
 def equal_steps(a: Mapping[int, Mapping[str, Any]], b: Mapping[int, Mapping[str, Any]]) -> int:
-    """The last step up to which all metrics except times are equal; 0 if those of step 1 differ."""
+    """Return the last step up to which all metrics except times are equal; 0 if none."""
     step = 0
     while (
         step + 1 in a
@@ -143,7 +143,7 @@ def equal_steps(a: Mapping[int, Mapping[str, Any]], b: Mapping[int, Mapping[str,
 
 
 def final_evaluation(run: RunDirectory) -> dict[str, Any] | None:
-    """The last readable evaluation of a run; None without one."""
+    """Return the last readable evaluation of a run; None without one."""
     return next(iter(reversed(first_and_last_evaluation(run))), None)
 
 
@@ -156,7 +156,7 @@ def _held_out(
     metrics: Sequence[Mapping[int, Mapping[str, Any]]],
     notes: list[str],
 ) -> dict[str, HeldOut]:
-    """The comparisons of the last and of the best evaluations, as far as they can be made."""
+    """Compare the last and the best evaluations of the runs, if they have any."""
     last = [final_evaluation(run) for run in runs]
     if last[0] is None or last[1] is None:
         notes.append(
@@ -183,7 +183,7 @@ def _held_out(
 def _best(
     run: RunDirectory, rows: Mapping[int, Mapping[str, Any]], name: str
 ) -> dict[str, Any] | None:
-    """The most accurate evaluation of a run, the earliest of equals."""
+    """Return the most accurate evaluation of a run, the earliest of equals."""
     scored = [
         (value, -step)
         for step, row in rows.items()

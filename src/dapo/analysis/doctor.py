@@ -124,7 +124,7 @@ def _unfinished_step(
 def _with_responses(
     case: DiagnosedFinding, rule: Rule, tables: Mapping[int, Path]
 ) -> DiagnosedFinding:
-    """The case with the problems and a response that show it, if tables of its steps are stored."""
+    """Add the problems and a response that show a finding, if tables are stored."""
     if rule.response is None:
         return case
     first, last = case.finding.steps

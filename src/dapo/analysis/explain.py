@@ -117,7 +117,7 @@ def _select_group(groups: Mapping[int, Sequence[Row]]) -> tuple[int, str]:
 
 
 def _rewards(rows: Sequence[Row]) -> list[float]:
-    """The rewards of the responses that have a verdict; [0] without any."""
+    """Return the rewards of the responses that have a verdict; [0] without any."""
     return [row["reward"] for row in rows if row["reward"] is not None] or [0.0]
 
 
@@ -172,19 +172,21 @@ def _eq9(
     """Return the numbers that turn a group's rewards into advantages."""
     name = options["advantage.estimator"]
     estimator = ESTIMATORS[name]
-    rewards_by_group = {
-        group_name: [row["reward"] for row in rows if row["reward"] is not None]
-        for group_name, rows in groups.items()
-        if rows[0]["outcome"] == "trained"
-    }
+    rewards_by_group = {}
+    for group_id, rows in groups.items():
+        if rows[0]["outcome"] == "trained":
+            rewards_by_group[group_id] = [
+                row["reward"] for row in rows if row["reward"] is not None
+            ]
     compared = rewards_by_group[group]
     if estimator.mean_over == "batch":
         compared = [reward for rewards in rewards_by_group.values() for reward in rewards]
     differences = compared
     if estimator.std_over == "batch" and estimator.mean_over == "group":
-        differences = [
-            reward - fmean(rewards) for rewards in rewards_by_group.values() for reward in rewards
-        ]
+        differences = []
+        for rewards in rewards_by_group.values():
+            mean = fmean(rewards)
+            differences += [reward - mean for reward in rewards]
     scale: Any = "std" if estimator.std_over else "none"
     if name == "group":
         scale = options.get("advantage.scale")
@@ -219,7 +221,7 @@ def _eq11(rows: Sequence[Row], options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _why(rows: Sequence[Row], options: Mapping[str, Any]) -> str:
-    """The reason for a group's outcome, as a sentence with its numbers."""
+    """Return the reason for a group's outcome, as a sentence with its numbers."""
     valid = [row for row in rows if row["error"] is None]
     scores = [row["score"] for row in valid]
     num_correct = sum(row["correct"] is True for row in valid)
@@ -260,7 +262,7 @@ def _why(rows: Sequence[Row], options: Mapping[str, Any]) -> str:
 
 
 def _filter_of(options: Mapping[str, Any]) -> str:
-    """The options that filter groups besides Eq. 11; empty without any."""
+    """Return the options that filter groups besides Eq. 11; empty without any."""
     names = []
     if options.get("dynamic_sampling.filter") is not None:
         names.append("dynamic_sampling.filter")
@@ -282,7 +284,7 @@ def _eq13(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _response(row: Row, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored columns of a response, with its penalty (Eq. 13), and the turns of its episode."""
+    """Return the stored columns of a response, its penalty (Eq. 13), and its turns."""
     ranges = ranges_of(row)
     episode = episode_of(row)
     num_tokens = len(row["response_ids"])

@@ -111,9 +111,16 @@ def probe_run(
 ) -> Probe:
     """Sample the run's first problems and make two updates of weights that are discarded.
 
-    At least `problems` are judged (None: `default_problems`), `samples` responses each (None:
-    `rollout.group_size`). `on_progress` gets the number of judged problems and the number wanted. A
-    policy in this process trains the model of `inputs` in place.
+    A policy in this process trains the model of `inputs` in place.
+
+    Args:
+        config: the resolved configuration.
+        inputs: the model and the data.
+        judge: the open verifiers.
+        problems: the least number of problems to judge; None: `default_problems`.
+        samples: responses to each problem; None: `rollout.group_size`.
+        on_progress: gets the number of judged problems and the number to judge.
+        log: gets messages about the start of engines.
     """
     problems = problems or default_problems(config)
     samples = samples or config.rollout.group_size
@@ -130,7 +137,7 @@ def probe_run(
 
 
 def default_problems(config: Config) -> int:
-    """The number of problems of about four steps, at least 8 and at most MAX_PROBLEMS."""
+    """Return the number of problems of about four steps, at least 8 and at most MAX_PROBLEMS."""
     return max(8, min(4 * config.rollout.prompts_per_step, MAX_PROBLEMS))
 
 
@@ -153,10 +160,9 @@ def pass_rate_histogram(correct: Sequence[int], wrong: Sequence[int]) -> list[Pa
     histogram = []
     for i, name in enumerate(names):
         inside = [float(number == i) for number in bins]
+        fraction = fmean(inside) if inside else 0.0
         low, high = mean_interval(inside) or (0.0, 1.0)
-        histogram.append(
-            PassRates(name, int(sum(inside)), fmean(inside) if inside else 0.0, low, high)
-        )
+        histogram.append(PassRates(name, int(sum(inside)), fraction, low, high))
     return histogram
 
 
@@ -302,32 +308,26 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
     lengths = [generation.num_sampled for group in groups for generation in group.generations]
     rates = _pass_rates(config, groups, samples)
     kept_fraction = fmean([outcome == "trained" for _, outcome in decided])
-    keep_rate = (
-        rates["expected_keep_rate"] if rates["expected_keep_rate"] is not None else kept_fraction
-    )
+    keep_rate = kept_fraction
+    if rates["expected_keep_rate"] is not None:
+        keep_rate = rates["expected_keep_rate"]
     most = config.max_groups_per_step
     groups_per_step = min(most, rollout.prompts_per_step / keep_rate) if keep_rate > 0 else most
     truncated = [fmean([g.finish == "length" for g in group.generations]) for group in groups]
     # a short batch has few sequences at a time
     full = [step for step in steps if not step.batch.shortfall] or steps
-    tokens_per_s = sum(step.batch.num_generated_tokens for step in full) / sum(
-        step.generate_s for step in full
-    )
+    num_tokens = sum(step.batch.num_generated_tokens for step in full)
+    tokens_per_s = num_tokens / sum(step.generate_s for step in full)
     generate_s = groups_per_step * rollout.group_size * fmean(lengths) / tokens_per_s
     load_s = fmean([step.load_s for step in steps[: MAX_UPDATES + 1]])
     update_tokens_per_s = None
     update_s = None
     if trained_tokens := sum(step.trained_tokens for step in steps):
         update_tokens_per_s = trained_tokens / sum(step.update_s for step in steps)
-        trained = [
-            g.num_sampled
-            for step in steps
-            for group in step.batch.groups
-            for g in group.generations
-        ]
-        update_s = (
-            rollout.prompts_per_step * rollout.group_size * fmean(trained) / update_tokens_per_s
-        )
+        trained_groups = [group for step in steps for group in step.batch.groups]
+        trained = [g.num_sampled for group in trained_groups for g in group.generations]
+        responses = rollout.prompts_per_step * rollout.group_size
+        update_s = responses * fmean(trained) / update_tokens_per_s
     history = MetricHistory()  # without the updates
     for number, step in enumerate(steps, start=1):
         history.add({"step": number} | batch_metrics(step.batch, ()))
@@ -356,7 +356,7 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
 
 
 def _pass_rates(config: Config, groups: Sequence[Group], samples: int) -> dict[str, Any]:
-    """The fields of a probe that come from right and wrong verdicts."""
+    """Return the fields of a probe that come from right and wrong verdicts."""
     verdicts = [[v for v in group.verdicts if v.error is None] for group in groups]
     counts = [(sum(bool(v.correct) for v in valid), len(valid)) for valid in verdicts if valid]
     is_binary = all(v.correct is not None for valid in verdicts for v in valid)

@@ -46,7 +46,7 @@ def read_groups(directory: RunDirectory, step: int) -> tuple[StoredGroup, ...]:
 
 
 def no_responses(directory: RunDirectory, selection: str) -> DataError:
-    """The error for steps whose judged responses a run does not have."""
+    """Return the error for steps whose judged responses a run does not have."""
     steps = list(directory.rollout_tables())
     extent = f"steps {steps[0]} to {steps[-1]}" if steps else "none"
     return DataError(

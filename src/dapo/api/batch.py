@@ -154,7 +154,7 @@ class CollectedBatch:
         return printable("\n".join(lines))
 
     def _repr_html_(self) -> str:
-        """The batch in a notebook: its counts, and a row per group, the trained groups first."""
+        """Show the batch in a notebook: counts, and a row per group, trained groups first."""
         groups = sorted(self.judged, key=lambda pair: pair[1] != "trained")
         rows = [
             _html_row("th", ("question", "outcome", "rewards", "best response", "worst response"))

@@ -51,7 +51,7 @@ def importable(value: Any) -> str | None:
 
 
 def find_source(value: Any) -> Source | None:
-    """The source of a function or a class, decorators included; None if it is unknown.
+    """Return the source of a function or a class, decorators included; None if it is unknown.
 
     `linecache` holds scripts and notebook cells alike, under the file name of their code.
     """
@@ -158,7 +158,7 @@ def _namespace(functions: Sequence[FunctionType]) -> dict[str, Any]:
 
 
 def needed_names(source: Source) -> list[str]:
-    """The sorted names that a definition takes from outside."""
+    """Return the sorted names that a definition takes from outside."""
     future = "from __future__ import annotations\n" if source.has_future_annotations else ""
     top = symtable.symtable(future + source.text, "source", "exec")
     names: dict[str, None] = {}

@@ -100,7 +100,7 @@ class CodeWriter:
         return f":{name}"
 
     def qualified(self, name: str) -> str:
-        """The import path `module:function` of a name from `add`, once everything is added."""
+        """Return the import path `module:function` of a name from `add`, after the last `add`."""
         return f"{self.module().name}{name}" if name.startswith(":") else name
 
     @property
@@ -225,7 +225,7 @@ class CodeWriter:
         return self._object(name, value)
 
     def _made_by_a_call(self, name: str, value: Any) -> str:
-        """A call that makes a pattern, a path, an exact number or a partial function."""
+        """Return a call that makes a pattern, a path, an exact number or a partial function."""
         if isinstance(value, re.Pattern):
             self._define("re", re)
             flags = (

@@ -103,7 +103,7 @@ mapping to weights.
 
 
 def weights_by_name(reward: Reward, name_of: Callable[[Any], str]) -> dict[str, float]:
-    """The weights of a reward, one verifier or several, by name; `name_of` names a function.
+    """Return the weights of a reward, one verifier or several, by name; `name_of` names a function.
 
     Raises RewardError for an element that is neither a name nor a function, and for a name that
     occurs twice.
@@ -132,5 +132,5 @@ def weights_by_name(reward: Reward, name_of: Callable[[Any], str]) -> dict[str, 
 
 
 def verifier_option(weights: Mapping[str, float]) -> str | Mapping[str, float]:
-    """The value of `reward.verifier` for names with their weights."""
+    """Return the value of `reward.verifier` for names with their weights."""
     return next(iter(weights)) if list(weights.values()) == [1.0] else weights

@@ -161,7 +161,7 @@ def as_overrides(options: Mapping[str, Any]) -> list[str]:
 
 
 def _json_value(value: Any) -> Any:
-    """A value as JSON has it, with functions by their import paths."""
+    """Return a value as JSON has it, with functions by their import paths."""
     return json.loads(json.dumps(value, default=_as_text))
 
 

@@ -153,7 +153,7 @@ def _chart(panel: Panel, records: Sequence[Record]) -> str:
 
 
 def _lines(points: Sequence[tuple[float, float] | None], colour: str) -> str:
-    """A line through the points with a gap at each None, and a dot at the last point."""
+    """Return a line through the points with a gap at each None, and a dot at the last point."""
     svg = ""
     for is_gap, stretch in groupby(points, key=lambda point: point is None):
         if not is_gap:

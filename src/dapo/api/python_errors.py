@@ -58,7 +58,7 @@ def in_python(text: str, arguments: Iterable[str] = ()) -> str:
 def _with_keyword(
     typed: str, suggestion: str, name: str | None, arguments: Iterable[str]
 ) -> str | None:
-    """The answer to an unknown option, with the keyword that is nearest to what was typed."""
+    """Answer an unknown option with the keyword that is nearest to it."""
     by_keyword = names_by_keyword()
     last = typed.rpartition(".")[2]
     advice = None
@@ -117,7 +117,7 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fault_of_call(signature: inspect.Signature, args: Any, kwargs: Any) -> str | None:
-    """The argument of a failed call that is missing, unknown or of another type than annotated."""
+    """Name the missing, unknown or mistyped argument of a failed call."""
     try:
         arguments = signature.bind(*args, **kwargs).arguments
     except TypeError as error:

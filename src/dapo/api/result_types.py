@@ -112,7 +112,7 @@ class Comparison:
 
 
 def table_of(rows: Collection[Mapping[str, Any]], *columns: str) -> "pd.DataFrame":
-    """A table of the rows; without any, it has these columns."""
+    """Return a table of the rows; without any, it has these columns."""
     import pandas as pd
 
     return pd.DataFrame(list(rows), columns=None if rows else columns)

@@ -158,7 +158,7 @@ class Run:
         return EvaluationResult.of(read_json(path))
 
     def curves(self) -> Curves:
-        """A figure of accuracy, length, entropy and outcomes of groups.
+        """Return a figure of accuracy, length, entropy and outcomes of groups.
 
         Raises DataError without metrics.
         """

@@ -318,7 +318,7 @@ class Session(AbstractContextManager["Session"]):
         return self._pools[key]
 
     def _read(self, config: Config, key: str, judge: "InlineJudge | VerifierPool") -> list[Problem]:
-        """The problems of a source that fit the model, checked once per reward."""
+        """Return the problems of a source that fit the model, checked once per reward."""
         key = f"{key} {json.dumps(config.reward.verifier)} {sorted(judge.needed_columns.items())}"
         if key not in self._problems:
             with row_errors({"problems": config.data.train} if str(self._folder) in key else {}):

@@ -70,7 +70,7 @@ def ablate(
 
 
 def parse_seeds(text: str) -> list[int]:
-    """`0,1,2` or `100-104`, or both: seeds in order. Raises ConfigError."""
+    """Parse `0,1,2` or `100-104`, or both, to seeds in order. Raises ConfigError."""
     seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part)
@@ -220,7 +220,7 @@ def _table(title: str, *names: str) -> Table:
 
 
 def _with_range(estimate: Mapping[str, Any] | None, sign: str = "", *, is_binary: bool) -> str:
-    """A mean with its interval, and a star after a difference whose interval excludes 0."""
+    """Return a mean with its interval, and a star after a difference whose interval excludes 0."""
     if estimate is None:
         return ""
     mean, low, high = (
@@ -233,7 +233,7 @@ def _with_range(estimate: Mapping[str, Any] | None, sign: str = "", *, is_binary
 
 
 def _number(value: float | None, sign: str = "", *, is_binary: bool) -> str:
-    """An accuracy in per cent, or a mean score."""
+    """Return an accuracy in per cent, or a mean score."""
     if not is_binary:
         return number(value, f"{sign}.3f")
     return number(None if value is None else 100 * value, f"{sign}.1f")

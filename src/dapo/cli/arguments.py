@@ -41,7 +41,7 @@ def complete_option(incomplete: str) -> Iterator[tuple[str, str]]:
 
 
 def _values(annotation: Any) -> Iterator[str]:
-    """The values of a type that has few."""
+    """Yield the values of a type that has few."""
     if annotation is bool:
         yield from ("true", "false")
     for part in get_args(annotation):

@@ -17,7 +17,14 @@ WHOLE = {"newest": 1, "weights": 0, "nothing": 0}
 
 
 def clean_runs(paths: Sequence[Path], *, keep: str, apply: bool, as_json: bool) -> None:
-    """Reduce or remove checkpoints of runs that do not train; without `apply`, list them."""
+    """Reduce or remove checkpoints of runs that do not train.
+
+    Args:
+        paths: run directories, or folders of them.
+        keep: what remains: a name in WHOLE, or `nothing`.
+        apply: write the changes; False: list them.
+        as_json: print JSON instead of lines.
+    """
     if keep not in WHOLE:
         raise ConfigError(f"--keep {keep}: expected one of {', '.join(WHOLE)}")
     runs = [RunDirectory.open(path) for path in paths]

@@ -189,7 +189,7 @@ def _plus_minus(estimate: Mapping[str, Any], name: str) -> str:
 
 
 def _number(value: float | None, name: str, *, sign: str = "") -> str:
-    """A value of a curve, in its unit; empty for None."""
+    """Return a value of a curve, in its unit; empty for None."""
     scale, digits = {"accuracy": (100, 1), "length": (1, 1)}.get(name, (1, 3))
     return number(None if value is None else scale * value, f"{sign}.{digits}f")
 

@@ -87,7 +87,7 @@ _FILES_OF_OPTIONS = {"config", "config_file"}
 
 
 def _num_known(reading: Reading) -> int:
-    """The number of options that the tables know."""
+    """Return the number of options that the tables know."""
     peer = peer_that_knows(reading.options)
     return 0 if peer is None else sum(bool(OTHERS[peer].rows_of(name)) for name in reading.options)
 
@@ -106,7 +106,7 @@ def _facts(path: Path, peer: Peer, reading: Reading, num_processes: int | None) 
 
 
 def _other_commands(readings: Sequence[Reading], chosen: Reading) -> list[str]:
-    """Sentences on the commands of a script that have options too and are not translated."""
+    """Describe the commands of a script that have options too and are not translated."""
     notes = [f"line {chosen.line}: the command {chosen.command}"] if chosen.line else []
     for reading in readings:
         if reading is chosen or not _num_known(reading):
@@ -123,7 +123,7 @@ def _other_commands(readings: Sequence[Reading], chosen: Reading) -> list[str]:
 
 
 def _batch_of_trl(options: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """Sentences on what the batch of TRL rests on."""
+    """Describe what the batch size of TRL depends on."""
     notes = []
     if facts["processes"] == 1:
         notes.append(
@@ -157,7 +157,7 @@ def _fault_of_batch(translation: Translation, facts: Mapping[str, Any]) -> str |
 
 
 def _read(path: Path) -> list[Reading]:
-    """The commands of a file with their options, by their names in the other system.
+    """Return the commands of a file with their options, by their names in the other system.
 
     Raises ConfigError.
     """
@@ -186,7 +186,7 @@ def _read(path: Path) -> list[Reading]:
 
 
 def _text(path: Path) -> str:
-    """The text of a script, or that of a notebook's cells of code."""
+    """Return the text of a script, or that of a notebook's cells of code."""
     text = read_regular(path, max_bytes=MAX_BYTES).decode("utf-8-sig")
     if path.suffix != ".ipynb":
         return text
@@ -199,7 +199,7 @@ def _text(path: Path) -> str:
 
 
 def _cell(source: str | Sequence[str]) -> str:
-    """A cell without the commands of notebooks, which are no Python."""
+    """Return a cell without the commands of notebooks, which are no Python."""
     text = source if isinstance(source, str) else "".join(source)
     if text.lstrip().startswith("%%") and not text.lstrip().startswith("%%capture"):
         return ""

@@ -460,7 +460,7 @@ def demonstrations(
 def _read(
     spec: "DataSpec", *, name: str = "SPEC", require_answer: bool = False, **how: Any
 ) -> "list[Problem]":
-    """The problems of a command's argument `name`.
+    """Return the problems of a command's argument `name`.
 
     Raises ConfigError for no data source, and DataError.
     """

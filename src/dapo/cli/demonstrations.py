@@ -56,7 +56,7 @@ class Judged:
         return not all(map(str.strip, turns))
 
     def row(self) -> dict[str, Any]:
-        """The demonstration as a row: `prompt` and `response`, or `messages` of several turns."""
+        """Return a row of `prompt` and `response`, or of `messages` for several turns."""
         prompt = self.problem.prompt
         answer = {"answer": self.problem.answer} if self.problem.answer else {}
         if not self.turns:
@@ -64,12 +64,12 @@ class Judged:
         if isinstance(prompt, str):
             prompt_messages = [{"role": "user", "content": prompt}]
         else:
-            prompt_messages = [dict(m) for m in prompt]
+            prompt_messages = [dict(message) for message in prompt]
         return {"messages": [*prompt_messages, *map(dict, self.turns)], **answer}
 
 
 def read_judged(source: Path) -> Iterator[Judged]:
-    """The judged responses of a run's rollouts, or of a result of `dapo eval`. Raises DataError."""
+    """Yield the judged responses of a run or of a result of `dapo eval`. Raises DataError."""
     if source.is_dir():
         yield from _of_run(RunDirectory.open(source))
         return
@@ -97,9 +97,14 @@ def choose(
 ) -> tuple[list[Judged], dict[str, int]]:
     """Choose up to `per_problem` distinct responses of each problem, and count the rest.
 
-    Right are those that the verifier calls correct, or with `min_score` those of at least this
-    score. A response that was cut is never chosen. `shortest` prefers fewer tokens; `random`
-    follows from `seed` and the problem alone.
+    A response that was cut is never chosen.
+
+    Args:
+        judged: the responses.
+        per_problem: the maximum number of responses to a problem.
+        choice: `shortest` prefers fewer tokens; `random` follows from `seed` and the problem alone.
+        min_score: the least score of a right response; None: the verifier calls it correct.
+        seed: the seed of `random`.
     """
     counts: Counter[str] = Counter(responses=len(judged))
     by_problem: dict[str, dict[str, Judged]] = {}
@@ -114,7 +119,8 @@ def choose(
             reason = None
         else:
             reason = "not right"
-        reason = "an empty turn" if reason is None and response.has_empty_turn else reason
+        if reason is None and response.has_empty_turn:
+            reason = "an empty turn"
         by_text = by_problem.setdefault(response.problem.id, {})
         key = to_json([response.text, [dict(turn) for turn in response.turns]])
         if reason is None and key in by_text:
@@ -138,14 +144,13 @@ def without_held_out(chosen: Sequence[Judged], held_out: Sequence[Problem]) -> l
     _, removed = find_contaminated(
         [demonstration.problem for demonstration in chosen], held_out, ngram=8, min_overlap=0.5
     )
-    rows = {demonstration.row for demonstration in removed}
-    return [
-        demonstration for number, demonstration in enumerate(chosen, start=1) if number not in rows
-    ]
+    held_out_rows = {contaminated.row for contaminated in removed}
+    rows = enumerate(chosen, start=1)
+    return [demonstration for number, demonstration in rows if number not in held_out_rows]
 
 
 def held_out_of(sources: Sequence[Path], against: Sequence[str]) -> list[Problem]:
-    """The problems of `against`, and the held-out ones of the runs among the sources."""
+    """Return the problems of `against`, and the held-out ones of the runs among the sources."""
     specs = [
         load_run_config(RunDirectory.open(source)).data.eval_source
         for source in sources
@@ -179,7 +184,7 @@ def _rank(response: Judged, choice: Choice, seed: int) -> int:
 
 
 def _of_run(run: RunDirectory) -> Iterator[Judged]:
-    """The responses in rollouts/, each with its whole prompt."""
+    """Yield the responses in rollouts/, each with its whole prompt."""
     paths = list(run.rollout_tables().values())
     if not paths:
         raise DataError(
@@ -187,7 +192,9 @@ def _of_run(run: RunDirectory) -> Iterator[Judged]:
         )
     prompts = _prompts_of(run)
     for path in paths:
-        columns = [*_COLUMNS, *([EPISODE.name] if EPISODE.name in all_columns(path) else [])]
+        columns = [*_COLUMNS]
+        if EPISODE.name in all_columns(path):
+            columns.append(EPISODE.name)
         for row in iterate_rows(path, columns):
             prompt = prompts.get(row["problem_id"], row["question"])
             problem = Problem(row["problem_id"], prompt, row["answer"])

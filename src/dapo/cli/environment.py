@@ -68,7 +68,7 @@ class Play:
         return self.episode.error
 
     def as_json(self) -> dict[str, Any]:
-        """The episode as JSON values."""
+        """Return the episode as JSON values."""
         names = ("seed", "kind", "turns", "paid", "correct", "error", "differs")
         return {name: getattr(self, name) for name in names}
 
@@ -191,7 +191,7 @@ class _Player:
 
 
 def _tokenizer_of(name: str, config: Config) -> "PreTrainedTokenizerBase | None":
-    """The tokenizer of a run with its chat template; None where there is no run."""
+    """Return the tokenizer of a run with its chat template; None where there is no run."""
     folder = RunDirectory.open(name).tokenizer if RunDirectory.is_run(name) else None
     if folder is None or not folder.is_dir():
         return None
@@ -204,7 +204,7 @@ def _tokenizer_of(name: str, config: Config) -> "PreTrainedTokenizerBase | None"
 
 
 def _byte_tokenizer() -> "PreTrainedTokenizerBase":
-    """A tokenizer of bytes with a chat template, for an environment without a model."""
+    """Return a tokenizer of bytes with a chat template, for an environment without a model."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -220,7 +220,7 @@ def _byte_tokenizer() -> "PreTrainedTokenizerBase":
 
 
 def _nonsense(kind: str, chance: random.Random) -> str:
-    """The text of one turn."""
+    """Return the text of one turn."""
     if kind == "nothing":
         return ""
     if kind == "a number":

@@ -120,7 +120,7 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def short_names(models: Sequence[str]) -> list[str]:
-    """Names without the folders that all of them share; an evaluation's file by its step.
+    """Remove the folders that all names share; name an evaluation's file by its step.
 
     >>> short_names(["runs/a/eval/step_000000.json", "runs/a/eval/step_000018.json"])
     ['step 0', 'step 18']
@@ -177,7 +177,7 @@ def _table_by_problem(*numbers: str) -> Table:
 
 
 def _most_frequent_answer(judged: Sequence[Mapping[str, Any]]) -> str:
-    """The winning answer in the words of the first response that gives it; empty without one."""
+    """Return the winning answer, as its first response writes it; empty without one."""
     votes = count_votes((response["correct"], response["answer"]) for response in judged)
     if not votes:
         return ""

@@ -79,7 +79,7 @@ def _responses(facts: Mapping[str, Any]) -> Table:
 
 
 def _episode(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """The longest episode of the group, turn by turn."""
+    """Yield the longest episode of the group, turn by turn."""
     chosen = max(facts["responses"], key=lambda response: len(response["turns"] or ()))
     if not chosen["turns"]:
         return
@@ -96,7 +96,7 @@ def _episode(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _span(turn: Mapping[str, Any]) -> str:
-    """The first and the last token of a turn."""
+    """Return the first and the last token of a turn."""
     if turn["role"] != "assistant":
         return "observed"
     if turn["tokens"] is None:

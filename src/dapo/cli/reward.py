@@ -43,7 +43,7 @@ class RewardReport:
         return any(audit.suspicious for audit in self.audits)
 
     def as_json(self) -> dict[str, Any]:
-        """The audits as JSON values: every response with its verdict and its issues."""
+        """Return the audits as JSON values: every response with its verdict and its issues."""
         costs = {name: getattr(self, name) for name in ("group_size", "group_seconds", "workers")}
         problems = [_audit_json(audit) for audit in self.audits]
         return {
@@ -62,12 +62,16 @@ def examine_reward(
     right: str | None,
     overrides: Sequence[str],
 ) -> RewardReport:
-    """Audit a reward, or that of a run, on the first problems of `data`, or on an example with the
-    reference `answer`.
+    """Audit a reward on problems of a data source, or on an example.
 
-    A run has problems of its own. `right` is a correct response to the example; `overrides` are
-    options of reward. Raises ConfigError, DataError or RewardError for an argument that cannot be
-    used.
+    Args:
+        verifier: a verifier's name, `module:function`, or a run, which has its own problems.
+        data: a data source, of which the first problems are used; None: the example.
+        answer: the reference answer of the example; None: the verifier's own example.
+        right: a correct response to the example.
+        overrides: options of reward, `key=value`.
+
+    Raises ConfigError, DataError or RewardError for an argument that cannot be used.
     """
     if RunDirectory.is_run(verifier):
         run = RunDirectory.open(verifier)
@@ -143,7 +147,7 @@ def _check_json(check: CheckResult) -> dict[str, Any]:
 
 
 def _group_seconds(pool: VerifierPool, problem: Problem, size: int) -> float:
-    """The seconds to judge a group of ordinary responses, as in training."""
+    """Return the seconds to judge a group of ordinary responses, as in training."""
     responses = [f"I think it is this.\nAnswer: {number}" for number in range(size)]
     began = time.perf_counter()
     pool.submit(problem, responses, [()] * size).result()
@@ -176,7 +180,7 @@ def _table_of(audit: Audit, *, show_all: bool) -> Table:
 
 
 def _audit_summary(audit: Audit) -> list[str]:
-    """Lines below the table: times, counts of issues."""
+    """List the lines below the table: times, and counts of issues."""
     slowest = max(audit.checks, key=lambda check: check.seconds)
     median_s = statistics.median(check.seconds for check in audit.checks)
     lines = [

@@ -40,7 +40,7 @@ def print_status(statuses: Sequence[RunStatus], damaged: Mapping[str, DapoError]
 
 
 def _result(status: RunStatus) -> str:
-    """The accuracy or the mean score of the last evaluation, or else the accuracy in training."""
+    """Return the accuracy or mean score of the last evaluation, else that of training."""
     evaluated = [
         name
         for name, evaluation in status.evaluations.items()
@@ -77,8 +77,10 @@ def _details(status: RunStatus) -> list[tuple[str, str]]:
         for metric, value in result.items():
             if value is not None:
                 accuracies[f"eval/{name}/{metric}"] = value
-        at = f"at step {result['step']:.0f}"
-        rows += [("evaluation", f"{line}, {at}") for line in accuracies_in(accuracies)]
+        rows += [
+            ("evaluation", f"{line}, at step {result['step']:.0f}")
+            for line in accuracies_in(accuracies)
+        ]
     checkpoint = status.checkpoint
     rows.append(("checkpoint", "none yet" if checkpoint is None else f"step {checkpoint['step']}"))
     parts = [

@@ -39,8 +39,17 @@ def submit_run(
 ) -> dict[str, Any]:
     """Check the configuration, write the script next to the run, and submit it.
 
-    Returns JSON values: the run, nodes, the script's text and path, and the job's id. With
-    `dry_run` it writes nothing, and path and id are None.
+    Args:
+        config_or_run: a configuration, or a run to resume.
+        overrides: options, `key=value`.
+        allocation: what the job asks Slurm for.
+        run_dir: the directory of the run; None: a new one in `runs`.
+        setup: shell lines of the script before the command.
+        dry_run: write nothing and submit nothing.
+        trust: import modules from the folders that a run's manifest names.
+
+    Returns JSON values: the run, nodes, the script's text and path, and the job's id; path and id
+    are None for a dry run.
     """
     is_run = RunDirectory.is_run(config_or_run)
     if is_run and run_dir is not None:

@@ -36,9 +36,12 @@ def start_run(
 ) -> None:
     """Train in `run_dir`, or in a new folder of `runs` named by `config_name` and time.
 
-    When a trainer rank is lost, the run returns to its last checkpoint, at most `max_restarts`
-    times. `judge` is the result of `open_judge` for this configuration and directory; without one,
-    it is opened here.
+    Args:
+        config: the resolved configuration.
+        run_dir: the directory to make; None: a new one in `runs`.
+        config_name: the name of the configuration, for a directory without `run_dir`.
+        max_restarts: how often a run that lost a trainer rank returns to its last checkpoint.
+        judge: the result of `open_judge` for this configuration; None: open it here.
     """
     path = run_dir or default_run_path(config_name, datetime.now())
     with execute.new_run(config, path, command=sys.argv, judge=judge) as ready:
@@ -98,7 +101,7 @@ def report(config: Config, directory: RunDirectory) -> None:
 
 
 def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Responses to the same problems before and after training, one of each source first."""
+    """Pair responses before and after training, one of each source first."""
     if len(evaluations) < 2:
         return []
     first = evaluations[0]["table"]
@@ -123,7 +126,13 @@ def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> lis
 def export_run(
     path: Path, out_dir: Path, *, step: int | None, adapter: bool = False
 ) -> dict[str, Any]:
-    """Write a checkpoint as a Hugging Face model, or its `adapter` in peft's format.
+    """Write a checkpoint as a Hugging Face model directory.
+
+    Args:
+        path: the run.
+        out_dir: the directory to make.
+        step: the step of the checkpoint; None: the newest one.
+        adapter: write only the adapter, in peft's format.
 
     Returns JSON values: model, run, step, base, and whether it is an adapter.
     """
@@ -149,8 +158,16 @@ def fork_run(
 ) -> None:
     """Train one fork with the parent's seed, or `times` branches with seeds of their own.
 
-    `dapo resume` continues a fork that is stopped. Without `run_dir`, the new run is next to its
-    parent.
+    `dapo resume` continues a fork that is stopped.
+
+    Args:
+        path: the parent, a run.
+        step: the step of the checkpoint that the forks start from.
+        overrides: options that differ from the parent's, `key=value`.
+        times: the number of branches; None: one fork with the parent's seed.
+        run_dir: the directory of the fork; None: one next to the parent.
+        trains: train the forks; False: only make them.
+        as_json: print JSON, and all other lines to stderr.
     """
     parent = RunDirectory.open(path)
     base = run_dir or default_fork_path(parent, step, datetime.now())

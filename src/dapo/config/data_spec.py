@@ -141,7 +141,7 @@ Source: TypeAlias = OneSource | MixSource
 
 
 def kinds(source: Source) -> frozenset[Kind]:
-    """The kind of a source, or the kinds of the parts of a mix."""
+    """Return the kind of a source, or the kinds of the parts of a mix."""
     return frozenset(
         part.kind
         for part in (source.parts.values() if isinstance(source, MixSource) else (source,))
@@ -161,7 +161,7 @@ def paths_in(spec: str | Mapping[str, Any], name: str) -> dict[str, str]:
 
 
 def mix_of(specs: Sequence[Any]) -> dict[str, Any]:
-    """A list of data sources as a mix, whose parts have the names of files, data sets and tasks."""
+    """Make a mix of a list of data sources, named by files, data sets and tasks."""
     parts: dict[str, Any] = {}
     for number, spec in enumerate(specs, start=1):
         try:
@@ -290,7 +290,7 @@ def _source(kind: Kind, spec: Mapping[str, Any], *, benchmark: str | None = None
 
 
 def _task_options(kind: str, value: object) -> dict[str, dict[str, Any]]:
-    """The options of each task in `"a,b"`, `[a, b]` or `{a: {option: value}, b: null}`."""
+    """Return the options of each task in `"a,b"`, `[a, b]` or `{a: {option: value}, b: null}`."""
     if isinstance(value, str):
         value = value.split(",")
     if isinstance(value, Mapping):

@@ -242,7 +242,7 @@ def _read_yaml(value: str) -> Any:
 
 
 def nested_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by dotted names as nested sections, as if each was set on a command line."""
+    """Nest options by dotted names in sections, as if each was set on a command line."""
     merged: dict[str, Any] = _Dotted()
     for name, value in options.items():
         nested = value
@@ -314,7 +314,7 @@ def parse_data_argument(text: str, *, name: str = "--data") -> DataSpec:
 
 
 def dump_config(config: Config) -> str:
-    """The resolved configuration as YAML, from which loading gives an equal Config."""
+    """Return the resolved configuration as YAML, from which loading gives an equal Config."""
     return OmegaConf.to_yaml(OmegaConf.create(as_literal(config.model_dump(mode="json"))))
 
 

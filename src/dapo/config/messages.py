@@ -149,7 +149,7 @@ def nearest_option(parts: Sequence[str], value: object) -> str:
 
 
 def _innermost_section(parts: Sequence[str]) -> type[BaseModel]:
-    """The innermost section that a dotted name leads to."""
+    """Return the innermost section that a dotted name leads to."""
     section: type[BaseModel] = Config
     for part in parts[:-1]:
         inner = None

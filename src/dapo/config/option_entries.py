@@ -80,7 +80,7 @@ def option_entries() -> list[OptionEntry]:
 
 
 def entries_of(section: str | None) -> list[OptionEntry]:
-    """The options of a section (`rollout`, `rollout.vllm`), or one by its name; None: all.
+    """Return the options of a section (`rollout`, `rollout.vllm`), or one by its name; None: all.
 
     Raises ConfigError.
     """
@@ -101,7 +101,7 @@ def entries_of(section: str | None) -> list[OptionEntry]:
 
 
 def section_names(entries: Sequence[OptionEntry]) -> list[str]:
-    """The sections of options, in order."""
+    """Return the sections of options, in order."""
     return list(dict.fromkeys(entry.section for entry in entries if entry.section))
 
 
@@ -128,7 +128,7 @@ def flat_options(config: Config) -> dict[str, Any]:
 
 
 def option_differences(*configs: Config) -> dict[str, list[Any]]:
-    """The options that differ between configurations, with the value in each; None: not set.
+    """Return the options that differ between configurations, with the value in each; None: not set.
 
     >>> option_differences(one, other)
     {'optim.lr': [1e-06, 2e-06]}
@@ -137,7 +137,7 @@ def option_differences(*configs: Config) -> dict[str, list[Any]]:
 
 
 def differing(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The options that differ between flat tables, with the value in each; None: not set.
+    """Return the options that differ between flat tables, with the value in each; None: not set.
 
     A section that is empty in one table and has options in another is left out: the options differ.
     """

@@ -56,7 +56,7 @@ that last part.
 
 
 def section_in(annotation: Any) -> type[BaseModel] | None:
-    """The section that an option is or may hold; None for a plain value."""
+    """Return the section that an option is or may hold; None for a plain value."""
     kinds = (annotation, *get_args(annotation))
     return next(
         (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None
@@ -74,7 +74,7 @@ def options_of(
 
 
 def names_by_keyword() -> dict[str, list[str]]:
-    """The options that an alias or the last part of a name means: several if it is ambiguous."""
+    """Return the options that each alias or last part of a name can mean."""
     names: dict[str, list[str]] = {}
     for name, _ in options_of():
         names.setdefault(name.rpartition(".")[2], []).append(name)
@@ -82,5 +82,5 @@ def names_by_keyword() -> dict[str, list[str]]:
 
 
 def known_about(info: FieldInfo) -> dict[str, Any]:
-    """The metadata of an option: `paper`, `only_with`, `unit`, `also`."""
+    """Return the metadata of an option: `paper`, `only_with`, `unit`, `also`."""
     return info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}

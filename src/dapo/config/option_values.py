@@ -133,7 +133,7 @@ def _kinds_of(name: str) -> frozenset[Any]:
 
 
 def _branches(annotations: Iterable[Any]) -> list[Any]:
-    """The alternatives of types: of unions their members, without the metadata of `Annotated`."""
+    """List the alternatives of types: members of unions, without `Annotated` metadata."""
     branches: list[Any] = []
     for annotation in annotations:
         origin = get_origin(annotation)
@@ -185,7 +185,7 @@ def _read_free(value: str, read_yaml: ReadYaml) -> Any:
 
 
 def _quoted_text(value: str) -> str | None:
-    """The text of a value that is one text in quotes; None for any other value."""
+    """Return the text of a value that is one text in quotes; None for any other value."""
     if value.strip()[:1] not in ('"', "'"):
         return None
     try:

@@ -133,14 +133,14 @@ class Config(Section):
         return values
 
     def changed(self, section: str, **values: Any) -> Self:
-        """A copy with changed options of a section, without validation."""
+        """Return a copy with changed options of a section, without validation."""
         changed = getattr(self, section).model_copy(update=values)
         for name in changed.__dict__.keys() - type(changed).model_fields.keys():
             del changed.__dict__[name]  # a cached property of the old values
         return self.model_copy(update={section: changed})
 
     def at_time(self, time: datetime) -> "Config":
-        """A copy whose chat templates read this local time as now."""
+        """Return a copy whose chat templates read this local time as now."""
         return self.model_copy(update={"data": self.data.at_time(time)})
 
     @property
@@ -154,7 +154,7 @@ class Config(Section):
         return self.samples_ahead and (self.max_staleness > 1 or self.rollout.clock == "load")
 
     def lookahead(self, step: int) -> int:
-        """The number of later batches whose groups are started during a step.
+        """Return the number of later batches whose groups are started during a step.
 
         It is half of the bound: with more, so many responses share the engine that long ones become
         too old.

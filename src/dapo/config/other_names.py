@@ -54,7 +54,7 @@ NO_OPTIONS: Mapping[str, Any] = {}
 
 
 def peer_that_knows(names: Iterable[str]) -> Peer | None:
-    """The system that has most of these options by their whole names; None: none has any."""
+    """Return the system that has most of these options by their whole names; None: none has any."""
     counts = {peer: sum(bool(OTHERS[peer].rows_of(name)) for name in names) for peer in TITLES}
     best = max(counts, key=lambda peer: counts[peer])
     return best if counts[best] else None
@@ -69,9 +69,11 @@ def called_elsewhere(
 ) -> str | None:
     """Explain an option of another system: `TRL's beta=0.1 is loss.kl_coef=0.1 here`.
 
-    `name` is as it was typed, with dots or its last part alone; without a `value` the sentence
-    names options alone. The system `peer` is asked first; formulas use `others`, the other options
-    of that system that are set.
+    Args:
+        name: the option as it was typed, with dots or its last part alone.
+        value: its value; None: the sentence names options alone.
+        peer: the system that is asked first.
+        others: the other options of that system that are set, for formulas.
     """
     peers = sorted(TITLES, key=lambda system: system != peer)
     candidates: list[tuple[Peer, list[Counterpart]]] = [

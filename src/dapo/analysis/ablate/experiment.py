@@ -131,7 +131,7 @@ class Experiment:
         return PlannedRun(condition.name, variant.name, seed, self.base, overrides)
 
     def options_of(self, variant: Variant) -> tuple[str, ...]:
-        """A variant's options: the inherited ones, then its own."""
+        """Return a variant's options: the inherited ones, then its own."""
         inherited = (
             () if variant.inherits is None else self.options_of(self.variant(variant.inherits))
         )
@@ -149,12 +149,12 @@ class Experiment:
 
 
 def shipped_ladders() -> dict[str, Path]:
-    """The files of the shipped ladders, by name."""
+    """Return the files of the shipped ladders, by name."""
     return {path.stem: path for path in sorted(_LADDERS.glob("*.yaml"), reverse=True)}
 
 
 def find_ladder(name: str) -> Path:
-    """The file of a shipped ladder. Raises ConfigError."""
+    """Return the file of a shipped ladder. Raises ConfigError."""
     ladders = shipped_ladders()
     if name not in ladders:
         raise ConfigError(f"no ladder {name!r}; {did_you_mean(name, ladders)}")
@@ -170,10 +170,14 @@ def load_experiment(
 ) -> Experiment:
     """Read and check an experiment, or make one of a configuration and a ladder.
 
-    `path` is an experiment file, which has `variants`; or a configuration, or a shipped one's name,
-    on which `ladder` is run (None: `table1`). `overrides`, `key=value` for every run, override
-    `set`, and conditions and variants override them; `seeds` replace the file's. Raises ConfigError
-    for an invalid name, value or configuration.
+    Args:
+        path: an experiment file, which has `variants`; or a configuration, or a shipped one's name.
+        overrides: `key=value` for every run; they override `set`, and conditions and variants
+            override them.
+        ladder: the ladder to run on a configuration; None: `table1`.
+        seeds: seeds that replace those of the file.
+
+    Raises ConfigError for an invalid name, value or configuration.
     """
     path = find_config(path)
     raw = read_options(path)

@@ -67,7 +67,7 @@ def plot_results(results: Results, folder: Path) -> list[Path]:
 
 
 def results_figure(results: Results, condition: str) -> "Figure":
-    """The panels of one condition, without those that have no value yet.
+    """Return the panels of one condition, without those that have no value yet.
 
     Raises DataError if no panel has one.
     """
@@ -265,7 +265,7 @@ def mean_curve(
 
 
 def _range(metric: str, *, is_binary: bool = True) -> tuple[float, float]:
-    """The range of a metric's values before scaling; bands over few seeds are cut there."""
+    """Return the range of a metric's values before scaling; bands over few seeds are cut there."""
     if metric == ACCURACY and not is_binary:
         return -np.inf, np.inf
     unit = "fraction" if metric == ACCURACY else metric_of(metric).unit

@@ -141,7 +141,7 @@ def collect(
 
 
 def describe_experiment(experiment: Experiment) -> dict[str, Any]:
-    """An experiment as JSON values, without paths of this machine."""
+    """Return an experiment as JSON values, without paths of this machine."""
     return {
         "name": experiment.name,
         "base": experiment.base.name,
@@ -298,7 +298,7 @@ def _figures(
     evaluations: Mapping[int, Mapping[str, Any]],
     config: Config,
 ) -> dict[str, Any]:
-    """The table's numbers of a finished run."""
+    """Return the table's numbers of a finished run."""
     steps = sorted(step for step in rows if step > 0)
     last = [rows[step] for step in steps[-steps_at_the_end(len(steps)) :]]
     updates = sum(
@@ -325,7 +325,7 @@ def _figures(
 def _curve(
     rows: Mapping[int, Mapping[str, Any]], evaluation: str | None, metrics: Sequence[str]
 ) -> dict[str, list[Any]]:
-    """The columns of a run's curve; a metric without a value in the run has none."""
+    """Return the columns of a run's curve; a metric without a value in the run has none."""
     tokens = 0
     seconds = 0.0
     columns: dict[str, list[Any]] = {}

@@ -114,10 +114,17 @@ def run_experiment(
 ) -> dict[str, str]:
     """Run the missing runs of a valid experiment, `jobs` at a time, by seed.
 
-    On a signal, which `stop` reports, the runs save their states and stop. `on_finished` gets the
-    failures so far when a run has ended; `start` starts a command. Returns the reasons of failed
-    runs, by name. Raises ConfigError if an option of an existing run has changed, before any run
-    starts, and Interrupted after a signal.
+    Args:
+        experiment: the experiment, valid.
+        folder: the folder of runs, logs and options.
+        jobs: how many runs train at a time.
+        stop: reports a signal, after which the runs save their states and stop.
+        display: shows the progress.
+        on_finished: gets the failures so far when a run has ended.
+        start: starts a command, with its log.
+
+    Returns the reasons of failed runs, by name. Raises ConfigError if an option of an existing run
+    has changed, before any run starts, and Interrupted after a signal.
     """
     require_same_options(experiment, folder)
     for name in ("runs", "logs", "options"):
@@ -140,9 +147,9 @@ def threads_per_run(configured: int | None, jobs: int) -> int | None:
     """Return `train.threads` for each of `jobs` runs; None: torch's default."""
     if jobs == 1:
         return configured
-    available = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    available = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        available = len(os.sched_getaffinity(0))
     return max(1, (configured or available) // jobs)
 
 
@@ -173,7 +180,8 @@ class _Runner:
             stop.check()
             while self.waiting and len(self.running) < self.jobs:
                 self._begin(self.waiting.popleft())
-            for job in [job for job in self.running if self._has_ended(job)]:
+            ended = [job for job in self.running if self._has_ended(job)]
+            for job in ended:
                 self.running.remove(job)
                 self._report(job)
                 self.next_figures = 0.0  # the running ones have changed
@@ -281,7 +289,7 @@ class _Runner:
         self.display.update(self.progress)
 
     def _state(self, job: _Running, now: float) -> tuple[str, float | None]:
-        """The position of a run, and an estimate of its remaining seconds."""
+        """Return the position of a run, and an estimate of its remaining seconds."""
         expected = self._expected(job.run)
         remaining = None if expected is None else max(0.0, expected - (now - job.started))
         try:
@@ -306,7 +314,7 @@ def _is_held(path: Path) -> bool:
 
 
 def _stored_options(folder: Path, run: PlannedRun) -> dict[str, Any] | None:
-    """The options that a run was started with; None for a run that does not exist."""
+    """Return the options that a run was started with; None for a run that does not exist."""
     if not RunDirectory.is_run(folder / "runs" / run.name):
         return None
     try:

@@ -62,7 +62,7 @@ def _condition(results: Results, condition: str) -> dict[str, Any]:
 
 
 def judged_everywhere(runs: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> list[int]:
-    """The problems, by index, with an accuracy in every finished run of a condition."""
+    """Return the problems, by index, with an accuracy in every finished run of a condition."""
     tables = [run["accuracies"] for row in runs.values() for run in row.values()]
     return [i for i, values in enumerate(zip(*tables, strict=True)) if None not in values]
 
@@ -88,7 +88,7 @@ def _difference(
     second: Mapping[int, Mapping[str, Any]],
     judged: Sequence[int],
 ) -> dict[str, Any] | None:
-    """Second minus first, over the seeds that both have."""
+    """Subtract the first row from the second, over the seeds that both have."""
     both = sorted(first.keys() & second.keys())
     if not both or not judged:
         return None

@@ -54,14 +54,14 @@ class TokenTexts:
         return in_background(self._load)
 
     def state(self) -> str:
-        """`ready`, `loading`, or the reason why there are no token texts.
+        """Return `ready`, `loading`, or the reason why there are no token texts.
 
         The first call starts loading.
         """
         return self.wait() if self._loading.done() else "loading"
 
     def wait(self) -> str:
-        """The state after loading has ended."""
+        """Return the state after loading has ended."""
         # a damaged tokenizer costs the colours, not the page
         if (error := self._loading.exception()) is not None:
             return (
@@ -103,7 +103,7 @@ class TokenTexts:
 
 
 def _bytes_of(token: str | None, alphabet: Mapping[str, int]) -> bytes:
-    """The UTF-8 bytes of a vocabulary's token; none for an unknown id."""
+    """Return the UTF-8 bytes of a vocabulary's token; none for an unknown id."""
     if token is None:
         return b""
     if alphabet:
@@ -174,7 +174,7 @@ class Runs:
             self.runs = added | self.runs
 
     def __getitem__(self, name: str) -> ViewedRun:
-        """A run by name.
+        """Return a run by name.
 
         Raises DataError for an unknown name, and CheckpointError for a damaged run.
         """
@@ -210,7 +210,7 @@ def metrics(run: ViewedRun, query: Parameters) -> dict[str, Any]:
 
 
 def rollouts(run: ViewedRun, query: Parameters) -> dict[str, Any]:
-    """A page of responses that pass a filter. Raises InvalidParameter."""
+    """Return a page of responses that pass a filter. Raises InvalidParameter."""
     (sort,) = _choose({"sort": query.get("sort") or "newest"}, "sort", tuple(SORTS))
     run.tokens.state()  # starts to load the tokenizer, for the group that may be opened next
     row_filter = Filter(
@@ -272,7 +272,7 @@ def _response(
 
 
 def problems(run: ViewedRun, query: Parameters) -> dict[str, Any]:
-    """A page of the problems that the run has visited. Raises InvalidParameter."""
+    """Return a page of the problems that the run has visited. Raises InvalidParameter."""
     (kind,) = _choose({"kind": query.get("kind") or "all"}, "kind", PROBLEM_KINDS)
     (sort,) = _choose({"sort": query.get("sort") or "visits"}, "sort", ("visits", "rate", "recent"))
     return {
@@ -294,7 +294,7 @@ def evaluation(run: ViewedRun, query: Parameters) -> dict[str, Any]:
 
 
 def paired(runs: Runs, query: Parameters) -> dict[str, Any]:
-    """The paired difference of two evaluations, of one run or of two."""
+    """Return the paired difference of two evaluations, of one run or of two."""
     steps = _integers(query, "a_step", "b_step")
     pair = [runs[query.get(f"{which}_run", "")] for which in ("a", "b")]
     return paired_evaluations(
@@ -313,7 +313,7 @@ def _without_responses(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def missing_rollouts(run: ViewedRun) -> str | None:
-    """The reason why tables of responses are missing; None if there is one for every step."""
+    """Return why tables of responses are missing; None if every step has one."""
     setting = str(run.files.config().get("log.rollouts", "all"))
     if setting == "none":
         return (
@@ -339,7 +339,7 @@ def _page(query: Parameters) -> dict[str, int]:
 
 
 def _choose(query: Mapping[str, str], name: str, choices: Sequence[str]) -> tuple[str, ...]:
-    """The values of a comma-separated parameter. Raises InvalidParameter for another value."""
+    """Return the values of a comma-separated parameter. Raises InvalidParameter."""
     values = tuple(value for value in query.get(name, "").split(",") if value)
     if odd := [value for value in values if value not in choices]:
         raise InvalidParameter(f"{name} must be some of {', '.join(choices)}, got {quoted(odd[0])}")

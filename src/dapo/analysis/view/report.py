@@ -92,7 +92,7 @@ def _collect(run: queries.ViewedRun) -> dict[str, Any]:
 
 
 def _or_error(answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The answer, or the `error` that the page shows in its place."""
+    """Return the answer, or the `error` that the page shows in its place."""
     try:
         return answer()
     except DapoError as error:
@@ -182,7 +182,7 @@ def _evaluations(files: RunReader) -> dict[str, Any]:
 
 
 def _page(data: dict[str, Any], *, title: str) -> str:
-    """The HTML of the report with scripts, style and values, under a policy of their hashes."""
+    """Return the HTML of the report: scripts, style and values, and a policy of their hashes."""
     scripts = [page_file(name) for name in SCRIPTS]
     scripts = [re.sub(r"</(script)", r"<\\/\1", text, flags=re.IGNORECASE) for text in scripts]
     style = page_file("style.css")

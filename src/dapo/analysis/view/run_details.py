@@ -16,7 +16,7 @@ _REQUIRED = ("model.name", "data.train")  # options without a default, with thos
 
 
 def findings(run: ViewedRun, query: Parameters) -> dict[str, Any]:
-    """The findings of `dapo doctor`. Raises DataError for damaged metrics."""
+    """Return the findings of `dapo doctor`. Raises DataError for damaged metrics."""
     from dapo.analysis.doctor import diagnose
 
     return diagnose(run.files.directory.path).to_json()
@@ -47,7 +47,7 @@ def options(run: ViewedRun, query: Parameters) -> dict[str, Any]:
 
 
 def log(run: ViewedRun, query: Parameters) -> dict[str, Any]:
-    """The end of a file in `logs`, by default the verifier's.
+    """Return the end of a file in `logs`, by default the verifier's.
 
     Raises DataError for an unknown name.
     """

@@ -115,9 +115,13 @@ def new_run(
 ) -> Iterator[ReadyRun]:
     """Read all inputs, then make the run directory and lock it in the block.
 
-    Without open verifiers (`judge`), they are opened here. `prepared` are entries that the caller
-    has written into the directory; the manifest gets the `command` and the `module_folders` of
-    modules that options name.
+    Args:
+        config: the configuration.
+        path: the directory to make.
+        command: the command line, for the manifest.
+        judge: the open verifiers; None: open them here.
+        prepared: entries that the caller has written into the directory.
+        module_folders: the folders of modules that options name, for the manifest.
     """
     with (
         open_judge(config, run_dir=path, prepared=prepared) if judge is None else nullcontext(judge)
@@ -382,7 +386,7 @@ def close_run(run: Run, reason: str, *, wall_s: float, warn: Callable[[str], Non
 
 
 def title_of(config: Config) -> str:
-    """The title of a run's figure."""
+    """Return the title of a run's figure."""
     return f"{config.model.name}, {config.preset} on {config.data.train_source.label}"
 
 
@@ -410,7 +414,7 @@ def with_exported_runs(config: Config, log: Callable[[str], None]) -> Config:
 
 
 def _exported_run(option: str, name: str, log: Callable[[str], None]) -> str:
-    """The directory with the exported newest checkpoint of a run that an option names.
+    """Return the directory with the exported newest checkpoint of a run that an option names.
 
     Raises CheckpointError.
     """
@@ -435,8 +439,15 @@ def export_model_of(
 ) -> tuple[Config, int]:
     """Write a checkpoint (default: the newest) as a Hugging Face model, or its `adapter`.
 
-    `warn` receives messages about damaged checkpoints, which are skipped. Returns the run's options
-    and the step of the checkpoint. Raises CheckpointError if the run has no such checkpoint.
+    Args:
+        path: the run.
+        out_dir: the directory to make.
+        step: the step of the checkpoint; None: the newest one.
+        warn: gets messages about damaged checkpoints, which are skipped.
+        adapter: write only the adapter, for peft.
+
+    Returns the run's options and the step of the checkpoint. Raises CheckpointError if the run has
+    no such checkpoint.
     """
     run = RunDirectory.open(path)
     require_new(out_dir)

@@ -65,7 +65,7 @@ class OpenModel:
 def live_sampler(
     run: TrainingRun, samples: int, temperature: float, max_new_tokens: int | None, seed: int
 ) -> EngineSampler:
-    """A sampler of a run that trains in this process, with the weights after its last step.
+    """Return a sampler of a run that trains in this process, with the weights after its last step.
 
     Nothing may be in flight in the run's engine: use it where an evaluation may take place.
     """
@@ -87,7 +87,16 @@ def generation_plan(
     max_new_tokens: int | None,
     seed: int,
 ) -> EvaluationPlan:
-    """The sampling settings of `generate`."""
+    """Return the sampling settings of `generate`.
+
+    Args:
+        config: the options of the run.
+        stop_ids: the tokens that end a response.
+        samples: responses to each prompt.
+        temperature: 0 takes the most likely token.
+        max_new_tokens: the length limit; None: `rollout.max_response_tokens`.
+        seed: equal seeds give equal answers.
+    """
     limit = max_new_tokens or config.rollout.max_response_tokens
     return EvaluationPlan("generate", samples, temperature, 1.0, limit, stop_ids, seed)
 

@@ -35,10 +35,16 @@ def check_config(
     against: Path | None,
     as_json: bool,
 ) -> bool:
-    """Print the description of a configuration, its problems first, and return whether it can run.
+    """Describe a configuration, its problems first; return True if it can run.
 
-    With `probe`, also measure the real model on `problems` with `samples` responses each, and
-    compare with the run `against`. For a `path` in the directory of a fork, print its origin.
+    Args:
+        config: the configuration to describe.
+        path: its file; the origin of a fork is printed if the file is in the fork's directory.
+        probe: also measure two steps of the real model.
+        problems: the least number of problems that the probe judges; None: the default.
+        samples: responses to each problem of the probe; None: `rollout.group_size`.
+        against: a run whose first steps are compared with the probe.
+        as_json: print JSON instead of lines.
     """
     with open_judge(config, elsewhere=config.uses_ray) as judge:
         needed_columns = judge.needed_columns

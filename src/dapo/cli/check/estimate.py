@@ -136,13 +136,13 @@ class ResourceEstimate:
         return max(self.config.microbatch_tokens, mean_prompt + self.config.max_observed_tokens)
 
     def trainer_memory(self) -> dict[str, float]:
-        """Bytes on the device of a trainer rank, by part, at the peak of an update."""
+        """Return bytes on the device of a trainer rank at the peak of an update, by part."""
         return self.memory.breakdown(
             self.microbatch_tokens, recompute=bool(self.config.train.recompute)
         )
 
     def engine_memory(self) -> dict[str, float]:
-        """Bytes on the device of an engine, by part."""
+        """Return bytes on the device of an engine, by part."""
         dimensions = self.dimensions
         e = self.memory.element_bytes
         tp = self.config.gpus_per_engine
@@ -208,7 +208,7 @@ class ResourceEstimate:
         )
 
     def process_memory(self) -> dict[str, float]:
-        """Bytes of the process that samples and trains, by part, in its larger phase."""
+        """Return bytes of the process that samples and trains, in its larger phase."""
         trainer = self.trainer_memory()
         engine = self.engine_memory()
         training = {name: trainer.pop(name) for name in UPDATE_PARTS}
@@ -223,7 +223,7 @@ class ResourceEstimate:
         return breakdown
 
     def checkpoint_copy_bytes(self) -> float:
-        """Bytes of main memory that a checkpoint is copied to while it is written."""
+        """Return bytes of main memory that a checkpoint is copied to while it is written."""
         parameters = self.memory.trainable_parameters + self.memory.critic_parameters
         return 0 if not self.config.train.save_every else 3 * self.memory.master_bytes * parameters
 

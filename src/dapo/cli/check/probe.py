@@ -44,7 +44,7 @@ def run_probe(config: Config, problems: int | None, samples: int | None) -> Prob
 
 
 def probe_as_json(probe: Probe, against: Path | None) -> dict[str, Any]:
-    """A probe as JSON values, with its comparison with a run if one is given."""
+    """Return a probe as JSON values, with its comparison with a run if one is given."""
     result: dict[str, Any] = asdict(probe)
     if against is not None:
         checks = compare_with_run(probe, RunDirectory.open(against))
@@ -123,7 +123,7 @@ def _keep_rate(probe: Probe) -> str:
 
 
 def _speed(config: Config, probe: Probe) -> Iterator[str]:
-    """Seconds of a step's phases and the peak of memory, next to the estimate of the latter."""
+    """Yield the seconds of a step's phases, and the peak of memory next to its estimate."""
     estimate, _ = estimate_of(config, hardware_profile_for(config))
     if estimate is not None and not estimate.config.is_multiprocess:
         memory = sum(estimate.process_memory().values()) / GIB

@@ -251,7 +251,7 @@ def _step(estimate: ResourceEstimate) -> Iterator[str]:
 
 
 def _values_taken(profile: HardwareProfile) -> Iterator[str]:
-    """The values that the estimate takes for what the configuration does not say."""
+    """Yield the values that the estimate takes for what the configuration does not say."""
     if profile.device == "cpu":
         owner = "this machine" if profile.is_here else "each node, taken to be like this machine"
         yield f"values taken: {profile.memory_gib:g} GiB of memory of {owner}"

@@ -53,7 +53,7 @@ def explain(
 
 
 def value_of(config: Config, name: str) -> Any:
-    """The value of an option, or of a property of the configuration, by its dotted name."""
+    """Return the value of an option, or of a property of the configuration, by its dotted name."""
     return reduce(getattr, name.split("."), config)
 
 
