@@ -39,7 +39,7 @@ def choose_experiment(
     Args:
         config: an experiment file, or a configuration on which a ladder is run.
         overrides: `key=value` for every run.
-        ladder: the name of a shipped ladder, or a file.
+        ladder: the name of a shipped ladder; None: the default one.
         seeds: seeds in the form of `parse_seeds`; None: those of the file.
     """
     if config is None:

@@ -21,7 +21,7 @@ def clean_runs(paths: Sequence[Path], *, keep: str, apply: bool, as_json: bool) 
 
     Args:
         paths: run directories, or folders of them.
-        keep: what remains: a name in WHOLE, or `nothing`.
+        keep: what stays as it is: a name in WHOLE.
         apply: write the changes; False: list them.
         as_json: print JSON instead of lines.
     """

@@ -349,9 +349,10 @@ def _suggest_fixes(estimate: ResourceEstimate) -> Iterator[str]:
     ):
         for value in values:
             changed = estimate.changed(section, **{option: value})
-            breakdown = changed.process_memory()
+            memory = changed.process_memory
             if changed.config.is_multiprocess:
-                breakdown = changed.trainer_memory()
+                memory = changed.trainer_memory
+            breakdown = memory()
             if sum(breakdown.values()) <= estimate.available:
                 yield f"{section}.{option}={str(value).lower()}"
                 break
