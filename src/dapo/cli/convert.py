@@ -133,20 +133,20 @@ def _batch_of_trl(options: Mapping[str, Any], facts: Mapping[str, Any]) -> list[
     group = options.get("num_generations")
     if facts["unsloth"] and isinstance(size, int) and isinstance(group, int) and size % group:
         notes.append(
-            "unsloth raises per_device_train_batch_size to num_generations if the batch is no"
+            "unsloth raises per_device_train_batch_size to num_generations if the batch is not a"
             " multiple of it"
         )
     return notes
 
 
 def _fault_of_batch(translation: Translation, facts: Mapping[str, Any]) -> str | None:
-    """Take out a batch that is no whole number of prompts, and ask for the number of processes."""
+    """Remove a batch that is not a whole number of prompts; ask for the number of processes."""
     name = "rollout.prompts_per_step"
     value, origin = translation.ours.get(name, (1, ""))
     if not facts or not isinstance(value, float) or value.is_integer():
         return None
     fault = (
-        f"{origin} make {value:g} groups per batch on {facts['processes']} process(es), which is no"
+        f"{origin} make {value:g} groups per batch on {facts['processes']} process(es), which is not a"
         " whole number: `dapo convert --processes N` takes the number of processes that the script"
         " is launched on"
     )

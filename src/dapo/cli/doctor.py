@@ -38,7 +38,7 @@ def _case_lines(case: DiagnosedFinding) -> Iterator[str]:
     finding = case.finding
     until = f"since step {case.since}"
     if not case.holds:
-        until = f"from step {case.since} to {finding.steps[1]}, not any more"
+        until = f"from step {case.since} to {finding.steps[1]}, no longer"
     yield f"{finding.severity}: {finding.name}, {until}"
     first, last = finding.steps
     at = f"step {last}" if first == last else f"steps {first} to {last}"

@@ -229,10 +229,15 @@ def _nonsense(kind: str, chance: random.Random) -> str:
 
 
 def print_plays(plays: Sequence[Play]) -> None:
-    """Print a row for each episode, and what the environment pays for nonsense at most."""
+    """Print a row for each episode, and the highest reward of nonsense."""
     console = SafeConsole()
     table = titled_table(
-        "Episodes of nonsense", *right("seed"), "each turn", *right("turns", "paid"), "verdict", ""
+        "Episodes of nonsense",
+        *right("seed"),
+        "each turn",
+        *right("turns", "reward"),
+        "verdict",
+        "",
     )
     for play in plays:
         verdict = verdict_word(play.correct, play.error)
@@ -240,16 +245,14 @@ def print_plays(plays: Sequence[Play]) -> None:
         table.add_row(f"{play.seed}", play.kind, f"{play.turns}", f"{play.paid:g}", verdict, remark)
     console.print(table)
     console.print(
-        f"most that nonsense is paid: {max(play.paid for play in plays):g}", soft_wrap=True
+        f"highest reward of nonsense: {max(play.paid for play in plays):g}", soft_wrap=True
     )
     if any(play.differs for play in plays):
         advice = (
             "draw from the global `random` or a generator of `seed`, and keep nothing between"
             " episodes"
         )
-        console.print(
-            f"the environment is no function of its seed and its actions: {advice}", soft_wrap=True
-        )
+        console.print(f"the environment is not deterministic: {advice}", soft_wrap=True)
 
 
 def is_suspicious(plays: Sequence[Play]) -> bool:

@@ -142,10 +142,9 @@ Source: TypeAlias = OneSource | MixSource
 
 def kinds(source: Source) -> frozenset[Kind]:
     """Return the kind of a source, or the kinds of the parts of a mix."""
-    return frozenset(
-        part.kind
-        for part in (source.parts.values() if isinstance(source, MixSource) else (source,))
-    )
+    if isinstance(source, MixSource):
+        return frozenset(part.kind for part in source.parts.values())
+    return frozenset([source.kind])
 
 
 def paths_in(spec: str | Mapping[str, Any], name: str) -> dict[str, str]:
@@ -217,9 +216,9 @@ def _from_string(spec: str) -> Source:
 def _from_mapping(spec: dict[str, Any]) -> Source:
     kinds = [kind for kind in (*KINDS, MIX) if kind in spec]
     if len(kinds) != 1:
-        problem = (
-            f"both {' and '.join(kinds)}" if kinds else f"the keys {', '.join(spec) or '(none)'}"
-        )
+        problem = f"the keys {', '.join(spec) or '(none)'}"
+        if kinds:
+            problem = f"both {' and '.join(kinds)}"
         raise DataError(f"data source: {problem}; {EXPECTED}")
     if MIX in spec:
         return _mix(spec)
@@ -229,9 +228,8 @@ def _from_mapping(spec: dict[str, Any]) -> Source:
             raise DataError(
                 f"data source {kind}: unknown option {key!r}; {did_you_mean(key, _OPTIONS[kind])}"
             )
-    return _source(
-        kind, {key: value for key, value in spec.items() if value is not None or key == kind}
-    )
+    options = {key: value for key, value in spec.items() if value is not None or key == kind}
+    return _source(kind, options)
 
 
 def _mix(spec: Mapping[str, Any]) -> MixSource:
@@ -248,7 +246,7 @@ def _mix(spec: Mapping[str, Any]) -> MixSource:
     for name, inner in sources.items():
         if not _PART_NAME.fullmatch(str(name)):
             raise DataError(
-                f"data source mix: {name!r} is no valid name of a part; use letters, digits, _"
+                f"data source mix: {name!r} is not a valid name of a part; use letters, digits, _"
                 " and -"
             )
         try:

@@ -53,11 +53,10 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
         elif detail["type"] == "value_error":
             reason = detail["msg"].removeprefix("Value error, ")
             # a check of several options names them itself
-            yield (
-                f"option {option}: {reason}, got {value_text}"
-                if not isinstance(value, BaseModel | Mapping)
-                else reason
-            )
+            if isinstance(value, BaseModel | Mapping):
+                yield reason
+            else:
+                yield f"option {option}: {reason}, got {value_text}"
         else:
             expected = detail["msg"][0].lower() + detail["msg"][1:]
             if option.startswith(tuple(f"data.{name}" for name in DATA_SOURCES)):
@@ -135,14 +134,15 @@ def nearest_option(parts: Sequence[str], value: object) -> str:
         parts[-1].lower(), [name for name in siblings if "." not in name], n=1
     ):
         return f"did you mean {prefix}{close[0]}?"
-    by_keyword = {
-        word: same
-        for word, options in by_keyword.items()
-        if (same := [option for option in options if option in names])
-    }
+    same_kind: dict[str, list[str]] = {}
+    for word, options in by_keyword.items():
+        candidates = [option for option in options if option in names]
+        if candidates:
+            same_kind[word] = candidates
     # a similar name of another section would be a guess
-    if close := get_close_matches(parts[-1].lower(), by_keyword, n=1, cutoff=0.75 if is_top else 1):
-        return f"did you mean {' or '.join(by_keyword[close[0]])}?"
+    cutoff = 0.75 if is_top else 1
+    if close := get_close_matches(parts[-1].lower(), same_kind, n=1, cutoff=cutoff):
+        return f"did you mean {' or '.join(same_kind[close[0]])}?"
     if is_top:
         return "`dapo options` lists all options"
     return f"known here: {', '.join(section.model_fields)}"

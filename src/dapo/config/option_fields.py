@@ -32,7 +32,7 @@ CONDITIONS = {
     "reuses_samples": _SEVERAL_UPDATES,
     "uses_ray": "launcher=ray",
     "uses_trainer_group": (
-        "a trainer in processes of its own (distributed.trainer_ranks, or launcher=ray)"
+        "a trainer in separate processes (distributed.trainer_ranks, or launcher=ray)"
     ),
 }
 """Descriptions of the conditions that are properties of Config."""

@@ -107,7 +107,7 @@ class Config(Section):
         2,
         "Largest age of the policy that sampled a trained token, in steps before the one that"
         " trains on it. 0: as schedule=sync; 1: sample the next batch during the update; more:"
-        " responses go on under newer policies.",
+        " responses continue under newer policies.",
         only_with="schedule=async",
         ge=0,
         le=64,
@@ -464,7 +464,7 @@ class Config(Section):
                 " advantage.estimator=group, or environment.credit=episode"
             )
         if self.credits_turns and (self.uses_trainer_group or self.loss.has_kl_reward):
-            obstacle = "a trainer in processes of its own"
+            obstacle = "a trainer in separate processes"
             if self.loss.has_kl_reward:
                 obstacle = "loss.kl_in=reward"
             raise ValueError(
@@ -521,7 +521,7 @@ class Config(Section):
         if self.uses_trainer_group or self.has_critic or self.is_supervised:
             which = "this kind of update"
             if self.uses_trainer_group:
-                which = "a trainer in processes of its own"
+                which = "a trainer in separate processes"
             raise ValueError(
                 f"{server} scores samples in the process that trains, which {which} does not use;"
                 " set loss.reference.model instead"

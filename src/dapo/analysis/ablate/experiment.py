@@ -217,7 +217,7 @@ def parse_experiment(raw: Mapping[str, Any], *, name: str, where: Path) -> Exper
     baseline = raw.get("baseline", variants[0].name)
     if baseline not in (names := [variant.name for variant in variants]):
         raise ConfigError(
-            f"{where}: baseline {baseline!r} is no variant; {did_you_mean(str(baseline), names)}"
+            f"{where}: baseline {baseline!r} is not a variant; {did_you_mean(str(baseline), names)}"
         )
     return Experiment(
         name,
@@ -247,7 +247,8 @@ def require_valid(experiment: Experiment, *, where: str) -> None:
                 fault = _why_not_comparable(first := first or run.config, run.config)
             except ConfigError as error:
                 fault = str(error).removeprefix("command line: ").removeprefix(f"{run.base}: ")
-            faults += [f"{label}: {fault}"] if fault else []
+            if fault:
+                faults.append(f"{label}: {fault}")
     if faults:
         lines = "\n".join(f"  {fault}" for fault in faults)
         raise ConfigError(f"{where}: {faults[0]}" if len(faults) == 1 else f"{where}:\n{lines}")
@@ -369,7 +370,7 @@ def _require_no_cycle(variant: Variant, by_name: Mapping[str, Variant], where: s
     while (name := by_name[trail[-1]].inherits) is not None:
         if name not in by_name:
             raise ConfigError(
-                f"{where}: {trail[-1]}: inherits {name!r} is no variant;"
+                f"{where}: {trail[-1]}: inherits {name!r} is not a variant;"
                 f" {did_you_mean(name, by_name)}"
             )
         if name in trail:

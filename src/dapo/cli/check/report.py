@@ -91,14 +91,11 @@ def describe_prompts(config: Config, problems: Sequence[Problem] = ()) -> Iterat
     tokenizer, stop_ids = tokenizer_files
     encoder = PromptEncoder(tokenizer, config.data)
     turn_end = encoder.turn_end
-    ends = {
-        *stop_ids,
-        *([turn_end.token_id] if turn_end is not None and turn_end.token_id is not None else []),
-    }
-    yield (
-        "responses end at"
-        f" {', '.join(repr(tokenizer.convert_ids_to_tokens(i)) for i in sorted(ends)) or 'no token'}"
-    )
+    ends = set(stop_ids)
+    if turn_end is not None and turn_end.token_id is not None:
+        ends.add(turn_end.token_id)
+    tokens = [repr(tokenizer.convert_ids_to_tokens(token_id)) for token_id in sorted(ends)]
+    yield f"responses end at {', '.join(tokens) or 'no token'}"
     yield from turn_end_notes(tokenizer, stop_ids, turn_end)
     yield from encoder.notes(problems)
 
@@ -209,9 +206,11 @@ def _memory(estimate: ResourceEstimate) -> Iterator[str]:
     )
     if estimate.config.engine_processes:
         if estimate.transfer_seconds is None:
-            count, versions = (2, "newest two versions")
+            count = 2
+            versions = "newest two versions"
         else:
-            count, versions = (1, "first version")
+            count = 1
+            versions = "first version"
         yield (
             f"  main memory where the weights come from: {_gib(count * estimate.sync_bytes)} for"
             f" the {versions}"
@@ -309,8 +308,7 @@ def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
         yield (
             f"an engine's cache holds {estimate.cache_tokens:,} tokens, less than one sequence at"
             f" full length ({estimate.sequence_tokens:,}): set rollout.vllm.cache_gib to"
-            f" {gibibytes}"
-            " or more"
+            f" {gibibytes} or more"
         )
 
 

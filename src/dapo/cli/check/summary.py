@@ -82,12 +82,13 @@ def ignored_options(config: Config) -> Iterator[str]:
             continue
         required, _, expected = condition.partition("=")
         value = value_of(config, required)
-        if not (value == expected if expected else value):
+        is_met = value == expected if expected else bool(value)
+        if not is_met:
             label = f"{name}.*" if section_in(info.annotation) else name
-            unmet = f"{required} is {'not set' if value is None else option_text(value)}"
-            yield (
-                f"{label}: {f'needs {CONDITIONS[condition]}' if condition in CONDITIONS else unmet}"
-            )
+            reason = f"{required} is {'not set' if value is None else option_text(value)}"
+            if condition in CONDITIONS:
+                reason = f"needs {CONDITIONS[condition]}"
+            yield f"{label}: {reason}"
     loss = config.loss
     verifier = config.reward.verifier
     # estimators whose gradient vanishes where loss.kl_in puts them
@@ -145,9 +146,10 @@ def data_facts(
         return facts, 0
     facts.append(_facts("eval", config.data.eval_source, config, needed_columns))
     train, held_out = (source.problems for source in facts)
-    return facts, (
-        remove_overlap(train, held_out, option=config.data_option)[1] if train and held_out else 0
-    )
+    if not train or not held_out:
+        return facts, 0
+    _, num_removed = remove_overlap(train, held_out, option=config.data_option)
+    return facts, num_removed
 
 
 def _facts(
@@ -246,7 +248,9 @@ def _step(config: Config) -> Iterator[str]:
         "off": "no length term",
     }[config.overlong.mode]
     options = ", ".join(f"{key}: {value}" for key, value in config.reward.options.items())
-    label = f"{weighted(config.reward.verifier)}{f' ({options})' if options else ''}"
+    label = weighted(config.reward.verifier)
+    if options:
+        label += f" ({options})"
     yield f"  reward      {label}, {shaping}"
     if (audit := config.audit_reward) is not None:
         yield (
@@ -301,9 +305,9 @@ def _run(config: Config) -> Iterator[str]:
     yield f"  checkpoints {when}, newest {train.kept_in_training} kept"
     if config.samples_ahead:
         cap = config.loss.engine_correction or 0.0
-        ratio = "pi_old / pi_sampler" + (
-            " of its response" if config.loss.engine_ratio == "sequence" else ""
-        )
+        ratio = "pi_old / pi_sampler"
+        if config.loss.engine_ratio == "sequence":
+            ratio += " of its response"
         factor = f"min({ratio}, {cap:g})"
         if config.loss.engine_over_cap == "mask":
             factor = f"{ratio}, or 0 where that is outside {1 / cap:g} to {cap:g}"
