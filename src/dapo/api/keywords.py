@@ -59,18 +59,16 @@ def with_teacher(keywords: Mapping[str, Any], *, has_reward: bool) -> dict[str, 
 
     Without a reward only the teacher trains.
     """
-    options_so_far = dict(keywords)
-    if (teacher := options_so_far.pop("teacher", None)) is None:
-        return options_so_far
+    arguments = dict(keywords)
+    teacher = arguments.pop("teacher", None)
+    if teacher is None:
+        return arguments
     path = getattr(teacher, "path", teacher)  # of a run
     options = {"loss.reference.model": str(path), "loss.kl_coef": 1.0, "loss.kl_estimator": "full"}
     if not has_reward:
         options["reward.coef"] = 0.0
-    names = {option_named(name) for name in options_so_far}
-    return {
-        **options_so_far,
-        **{name: value for name, value in options.items() if name not in names},
-    }
+    names = {option_named(name) for name in arguments}
+    return arguments | {name: value for name, value in options.items() if name not in names}
 
 
 def option_named(keyword: str) -> str:
@@ -129,14 +127,13 @@ def scale_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     warmup = "optim.warmup_steps"
     scaled: dict[str, Any] = {}
     if prompts and _option(raw, groups) is None and prompts % DEFAULTS[groups]:
-        scaled[groups] = max(
-            n for n in range(1, min(prompts, DEFAULTS[groups]) + 1) if prompts % n == 0
-        )
+        # the largest divisor of the groups of a step
+        most = min(prompts, DEFAULTS[groups])
+        scaled[groups] = max(n for n in range(1, most + 1) if prompts % n == 0)
     is_soft = _option(with_preset, "overlong.mode") in (None, "soft")
     if length and is_soft and _option(raw, buffer) is None and length < DEFAULTS[buffer]:
-        scaled[buffer] = max(
-            1, length * DEFAULTS[buffer] // DEFAULTS["rollout.max_response_tokens"]
-        )
+        paper_length = DEFAULTS["rollout.max_response_tokens"]
+        scaled[buffer] = max(1, length * DEFAULTS[buffer] // paper_length)
     if steps and _option(raw, warmup) is None and steps < DEFAULTS["train.num_steps"]:
         scaled[warmup] = round(steps * DEFAULTS[warmup] / DEFAULTS["train.num_steps"])
     return scaled
