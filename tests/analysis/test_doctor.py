@@ -158,7 +158,7 @@ def test_what_is_over_comes_last_and_is_no_reason_for_exit_code_1(
     code, printed = doctor(capsys, str(path), "--strict")
     assert code == 0
     assert "nothing wrong at the end, 1 past finding in 12 steps" in printed
-    assert "verifier_errors, from step 3 to 7, not any more" in printed
+    assert "verifier_errors, from step 3 to 7, no longer" in printed
 
 
 def test_a_step_that_ended_without_a_batch_is_read_from_its_table(

@@ -153,7 +153,7 @@ def test_every_form_of_the_contract_is_read(spec, source):
         ),
         (
             {"mix": {"a/b": "builtin:sums"}},
-            "data source mix: 'a/b' is no valid name of a part; use letters, digits, _ and -",
+            "data source mix: 'a/b' is not a valid name of a part; use letters, digits, _ and -",
         ),
         (
             {"mix": {"a": {"builtin": "sums", "sede": 1}}},

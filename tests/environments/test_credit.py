@@ -82,7 +82,7 @@ def test_with_one_turn_each_the_advantages_are_those_of_the_episode():
                 " advantage.estimator=gae"
             ),
         ),
-        (["distributed.trainer_ranks=2"], "which a trainer in processes of its own does not carry"),
+        (["distributed.trainer_ranks=2"], "which a trainer in separate processes does not carry"),
         (["loss.kl_coef=0.1", "loss.kl_in=reward"], "which loss.kl_in=reward does not carry"),
     ],
 )

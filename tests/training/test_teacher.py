@@ -352,7 +352,7 @@ def test_a_teacher_behind_a_server_trains_what_the_same_model_in_memory_does(
             ["rollout.temperature=0.7"],
             "gives log-probabilities at temperature 1, and rollout.temperature=0.7",
         ),
-        (["distributed.trainer_ranks=2"], "which a trainer in processes of its own does not use"),
+        (["distributed.trainer_ranks=2"], "which a trainer in separate processes does not use"),
     ],
 )
 def test_options_that_a_server_cannot_serve_are_refused(overrides: list[str], message: str) -> None:

@@ -64,9 +64,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric of both runs by step, and its difference over the problems that both have sampled
-    in the step.
-    """
+    """One metric of both runs by step, and its difference over the problems of both."""
 
     a: Sequence[float | None]
     b: Sequence[float | None]
@@ -133,7 +131,7 @@ def compare_runs(a: str | Path, b: str | Path) -> Comparison:
 
 
 def equal_steps(a: Mapping[int, Mapping[str, Any]], b: Mapping[int, Mapping[str, Any]]) -> int:
-    """The last step up to which all metrics except times are equal; 0 if those of step 1 differ."""
+    """Return the last step up to which all metrics except times are equal; 0 if none."""
     step = 0
     while (
         step + 1 in a
@@ -145,7 +143,7 @@ def equal_steps(a: Mapping[int, Mapping[str, Any]], b: Mapping[int, Mapping[str,
 
 
 def final_evaluation(run: RunDirectory) -> dict[str, Any] | None:
-    """The last readable evaluation of a run; None without one."""
+    """Return the last readable evaluation of a run; None without one."""
     return next(iter(reversed(first_and_last_evaluation(run))), None)
 
 
@@ -158,7 +156,7 @@ def _held_out(
     metrics: Sequence[Mapping[int, Mapping[str, Any]]],
     notes: list[str],
 ) -> dict[str, HeldOut]:
-    """The comparisons of the last and of the best evaluations, as far as they can be made."""
+    """Compare the last and the best evaluations of the runs, if they have any."""
     last = [final_evaluation(run) for run in runs]
     if last[0] is None or last[1] is None:
         notes.append(
@@ -168,8 +166,8 @@ def _held_out(
         return {}
     pairs = {"final": [last[0], last[1]]}
     best = [
-        _best(run, rows, found["name"])
-        for run, rows, found in zip(runs, metrics, pairs["final"], strict=True)
+        _best(run, rows, evaluation["name"])
+        for run, rows, evaluation in zip(runs, metrics, pairs["final"], strict=True)
     ]
     if best[0] is not None and best[1] is not None:
         pairs["best"] = [best[0], best[1]]
@@ -185,7 +183,7 @@ def _held_out(
 def _best(
     run: RunDirectory, rows: Mapping[int, Mapping[str, Any]], name: str
 ) -> dict[str, Any] | None:
-    """The most accurate evaluation of a run, the earliest of equals."""
+    """Return the most accurate evaluation of a run, the earliest of equals."""
     scored = [
         (value, -step)
         for step, row in rows.items()
@@ -197,15 +195,15 @@ def _best(
 
 def compare_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> HeldOut:
     """Pair two evaluations of runs. Raises DataError if their settings or problems differ."""
-    found = paired_difference(a, b)
+    difference = paired_difference(a, b)
     facts = (
         a["step"],
         b["step"],
         a["accuracy"],
         b["accuracy"],
-        found,
-        found["better"],
-        found["worse"],
+        difference,
+        difference["better"],
+        difference["worse"],
     )
     return HeldOut(*facts, is_binary=bool(a["binary"]), shares_draws=a.get("seed") == b.get("seed"))
 
@@ -217,26 +215,26 @@ def _curves(
     notes: list[str],
 ) -> dict[str, Curve]:
     by_step: list[dict[str, Paired]] = []
-    missing = 0
+    num_unpaired = 0
     for step in steps:
         tables = [run.rollouts(step) for run in runs]
         if all(table.is_file() for table in tables):
             a, b = (problem_means(table) for table in tables)
             by_step.append({name: paired_problems(a[name], b[name]) for name in CURVES})
         else:
-            missing += 1
+            num_unpaired += 1
             by_step.append({name: Paired(None, None, None, 0, 0.0, 0.0) for name in CURVES})
-    if missing:
+    if num_unpaired:
         notes.append(
-            f"{missing} of {len(steps)} steps are not paired: a run keeps no judged responses"
+            f"{num_unpaired} of {len(steps)} steps are not paired: a run keeps no judged responses"
             " (log.rollouts)"
         )
     return {
         name: Curve(
             a=[metrics[0][step].get(CURVE_METRICS[name]) for step in steps],
             b=[metrics[1][step].get(CURVE_METRICS[name]) for step in steps],
-            differences=[found[name].as_json() for found in by_step],
-            mean=mean_over_steps([found[name] for found in by_step]).as_json(),
+            differences=[pairings[name].as_json() for pairings in by_step],
+            mean=mean_over_steps([pairings[name] for pairings in by_step]).as_json(),
         )
         for name in CURVES
     }

@@ -1,6 +1,4 @@
-"""Applies the rules to a whole run; each finding comes with its first step, and problems and
-responses that show it.
-"""
+"""Applies the rules to a whole run; a finding has its first step, problems and responses."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,9 +37,9 @@ class DiagnosedFinding:
     error: str = ""  # the most frequent error of the verifier among them
 
     def to_json(self) -> dict[str, Any]:
-        own = {name: value for name, value in asdict(self).items() if name != "finding"}
+        fields = {name: value for name, value in asdict(self).items() if name != "finding"}
         problems = [{"id": name, "responses": count} for name, count in self.problems]
-        return asdict(self.finding) | own | {"problems": problems}
+        return asdict(self.finding) | fields | {"problems": problems}
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,7 @@ class Diagnosis:
 
 
 def diagnose(path: Path) -> Diagnosis:
-    """Run all rules over a run, step by step: findings that hold at the end come first, then the
-    most severe.
+    """Run all rules over a run; findings that hold at the end come first, then the severe.
 
     Raises CheckpointError if there is no run, and DataError for damaged metrics.
     """
@@ -84,15 +81,15 @@ def diagnose(path: Path) -> Diagnosis:
     now: set[str] = set()
     for record in [*metrics, *_unfinished_step(run, metrics)]:
         history.add(record)
-        found = active_findings(history, config)
-        now = {each.name for each in found}
-        latest |= {each.name: each for each in found}
-        for each in found:
-            since.setdefault(each.name, history.step)
+        findings = active_findings(history, config)
+        now = {finding.name for finding in findings}
+        latest |= {finding.name: finding for finding in findings}
+        for finding in findings:
+            since.setdefault(finding.name, history.step)
     rules = {rule.name: rule for rule in RULES}
     cases = [
-        _with_responses(DiagnosedFinding(each, since[name], name in now), rules[name], tables)
-        for name, each in latest.items()
+        _with_responses(DiagnosedFinding(finding, since[name], name in now), rules[name], tables)
+        for name, finding in latest.items()
     ]
     order = list(rules)
     cases.sort(
@@ -108,18 +105,18 @@ def diagnose(path: Path) -> Diagnosis:
 def _unfinished_step(
     run: RunDirectory, metrics: Sequence[Mapping[str, Any]]
 ) -> Iterator[dict[str, float]]:
-    """Metrics from the table of responses for a step that ended before it was logged, such as one
-    without a signal.
-    """
+    """Yield metrics from the stored responses of a step that ended before it was logged."""
     step = max((record["step"] for record in metrics), default=0) + 1
     if not run.rollouts(step).is_file():
         return
-    stored = read_groups(run, step)
-    decided = [(each.group, each.outcome) for each in stored if each.outcome != "excess"]
-    groups = Counter(each.outcome for each in stored)
+    groups_on_disk = read_groups(run, step)
+    decided = [
+        (entry.group, entry.outcome) for entry in groups_on_disk if entry.outcome != "excess"
+    ]
+    groups = Counter(entry.outcome for entry in groups_on_disk)
     tokens: Counter[str] = Counter()
-    for each in stored:
-        tokens[each.outcome] += each.group.num_tokens
+    for entry in groups_on_disk:
+        tokens[entry.outcome] += entry.group.num_tokens
     if decided:
         yield {"step": step, **rollout_metrics(decided, groups, tokens, shortfall=0)}
 
@@ -127,22 +124,22 @@ def _unfinished_step(
 def _with_responses(
     case: DiagnosedFinding, rule: Rule, tables: Mapping[int, Path]
 ) -> DiagnosedFinding:
-    """The case with the problems and a response that show it, if tables of its steps are stored."""
+    """Add the problems and a response that show a finding, if tables are stored."""
     if rule.response is None:
         return case
     first, last = case.finding.steps
     problems: Counter[str] = Counter()
     errors: Counter[str] = Counter()
     example = ""
-    read = 0
+    num_rows = 0
     for step in [step for step in sorted(tables, reverse=True) if first <= step <= last][:WINDOW]:
         for row in iterate_rows(tables[step]):
-            read += 1
+            num_rows += 1
             if rule.response(row):
                 problems[row["problem_id"]] += 1
                 errors.update(filter(None, [row["error"] or row.get("audit_error")]))
                 example = example or shorten(one_line(row["response"]), _SHOWN_CHARS, keep="end")
-        if read >= MAX_ROWS:
+        if num_rows >= MAX_ROWS:
             break
     error = errors.most_common(1)[0][0] if errors else ""
     most = tuple(problems.most_common(MAX_PROBLEMS))

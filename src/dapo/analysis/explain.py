@@ -1,5 +1,4 @@
-"""Explains a group of a finished step by what the run has stored: its verdicts, rewards and
-advantages.
+"""Explains a group of a finished step by its stored verdicts, rewards and advantages.
 
 `explain_group` makes the value that `dapo explain` prints and the page of a group shows. Nothing is
 computed again that a model or a verifier has to be loaded for. Imports no torch.
@@ -50,8 +49,7 @@ Row = Mapping[str, Any]
 
 
 def explain_group(run_dir: str | Path, step: int, group: int | None = None) -> dict[str, Any]:
-    """Explain one group by the stored values: why it trained or not, its rewards, penalties and
-    advantages.
+    """Explain by stored values why a group trained or not, and its advantages.
 
     `step` is a finished one, from 1, whose responses are stored; `group` is the group's id,
     `group_id` in the table of responses (None: of the groups that trained, the one with the largest
@@ -91,9 +89,7 @@ def explain_group(run_dir: str | Path, step: int, group: int | None = None) -> d
 
 
 def _rewards_by_group(path: Path) -> dict[int, list[Row]]:
-    """The outcome, reward and length of each response of a step, by group in the order of the
-    stream.
-    """
+    """Return outcome, reward and length of each response of a step, by group."""
     groups: dict[int, list[Row]] = {}
     for row in read_rollouts(
         [path], ["group_id", "outcome", "reward", "response_tokens"]
@@ -105,9 +101,7 @@ def _rewards_by_group(path: Path) -> dict[int, list[Row]]:
 
 
 def _select_group(groups: Mapping[int, Sequence[Row]]) -> tuple[int, str]:
-    """The id of the group that is explained by default, and the reason for this choice as a
-    sentence.
-    """
+    """Return the id of the group to explain by default, and a sentence with the reason."""
     trained = [group for group, rows in groups.items() if rows[0]["outcome"] == "trained"]
     if not trained:
         return next(iter(groups)), "the first group of the step, in which none trains"
@@ -123,7 +117,7 @@ def _select_group(groups: Mapping[int, Sequence[Row]]) -> tuple[int, str]:
 
 
 def _rewards(rows: Sequence[Row]) -> list[float]:
-    """The rewards of the responses that have a verdict; [0] without any."""
+    """Return the rewards of the responses that have a verdict; [0] without any."""
     return [row["reward"] for row in rows if row["reward"] is not None] or [0.0]
 
 
@@ -155,9 +149,7 @@ def _describe(
 
 
 def _why_no_formula(options: Mapping[str, Any]) -> str | None:
-    """The reason why the stored rewards do not give the stored advantages by Eq. 9; None if they
-    do.
-    """
+    """Return why Eq. 9 does not give the stored advantages; None if it does."""
     estimator = options.get("advantage.estimator")
     if estimator not in ESTIMATORS:
         return f"advantage.estimator={estimator} is not an estimator of this version of dapo"
@@ -177,24 +169,24 @@ def _why_no_formula(options: Mapping[str, Any]) -> str | None:
 def _eq9(
     group: int, groups: Mapping[int, Sequence[Row]], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The numbers that turn a group's rewards into advantages, from the rewards of all groups that
-    trained.
-    """
+    """Return the numbers that turn a group's rewards into advantages."""
     name = options["advantage.estimator"]
     estimator = ESTIMATORS[name]
-    rewards_by_group = {
-        each: [row["reward"] for row in rows if row["reward"] is not None]
-        for each, rows in groups.items()
-        if rows[0]["outcome"] == "trained"
-    }
+    rewards_by_group = {}
+    for group_id, rows in groups.items():
+        if rows[0]["outcome"] == "trained":
+            rewards_by_group[group_id] = [
+                row["reward"] for row in rows if row["reward"] is not None
+            ]
     compared = rewards_by_group[group]
     if estimator.mean_over == "batch":
         compared = [reward for rewards in rewards_by_group.values() for reward in rewards]
     differences = compared
     if estimator.std_over == "batch" and estimator.mean_over == "group":
-        differences = [
-            reward - fmean(rewards) for rewards in rewards_by_group.values() for reward in rewards
-        ]
+        differences = []
+        for rewards in rewards_by_group.values():
+            mean = fmean(rewards)
+            differences += [reward - mean for reward in rewards]
     scale: Any = "std" if estimator.std_over else "none"
     if name == "group":
         scale = options.get("advantage.scale")
@@ -229,7 +221,7 @@ def _eq11(rows: Sequence[Row], options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _why(rows: Sequence[Row], options: Mapping[str, Any]) -> str:
-    """The reason for a group's outcome, as a sentence with its numbers."""
+    """Return the reason for a group's outcome, as a sentence with its numbers."""
     valid = [row for row in rows if row["error"] is None]
     scores = [row["score"] for row in valid]
     num_correct = sum(row["correct"] is True for row in valid)
@@ -270,7 +262,7 @@ def _why(rows: Sequence[Row], options: Mapping[str, Any]) -> str:
 
 
 def _filter_of(options: Mapping[str, Any]) -> str:
-    """The options that filter groups besides Eq. 11; empty without any."""
+    """Return the options that filter groups besides Eq. 11; empty without any."""
     names = []
     if options.get("dynamic_sampling.filter") is not None:
         names.append("dynamic_sampling.filter")
@@ -292,7 +284,7 @@ def _eq13(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _response(row: Row, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored columns of a response, with its penalty (Eq. 13), and the turns of its episode."""
+    """Return the stored columns of a response, its penalty (Eq. 13), and its turns."""
     ranges = ranges_of(row)
     episode = episode_of(row)
     num_tokens = len(row["response_ids"])
@@ -323,8 +315,7 @@ def _response(row: Row, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _turns(episode: Episode, ranges: Ranges) -> list[dict[str, Any]]:
-    """The messages of an episode: turns with their sampled tokens and reward, and observations,
-    which never train.
+    """Return the messages of an episode: turns with rewards, and observations.
 
     A turn of an episode that ended with an error has no reward. Tokens are None for observations,
     and for all messages if the sampled ranges are not one for each turn.

@@ -1,5 +1,4 @@
-"""Makes a run's first two steps in advance: pass rates, lengths, speed and memory with its real
-model and data.
+"""Makes a run's first two steps in advance to measure pass rates, speed and memory.
 
 Nothing is written. The code and the random keys of the run (`training/assemble/build.py`) sample,
 judge and update, so the first batches are the ones that the run would train on. The second update
@@ -110,12 +109,18 @@ def probe_run(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     log: Callable[[str], None] = print,
 ) -> Probe:
-    """Sample and judge the run's first problems, and make its first two updates, on weights that
-    are discarded.
+    """Sample the run's first problems and make two updates of weights that are discarded.
 
-    At least `problems` are judged (None: `default_problems`), `samples` responses each (None:
-    `rollout.group_size`). `on_progress` gets the number of judged problems and the number wanted. A
-    policy in this process trains the model of `inputs` in place.
+    A policy in this process trains the model of `inputs` in place.
+
+    Args:
+        config: the resolved configuration.
+        inputs: the model and the data.
+        judge: the open verifiers.
+        problems: the least number of problems to judge; None: `default_problems`.
+        samples: responses to each problem; None: `rollout.group_size`.
+        on_progress: gets the number of judged problems and the number to judge.
+        log: gets messages about the start of engines.
     """
     problems = problems or default_problems(config)
     samples = samples or config.rollout.group_size
@@ -132,7 +137,7 @@ def probe_run(
 
 
 def default_problems(config: Config) -> int:
-    """The number of problems of about four steps, at least 8 and at most MAX_PROBLEMS."""
+    """Return the number of problems of about four steps, at least 8 and at most MAX_PROBLEMS."""
     return max(8, min(4 * config.rollout.prompts_per_step, MAX_PROBLEMS))
 
 
@@ -147,19 +152,18 @@ def _bin_of(rate: float) -> int:
 
 
 def pass_rate_histogram(correct: Sequence[int], wrong: Sequence[int]) -> list[PassRates]:
-    """The numbers of problems never solved, in each bin, and always solved, with intervals of their
-    fractions.
-    """
+    """Count problems by pass rate, with intervals of their fractions."""
     rates = [c / (c + w) for c, w in zip(correct, wrong, strict=True)]
     width = 100 // BINS
     names = ["never", *(f"{i * width} to {(i + 1) * width} %" for i in range(BINS)), "always"]
     bins = [_bin_of(rate) for rate in rates]
-    found = []
+    histogram = []
     for i, name in enumerate(names):
         inside = [float(number == i) for number in bins]
+        fraction = fmean(inside) if inside else 0.0
         low, high = mean_interval(inside) or (0.0, 1.0)
-        found.append(PassRates(name, int(sum(inside)), fmean(inside) if inside else 0.0, low, high))
-    return found
+        histogram.append(PassRates(name, int(sum(inside)), fraction, low, high))
+    return histogram
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ class Check:
 
     @property
     def is_close(self) -> bool:
-        """Whether the two differ by at most TOLERANCE."""
+        """Return True if the two values differ by at most TOLERANCE."""
         return abs(self.ratio - 1) <= TOLERANCE
 
 
@@ -303,31 +307,27 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
     rollout = config.rollout
     lengths = [generation.num_sampled for group in groups for generation in group.generations]
     rates = _pass_rates(config, groups, samples)
-    kept = fmean([outcome == "trained" for _, outcome in decided])
-    keep_rate = rates["expected_keep_rate"] if rates["expected_keep_rate"] is not None else kept
+    kept_fraction = fmean([outcome == "trained" for _, outcome in decided])
+    keep_rate = kept_fraction
+    if rates["expected_keep_rate"] is not None:
+        keep_rate = rates["expected_keep_rate"]
     most = config.max_groups_per_step
     groups_per_step = min(most, rollout.prompts_per_step / keep_rate) if keep_rate > 0 else most
     truncated = [fmean([g.finish == "length" for g in group.generations]) for group in groups]
     # a short batch has few sequences at a time
     full = [step for step in steps if not step.batch.shortfall] or steps
-    tokens_per_s = sum(step.batch.num_generated_tokens for step in full) / sum(
-        step.generate_s for step in full
-    )
+    num_tokens = sum(step.batch.num_generated_tokens for step in full)
+    tokens_per_s = num_tokens / sum(step.generate_s for step in full)
     generate_s = groups_per_step * rollout.group_size * fmean(lengths) / tokens_per_s
     load_s = fmean([step.load_s for step in steps[: MAX_UPDATES + 1]])
     update_tokens_per_s = None
     update_s = None
     if trained_tokens := sum(step.trained_tokens for step in steps):
         update_tokens_per_s = trained_tokens / sum(step.update_s for step in steps)
-        trained = [
-            g.num_sampled
-            for step in steps
-            for group in step.batch.groups
-            for g in group.generations
-        ]
-        update_s = (
-            rollout.prompts_per_step * rollout.group_size * fmean(trained) / update_tokens_per_s
-        )
+        trained_groups = [group for step in steps for group in step.batch.groups]
+        trained = [g.num_sampled for group in trained_groups for g in group.generations]
+        responses = rollout.prompts_per_step * rollout.group_size
+        update_s = responses * fmean(trained) / update_tokens_per_s
     history = MetricHistory()  # without the updates
     for number, step in enumerate(steps, start=1):
         history.add({"step": number} | batch_metrics(step.batch, ()))
@@ -336,7 +336,7 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
         problems=len(groups),
         samples=samples,
         group_size=rollout.group_size,
-        kept=kept,
+        kept=kept_fraction,
         groups_per_step=groups_per_step,
         response_tokens=fmean(lengths),
         response_quantiles={f"{q:.0%}": float(np.quantile(lengths, q)) for q in LENGTH_QUANTILES},
@@ -356,7 +356,7 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
 
 
 def _pass_rates(config: Config, groups: Sequence[Group], samples: int) -> dict[str, Any]:
-    """The fields of a probe that come from right and wrong verdicts."""
+    """Return the fields of a probe that come from right and wrong verdicts."""
     verdicts = [[v for v in group.verdicts if v.error is None] for group in groups]
     counts = [(sum(bool(v.correct) for v in valid), len(valid)) for valid in verdicts if valid]
     is_binary = all(v.correct is not None for valid in verdicts for v in valid)

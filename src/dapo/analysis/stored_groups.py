@@ -39,16 +39,18 @@ def read_groups(directory: RunDirectory, step: int) -> tuple[StoredGroup, ...]:
         raise no_responses(directory, f"step {step}")
     rows = rows_with_tokens(path)
     with damage_of(path):
-        members = (list(of_group) for _, of_group in groupby(rows, key=lambda row: row["group_id"]))
+        members = (
+            list(group_rows) for _, group_rows in groupby(rows, key=lambda row: row["group_id"])
+        )
         return tuple(map(_stored_group, members))
 
 
-def no_responses(directory: RunDirectory, wanted: str) -> DataError:
-    """The error for steps whose judged responses a run does not have."""
+def no_responses(directory: RunDirectory, selection: str) -> DataError:
+    """Return the error for steps whose judged responses a run does not have."""
     steps = list(directory.rollout_tables())
-    stored = f"steps {steps[0]} to {steps[-1]}" if steps else "none"
+    extent = f"steps {steps[0]} to {steps[-1]}" if steps else "none"
     return DataError(
-        f"{directory.path} has no judged responses of {wanted}; stored: {stored}. log.rollouts"
+        f"{directory.path} has no judged responses of {selection}; stored: {extent}. log.rollouts"
         " decides which a run keeps: all, no-logprobs, last:N or none"
     )
 
@@ -124,8 +126,8 @@ def _stored_group(rows: Sequence[Mapping[str, Any]]) -> StoredGroup:
             verdicts=tuple(verdicts),
             id=first["group_id"],
             texts=tuple(
-                row["response"] if each.episode is None else EpisodeText(each.episode)
-                for row, each in zip(rows, generations, strict=True)
+                row["response"] if generation.episode is None else EpisodeText(generation.episode)
+                for row, generation in zip(rows, generations, strict=True)
             ),
             rewards=tuple(row["reward"] for row in rows),
         ),

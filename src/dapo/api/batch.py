@@ -57,9 +57,7 @@ class CollectedBatch:
 
     @property
     def judged(self) -> tuple[tuple[Group, str], ...]:
-        """Every judged group with its outcome: `trained`, `all_correct`, `all_wrong`,
-        `zero_variance` ...
-        """
+        """Every judged group with its outcome, such as `trained` or `all_correct`."""
         return self.batch.judged
 
     @property
@@ -78,9 +76,7 @@ class CollectedBatch:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics `reward/*` and `rollout/*` (`dapo docs metrics`) that are known before the
-        update.
-        """
+        """The metrics `reward/*` and `rollout/*` that are available before the update."""
         decided = (group for group, _ in self.batch.decided)
         return batch_metrics(self.batch, self.samples) | reflection_metrics(decided)
 
@@ -92,8 +88,7 @@ class CollectedBatch:
         )
 
     def with_advantages(self, function: Advantages) -> "CollectedBatch":
-        """Replace the advantages of Eq. 9 by those of a function of the shaped rewards of a group's
-        judged responses.
+        """Replace the advantages of Eq. 9 by `function(rewards)` for each group's shaped rewards.
 
         Raises DataError if the function raises, or returns a wrong count of numbers or an
         impossible one.
@@ -105,18 +100,23 @@ class CollectedBatch:
         """
         changed: list[Sample] = []
         for samples in self._by_group():
-            given = [sample.reward for sample in samples]
-            found = try_call(lambda: [float(value) for value in function(list(given))])  # noqa: B023  (called at once)
-            if isinstance(found, Failure):
-                raise DataError(f"advantages: the function {found.reason} for the rewards {given}")
-            if len(found) != len(given) or not all(abs(value) <= MAX_SCORE for value in found):
+            rewards = [sample.reward for sample in samples]
+            # the lambda is called at once
+            advantages = try_call(lambda: [float(value) for value in function(list(rewards))])  # noqa: B023
+            if isinstance(advantages, Failure):
                 raise DataError(
-                    f"advantages: expected {len(given)} finite numbers, at most {MAX_SCORE:g} in"
-                    f" size, for the rewards {given}, got {found}"
+                    f"advantages: the function {advantages.reason} for the rewards {rewards}"
+                )
+            if len(advantages) != len(rewards) or not all(
+                abs(value) <= MAX_SCORE for value in advantages
+            ):
+                raise DataError(
+                    f"advantages: expected {len(rewards)} finite numbers, at most {MAX_SCORE:g} in"
+                    f" size, for the rewards {rewards}, got {advantages}"
                 )
             changed += [
                 replace(sample, advantage=value, token_advantages=None)
-                for sample, value in zip(samples, found, strict=True)
+                for sample, value in zip(samples, advantages, strict=True)
             ]
         return replace(self, samples=tuple(changed))
 
@@ -132,21 +132,19 @@ class CollectedBatch:
         )
         responses = [verdict for group, _ in self.judged for verdict in group.verdicts]
         decided = [verdict.correct for verdict in responses if verdict.correct is not None]
-        right = (
-            f", {sum(decided) / len(decided):.0%} of {len(decided)} responses correct"
-            if decided
-            else ""
-        )
+        right = ""
+        if decided:
+            right = f", {sum(decided) / len(decided):.0%} of {len(decided)} responses correct"
         return (
             f"batch of step {self.step}: {counts}{right}, {self.batch.num_generated_tokens:,}"
             " tokens generated"
         )
 
     def __repr__(self) -> str:
-        shown = self.groups[:SHOWN_ROWS]
+        rows = self.groups[:SHOWN_ROWS]
         lines = [
             self._title(),
-            *(f"  {_question(group, 48):50} {_rewards(group)}" for group in shown),
+            *(f"  {_question(group, 48):50} {_rewards(group)}" for group in rows),
         ]
         if len(self.groups) > SHOWN_ROWS:
             lines.append(
@@ -156,16 +154,18 @@ class CollectedBatch:
         return printable("\n".join(lines))
 
     def _repr_html_(self) -> str:
-        """The batch in a notebook: its counts, and a row per group, the trained groups first."""
-        groups = sorted(self.judged, key=lambda each: each[1] != "trained")
+        """Show the batch in a notebook: counts, and a row per group, trained groups first."""
+        groups = sorted(self.judged, key=lambda pair: pair[1] != "trained")
         rows = [
             _html_row("th", ("question", "outcome", "rewards", "best response", "worst response"))
         ]
         rows += [_html_row("td", _shown(group, outcome)) for group, outcome in groups[:SHOWN_ROWS]]
-        more = f"<p>{len(groups) - SHOWN_ROWS} more groups; " if len(groups) > SHOWN_ROWS else "<p>"
+        remark = (
+            f"<p>{len(groups) - SHOWN_ROWS} more groups; " if len(groups) > SHOWN_ROWS else "<p>"
+        )
         table = f"<table>{''.join(rows)}</table>" if groups else ""
         return (
-            f"<p>{escape(self._title())}</p>{table}{more}<code>batch.rollouts</code> has every"
+            f"<p>{escape(self._title())}</p>{table}{remark}<code>batch.rollouts</code> has every"
             " response</p>"
         )
 
@@ -176,11 +176,9 @@ def _shown(group: Group, outcome: str) -> tuple[str, ...]:
         for reward, text in zip(group.rewards, group.texts, strict=True)
         if reward is not None
     ]
-    ends = (
-        [shorten(one_line(text), 80) for _, text in (max(judged), min(judged))]
-        if judged
-        else ["", ""]
-    )
+    ends = ["", ""]
+    if judged:
+        ends = [shorten(one_line(text), 80) for _, text in (max(judged), min(judged))]
     return _question(group, 80), outcome.replace("_", " "), _rewards(group), *ends
 
 

@@ -1,6 +1,4 @@
-"""Finds the source of functions and classes in files, scripts and notebooks, and the names that it
-uses.
-"""
+"""Finds the source of functions and classes in files and notebooks, and the names in it."""
 
 import __future__
 
@@ -33,9 +31,7 @@ class Source:
 
 
 def importable(value: Any) -> str | None:
-    """`module:name` of an importable object; None if a script, a notebook or a function defines
-    it.
-    """
+    """Return `module:name` of an importable object; None for one of a script or notebook."""
     module = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", None)
     if (
@@ -45,17 +41,17 @@ def importable(value: Any) -> str | None:
         or "<" in name
     ):
         return None
-    found: Any = sys.modules.get(module)
+    target: Any = sys.modules.get(module)
     try:
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except AttributeError:
         return None
-    return f"{module}:{name}" if found is value and has_spec(module) else None
+    return f"{module}:{name}" if target is value and has_spec(module) else None
 
 
 def find_source(value: Any) -> Source | None:
-    """The source of a function or a class, decorators included; None if it is unknown.
+    """Return the source of a function or a class, decorators included; None if it is unknown.
 
     `linecache` holds scripts and notebook cells alike, under the file name of their code.
     """
@@ -87,9 +83,7 @@ def _function_source(value: Any) -> Source | None:
 
 
 def _class_source(value: type) -> Source | None:
-    """The source of a class: the definition around one of its functions, or the last one in the
-    script or the cells.
-    """
+    """Return the source of a class: the definition with its functions, or the last one."""
     functions = [
         function for function in map(_function_in, vars(value).values()) if function is not None
     ]
@@ -101,8 +95,12 @@ def _class_source(value: type) -> Source | None:
                 node.end_lineno or 0
             ):
                 flag = bool(code.co_flags & _FUTURE_ANNOTATIONS)
-                own = [each for each in functions if each.__code__.co_filename == code.co_filename]
-                return Source(node.name, _text_of(node, lines), _namespace(own), flag)
+                members = [
+                    member
+                    for member in functions
+                    if member.__code__.co_filename == code.co_filename
+                ]
+                return Source(node.name, _text_of(node, lines), _namespace(members), flag)
     main = getattr(sys.modules.get(value.__module__), "__file__", None)
     cells = [
         name
@@ -117,9 +115,7 @@ def _class_source(value: type) -> Source | None:
 
 
 def _function_in(member: Any) -> FunctionType | None:
-    """The function behind a member of a class; None for other members and for generated functions
-    (`dataclass`).
-    """
+    """Return the function behind a member of a class; None if it is generated or no function."""
     inner = inspect.unwrap(getattr(member, "__func__", getattr(member, "fget", member)))
     is_own = isinstance(inner, FunctionType) and not inner.__code__.co_filename.startswith(
         "<string"
@@ -130,9 +126,7 @@ def _function_in(member: Any) -> FunctionType | None:
 def _definitions(
     filename: str, module_globals: dict[str, Any], kinds: tuple[type[Any], ...]
 ) -> list[tuple[Any, list[str]]]:
-    """The definitions of these kinds in a file or a cell, the last one first, each with all lines
-    of the file.
-    """
+    """List definitions of these kinds in a file or a cell, the last one first."""
     lines = linecache.getlines(filename, module_globals)
     try:
         tree = ast.parse("".join(lines))
@@ -164,10 +158,10 @@ def _namespace(functions: Sequence[FunctionType]) -> dict[str, Any]:
 
 
 def needed_names(source: Source) -> list[str]:
-    """The sorted names that a definition takes from outside."""
+    """Return the sorted names that a definition takes from outside."""
     future = "from __future__ import annotations\n" if source.has_future_annotations else ""
     top = symtable.symtable(future + source.text, "source", "exec")
-    needed: dict[str, None] = {}
+    names: dict[str, None] = {}
     tables = [top]
     while tables:
         table = tables.pop(0)
@@ -175,16 +169,14 @@ def needed_names(source: Source) -> list[str]:
             if (
                 symbol.is_global() or (table is top and symbol.is_referenced())
             ) and not symbol.is_imported():
-                needed.setdefault(symbol.get_name())
+                names.setdefault(symbol.get_name())
         tables += table.get_children()
-    return sorted(needed)
+    return sorted(names)
 
 
 def module_chains(text: str, namespace: Mapping[str, Any]) -> list[str]:
-    """The submodules that a text names by their full path: `import xml` does not load
-    `xml.etree.ElementTree`.
-    """
-    found = []
+    """List the submodules that a text names by their full path, such as `xml.etree`."""
+    chains = []
     for node in ast.walk(ast.parse(text)):
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
@@ -200,12 +192,12 @@ def module_chains(text: str, namespace: Mapping[str, Any]) -> list[str]:
                 and module.__name__ in sys.modules
                 and "." in module.__name__
             ):
-                found.append(module.__name__)
-    return found
+                chains.append(module.__name__)
+    return chains
 
 
 def has_spec(module: str) -> bool:
-    """Whether another process can import a module."""
+    """Return True if another process can import a module."""
     try:
         return module in sys.builtin_module_names or importlib.util.find_spec(module) is not None
     except (ValueError, ImportError):

@@ -70,8 +70,7 @@ class CodeWriter:
         """The name of the added function whose dependencies are being written."""
 
     def add(self, function: Callable[..., Any]) -> str:
-        """Add a callable, and return `module:name` if it can be imported, or `:name` in the module
-        written here.
+        """Add a callable; return `module:name`, or `:name` if its source is written here.
 
         Raises:
             RewardError: the callable, or one of its dependencies, cannot be written.
@@ -101,7 +100,7 @@ class CodeWriter:
         return f":{name}"
 
     def qualified(self, name: str) -> str:
-        """The import path `module:function` of a name from `add`, once everything is added."""
+        """Return the import path `module:function` of a name from `add`, after the last `add`."""
         return f"{self.module().name}{name}" if name.startswith(":") else name
 
     @property
@@ -169,33 +168,33 @@ class CodeWriter:
             raise self._refused(
                 name, "a lambda, which has no source of its own: write it as a function with def"
             )
-        found = find_source(value)
-        if found is None:
+        source = find_source(value)
+        if source is None:
             raise RewardError(
                 f"{self._kind} {self._user!r}: the source of {name!r} cannot be found, so it cannot"
                 " be copied into the run; move it to a file and pass 'module:function', or define"
                 " it in a notebook cell or a script"
             )
-        own_name = found.name
-        namespace = found.namespace or self._scope
+        own_name = source.name
+        namespace = source.namespace or self._scope
         if own_name != name and own_name not in self._values:
             self._values[own_name] = value
-        self._has_future_annotations |= found.has_future_annotations
+        self._has_future_annotations |= source.has_future_annotations
         outer = self._scope
         self._scope = namespace
-        for used in needed_names(found):
-            if used == own_name:
+        for symbol in needed_names(source):
+            if symbol == own_name:
                 continue
-            if used in namespace:
-                self._define(used, namespace[used])
-            elif not hasattr(builtins, used):
+            if symbol in namespace:
+                self._define(symbol, namespace[symbol])
+            elif not hasattr(builtins, symbol):
                 raise RewardError(
-                    f"{self._kind} {self._user!r} uses {used!r}, which is not defined"
+                    f"{self._kind} {self._user!r} uses {symbol!r}, which is not defined"
                 )
         self._scope = outer
-        for chain in module_chains(found.text, namespace):
+        for chain in module_chains(source.text, namespace):
             self._imports[chain] = f"import {chain}"
-        self._parts.append(found.text)
+        self._parts.append(source.text)
         if own_name != name:
             self._parts.append(f"{name} = {own_name}")
 
@@ -226,7 +225,7 @@ class CodeWriter:
         return self._object(name, value)
 
     def _made_by_a_call(self, name: str, value: Any) -> str:
-        """A call that makes a pattern, a path, an exact number or a partial function."""
+        """Return a call that makes a pattern, a path, an exact number or a partial function."""
         if isinstance(value, re.Pattern):
             self._define("re", re)
             flags = (
@@ -237,7 +236,7 @@ class CodeWriter:
             self._define("functools", functools)
             arguments = [
                 self._reference(name, value.func),
-                *(self._expression(name, each) for each in value.args),
+                *(self._expression(name, argument) for argument in value.args),
             ]
             arguments += [
                 f"{key}={self._expression(name, item)}" for key, item in value.keywords.items()
@@ -269,9 +268,7 @@ class CodeWriter:
         )
 
     def _object(self, name: str, value: Any) -> str:
-        """An expression that restores an object of a caller's class from its attributes, without
-        calling it.
-        """
+        """Return an expression that restores an object from its attributes, without a call."""
         kind = type(value)
         if (
             kind.__module__ == "builtins"
@@ -291,18 +288,18 @@ class CodeWriter:
 
     def _reference(self, name: str, value: Any) -> str:
         if isinstance(value, FunctionType | type | ModuleType):
-            own = value.__name__.replace(".", "_")
-            if own == "<lambda>":
+            identifier = value.__name__.replace(".", "_")
+            if identifier == "<lambda>":
                 raise self._refused(
                     name,
                     "a lambda, which has no source of its own: write it as a function with def",
                 )
-            self._define(own, value)
-            return own
+            self._define(identifier, value)
+            return identifier
         if (path := importable(value)) is not None:
-            own = path.partition(":")[2].replace(".", "_")
-            self._define(own, value)
-            return own
+            identifier = path.partition(":")[2].replace(".", "_")
+            self._define(identifier, value)
+            return identifier
         return self._expression(name, value)
 
     def _note_folder(self, module: str) -> None:

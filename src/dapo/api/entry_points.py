@@ -132,31 +132,35 @@ def train(
     if (demonstrations := options.pop("demonstrations", None)) is not None:
         sources["data.demonstrations"] = demonstrations
         options = {"preset": "sft"} | options
-    stored = {
+    data_files = {
         "data.train": TRAIN_FILE,
         "data.eval": HELD_OUT_FILE,
         "data.demonstrations": DEMONSTRATIONS_FILE,
     }
     copies = {
-        option: path / DATA_FOLDER / name for option, name in stored.items() if option in sources
+        option: path / DATA_FOLDER / name
+        for option, name in data_files.items()
+        if option in sources
     }
     files = {
         name: file
         for name, file in copies.items()
         if not (sources[name] is None or is_source(sources[name]))
     }
-    given = {name: each for name, each in sources.items() if each is not None and name not in files}
+    settings = {
+        name: source for name, source in sources.items() if source is not None and name not in files
+    }
     if names := [sink for sink in sinks if isinstance(sink, str)]:
-        given["log.sinks"] = names
-    own, modules, folders = _read_options(given, reward, options)
+        settings["log.sinks"] = names
+    values, modules, folders = _read_options(settings, reward, options)
     require_new_run(path)
-    own |= {name: str(file) for name, file in files.items()}
-    built, scaled = build_scaled(base, own, where="dapo.train")
+    values |= {name: str(file) for name, file in files.items()}
+    built, scaled = build_scaled(base, values, where="dapo.train")
     from dapo.api.lifecycle.execute import new_run, run_training
 
     if scaled:
         print_text(f"set to fit: {', '.join(as_overrides(scaled))}")
-    overrides = as_overrides(own | scaled)
+    overrides = as_overrides(values | scaled)
     if isinstance(config, Mapping):  # its options are arguments, too
         overrides = without_repeats([*arguments, *overrides])
         arguments = []
@@ -175,31 +179,31 @@ def train(
 
 
 def _read_options(
-    given: Mapping[str, Any], reward: Reward, keywords: Mapping[str, Any]
+    arguments: Mapping[str, Any], reward: Reward, keywords: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[WrittenModule], list[str]]:
-    """The options of a call by dotted names, the modules of its functions, and the folders from
-    which these import.
-    """
-    given = dict(given)
+    """Return a call's options by dotted names, the modules of its functions, and folders."""
+    arguments = dict(arguments)
     writers = [reward_code := CodeWriter("reward")]
     if reward is not None:
         weights = weights_by_name(reward, reward_code.add)
-        named = {reward_code.qualified(name): weight for name, weight in weights.items()}
-        given["reward.verifier"] = verifier_option(named)
+        by_name = {reward_code.qualified(name): weight for name, weight in weights.items()}
+        arguments["reward.verifier"] = verifier_option(by_name)
     loss = keywords.get("loss", "")
     if not isinstance(loss, str | Mapping) and not callable(loss):
         raise ConfigError(
             f"loss: expected a function, module:function or options of the loss, got {loss!r}"
         )
-    keywords, of_options = named_functions(with_teacher(keywords, has_reward=reward is not None))
-    writers += of_options
+    keywords, option_writers = named_functions(
+        with_teacher(keywords, has_reward=reward is not None)
+    )
+    writers += option_writers
     named_options = options_from(keywords)
-    if twice := sorted(given.keys() & named_options.keys()):
+    if twice := sorted(arguments.keys() & named_options.keys()):
         raise ConfigError(f"{twice[0]} is set twice in one call")
-    both = options_from(given) | named_options
+    both = options_from(arguments) | named_options
     require_set_once([(name, nested_options({name: value})) for name, value in both.items()])
     modules = [writer.module() for writer in writers if not writer.is_empty]
-    return both, modules, sorted({each for writer in writers for each in writer.folders})
+    return both, modules, sorted({folder for writer in writers for folder in writer.folders})
 
 
 def _callbacks(
@@ -269,8 +273,7 @@ def resume(
 
 @python_interface
 def load(path: str | Path, *, trust: bool = False) -> Run:
-    """Open the run in a directory, also while another process trains it; `trust` is that of
-    `resume`.
+    """Open the run in a directory, even while it trains; `trust` is that of `resume`.
 
     Raises CheckpointError if there is none.
     """
@@ -284,9 +287,7 @@ def load(path: str | Path, *, trust: bool = False) -> Run:
 def _prepared(
     path: Path, rows: Mapping[Path, Data], modules: Sequence[WrittenModule]
 ) -> Iterator[list[str]]:
-    """Write rows and code into a run directory; remove rows of a run that cannot start, and code
-    that no run uses.
-    """
+    """Write rows and code into a run directory; clean up if the run cannot start."""
     is_new = not path.exists()
     added = [
         file
@@ -311,9 +312,9 @@ def _prepared(
         raise
     finally:
         config = RunDirectory(path).config
-        used = config.read_text(encoding="utf-8") if config.exists() else ""
+        config_text = config.read_text(encoding="utf-8") if config.exists() else ""
         for file in added:
-            if file.stem not in used:
+            if file.stem not in config_text:
                 file.unlink(missing_ok=True)
 
 

@@ -1,6 +1,4 @@
-"""Rows and rewards in a caller's memory: rows are written to a file, a reward gets a name for the
-options.
-"""
+"""Data and rewards in the caller's memory: rows become a file, a reward gets a name."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +21,7 @@ DataFrame, a Dataset.
 
 
 def is_source(data: object) -> bool:
-    """Whether `data` names a data source, as opposed to rows."""
+    """Return True if `data` names a data source, False for rows."""
     if isinstance(data, Mapping) and any(hasattr(value, "column_names") for value in data.values()):
         raise DataError(
             f"data: got several data sets ({', '.join(map(str, data))}); expected one:"
@@ -68,9 +66,7 @@ def write_rows(path: Path, data: Data) -> int:
 
 @contextmanager
 def row_errors(files: Mapping[str, object]) -> Iterator[None]:
-    """Name the row of an argument in the block's errors, where they name a line of the file that
-    holds the rows.
-    """
+    """Name the argument's row in errors of the block, instead of the line of a file."""
     try:
         yield
     except DataError as error:
@@ -107,7 +103,7 @@ mapping to weights.
 
 
 def weights_by_name(reward: Reward, name_of: Callable[[Any], str]) -> dict[str, float]:
-    """The weights of a reward, one verifier or several, by name; `name_of` names a function.
+    """Return the weights of a reward, one verifier or several, by name; `name_of` names a function.
 
     Raises RewardError for an element that is neither a name nor a function, and for a name that
     occurs twice.
@@ -116,15 +112,17 @@ def weights_by_name(reward: Reward, name_of: Callable[[Any], str]) -> dict[str, 
         weighted = list(reward.items())
     else:
         several = reward if isinstance(reward, list | tuple) else [reward]
-        weighted = [each if isinstance(each, tuple) else (each, 1.0) for each in several]
+        weighted = [
+            verifier if isinstance(verifier, tuple) else (verifier, 1.0) for verifier in several
+        ]
     weights: dict[str, float] = {}
-    for each, weight in weighted:
-        if not isinstance(each, str) and not callable(each):
+    for verifier, weight in weighted:
+        if not isinstance(verifier, str) and not callable(verifier):
             raise RewardError(
                 "reward: expected a verifier's name, module:function, a function, or several of"
-                f" them, got {each!r}"
+                f" them, got {verifier!r}"
             )
-        name = each if isinstance(each, str) else name_of(each)
+        name = verifier if isinstance(verifier, str) else name_of(verifier)
         if name in weights:
             raise RewardError(
                 f"reward: {name.removeprefix(':')} is listed twice; list it once, with a weight"
@@ -134,5 +132,5 @@ def weights_by_name(reward: Reward, name_of: Callable[[Any], str]) -> dict[str, 
 
 
 def verifier_option(weights: Mapping[str, float]) -> str | Mapping[str, float]:
-    """The value of `reward.verifier` for names with their weights."""
+    """Return the value of `reward.verifier` for names with their weights."""
     return next(iter(weights)) if list(weights.values()) == [1.0] else weights

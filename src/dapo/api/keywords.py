@@ -24,60 +24,55 @@ DEFAULTS: Mapping[str, Any] = {name: info.default for name, info in options_of()
 
 
 def options_from(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by their dotted names: `{"steps": 18, "loss.clip_high": 0.3}` -> `{"train.num_steps":
-    18, ...}`.
+    """Return options by dotted names: `{"steps": 18}` becomes `{"train.num_steps": 18}`.
 
     An unknown or ambiguous keyword stays: build_config answers all of them together. Raises
     ConfigError if two mean the same option.
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for keyword, value in keywords.items():
         name = option_named(keyword)
-        if name in found:
+        if name in options:
             raise ConfigError(f"{keyword}: {name} is set twice in one call")
-        found[name] = as_literal(_plain(value, keyword))
-    require_set_once([(name, nested_options({name: value})) for name, value in found.items()])
-    return found
+        options[name] = as_literal(_plain(value, keyword))
+    require_set_once([(name, nested_options({name: value})) for name, value in options.items()])
+    return options
 
 
 def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[CodeWriter]]:
-    """The keywords with import paths instead of functions and classes, and the modules in which
-    these are written.
-    """
-    named = dict(keywords)
+    """Replace functions in the keywords by import paths; return the modules, too."""
+    options = dict(keywords)
     writers = list[CodeWriter]()
     for name, value in keywords.items():
         if callable(value) and (name in ("loss", "environment") or "." in option_named(name)):
             writers.append(writer := CodeWriter(name.rpartition(".")[2]))
-            named[name] = writer.qualified(writer.add(value))
+            options[name] = writer.qualified(writer.add(value))
     if tools := keywords.get("tools"):
         writers.append(writer := CodeWriter("tool"))
         names = [writer.add(tool) if callable(tool) else tool for tool in tools]
-        named["tools"] = [writer.qualified(name) for name in names]
-    return named, writers
+        options["tools"] = [writer.qualified(name) for name in names]
+    return options, writers
 
 
 def with_teacher(keywords: Mapping[str, Any], *, has_reward: bool) -> dict[str, Any]:
-    """The keywords with the options of on-policy distillation instead of `teacher`, unless these
-    are set themselves.
+    """Replace `teacher` by the options of on-policy distillation that are not set.
 
     Without a reward only the teacher trains.
     """
-    given = dict(keywords)
-    if (teacher := given.pop("teacher", None)) is None:
-        return given
+    arguments = dict(keywords)
+    teacher = arguments.pop("teacher", None)
+    if teacher is None:
+        return arguments
     path = getattr(teacher, "path", teacher)  # of a run
     options = {"loss.reference.model": str(path), "loss.kl_coef": 1.0, "loss.kl_estimator": "full"}
     if not has_reward:
         options["reward.coef"] = 0.0
-    named = {option_named(name) for name in given}
-    return {**given, **{name: value for name, value in options.items() if name not in named}}
+    names = {option_named(name) for name in arguments}
+    return arguments | {name: value for name, value in options.items() if name not in names}
 
 
 def option_named(keyword: str) -> str:
-    """The dotted name of the option that a keyword means; the keyword itself if it means none or
-    several.
-    """
+    """Return the dotted name of a keyword's option; the keyword if there is none or several."""
     names = [] if keyword in Config.model_fields else names_by_keyword().get(keyword, [])
     return names[0] if len(names) == 1 else keyword
 
@@ -85,34 +80,28 @@ def option_named(keyword: str) -> str:
 def load_base(
     config: str | Path | Mapping[str, Any] | None,
 ) -> tuple[Mapping[str, Any], list[str], str]:
-    """Read the base configuration: its options, its command-line arguments, and a title for its
-    runs.
-    """
+    """Read the base configuration: options, command-line arguments, and a title for runs."""
     if config is None:
         return {}, [], "run"
     if not isinstance(config, Mapping):
-        found = find_config(config)
-        return read_options(found), [str(config)], found.stem
-    given: Mapping[str, Any] = _plain(config, "config")
+        path = find_config(config)
+        return read_options(path), [str(config)], path.stem
+    mapping: Mapping[str, Any] = _plain(config, "config")
     flat: dict[str, Any] = {}
-    for name, value in given.items():
-        inner = (
-            {f"{name}.{key}": item for key, item in value.items()}
-            if isinstance(value, Mapping)
-            else {name: value}
-        )
+    for name, value in mapping.items():
+        inner = {name: value}
+        if isinstance(value, Mapping):
+            inner = {f"{name}.{key}": item for key, item in value.items()}
         flat |= inner
-    return given, as_overrides(flat), "run"
+    return mapping, as_overrides(flat), "run"
 
 
 def build_scaled(
     base: Mapping[str, Any], options: Mapping[str, Any], *, where: str
 ) -> tuple[Config, dict[str, Any]]:
-    """Build a configuration from a base and overriding options; also returns those that
-    `scale_defaults` added.
-    """
-    named = {name: _json_value(value) for name, value in options.items()}
-    raw = merge_options(base, nested_options(named))
+    """Build a configuration from a base and options; return the scaled defaults, too."""
+    values = {name: _json_value(value) for name, value in options.items()}
+    raw = merge_options(base, nested_options(values))
     scaled = scale_defaults(raw)
     return build_config(merge_options(raw, nested_options(scaled)), where=where), scaled
 
@@ -138,14 +127,13 @@ def scale_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     warmup = "optim.warmup_steps"
     scaled: dict[str, Any] = {}
     if prompts and _option(raw, groups) is None and prompts % DEFAULTS[groups]:
-        scaled[groups] = max(
-            n for n in range(1, min(prompts, DEFAULTS[groups]) + 1) if prompts % n == 0
-        )
+        # the largest divisor of the groups of a step
+        most = min(prompts, DEFAULTS[groups])
+        scaled[groups] = max(n for n in range(1, most + 1) if prompts % n == 0)
     is_soft = _option(with_preset, "overlong.mode") in (None, "soft")
     if length and is_soft and _option(raw, buffer) is None and length < DEFAULTS[buffer]:
-        scaled[buffer] = max(
-            1, length * DEFAULTS[buffer] // DEFAULTS["rollout.max_response_tokens"]
-        )
+        paper_length = DEFAULTS["rollout.max_response_tokens"]
+        scaled[buffer] = max(1, length * DEFAULTS[buffer] // paper_length)
     if steps and _option(raw, warmup) is None and steps < DEFAULTS["train.num_steps"]:
         scaled[warmup] = round(steps * DEFAULTS[warmup] / DEFAULTS["train.num_steps"])
     return scaled
@@ -159,9 +147,7 @@ def _option(raw: Mapping[str, Any], name: str) -> Any:
 
 
 def _count(raw: Mapping[str, Any], name: str) -> int:
-    """The value of an option that is a positive integer; 0 if it is not set, or invalid
-    (build_config rejects it).
-    """
+    """Return an option's value that is a positive integer; 0 if it is not set, or invalid."""
     value = _option(raw, name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
@@ -172,7 +158,7 @@ def as_overrides(options: Mapping[str, Any]) -> list[str]:
 
 
 def _json_value(value: Any) -> Any:
-    """A value as JSON has it, with functions by their import paths."""
+    """Return a value as JSON has it, with functions by their import paths."""
     return json.loads(json.dumps(value, default=_as_text))
 
 

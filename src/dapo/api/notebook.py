@@ -1,6 +1,4 @@
-"""Progress of a run in a notebook: one display of curves and the latest lines, which is updated in
-place.
-"""
+"""Progress of a run in a notebook: curves and the latest lines, updated in place."""
 
 import math
 import time
@@ -30,16 +28,12 @@ class PythonDisplay(ProgressDisplay):
 
 
 def display_class() -> Callable[..., Display]:
-    """The display of progress for a script or, in a kernel, which can show and replace HTML, for a
-    notebook.
-    """
+    """Return the display for a script, or for a kernel that can replace HTML."""
     return NotebookDisplay if notebook_display() else PythonDisplay
 
 
 class NotebookDisplay:
-    """Curves, the latest lines and the current phase, which are updated in place; messages are
-    printed.
-    """
+    """Shows curves, the latest lines and the phase, updated in place; prints messages."""
 
     def __init__(
         self, num_steps: int, *, first_step: int, token_budget: int | None = None, show: Any = None
@@ -114,19 +108,17 @@ class NotebookDisplay:
             f"step {self._step}/{self._num_steps}: {name}{counts}"
             f" {stopwatch(time.monotonic() - self._began)}"
         )
-        bar = (
-            f"<progress max='{total}' value='{done}' style='vertical-align:middle'></progress> "
-            if total
-            else ""
-        )
+        bar = ""
+        if total:
+            bar = (
+                f"<progress max='{total}' value='{done}' style='vertical-align:middle'></progress> "
+            )
         small = f"<br><small>{escape(note)}</small>" if note else ""
         return f"<div style='font-family:monospace'>{bar}{escape(text)}{small}</div>"
 
 
 def _chart(panel: Panel, records: Sequence[Record]) -> str:
-    """The curves of a panel as SVG, with their names and latest values; nothing for a panel without
-    values.
-    """
+    """Draw the curves of a panel as SVG, with names and latest values; empty without values."""
     curves: list[tuple[str, Sequence[int], Sequence[float]]] = []
     labels = []
     for series in panel.series:
@@ -142,32 +134,26 @@ def _chart(panel: Panel, records: Sequence[Record]) -> str:
     right = "" if panel.right is None else _chart(panel.right, records)
     if not curves:
         return right
-    known = [value for _, _, values in curves for value in values if not math.isnan(value)]
-    low = min(0.0, *known) if panel.begins_at_zero else min(known)
-    height = (max(known) - low) or 1.0
+    numbers = [value for _, _, values in curves for value in values if not math.isnan(value)]
+    low = min(0.0, *numbers) if panel.begins_at_zero else min(numbers)
+    height = (max(numbers) - low) or 1.0
     last_step = records[-1]["step"] or 1
     svg = ""
     for colour, drawn_steps, drawn in curves:
-        points = [
-            (
-                None
-                if math.isnan(value)
-                else (4 + 192 * step / last_step, 60 - 56 * (value - low) / height)
-            )
-            for step, value in zip(drawn_steps, drawn, strict=True)
-        ]
+        points: list[tuple[float, float] | None] = []
+        for step, value in zip(drawn_steps, drawn, strict=True):
+            point = (4 + 192 * step / last_step, 60 - 56 * (value - low) / height)
+            points.append(None if math.isnan(value) else point)
         svg += _lines(points, colour)
     title = escape(f"{panel.title}, {panel.unit}" if panel.title else panel.unit)
     picture = f"<svg width='200' height='64' role='img' aria-label='{title}'>{svg}</svg>"
     style = "display:inline-block;vertical-align:top;margin-right:1em"
-    return (
-        "<div"
-        f" style='{style}'><small>{title}<br>{'<br>'.join(labels)}</small><br>{picture}</div>{right}"
-    )
+    caption = f"{title}<br>{'<br>'.join(labels)}"
+    return f"<div style='{style}'><small>{caption}</small><br>{picture}</div>{right}"
 
 
 def _lines(points: Sequence[tuple[float, float] | None], colour: str) -> str:
-    """A line through the points with a gap at each None, and a dot at the last point."""
+    """Return a line through the points with a gap at each None, and a dot at the last point."""
     svg = ""
     for is_gap, stretch in groupby(points, key=lambda point: point is None):
         if not is_gap:

@@ -1,6 +1,4 @@
-"""Errors of the Python interface: one sentence that names Python calls, without the frames of the
-package.
-"""
+"""Errors of the Python interface: one sentence in its terms, without the package's frames."""
 
 import functools
 import inspect
@@ -45,8 +43,7 @@ class CallInterrupted(KeyboardInterrupt):
 
 
 def in_python(text: str, arguments: Iterable[str] = ()) -> str:
-    """A message for the command line in the words of a Python caller, who may have misspelt one of
-    the `arguments`.
+    """Translate a message for the command line to Python; `arguments` may be misspelt.
 
     >>> in_python("saved; continue with: dapo resume 'runs/my run'")
     "saved; continue with: dapo.resume('runs/my run')"
@@ -61,12 +58,12 @@ def in_python(text: str, arguments: Iterable[str] = ()) -> str:
 def _with_keyword(
     typed: str, suggestion: str, name: str | None, arguments: Iterable[str]
 ) -> str | None:
-    """The answer to an unknown option, with the keyword that is nearest to what was typed."""
+    """Answer an unknown option with the keyword that is nearest to it."""
     by_keyword = names_by_keyword()
     last = typed.rpartition(".")[2]
-    found = None
+    advice = None
     if name is None:
-        found = next(
+        advice = next(
             (
                 f"did you mean {near}?"
                 for near in get_close_matches(typed, arguments, n=1, cutoff=0.75)
@@ -76,10 +73,10 @@ def _with_keyword(
     elif near := get_close_matches(
         last, [key for key, names in by_keyword.items() if names == [name]], n=1, cutoff=0
     ):
-        found = suggestion.replace(name, f"{near[0]} ({name})" if near[0] != name else name, 1)
+        advice = suggestion.replace(name, f"{near[0]} ({name})" if near[0] != name else name, 1)
     elif "." in name:
-        found = f'{suggestion} Write the whole name: **{{"{name}": ...}}'
-    return found and f"unknown option {typed}; {found}"
+        advice = f'{suggestion} Write the whole name: **{{"{name}": ...}}'
+    return advice and f"unknown option {typed}; {advice}"
 
 
 def python_interface(target: T) -> T:
@@ -104,27 +101,28 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # read by IPython
-        shown: BaseException
+        replacement: BaseException
         try:
             return function(*args, **kwargs)
         except (DapoError, KeyboardInterrupt) as error:
-            shown = _for_python(error, signature.parameters)
+            replacement = _for_python(error, signature.parameters)
         except (TypeError, AttributeError, ValueError):
             if (fault := _fault_of_call(signature, args, kwargs)) is None:
                 raise
-            shown = _for_python(WrongCall(f"dapo.{function.__qualname__}: {fault}"))
-        raise shown  # outside of the handler: it would become the context of a user's exception
+            replacement = _for_python(WrongCall(f"dapo.{function.__qualname__}: {fault}"))
+        # outside of the handler: there it would become the context of a user's exception
+        raise replacement
 
     return call
 
 
 def _fault_of_call(signature: inspect.Signature, args: Any, kwargs: Any) -> str | None:
-    """The argument of a failed call that is missing, unknown or of another type than annotated."""
+    """Name the missing, unknown or mistyped argument of a failed call."""
     try:
-        given = signature.bind(*args, **kwargs).arguments
+        arguments = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
         return str(error)
-    for name, value in given.items():
+    for name, value in arguments.items():
         hint = signature.parameters[name].annotation
         if hint is not inspect.Parameter.empty and not _fits(value, hint):
             return (
@@ -136,7 +134,7 @@ def _fault_of_call(signature: inspect.Signature, args: Any, kwargs: Any) -> str 
 
 def _fits(value: Any, hint: Any) -> bool:
     if isinstance(hint, UnionType):
-        return any(_fits(value, each) for each in hint.__args__)
+        return any(_fits(value, member) for member in hint.__args__)
     kind = get_origin(hint) or hint
     return (
         kind is Any
@@ -148,9 +146,7 @@ def _fits(value: Any, hint: Any) -> bool:
 def _for_python(
     error: DapoError | KeyboardInterrupt, arguments: Iterable[str] = ()
 ) -> BaseException:
-    """The error that a Python caller gets: its message translated, its frames in the package
-    removed.
-    """
+    """Return the error with its message translated and the package's frames removed."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print_error
     # the user's own, with the user's frames
@@ -173,9 +169,7 @@ def _for_python(
 def _print_error(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """The hook for uncaught errors of a script: the frames of the caller and the sentence; a
-    signal's exit code.
-    """
+    """Print an uncaught error of a script with the caller's frames; exit after a signal."""
     if not isinstance(error, DapoError | CallInterrupted):
         sys.__excepthook__(kind, error, trace)
         return
@@ -183,11 +177,9 @@ def _print_error(
         frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_PACKAGE)
     ]
     code = 130 if isinstance(error, CallInterrupted) else error.exit_code
-    head = (
-        ""
-        if code > 128
-        else "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)])
-    )
+    head = ""
+    if code <= 128:
+        head = "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)])
     print_text(f"{head}{kind.__name__}: {error}", file=sys.stderr)
     if code > 128 and not hasattr(sys, "ps1") and not sys.flags.interactive:
         sys.exit(code)

@@ -31,9 +31,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The evaluation of a model on held-out problems: avg@k with its 95 % interval over
-    problems.
-    """
+    """The evaluation of a model on held-out problems: avg@k with a 95 % interval."""
 
     summary: Mapping[str, Any]
     """All numbers, by their names in the output of `dapo eval --json`."""
@@ -41,26 +39,22 @@ class EvaluationResult:
     """A row per problem: id, source, question, answer, accuracy, responses."""
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> "EvaluationResult":
+    def of(cls, result: Mapping[str, Any]) -> "EvaluationResult":
         """Convert an evaluation with its table, in the form of `dapo eval --output`."""
         return cls(
-            {name: value for name, value in found.items() if name != "table"},
-            table_of(found["table"]),
+            {name: value for name, value in result.items() if name != "table"},
+            table_of(result["table"]),
         )
 
     @property
     def accuracy(self) -> float | None:
-        """The mean over problems of the fraction of correct responses, or of the score; None
-        without any verdict.
-        """
+        """The mean accuracy, or score, over problems; None without any verdict."""
         value: float | None = self.summary["accuracy"]
         return value
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the accuracy; None for fewer than two problems or equal scores on
-        all.
-        """
+        """The 95 % interval of the accuracy; None for one problem or equal scores on all."""
         return _interval(self.summary)
 
     def __repr__(self) -> str:
@@ -97,16 +91,14 @@ class Comparison:
     equal: int
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> "Comparison":
-        """Convert a result of `compare_models`, which subtracts its first model; here the run is
-        the first.
-        """
-        first = EvaluationResult.of(found["second"])
-        second = EvaluationResult.of(found["first"])
+    def of(cls, result: Mapping[str, Any]) -> "Comparison":
+        """Convert a result of `compare_models`: its second model is this run."""
+        first = EvaluationResult.of(result["second"])
+        second = EvaluationResult.of(result["first"])
         numbers = {
-            name: found["comparison"][name] for name in ("difference", "better", "worse", "equal")
+            name: result["comparison"][name] for name in ("difference", "better", "worse", "equal")
         }
-        return cls(first, second, interval=_interval(found["comparison"]), **numbers)
+        return cls(first, second, interval=_interval(result["comparison"]), **numbers)
 
     def __repr__(self) -> str:
         style = "+.1%" if self.first.summary["binary"] else "+.3f"
@@ -120,7 +112,7 @@ class Comparison:
 
 
 def table_of(rows: Collection[Mapping[str, Any]], *columns: str) -> "pd.DataFrame":
-    """A table of the rows; without any, it has these columns."""
+    """Return a table of the rows; without any, it has these columns."""
     import pandas as pd
 
     return pd.DataFrame(list(rows), columns=None if rows else columns)

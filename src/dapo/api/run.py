@@ -1,6 +1,4 @@
-"""A run as a Python object: its files as tables and figures, and its model to generate and
-evaluate.
-"""
+"""A run as a Python object: files as tables and figures, and a model that generates."""
 
 import shlex
 import signal
@@ -74,9 +72,7 @@ class Run:
 
     @property
     def command(self) -> str:
-        """A shell command that starts the same run, with its functions from the run's folder
-        `code`.
-        """
+        """The shell command that starts the same run, with functions from its folder `code`."""
         manifest = read_json(self._directory.manifest)
         code = self.path / CODE_FOLDER
         folders = ":".join(manifest.get("module_folders", []))
@@ -87,16 +83,12 @@ class Run:
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """The metrics by step (`dapo docs metrics`); an evaluation before the first step is row
-        0.
-        """
+        """The metrics by step (`dapo docs metrics`); row 0 is an evaluation before training."""
         return table_of(metrics_by_step(self._directory.metrics).values(), "step").set_index("step")
 
     @property
     def rollouts(self) -> "pd.DataFrame":
-        """All stored responses, without tokens; for a large run, `read_rollouts` selects steps and
-        columns.
-        """
+        """All stored responses, without tokens; `read_rollouts` selects steps and columns."""
         from dapo.runs.rollout_table import read_rollouts
 
         paths = list(self._directory.rollout_tables().values())
@@ -114,44 +106,37 @@ class Run:
         from dapo.runs.rollout_table import all_columns, read_rollouts
 
         tables = self._directory.rollout_tables()
-        if missing := [step for step in steps or () if step not in tables]:
+        if absent := [step for step in steps or () if step not in tables]:
             raise DataError(
-                f"{self.path} has no rollouts of step {missing[0]} (log.rollouts sets which are"
+                f"{self.path} has no rollouts of step {absent[0]} (log.rollouts sets which are"
                 " kept)"
             )
         paths = list(tables.values()) if steps is None else [tables[step] for step in steps]
-        return (
-            read_rollouts(paths, columns or all_columns(*paths)).to_pandas()
-            if paths
-            else table_of([])
-        )
+        if not paths:
+            return table_of([])
+        frame: pd.DataFrame = read_rollouts(paths, columns or all_columns(*paths)).to_pandas()
+        return frame
 
     @property
     def problems(self) -> "pd.DataFrame":
-        """The sampled problems with visits, correct responses and last step, as of the newest
-        checkpoint.
-        """
+        """The sampled problems with visits and correct responses, as of the newest checkpoint."""
         from dapo.runs.stored_table import stored_table
 
         path = self._directory.problem_stats
         if not path.exists():
             return table_of([])
         with stored_table(path) as table:
-            found: pd.DataFrame = table.read(table.names).to_pandas()
-            return found
+            frame: pd.DataFrame = table.read(table.names).to_pandas()
+            return frame
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """Steps, seconds, tokens, first and last evaluation of a run that has ended; None
-        before.
-        """
+        """Steps, seconds, tokens and evaluations of a run that has ended; None before."""
         return self.state.summary
 
     @property
     def evaluations(self) -> "pd.DataFrame":
-        """The evaluations during training by step: accuracy (avg@k) with its 95 % interval, and
-        further numbers.
-        """
+        """The evaluations during training by step: accuracy with its 95 % interval, and more."""
         paths = self._directory.evaluations().values()
         rows = [
             {k: v for k, v in read_json(path).items() if not isinstance(v, dict | list)}
@@ -160,13 +145,12 @@ class Run:
         return table_of(rows, "step", "accuracy").set_index("step")
 
     def evaluation(self, step: int | None = None) -> EvaluationResult:
-        """The evaluation during training after a step, by default the last one, with every
-        response.
+        """Return an evaluation during training, by default the last, with every response.
 
         Raises DataError if the run has no such evaluation.
         """
-        stored = self._directory.evaluations()
-        path = stored.get(max(stored, default=0) if step is None else step)
+        paths = self._directory.evaluations()
+        path = paths.get(max(paths, default=0) if step is None else step)
         if path is None:
             raise DataError(
                 f"{self.path} has no evaluation{'' if step is None else f' after step {step}'}"
@@ -174,7 +158,7 @@ class Run:
         return EvaluationResult.of(read_json(path))
 
     def curves(self) -> Curves:
-        """A figure of accuracy, length, entropy and outcomes of groups.
+        """Return a figure of accuracy, length, entropy and outcomes of groups.
 
         Raises DataError without metrics.
         """
@@ -183,26 +167,20 @@ class Run:
         return Curves(curves_figure(self._directory.metrics, title=title_of(self.config)))
 
     def view(self) -> str:
-        """Serve the page of `dapo view` to this machine until this process ends, and return its
-        address.
-        """
+        """Serve the page of `dapo view` until this process ends, and return its address."""
         from dapo.analysis.view.queries import Runs
         from dapo.analysis.view.server import serve_in_background
 
         return serve_in_background(Runs([self.path]))
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the page as an HTML file, by default with the run's name in the current folder, and
-        return its path.
-        """
+        """Write the page as an HTML file, by default in the current folder; return its path."""
         from dapo.analysis.view.report import write_report
 
         return Path(write_report(self.path, None if path is None else Path(path))["output"])
 
     def doctor(self) -> "pd.DataFrame":
-        """The findings of `dapo doctor`, one row each, the most severe first; empty if nothing is
-        wrong.
-        """
+        """Return the findings of `dapo doctor`, the most severe first; empty if none."""
         from dapo.analysis.doctor import diagnose
 
         with damage_of(self.path):
@@ -247,9 +225,7 @@ class Run:
 
     @contextmanager
     def _training(self, live: "TrainingRun") -> Iterator[None]:
-        """Let `generate` use a run that trains in this process, in a block in which its engine is
-        idle.
-        """
+        """Let `generate` use the idle engine of a run that trains in this process."""
         self._live = live
         try:
             yield
@@ -289,8 +265,7 @@ class Run:
         samples_per_problem: int | None = None,
         **options: Any,
     ) -> Comparison:
-        """Compare this run with another, or a model, on the same problems and with the same random
-        numbers.
+        """Compare this run with another run or model on the same problems and random numbers.
 
         The difference is this run minus the other. The other arguments are those of `evaluate`.
         """
@@ -325,8 +300,7 @@ class Run:
             )
 
     def export(self, path: str | Path, *, step: int | None = None, adapter: bool = False) -> Path:
-        """Write a checkpoint, by default the newest, as a new Hugging Face model directory, and
-        return its path.
+        """Write a checkpoint, by default the newest, as a new Hugging Face model; return its path.
 
         `adapter` writes only the adapter of a run with `model.lora`. Raises CheckpointError without
         such a checkpoint.
@@ -338,8 +312,8 @@ class Run:
 
     def __repr__(self) -> str:
         facts = self._facts()
-        shown = [facts.pop("state"), *(f"{label} {value}" for label, value in facts.items())]
-        return printable(f"<Run {self.path}: {', '.join(shown)}>")
+        parts = [facts.pop("state"), *(f"{label} {value}" for label, value in facts.items())]
+        return printable(f"<Run {self.path}: {', '.join(parts)}>")
 
     def _facts(self) -> dict[str, str]:
         try:
@@ -349,10 +323,10 @@ class Run:
         facts = {"state": state.state, "step": f"{state.step}/{state.num_steps or '?'}"}
         if state.state == "failed":
             facts["state"] = f"failed ({(state.exit_reason or '').partition(chr(10))[0]})"
-        known = {name: value for name, value in state.metrics.items() if value is not None}
+        numbers = {name: value for name, value in state.metrics.items() if value is not None}
         for column in METRIC_COLUMNS:
-            if column.metric in SHOWN_METRICS and column.metric in known:
-                facts[column.label] = column.show(known).strip()
+            if column.metric in SHOWN_METRICS and column.metric in numbers:
+                facts[column.label] = column.show(numbers).strip()
         for name, result in state.evaluations.items():
             if (accuracy := result.get("accuracy")) is not None:
                 metrics = {f"eval/{name}/{key}": value for key, value in result.items()}
@@ -383,9 +357,7 @@ class TrainingInterrupted(CallInterrupted):
 
 @contextmanager
 def translate_errors(run: Run) -> Iterator[None]:
-    """Turn Ctrl-C into TrainingInterrupted, and add to a failure of a function how its run
-    continues with another.
-    """
+    """Turn Ctrl-C into TrainingInterrupted; add advice to failures of functions."""
     try:
         yield
     except (Interrupted, KeyboardInterrupt) as error:

@@ -1,6 +1,4 @@
-"""Algorithm 1 in a notebook cell (`dapo.session`): collect a batch, inspect it, update the
-model.
-"""
+"""Algorithm 1 in a notebook (`dapo.session`): collect a batch, inspect it, update the model."""
 
 import hashlib
 import json
@@ -63,9 +61,7 @@ ROWS_FILE = "rows.jsonl"
 
 @python_interface
 class Session(AbstractContextManager["Session"]):
-    """A model, its optimiser and an engine in this process; use it in a `with` block, or close
-    it.
-    """
+    """A model, its optimiser and an engine in this process; close it, or use `with`."""
 
     def __init__(
         self,
@@ -112,8 +108,7 @@ class Session(AbstractContextManager["Session"]):
             print_text(note)
 
     def collect(self, problems: Data = None, reward: Reward = None) -> CollectedBatch:
-        """Algorithm 1, lines 4 to 9: sample and judge until `prompts_per_step` groups carry a
-        signal (Eq. 11).
+        """Sample and judge groups until enough carry a signal (Algorithm 1, lines 4 to 9).
 
         Each set of problems is a stream of its own, which continues where its last batch closed.
         Samples depend only on the seed, the step, the position in the stream and the token, so
@@ -186,8 +181,10 @@ class Session(AbstractContextManager["Session"]):
         self._engine.drop_weights()
         self._engine_version = None
         updates = prepare_updates(batch.samples, self._policy, config, step=step)
-        made = [self._policy.update(minibatch, step=step, custom=custom) for minibatch in updates]
-        metrics = {"step": step, **batch.metrics, **mean_of_updates(made)}
+        results = [
+            self._policy.update(minibatch, step=step, custom=custom) for minibatch in updates
+        ]
+        metrics = {"step": step, **batch.metrics, **mean_of_updates(results)}
         self._empty_steps = 0 if batch.groups else self._empty_steps + 1
         self.step = step
         self._metrics.append(metrics)
@@ -206,9 +203,7 @@ class Session(AbstractContextManager["Session"]):
         max_new_tokens: int | None = None,
         seed: int = 0,
     ) -> Any:
-        """Sample answers from the current model; arguments and result are those of
-        `Run.generate`.
-        """
+        """Sample answers from the current model, as `Run.generate` does."""
         stop_ids = self._loaded.stop_ids
         plan = generation_plan(self.config, stop_ids, samples, temperature, max_new_tokens, seed)
         self._sync_engine()
@@ -219,9 +214,7 @@ class Session(AbstractContextManager["Session"]):
     def evaluate(
         self, problems: Data, reward: Reward = None, *, samples_per_problem: int | None = None
     ) -> EvaluationResult:
-        """Evaluate the current model, like `dapo eval`; `problems` and `reward` are those of
-        `collect`.
-        """
+        """Evaluate the current model, like `dapo eval`, with arguments of `collect`."""
         config, key, judge = self._resolve(problems, reward)
         held_out = self._read(config, key, judge)
         plan = evaluation_plan(
@@ -231,15 +224,13 @@ class Session(AbstractContextManager["Session"]):
         self._sync_engine()
         sampler = EngineSampler(self._engine, self._encoder, plan)
         with _stoppable(sampler.abort) as check, progress("evaluate", after_s=SHOW_AFTER_S) as show:
-            found = evaluate(sampler, judge, held_out, on_progress=show, check=check)
+            result = evaluate(sampler, judge, held_out, on_progress=show, check=check)
         return EvaluationResult.of(
-            {"model": self.config.model.name, **found.summary(), "table": found.table()}
+            {"model": self.config.model.name, **result.summary(), "table": result.table()}
         )
 
     def export(self, path: str | Path) -> Path:
-        """Write the current model as a Hugging Face model directory, which must not exist; return
-        its path.
-        """
+        """Write the current model as a new Hugging Face model directory; return its path."""
         weights = self._policy.weights(version=self.step)
         export_model(weights.named_tensors(), self._loaded, path)
         return Path(path)
@@ -256,12 +247,12 @@ class Session(AbstractContextManager["Session"]):
 
     def _prepare(self, problems: Data, reward: Reward) -> Sampling:
         config, key, judge = self._resolve(problems, reward)
-        read = self._read(config, key, judge)
+        rows = self._read(config, key, judge)
         if key not in self._samplings:
             stop_ids = self._loaded.stop_ids
             test = "calling the function on it" if isinstance(judge, InlineJudge) else None
             self._samplings[key] = build_sampling(
-                config, read, self._engine, judge, self._encoder, stop_ids, test
+                config, rows, self._engine, judge, self._encoder, stop_ids, test
             )
         sampling = self._samplings[key]
         sampling.judge = judge
@@ -270,9 +261,7 @@ class Session(AbstractContextManager["Session"]):
     def _resolve(
         self, problems: Data, reward: Reward
     ) -> "tuple[Config, str, InlineJudge | VerifierPool]":
-        """The configuration with these problems and this reward, a key of the problems, and the
-        judge.
-        """
+        """Return the configuration, the key of the problems, and the judge."""
         problems = self._data if problems is None else problems
         reward = self._reward if reward is None else reward
         config = self.config
@@ -291,9 +280,9 @@ class Session(AbstractContextManager["Session"]):
                 return name
 
             verifier = verifier_option(weights_by_name(reward, name_of))
-            own = verifier == config.reward.verifier
+            is_same = verifier == config.reward.verifier
             config = config.changed(
-                "reward", verifier=verifier, options=config.reward.options if own else {}
+                "reward", verifier=verifier, options=config.reward.options if is_same else {}
             )
         config = resolve_auto_verifier(config)
         return (
@@ -303,9 +292,7 @@ class Session(AbstractContextManager["Session"]):
         )
 
     def _source(self, problems: Data) -> Any:
-        """The data source of problems; rows are written to a file that is named after their
-        content.
-        """
+        """Return the data source of problems; rows become a file named by their content."""
         if is_source(problems):
             return str(problems) if isinstance(problems, Path) else problems
         path = self._folder / ROWS_FILE
@@ -331,19 +318,19 @@ class Session(AbstractContextManager["Session"]):
         return self._pools[key]
 
     def _read(self, config: Config, key: str, judge: "InlineJudge | VerifierPool") -> list[Problem]:
-        """The problems of a source that fit the model, checked once per reward."""
+        """Return the problems of a source that fit the model, checked once per reward."""
         key = f"{key} {json.dumps(config.reward.verifier)} {sorted(judge.needed_columns.items())}"
         if key not in self._problems:
             with row_errors({"problems": config.data.train} if str(self._folder) in key else {}):
                 rows, notes = load_rows(config.data, config.reward, "train", judge.needed_columns)
             if self._episodes is not None:
                 rows = self._episodes.with_prompts(rows)
-            kept = drop_long(rows, self._encoder, notes)
+            problems = drop_long(rows, self._encoder, notes)
             response_tokens = config.rollout.max_response_tokens + config.max_observed_tokens
-            require_fit(kept, self._encoder, self._loaded, response_tokens)
+            require_fit(problems, self._encoder, self._loaded, response_tokens)
             for note in notes:
                 print_text(note)
-            self._problems[key] = kept
+            self._problems[key] = problems
         return self._problems[key]
 
     def _sync_engine(self) -> None:
@@ -384,9 +371,9 @@ def session(
         1
     """
     base = merge_options({"data": {"train": NO_DATA}}, load_base(config)[0])
-    given = {} if model is None else {"model.name": str(model)}
+    values = {} if model is None else {"model.name": str(model)}
     options, code = named_functions(with_teacher(options, has_reward=True))
-    built, _ = build_scaled(base, given | options_from(options), where="dapo.session")
+    built, _ = build_scaled(base, values | options_from(options), where="dapo.session")
     return Session(
         built, data=data, reward=reward, code=[writer for writer in code if not writer.is_empty]
     )

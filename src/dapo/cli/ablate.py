@@ -34,7 +34,14 @@ _LOG_WIDTH = 120
 def choose_experiment(
     config: Path | None, overrides: Sequence[str], ladder: str | None, seeds: str | None
 ) -> Experiment:
-    """The experiment of a file, or of a configuration and a ladder. Raises ConfigError."""
+    """Load the experiment of a command line. Raises ConfigError.
+
+    Args:
+        config: an experiment file, or a configuration on which a ladder is run.
+        overrides: `key=value` for every run.
+        ladder: the name of a shipped ladder; None: the default one.
+        seeds: seeds in the form of `parse_seeds`; None: those of the file.
+    """
     if config is None:
         raise ConfigError(
             "dapo ablate takes an experiment file or a configuration; --show NAME prints a shipped"
@@ -47,8 +54,14 @@ def choose_experiment(
 def ablate(
     experiment: Experiment, folder: Path, output: Path | None, *, jobs: int | None, as_json: bool
 ) -> bool:
-    """Run an experiment or, with `jobs` None, collect its finished runs; return whether no run
-    failed.
+    """Run an experiment or collect its finished runs; return True if no run has failed.
+
+    Args:
+        experiment: the experiment, valid.
+        folder: the folder of its runs, with those that exist already.
+        output: the folder of tables and pictures; None: `folder`.
+        jobs: how many runs train at a time; None: start none, and collect the finished ones.
+        as_json: print JSON instead of tables.
     """
     with stdout_to_stderr(as_json):
         results, failures = _run(experiment, folder, jobs=jobs)
@@ -57,15 +70,15 @@ def ablate(
 
 
 def parse_seeds(text: str) -> list[int]:
-    """`0,1,2` or `100-104`, or both: seeds in order. Raises ConfigError."""
-    found: list[int] = []
+    """Parse `0,1,2` or `100-104`, or both, to seeds in order. Raises ConfigError."""
+    seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not 0 <= last - first < _MAX_SEEDS:
             raise ConfigError(f"--seeds {text}: expected seeds such as 0,1,2 or 100-104")
-        found += range(first, last + 1)
-    return found
+        seeds += range(first, last + 1)
+    return seeds
 
 
 def _run(
@@ -103,17 +116,14 @@ def _run(
 
 
 def report_again(paths: Sequence[Path], output: Path | None, *, as_json: bool) -> None:
-    """Print the table of stored results; several folders are merged, and need an `output`, else
-    ConfigError.
-    """
+    """Print the table of stored results; merge several folders into `output`."""
     from dapo.analysis.ablate.results import RESULTS_JSON, merge, read_results
 
     folders = [path.parent if path.name == RESULTS_JSON else path for path in paths]
     if len(folders) > 1 and output is None:
         raise ConfigError("several --report are merged into one result: add --output FOLDER for it")
-    _write_and_print(
-        merge([read_results(folder) for folder in folders]), output or folders[0], as_json=as_json
-    )
+    results = merge([read_results(folder) for folder in folders])
+    _write_and_print(results, output or folders[0], as_json=as_json)
 
 
 def _write_and_print(results: "Results", output: Path, *, as_json: bool) -> None:
@@ -123,13 +133,13 @@ def _write_and_print(results: "Results", output: Path, *, as_json: bool) -> None
 
     table = make_table(results)
     write_results(results, table, output)
-    written = plot_results(results, output)
+    pictures = plot_results(results, output)
     if as_json:
-        print_json({**results.facts, "table": table, "pictures": [str(path) for path in written]})
+        print_json({**results.facts, "table": table, "pictures": [str(path) for path in pictures]})
         return
     width = None if sys.stdout.isatty() else _LOG_WIDTH
     print_tables(SafeConsole(width=width), table, results.facts)
-    for path in written:
+    for path in pictures:
         print_text(f"picture: {path}")
     print_text(f"results: {output / 'results.json'}")
 
@@ -165,30 +175,32 @@ def _accuracy_table(condition: Mapping[str, Any], baseline: str) -> Table:
     counts = {len(row["seeds"]) for row in rows}
     k = condition["samples_per_problem"]
     facts = ["" if k is None else f"avg@{k}", f"{condition['problems']} held-out problems"]
-    facts += [plural(counts.pop(), "seed")] if len(counts) == 1 else []
-    columns = ["seeds"] if counts else []
+    # a column of seeds only if rows have different numbers of them
+    shows_seeds = len(counts) > 1
+    if len(counts) == 1:
+        facts.append(plural(counts.pop(), "seed"))
     is_binary = condition.get("binary", True)
     show = partial(_with_range, is_binary=is_binary)
-    columns += [
-        "accuracy" if is_binary else "mean score",
-        *(["difference to the row named"] if shows_previous else []),
-    ]
+    columns = ["accuracy" if is_binary else "mean score"]
+    if shows_seeds:
+        columns.insert(0, "seeds")
+    if shows_previous:
+        columns.append("difference to the row named")
     columns.append(f"vs {printable(shorten(baseline, 16))}")
-    table = _table(
-        f"{'Accuracy in %' if is_binary else 'Mean score'} with 95 % intervals:"
-        f" {', '.join(filter(None, facts))}",
-        "",
-        *columns,
-    )
-    if (before := condition["accuracy_before"]) is not None:
-        cells = [*([""] if counts else []), _number(before["mean"], is_binary=is_binary)]
-        table.add_row("before training", *cells, *[""] * (len(columns) - len(cells)), style="dim")
+    quantity = "Accuracy in %" if is_binary else "Mean score"
+    title = f"{quantity} with 95 % intervals: {', '.join(filter(None, facts))}"
+    table = _table(title, "", *columns)
+    if (accuracy := condition["accuracy_before"]) is not None:
+        cells = [""] * len(columns)
+        cells[1 if shows_seeds else 0] = _number(accuracy["mean"], is_binary=is_binary)
+        table.add_row("before training", *cells, style="dim")
     for row in rows:
-        to_previous = (
-            f"{show(row['to_previous'], '+')} {printable(shorten(row['previous'] or '', 16))}"
-        )
-        cells = [*([str(len(row["seeds"]))] if counts else []), show(row["accuracy"])]
-        cells += [to_previous] if shows_previous else []
+        cells = [show(row["accuracy"])]
+        if shows_seeds:
+            cells.insert(0, str(len(row["seeds"])))
+        if shows_previous:
+            previous = printable(shorten(row["previous"] or "", 16))
+            cells.append(f"{show(row['to_previous'], '+')} {previous}")
         table.add_row(printable(row["variant"]), *cells, show(row["to_baseline"], "+"))
     return table
 
@@ -207,21 +219,21 @@ def _table(title: str, *names: str) -> Table:
     return ruled_table(Column(names[0], min_width=16), *names[1:], caption=title)
 
 
-def _with_range(found: Mapping[str, Any] | None, sign: str = "", *, is_binary: bool) -> str:
-    """A mean with its interval, and a star after a difference whose interval excludes 0."""
-    if found is None:
+def _with_range(estimate: Mapping[str, Any] | None, sign: str = "", *, is_binary: bool) -> str:
+    """Return a mean with its interval, and a star after a difference whose interval excludes 0."""
+    if estimate is None:
         return ""
     mean, low, high = (
-        _number(found[name], sign, is_binary=is_binary) for name in ("mean", "low", "high")
+        _number(estimate[name], sign, is_binary=is_binary) for name in ("mean", "low", "high")
     )
-    if found["low"] is None:
+    if estimate["low"] is None:
         return mean
-    mark = "*" if sign and not found["low"] <= 0 <= found["high"] else " " * bool(sign)
+    mark = "*" if sign and not estimate["low"] <= 0 <= estimate["high"] else " " * bool(sign)
     return f"{mean} [{low}, {high}]{mark}"
 
 
 def _number(value: float | None, sign: str = "", *, is_binary: bool) -> str:
-    """An accuracy in per cent, or a mean score."""
+    """Return an accuracy in per cent, or a mean score."""
     if not is_binary:
         return number(value, f"{sign}.3f")
     return number(None if value is None else 100 * value, f"{sign}.1f")
@@ -231,19 +243,19 @@ def _without_effect(experiment: Experiment) -> Iterator[str]:
     """Describe the options of rows that have no effect in their configurations."""
     from dapo.cli.check.summary import ignored_options
 
-    seen = set()
+    reported = set()
     for condition in experiment.conditions:
         for variant in experiment.variants:
             config = experiment.run(experiment.seeds[0], condition, variant).config
-            own = {item.partition("=")[0] for item in variant.own}
+            names = {item.partition("=")[0] for item in variant.own}
             for line in ignored_options(config):
                 option = line.partition(":")[0]
                 if (
-                    option in own
+                    option in names
                     and variant.inherits is not None
-                    and (variant.name, option) not in seen
+                    and (variant.name, option) not in reported
                 ):
-                    seen.add((variant.name, option))
+                    reported.add((variant.name, option))
                     yield f"{variant.name}: an option without effect: {line}"
 
 
@@ -253,13 +265,8 @@ def print_plan(experiment: Experiment, folder: Path, *, as_json: bool) -> None:
 
     runs = experiment.runs()
     if as_json:
-        print_json(
-            describe_experiment(experiment)
-            | {
-                "folder": str(folder),
-                "runs": [run.name for run in runs],
-            }
-        )
+        plan = {"folder": str(folder), "runs": [run.name for run in runs]}
+        print_json(describe_experiment(experiment) | plan)
         return
     print_text(f"{experiment.name}: {len(runs)} runs of {experiment.base} in {folder / 'runs'}")
     print_text(f"seeds: {', '.join(map(str, experiment.seeds))}")
@@ -273,14 +280,12 @@ def print_plan(experiment: Experiment, folder: Path, *, as_json: bool) -> None:
         for variant in experiment.variants:
             # a row adds to the one that it inherits, or to the configuration; it does not follow
             # the row above
-            before = (
-                Variant("", (), None)
-                if variant.inherits is None
-                else experiment.variant(variant.inherits)
-            )
+            parent = Variant("", (), None)
+            if variant.inherits is not None:
+                parent = experiment.variant(variant.inherits)
             configs = [
-                experiment.run(experiment.seeds[0], condition, each).config
-                for each in (before, variant)
+                experiment.run(experiment.seeds[0], condition, row).config
+                for row in (parent, variant)
             ]
             changed = [
                 f"{name} {' -> '.join(json.dumps(value).strip(chr(34)) for value in values)}"
@@ -323,17 +328,15 @@ class _ProgressDisplay:
         if (progress := self._progress) is None:
             return rows
         done = progress.finished + len(progress.failed)
-        left = (
-            ""
-            if progress.seconds_left is None
-            else f", about {duration(progress.seconds_left)} left"
-        )
+        remaining = ""
+        if progress.seconds_left is not None:
+            remaining = f", about {duration(progress.seconds_left)} left"
         failed = f", {len(progress.failed)} failed" if progress.failed else ""
         bar = ProgressBar(total=progress.total, completed=done, width=BAR_WIDTH)
         rows.add_row(
             Text(f"{done} of {progress.total} runs", style="bold"),
             bar,
-            f"{done / progress.total:.0%}{failed}{left}",
+            f"{done / progress.total:.0%}{failed}{remaining}",
         )
         for name, where in progress.running.items():
             rows.add_row(printable(name), Text(where, style="dim"), "")

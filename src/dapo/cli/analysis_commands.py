@@ -39,21 +39,21 @@ def view(
     from dapo.analysis.view.server import serve
     from dapo.cli.formatting import plural
 
-    shown = Runs(runs or [Path("runs")])
+    table = Runs(runs or [Path("runs")])
 
     def on_ready(url: str) -> None:
         if as_json:
-            found = [
+            entries = [
                 {"name": name, "path": str(run.files.directory.path)}
-                for name, run in shown.runs.items()
+                for name, run in table.runs.items()
             ]
-            print_json({"url": url, "runs": found})
+            print_json({"url": url, "runs": entries})
             return
-        print_text(f"{plural(len(shown.runs), 'run')} at {url} (this machine only); Ctrl-C ends")
+        print_text(f"{plural(len(table.runs), 'run')} at {url} (this machine only); Ctrl-C ends")
         if not no_browser:
             webbrowser.open(url)
 
-    serve(shown, port=port, on_ready=on_ready)
+    serve(table, port=port, on_ready=on_ready)
     if not as_json:
         print_text("ended; nothing was written into the runs")
 
@@ -71,17 +71,15 @@ def report(
     from dapo.analysis.view.report import write_report
     from dapo.cli.formatting import size
 
-    found = write_report(run, output)
+    facts = write_report(run, output)
     if as_json:
-        print_json(found)
+        print_json(facts)
         return
-    shown = (
-        "all"
-        if found["groups"] == found["of_groups"]
-        else f"{found['groups']:,} of {found['of_groups']:,}"
-    )
-    about = f"{size(found['bytes'])}, with {shown} groups of responses; it opens without a network"
-    print_text(f"{found['output']}: {about}")
+    count = "all"
+    if facts["groups"] != facts["of_groups"]:
+        count = f"{facts['groups']:,} of {facts['of_groups']:,}"
+    about = f"{size(facts['bytes'])}, with {count} groups of responses; it opens without a network"
+    print_text(f"{facts['output']}: {about}")
 
 
 @commands.command(rich_help_panel=COMPARE, epilog="Example: dapo compare runs/a runs/b --by-step")

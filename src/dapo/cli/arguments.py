@@ -26,9 +26,7 @@ def set_once(overrides: list[str] | None) -> list[str] | None:
 
 
 def complete_option(incomplete: str) -> Iterator[tuple[str, str]]:
-    """Yield `NAME=`, or `NAME=VALUE` for each value of an option with few values, and the meaning
-    of the option.
-    """
+    """Yield `NAME=`, or `NAME=VALUE` for an option with few values, and its meaning."""
     from dapo.config.option_fields import known_about, options_of, section_in
 
     for name, field in options_of():
@@ -43,7 +41,7 @@ def complete_option(incomplete: str) -> Iterator[tuple[str, str]]:
 
 
 def _values(annotation: Any) -> Iterator[str]:
-    """The values of a type that has few."""
+    """Yield the values of a type that has few."""
     if annotation is bool:
         yield from ("true", "false")
     for part in get_args(annotation):

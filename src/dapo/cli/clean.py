@@ -17,8 +17,13 @@ WHOLE = {"newest": 1, "weights": 0, "nothing": 0}
 
 
 def clean_runs(paths: Sequence[Path], *, keep: str, apply: bool, as_json: bool) -> None:
-    """Reduce or remove the checkpoints of runs, or only list them without `apply`; refuse if one is
-    being trained.
+    """Reduce or remove checkpoints of runs that do not train.
+
+    Args:
+        paths: run directories, or folders of them.
+        keep: what stays as it is: a name in WHOLE.
+        apply: write the changes; False: list them.
+        as_json: print JSON instead of lines.
     """
     if keep not in WHOLE:
         raise ConfigError(f"--keep {keep}: expected one of {', '.join(WHOLE)}")
@@ -28,25 +33,24 @@ def clean_runs(paths: Sequence[Path], *, keep: str, apply: bool, as_json: bool) 
             f"{', '.join(live)} is being trained; nothing was removed. Clean a run when it has"
             " ended"
         )
-    found: list[dict[str, Any]] = []
+    checkpoints: list[dict[str, Any]] = []
     for run in runs:
         saved = numbered(run.checkpoints.folder)
-        chosen = (
-            saved
-            if keep == "nothing"
-            else run.checkpoints.with_optimizer_state(but_newest=WHOLE[keep])
-        )
+        chosen = saved
+        if keep != "nothing":
+            chosen = run.checkpoints.with_optimizer_state(but_newest=WHOLE[keep])
         for path in chosen:
-            kept = (
-                0
-                if keep == "nothing"
-                else sum(bytes_below(path, name) for name in ("weights*", "*.json", "prob*"))
-            )
-            found.append(
+            if keep == "nothing":
+                kept_bytes = 0
+            else:
+                kept_bytes = sum(
+                    bytes_below(path, name) for name in ("weights*", "*.json", "prob*")
+                )
+            checkpoints.append(
                 {
                     "run": str(run.path),
                     "step": int(path.name[5:]),
-                    "bytes": bytes_below(path) - kept,
+                    "bytes": bytes_below(path) - kept_bytes,
                 }
             )
         if apply:
@@ -55,12 +59,13 @@ def clean_runs(paths: Sequence[Path], *, keep: str, apply: bool, as_json: bool) 
                     run.checkpoints.drop_after(-1)
                 else:
                     keep_weights_only(run, load_run_config(run), chosen)
-    total = sum(each["bytes"] for each in found)
+    total = sum(checkpoint["bytes"] for checkpoint in checkpoints)
     if as_json:
-        print_json({"keep": keep, "applied": apply, "bytes": total, "checkpoints": found})
+        print_json({"keep": keep, "applied": apply, "bytes": total, "checkpoints": checkpoints})
         return
     removed = "checkpoint" if keep == "nothing" else "optimizer state"
-    for each in found:
-        print_text(f"{each['run']}: {removed} of step {each['step']}: {size(each['bytes'])}")
+    for checkpoint in checkpoints:
+        amount = size(checkpoint["bytes"])
+        print_text(f"{checkpoint['run']}: {removed} of step {checkpoint['step']}: {amount}")
     does = "freed" if apply else "would be freed; nothing was removed, --yes does it"
-    print_text(f"{size(total)} {does}" if found else "nothing to remove")
+    print_text(f"{size(total)} {does}" if checkpoints else "nothing to remove")

@@ -1,6 +1,4 @@
-"""`dapo convert`: translates a script or YAML file of verl, AReaL or TRL, which it reads and never
-runs.
-"""
+"""`dapo convert`: translates a script or YAML file of verl, AReaL or TRL without running it."""
 
 import ast
 import json
@@ -60,51 +58,49 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     readings = _read(path)
     names = [name for name, _ in options_of()]
     reading = max(readings, key=_num_known, default=Reading())
-    given = reading.options
-    peer = peer_that_knows(given)
-    known = _num_known(reading)
-    if len(given.keys() & set(names)) > known / 2:
+    options = reading.options
+    peer = peer_that_knows(options)
+    matches = _num_known(reading)
+    if len(options.keys() & set(names)) > matches / 2:
         check = f"dapo check {shlex.quote(str(path))}"
         raise ConfigError(
             f"{path} has the options of this system, not of another; {check} explains it"
         )
-    if peer is None or 2 * known < len(given):
-        raise ConfigError(f"{path} has {known} options of verl, AReaL or TRL; {EXPECTED}")
+    if peer is None or 2 * matches < len(options):
+        raise ConfigError(f"{path} has {matches} options of verl, AReaL or TRL; {EXPECTED}")
     facts = _facts(path, peer, reading, num_processes)
-    given = OTHERS[peer].folded(given)
-    found = OTHERS[peer].translate(given, facts)
-    found.unread += reading.unread
-    found.assumed += [*_other_commands(readings, reading), *reading.assumed]
+    options = OTHERS[peer].folded(options)
+    translation = OTHERS[peer].translate(options, facts)
+    translation.unread += reading.unread
+    translation.assumed += [*_other_commands(readings, reading), *reading.assumed]
     if peer == "trl":
-        found.assumed += _batch_of_trl(given, facts)
-    for name in _FILES_OF_OPTIONS & given.keys():
-        found.unread.append(f"the options in the file {given[name]} ({name})")
-    fault = _fault_of_batch(found, facts)
-    text = found.text(names, as_literal)
+        translation.assumed += _batch_of_trl(options, facts)
+    for name in _FILES_OF_OPTIONS & options.keys():
+        translation.unread.append(f"the options in the file {options[name]} ({name})")
+    fault = _fault_of_batch(translation, facts)
+    text = translation.text(names, as_literal)
     if fault is None:
         try:
             build_config(yaml.safe_load(text) or {})
         except ConfigError as error:
             fault = f"the converted configuration does not load yet: {error}"
-    if found.missing:
-        fault = f"no such algorithm here: {'; '.join(found.missing)}"
+    if translation.missing:
+        fault = f"no such algorithm here: {'; '.join(translation.missing)}"
     head = f"# Converted from {path.name} by `dapo convert`; `dapo check` explains what it does.\n"
-    return Conversion(head + text, fault, found.is_whole)
+    return Conversion(head + text, fault, translation.is_whole)
 
 
 _FILES_OF_OPTIONS = {"config", "config_file"}
 
 
 def _num_known(reading: Reading) -> int:
-    """The number of options that the tables know."""
+    """Return the number of options that the tables know."""
     peer = peer_that_knows(reading.options)
     return 0 if peer is None else sum(bool(OTHERS[peer].rows_of(name)) for name in reading.options)
 
 
 def _facts(path: Path, peer: Peer, reading: Reading, num_processes: int | None) -> dict[str, Any]:
-    """What formulas use besides options: of TRL the number of processes, and whether unsloth
-    changes the batch.
-    """
+    """Return inputs of formulas that are no options: for TRL, processes and use of unsloth."""
     if peer != "trl":
         return {}
     uses_unsloth = path.suffix in (".py", ".ipynb") and re.search(
@@ -116,56 +112,59 @@ def _facts(path: Path, peer: Peer, reading: Reading, num_processes: int | None) 
     }
 
 
-def _other_commands(readings: Sequence[Reading], taken: Reading) -> list[str]:
-    """Sentences on the commands of a script that have options too and are not translated."""
-    found = [f"line {taken.line}: the command {taken.command}"] if taken.line else []
-    for each in readings:
-        if each is taken or not _num_known(each):
+def _other_commands(readings: Sequence[Reading], chosen: Reading) -> list[str]:
+    """Describe the commands of a script that have options too and are not translated."""
+    notes = [f"line {chosen.line}: the command {chosen.command}"] if chosen.line else []
+    for reading in readings:
+        if reading is chosen or not _num_known(reading):
             continue
-        differ = [name for name, value in each.options.items() if taken.options.get(name) != value]
+        differ = [
+            name for name, value in reading.options.items() if chosen.options.get(name) != value
+        ]
         if differ:
-            found.append(
-                f"line {each.line}: {each.command} is another command, with {', '.join(differ)}"
+            notes.append(
+                f"line {reading.line}: {reading.command} is another command, with"
+                f" {', '.join(differ)}"
             )
-    return found
+    return notes
 
 
-def _batch_of_trl(given: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
-    """Sentences on what the batch of TRL rests on."""
-    found = []
+def _batch_of_trl(options: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+    """Describe what the batch size of TRL depends on."""
+    notes = []
     if facts["processes"] == 1:
-        found.append(
+        notes.append(
             "one process trains; `dapo convert --processes N` for a script that is launched on N"
         )
-    size = given.get("per_device_train_batch_size")
-    group = given.get("num_generations")
+    size = options.get("per_device_train_batch_size")
+    group = options.get("num_generations")
     if facts["unsloth"] and isinstance(size, int) and isinstance(group, int) and size % group:
-        found.append(
-            "unsloth raises per_device_train_batch_size to num_generations if the batch is no"
+        notes.append(
+            "unsloth raises per_device_train_batch_size to num_generations if the batch is not a"
             " multiple of it"
         )
-    return found
+    return notes
 
 
-def _fault_of_batch(found: Translation, facts: Mapping[str, Any]) -> str | None:
-    """Take out a batch that is no whole number of prompts, and ask for the number of processes."""
+def _fault_of_batch(translation: Translation, facts: Mapping[str, Any]) -> str | None:
+    """Remove a batch that is not a whole number of prompts; ask for the number of processes."""
     name = "rollout.prompts_per_step"
-    value, origin = found.ours.get(name, (1, ""))
+    value, origin = translation.ours.get(name, (1, ""))
     if not facts or not isinstance(value, float) or value.is_integer():
         return None
     fault = (
-        f"{origin} make {value:g} groups per batch on {facts['processes']} process(es), which is no"
+        f"{origin} make {value:g} groups per batch on {facts['processes']} process(es), which is not a"
         " whole number: `dapo convert --processes N` takes the number of processes that the script"
         " is launched on"
     )
-    for each in (name, "train.minibatch_groups"):
-        found.ours.pop(each, None)
-    found.unread.append(fault)
+    for option in (name, "train.minibatch_groups"):
+        translation.ours.pop(option, None)
+    translation.unread.append(fault)
     return fault
 
 
 def _read(path: Path) -> list[Reading]:
-    """The commands of a file with their options, by their names in the other system.
+    """Return the commands of a file with their options, by their names in the other system.
 
     Raises ConfigError.
     """
@@ -194,20 +193,20 @@ def _read(path: Path) -> list[Reading]:
 
 
 def _text(path: Path) -> str:
-    """The text of a script, or that of a notebook's cells of code."""
+    """Return the text of a script, or that of a notebook's cells of code."""
     text = read_regular(path, max_bytes=MAX_BYTES).decode("utf-8-sig")
     if path.suffix != ".ipynb":
         return text
     cells = json.loads(text)
-    found = cells.get("cells") if isinstance(cells, dict) else None
+    listing = cells.get("cells") if isinstance(cells, dict) else None
     code = [
-        each for each in found or [] if isinstance(each, dict) and each.get("cell_type") == "code"
+        cell for cell in listing or [] if isinstance(cell, dict) and cell.get("cell_type") == "code"
     ]
-    return "\n".join(_cell(each.get("source", "")) for each in code)
+    return "\n".join(_cell(cell.get("source", "")) for cell in code)
 
 
 def _cell(source: str | Sequence[str]) -> str:
-    """A cell without the commands of notebooks, which are no Python."""
+    """Return a cell without the commands of notebooks, which are no Python."""
     text = source if isinstance(source, str) else "".join(source)
     if text.lstrip().startswith("%%") and not text.lstrip().startswith("%%capture"):
         return ""

@@ -51,14 +51,14 @@ def import_(
 
     invalid: list[DataError] | None = [] if drop_invalid else None
     report = None if invalid is None else out.with_name(f"{out.name}.removed.jsonl")
-    written = [out] if report is None else [out, report]
-    require_new_data(*written, force=force)
+    files = [out] if report is None else [out, report]
+    require_new_data(*files, force=force)
     problems = _read(spec, invalid=invalid)
     write_data(out, problems, report, ({"error": str(error)} for error in invalid or ()))
     counts = {"problems": len(problems), "distinct": len(unique_problems(problems))}
     counts |= {} if invalid is None else {"removed": len(invalid)}
     if as_json:
-        _report(as_json, spec, "", counts, *written)
+        _report(as_json, spec, "", counts, *files)
         return
     print_text(f"{out}: {len(problems):,} problems, {counts['distinct']:,} distinct")
     if invalid:
@@ -133,9 +133,7 @@ def stats(
         )
         rates |= {"model": model_rates} if samples else {}
     result: dict[str, Any] = {"data": spec, **describe_problems(data, tokens=tokens)}
-    result |= {
-        name: describe_difficulty(data, of_data, group_size) for name, of_data in rates.items()
-    }
+    result |= {name: describe_difficulty(data, table, group_size) for name, table in rates.items()}
     if output is not None:
         atomic_write_json(output, {**result, "table": data_stats.problem_rows(data, rates, tokens)})
     warnings = data_stats.warn_of_unusable_rows(spec, data, overrides or [])
@@ -229,15 +227,15 @@ def decontaminate(
     require_new_data(out, report, force=force)
     problems = _read(spec)
     held_out = [
-        problem for other in against for problem in _read(other, name="--against", split="eval")
+        problem for source in against for problem in _read(source, name="--against", split="eval")
     ]
-    kept, removed = find_contaminated(problems, held_out, ngram=ngram, min_overlap=min_overlap)
-    counts = {"rows": len(problems), "removed": len(removed), "kept": len(kept)}
+    clean, removed = find_contaminated(problems, held_out, ngram=ngram, min_overlap=min_overlap)
+    counts = {"rows": len(problems), "removed": len(removed), "kept": len(clean)}
     counts["distinct evaluation problems"] = len(unique_problems(held_out))
     counts["evaluation problems found"] = len({contaminated.against.id for contaminated in removed})
     write_data(
         out,
-        kept,
+        clean,
         report,
         map(Contaminated.as_json, removed),
         if_empty="all rows overlap with evaluation data",
@@ -290,14 +288,16 @@ def select(
     require_new_data(out, report, force=force)
     problems = _read(spec)
     if rates is not None:
-        found = data_stats.run_pass_rates(rates) if rates.is_dir() else read_pass_rates(rates)
+        pass_rates = data_stats.run_pass_rates(rates) if rates.is_dir() else read_pass_rates(rates)
     else:
         assert model is not None
         options = overrides or []
         min_responses = 1
         how = {"samples": samples, "count": len(problems)}
-        _, found = data_stats.model_pass_rates(spec, problems, model, **how, overrides=options)
-    result = select_by_pass_rate(problems, found, low=low, high=high, min_responses=min_responses)
+        _, pass_rates = data_stats.model_pass_rates(spec, problems, model, **how, overrides=options)
+    result = select_by_pass_rate(
+        problems, pass_rates, low=low, high=high, min_responses=min_responses
+    )
     reasons = ", ".join(f"{number:,} rows: {reason}" for reason, number in result.by_reason.items())
     write_data(out, result.kept, report, result.removed, if_empty=reasons)
     counts = {"rows": len(problems), "kept": len(result.kept)}
@@ -378,12 +378,12 @@ def integerize(
                 )
         with progress("integerize") as update_progress:
             how = {"num_solutions": num_solutions, "concurrency": concurrency}
-            kept, decisions = rewriting.integerize(
+            rows, decisions = rewriting.integerize(
                 problems, generate, journal, **how, on_progress=update_progress
             )
         reason = f"see {journal_path}" if journal.records else "they are letters or text"
         if_empty = f"no answer is an integer or can be made one; {reason}"
-        write_data(out, kept, report, map(asdict, decisions.values()), if_empty=if_empty)
+        write_data(out, rows, report, map(asdict, decisions.values()), if_empty=if_empty)
         journal.records.clear()  # so that the journal is deleted
     actions = [decisions[problem.id].action for problem in problems]
     counts = {"rows": len(problems)} | {
@@ -439,28 +439,28 @@ def demonstrations(
     require_file_type(output, (".jsonl",))
     require_new(output, force=force)
     found.require_sources(sources)
-    judged = [each for source in sources for each in found.read_judged(source)]
+    judged = [response for source in sources for response in found.read_judged(source)]
     chosen, counts = found.choose(
         judged, per_problem=per_problem, choice=choose, min_score=min_score, seed=seed
     )
     held_out = found.held_out_of(sources, against or [])
-    kept = found.without_held_out(chosen, held_out) if held_out and chosen else chosen
-    if not kept:
+    rows = found.without_held_out(chosen, held_out) if held_out and chosen else chosen
+    if not rows:
         reason = "no response is right" if not chosen else "all problems are held out"
         raise DataError(
             f"nothing would be written: {reason};"
             f" {', '.join(f'{n}: {c:,}' for n, c in counts.items())}"
         )
-    counts |= {"removed: held out": len(chosen) - len(kept)} if held_out else {}
-    found.write_demonstrations(output, kept)
+    counts |= {"removed: held out": len(chosen) - len(rows)} if held_out else {}
+    found.write_demonstrations(output, rows)
     title = f"demonstrations from {', '.join(map(str, sources))}"
-    _report(as_json, str(sources[0]), title, counts | {"written": len(kept)}, output)
+    _report(as_json, str(sources[0]), title, counts | {"written": len(rows)}, output)
 
 
 def _read(
     spec: "DataSpec", *, name: str = "SPEC", require_answer: bool = False, **how: Any
 ) -> "list[Problem]":
-    """The problems of a command's argument `name`.
+    """Return the problems of a command's argument `name`.
 
     Raises ConfigError for no data source, and DataError.
     """
@@ -479,14 +479,12 @@ def _report(
     *paths: Path,
     mean_pass_rate: float | None = None,
 ) -> None:
-    """Print the counts of a command that writes data, as JSON under their names with
-    underscores.
-    """
+    """Print counts of a command that writes data; JSON names have underscores."""
     if as_json:
-        named = {re.sub(r"\W+", "_", name): count for name, count in counts.items()}
+        numbers = {re.sub(r"\W+", "_", name): count for name, count in counts.items()}
         rate = {} if mean_pass_rate is None else {"mean_pass_rate": mean_pass_rate}
         print_json(
-            {"data": spec, "counts": named, "written": [str(path) for path in paths], **rate}
+            {"data": spec, "counts": numbers, "written": [str(path) for path in paths], **rate}
         )
         return
     from dapo.cli.formatting import right, titled_table

@@ -1,6 +1,4 @@
-"""Measures and prints the contents of a data set, and its difficulty for a run or a model, for
-`dapo data stats`.
-"""
+"""`dapo data stats`: describes a data set and its difficulty for a run or a model."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -31,21 +29,17 @@ CODE_STARTS = ("assert ", "def check(", "def test_")
 
 
 def group_size_of(run: Path | None) -> int:
-    """The group size of a run; the paper's without a run, or if the run's options cannot be
-    read.
-    """
+    """Return the group size of a run; the paper's if there is no readable run."""
     try:
-        return (
-            PAPER_GROUP_SIZE
-            if run is None
-            else load_run_config(RunDirectory.open(run)).rollout.group_size
-        )
+        if run is None:
+            return PAPER_GROUP_SIZE
+        return load_run_config(RunDirectory.open(run)).rollout.group_size
     except ConfigError:
         return PAPER_GROUP_SIZE
 
 
 def run_pass_rates(path: Path) -> dict[str, PassRate]:
-    """The pass rates of a run's problems by id, as of its newest checkpoint.
+    """Return the pass rates of a run's problems by id, as of its newest checkpoint.
 
     Raises DataError before the first one.
     """
@@ -58,13 +52,12 @@ def run_pass_rates(path: Path) -> dict[str, PassRate]:
         stats = read_problem_stats(file)
     except DataError as error:
         raise DataError(f"{error}; the newest checkpoint of the run has a copy") from None
-    return {
-        problem: PassRate(
-            problem, *(int(entry[name]) for name in ("decided", "correct", "visits", "last_step"))
-        )
-        for problem, entry in stats.by_problem().items()
-        if entry["decided"]
-    }
+    rates = {}
+    for problem, entry in stats.by_problem().items():
+        if entry["decided"]:
+            counts = [int(entry[name]) for name in ("decided", "correct", "visits", "last_step")]
+            rates[problem] = PassRate(problem, *counts)
+    return rates
 
 
 def model_pass_rates(
@@ -76,12 +69,18 @@ def model_pass_rates(
     count: int,
     overrides: Sequence[str],
 ) -> tuple[dict[str, int], dict[str, PassRate]]:
-    """Measure prompt lengths in tokens, and the pass rates of a random subset of the problems,
-    sampled as in training.
+    """Measure prompt lengths and the pass rates of a random subset, sampled as in training.
 
-    Returns the length of every prompt, and the pass rate of each of `count` sampled problems, by
-    problem id; with 0 `samples`, lengths only. `overrides` may name the verifier, else it is the
-    run's, or the default of the source.
+    Args:
+        spec: the data source of `data`.
+        data: the problems.
+        model: an alias, a Hugging Face id, a model directory or a run directory.
+        samples: responses to each sampled problem; 0: measure lengths only.
+        count: how many problems are sampled.
+        overrides: options of sampling and of the reward, `key=value`; without a verifier in them,
+            the run's judges, or the default of the source.
+
+    Returns the length of every prompt in tokens, and the pass rates, both by problem id.
     """
     from dapo.api.lifecycle.evaluate_models import (
         EvalRequest,
@@ -119,10 +118,8 @@ def model_pass_rates(
     if not samples:
         return tokens, {}
     fitting, _ = encoder.split_by_length(unique)
-    chosen = [
-        fitting[i]
-        for i in sorted(keyed_permutation(len(fitting), config.train.seed, "stats")[:count])
-    ]
+    order = keyed_permutation(len(fitting), config.train.seed, "stats")
+    chosen = [fitting[index] for index in sorted(order[:count])]
     plan = evaluation_plan(config, loaded.stop_ids)
     require_fit(chosen, encoder, loaded, plan.max_response_tokens)
     with ExitStack() as stack:
@@ -136,10 +133,10 @@ def model_pass_rates(
         result = evaluate(sampler, judge, chosen, on_progress=update_progress)
     rates = {}
     for judged in result.problems:
-        if verdicts := [
-            response.correct for response in judged.valid if response.correct is not None
-        ]:
-            rates[judged.problem.id] = PassRate(judged.problem.id, len(verdicts), sum(verdicts))
+        verdicts = [response.correct for response in judged.valid if response.correct is not None]
+        if verdicts:
+            name = judged.problem.id
+            rates[name] = PassRate(name, len(verdicts), sum(verdicts))
     return tokens, rates
 
 
@@ -148,24 +145,21 @@ def problem_rows(
     measured: Mapping[str, Mapping[str, PassRate]],
     tokens: Mapping[str, int] | None,
 ) -> list[dict[str, Any]]:
-    """One row of JSON values per distinct problem, with its pass rates by the name of their
-    source.
-    """
-    return [
-        {
+    """Return a JSON object per distinct problem, with pass rates by name of their source."""
+    rows = []
+    for problem, copies in unique_problems(data):
+        row: dict[str, Any] = {
             "id": problem.id,
             "source": problem.source,
             "copies": copies,
             "question": prompt_text(problem.prompt),
             "answer": problem.answer,
             "prompt_tokens": tokens[problem.id] if tokens is not None else None,
-            **{
-                name: rates[problem.id].as_json() if problem.id in rates else None
-                for name, rates in measured.items()
-            },
         }
-        for problem, copies in unique_problems(data)
-    ]
+        for name, rates in measured.items():
+            row[name] = rates[problem.id].as_json() if problem.id in rates else None
+        rows.append(row)
+    return rows
 
 
 def print_statistics(
@@ -174,10 +168,13 @@ def print_statistics(
     data: Sequence[Problem],
     visited: Mapping[str, PassRate] | None,
 ) -> None:
-    """Print the result of `describe_problems` and, by the names in `titles`, of
-    `describe_difficulty`.
+    """Print the results of `describe_problems` and `describe_difficulty`.
 
-    With `visited`, the pass rates of a run, also print the run's most visited problems.
+    Args:
+        result: the results, those of `describe_difficulty` by name.
+        titles: the titles of their tables by the same names.
+        data: the problems.
+        visited: the pass rates of a run, whose most visited problems are printed; None: no run.
     """
     _print_description(result)
     for name, title in titles.items():
@@ -211,8 +208,8 @@ def _print_description(result: Mapping[str, Any]) -> None:
     kinds = [f"{kind} {count:,}" for kind, count in result["answer_types"].items() if count]
     table.add_row("answer types", ", ".join(kinds))
     sources = [f"{name} {count:,}" for name, count in result["sources"].items()]
-    more = [f"and {len(sources) - SHOWN_ROWS} more"] if len(sources) > SHOWN_ROWS else []
-    table.add_row("sources", ", ".join([*sources[:SHOWN_ROWS], *more]))
+    remainder = [f"and {len(sources) - SHOWN_ROWS} more"] if len(sources) > SHOWN_ROWS else []
+    table.add_row("sources", ", ".join([*sources[:SHOWN_ROWS], *remainder]))
     SafeConsole().print(table)
 
 
@@ -255,11 +252,9 @@ def _print_difficulty(result: Mapping[str, Any], title: str) -> None:
     if result["not_in_data"]:
         lines.append(f"{result['not_in_data']:,} other problems of the run are not in this data")
     if (keep_rate := result["expected_keep_rate"]) is not None:
-        cost = (
-            f"each batch samples {1 / keep_rate:.1f} times its groups"
-            if keep_rate
-            else "no group has a signal"
-        )
+        cost = "no group has a signal"
+        if keep_rate:
+            cost = f"each batch samples {1 / keep_rate:.1f} times its groups"
         lines += [
             (
                 f"never correct: {result['never_correct']:,}, always correct:"
@@ -275,14 +270,13 @@ def _print_difficulty(result: Mapping[str, Any], title: str) -> None:
 
 
 def _print_most_visited(data: Sequence[Problem], rates: Mapping[str, PassRate]) -> None:
-    known = [
+    rated = [
         (rates[problem.id], problem) for problem, _ in unique_problems(data) if problem.id in rates
     ]
     numbers = right("visits", "responses", "pass rate", "last step")
     table = titled_table("most visited problems, hardest first", "problem", *numbers, "question")
-    for rate, problem in sorted(
-        known, key=lambda pair: (-pair[0].visits, pair[0].rate, pair[1].id)
-    )[:SHOWN_ROWS]:
+    rated.sort(key=lambda pair: (-pair[0].visits, pair[0].rate, pair[1].id))
+    for rate, problem in rated[:SHOWN_ROWS]:
         question = shorten(prompt_text(problem.prompt), 60, keep="ends")
         cells = (
             problem.id,

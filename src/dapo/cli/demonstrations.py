@@ -1,6 +1,4 @@
-"""`dapo data demonstrations`: rejection sampling from the judged responses of runs and
-evaluations.
-"""
+"""`dapo data demonstrations`: rejection sampling from judged responses of runs and results."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,39 +48,42 @@ class Judged:
 
     @property
     def has_empty_turn(self) -> bool:
-        """Whether the policy said nothing in a turn, which no demonstration may hold."""
-        turns = (
-            [content_text(turn) for turn in self.turns if turn["role"] == "assistant"]
-            if self.turns
-            else [self.text]
-        )
+        """Return True if the policy said nothing in a turn: such an episode cannot be used."""
+        if self.turns:
+            turns = [content_text(turn) for turn in self.turns if turn["role"] == "assistant"]
+        else:
+            turns = [self.text]
         return not all(map(str.strip, turns))
 
     def row(self) -> dict[str, Any]:
-        """The demonstration as a row: `prompt` and `response`, or `messages` of several turns."""
+        """Return a row of `prompt` and `response`, or of `messages` for several turns."""
         prompt = self.problem.prompt
-        more = {"answer": self.problem.answer} if self.problem.answer else {}
+        answer = {"answer": self.problem.answer} if self.problem.answer else {}
         if not self.turns:
-            return {"prompt": prompt, "response": self.text, **more}
-        asked = (
-            [{"role": "user", "content": prompt}]
-            if isinstance(prompt, str)
-            else [dict(m) for m in prompt]
-        )
-        return {"messages": [*asked, *map(dict, self.turns)], **more}
+            return {"prompt": prompt, "response": self.text, **answer}
+        if isinstance(prompt, str):
+            prompt_messages = [{"role": "user", "content": prompt}]
+        else:
+            prompt_messages = [dict(message) for message in prompt]
+        return {"messages": [*prompt_messages, *map(dict, self.turns)], **answer}
 
 
 def read_judged(source: Path) -> Iterator[Judged]:
-    """The judged responses of a run's rollouts, or of a result of `dapo eval`. Raises DataError."""
+    """Yield the judged responses of a run or of a result of `dapo eval`. Raises DataError."""
     if source.is_dir():
         yield from _of_run(RunDirectory.open(source))
         return
     for row in load_evaluation(source)["table"]:
         problem = Problem(row["id"], row["question"], row["answer"], row["source"])
-        for each in row["responses"]:
-            is_cut = each["finish"] != "stop"
+        for response in row["responses"]:
+            is_cut = response["finish"] != "stop"
             yield Judged(
-                problem, each["text"], int(each["tokens"]), each["correct"], each["score"], is_cut
+                problem,
+                response["text"],
+                int(response["tokens"]),
+                response["correct"],
+                response["score"],
+                is_cut,
             )
 
 
@@ -94,36 +95,40 @@ def choose(
     min_score: float | None,
     seed: int,
 ) -> tuple[list[Judged], dict[str, int]]:
-    """Up to `per_problem` distinct responses of each problem, in the order of the problems, and
-    counts for a report.
+    """Choose up to `per_problem` distinct responses of each problem, and count the rest.
 
-    Right are those that the verifier calls correct, or with `min_score` those of at least this
-    score. A response that was cut is never chosen. `shortest` prefers fewer tokens; `random`
-    follows from `seed` and the problem alone.
+    A response that was cut is never chosen.
+
+    Args:
+        judged: the responses.
+        per_problem: the maximum number of responses to a problem.
+        choice: `shortest` prefers fewer tokens; `random` follows from `seed` and the problem alone.
+        min_score: the least score of a right response; None: the verifier calls it correct.
+        seed: the seed of `random`.
     """
     counts: Counter[str] = Counter(responses=len(judged))
     by_problem: dict[str, dict[str, Judged]] = {}
-    for each in judged:
-        is_right = (
-            bool(each.correct)
-            if min_score is None
-            else each.score is not None and each.score >= min_score
-        )
-        if each.is_cut:
+    for response in judged:
+        if min_score is None:
+            is_right = bool(response.correct)
+        else:
+            is_right = response.score is not None and response.score >= min_score
+        if response.is_cut:
             reason = "cut at the length limit"
         elif is_right:
             reason = None
         else:
             reason = "not right"
-        reason = "an empty turn" if reason is None and each.has_empty_turn else reason
-        known = by_problem.setdefault(each.problem.id, {})
-        key = to_json([each.text, [dict(turn) for turn in each.turns]])
-        if reason is None and key in known:
+        if reason is None and response.has_empty_turn:
+            reason = "an empty turn"
+        by_text = by_problem.setdefault(response.problem.id, {})
+        key = to_json([response.text, [dict(turn) for turn in response.turns]])
+        if reason is None and key in by_text:
             reason = "equal to another response"
         if reason is not None:
             counts[f"removed: {reason}"] += 1
         else:
-            known[key] = each
+            by_text[key] = response
     chosen: list[Judged] = []
     for texts in by_problem.values():
         ranked = sorted(texts, key=lambda text: (_rank(texts[text], choice, seed), text))
@@ -135,30 +140,29 @@ def choose(
 
 
 def without_held_out(chosen: Sequence[Judged], held_out: Sequence[Problem]) -> list[Judged]:
-    """The demonstrations whose prompts contain no held-out problem, as `dapo data decontaminate`
-    decides.
-    """
+    """Drop demonstrations that contain a held-out problem (`dapo data decontaminate`)."""
     _, removed = find_contaminated(
-        [each.problem for each in chosen], held_out, ngram=8, min_overlap=0.5
+        [demonstration.problem for demonstration in chosen], held_out, ngram=8, min_overlap=0.5
     )
-    rows = {each.row for each in removed}
-    return [each for number, each in enumerate(chosen, start=1) if number not in rows]
+    held_out_rows = {contaminated.row for contaminated in removed}
+    rows = enumerate(chosen, start=1)
+    return [demonstration for number, demonstration in rows if number not in held_out_rows]
 
 
 def held_out_of(sources: Sequence[Path], against: Sequence[str]) -> list[Problem]:
-    """The problems of `against`, and the held-out ones of the runs among the sources."""
+    """Return the problems of `against`, and the held-out ones of the runs among the sources."""
     specs = [
         load_run_config(RunDirectory.open(source)).data.eval_source
         for source in sources
         if source.is_dir()
     ]
-    found = [
+    problems = [
         problem
         for spec in specs
         if spec is not None
         for problem in load_problems(spec, split="eval")
     ]
-    return found + [problem for spec in against for problem in _held_out(spec)]
+    return problems + [problem for spec in against for problem in _held_out(spec)]
 
 
 def _held_out(spec: str) -> list[Problem]:
@@ -170,19 +174,17 @@ def _held_out(spec: str) -> list[Problem]:
 def write_demonstrations(path: Path, chosen: Sequence[Judged]) -> None:
     """Write the demonstrations as JSON lines."""
     with atomic_file(path, PRIVATE) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        file.writelines(to_json(each.row()) + "\n" for each in chosen)
+        file.writelines(to_json(response.row()) + "\n" for response in chosen)
 
 
-def _rank(each: Judged, choice: Choice, seed: int) -> int:
-    return (
-        each.tokens
-        if choice == "shortest"
-        else keyed_seed(seed, "demonstrations", each.problem.id, each.text)
-    )
+def _rank(response: Judged, choice: Choice, seed: int) -> int:
+    if choice == "shortest":
+        return response.tokens
+    return keyed_seed(seed, "demonstrations", response.problem.id, response.text)
 
 
 def _of_run(run: RunDirectory) -> Iterator[Judged]:
-    """The responses in rollouts/, each with its whole prompt."""
+    """Yield the responses in rollouts/, each with its whole prompt."""
     paths = list(run.rollout_tables().values())
     if not paths:
         raise DataError(
@@ -190,7 +192,9 @@ def _of_run(run: RunDirectory) -> Iterator[Judged]:
         )
     prompts = _prompts_of(run)
     for path in paths:
-        columns = [*_COLUMNS, *([EPISODE.name] if EPISODE.name in all_columns(path) else [])]
+        columns = [*_COLUMNS]
+        if EPISODE.name in all_columns(path):
+            columns.append(EPISODE.name)
         for row in iterate_rows(path, columns):
             prompt = prompts.get(row["problem_id"], row["question"])
             problem = Problem(row["problem_id"], prompt, row["answer"])
@@ -209,9 +213,7 @@ def _of_run(run: RunDirectory) -> Iterator[Judged]:
 
 
 def _prompts_of(run: RunDirectory) -> Mapping[str, Prompt]:
-    """The prompts of a run's training problems by id; empty where its data is gone, as rollouts/
-    has the questions.
-    """
+    """Return the prompts of a run's training problems by id; empty if its data is gone."""
     try:
         problems = load_problems(load_run_config(run).data.train_source, require_answer=False)
     except (DapoError, OSError):

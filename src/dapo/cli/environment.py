@@ -44,9 +44,7 @@ _TEMPLATE = (
 
 @dataclass(frozen=True)
 class Play:
-    """An episode of nonsense: its seed, what each turn said, how it ended, and whether a second
-    play differed.
-    """
+    """An episode of nonsense, and whether a second play of it differed."""
 
     seed: int
     kind: str
@@ -70,7 +68,7 @@ class Play:
         return self.episode.error
 
     def as_json(self) -> dict[str, Any]:
-        """The episode as JSON values."""
+        """Return the episode as JSON values."""
         names = ("seed", "kind", "turns", "paid", "correct", "error", "differs")
         return {name: getattr(self, name) for name in names}
 
@@ -114,8 +112,7 @@ class NonsenseEngine:
 
 
 def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> list[Play]:
-    """Play EPISODES episodes with nonsense, and again in reverse order with the same seeds and
-    actions.
+    """Play EPISODES episodes of nonsense, then replay them in reverse order.
 
     `name` may be a run, whose environment, tools and problems are taken. The problems are the first
     of `data`, else sums. `overrides` are options of environment. Raises ConfigError or DataError
@@ -143,8 +140,8 @@ def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> l
         first = [player.play(problem, seed) for problem, seed in tasks]
         second = [player.play(problem, seed) for problem, seed in reversed(tasks)][::-1]
     return [
-        replace(one, differs=one.episode != other.episode)
-        for one, other in zip(first, second, strict=True)
+        replace(result, differs=result.episode != repetition.episode)
+        for result, repetition in zip(first, second, strict=True)
     ]
 
 
@@ -163,9 +160,7 @@ class _Player:
         self._options = config.environment.model_copy(update={"max_observation_tokens": room})
 
     def play(self, problem: Problem, seed: int) -> Play:
-        """Begin and play one episode; an environment that cannot begin it is an episode with an
-        error.
-        """
+        """Play one episode; if the environment cannot begin, the episode has an error."""
         kind = _KINDS[seed % len(_KINDS)]
         starts = EpisodeStarts(self._pool, seed=seed)
         prompts = self._renderer.prompts
@@ -196,7 +191,7 @@ class _Player:
 
 
 def _tokenizer_of(name: str, config: Config) -> "PreTrainedTokenizerBase | None":
-    """The tokenizer of a run with its chat template; None where there is no run."""
+    """Return the tokenizer of a run with its chat template; None where there is no run."""
     folder = RunDirectory.open(name).tokenizer if RunDirectory.is_run(name) else None
     if folder is None or not folder.is_dir():
         return None
@@ -209,7 +204,7 @@ def _tokenizer_of(name: str, config: Config) -> "PreTrainedTokenizerBase | None"
 
 
 def _byte_tokenizer() -> "PreTrainedTokenizerBase":
-    """A tokenizer of bytes with a chat template, for an environment without a model."""
+    """Return a tokenizer of bytes with a chat template, for an environment without a model."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -225,7 +220,7 @@ def _byte_tokenizer() -> "PreTrainedTokenizerBase":
 
 
 def _nonsense(kind: str, chance: random.Random) -> str:
-    """The text of one turn."""
+    """Return the text of one turn."""
     if kind == "nothing":
         return ""
     if kind == "a number":
@@ -234,10 +229,15 @@ def _nonsense(kind: str, chance: random.Random) -> str:
 
 
 def print_plays(plays: Sequence[Play]) -> None:
-    """Print a row for each episode, and what the environment pays for nonsense at most."""
+    """Print a row for each episode, and the highest reward of nonsense."""
     console = SafeConsole()
     table = titled_table(
-        "Episodes of nonsense", *right("seed"), "each turn", *right("turns", "paid"), "verdict", ""
+        "Episodes of nonsense",
+        *right("seed"),
+        "each turn",
+        *right("turns", "reward"),
+        "verdict",
+        "",
     )
     for play in plays:
         verdict = verdict_word(play.correct, play.error)
@@ -245,18 +245,16 @@ def print_plays(plays: Sequence[Play]) -> None:
         table.add_row(f"{play.seed}", play.kind, f"{play.turns}", f"{play.paid:g}", verdict, remark)
     console.print(table)
     console.print(
-        f"most that nonsense is paid: {max(play.paid for play in plays):g}", soft_wrap=True
+        f"highest reward of nonsense: {max(play.paid for play in plays):g}", soft_wrap=True
     )
     if any(play.differs for play in plays):
         advice = (
             "draw from the global `random` or a generator of `seed`, and keep nothing between"
             " episodes"
         )
-        console.print(
-            f"the environment is no function of its seed and its actions: {advice}", soft_wrap=True
-        )
+        console.print(f"the environment is not deterministic: {advice}", soft_wrap=True)
 
 
 def is_suspicious(plays: Sequence[Play]) -> bool:
-    """Whether two plays differ, or the environment fails on nonsense."""
+    """Return True if two plays differ, or the environment fails on nonsense."""
     return any(play.differs or play.error is not None for play in plays)

@@ -1,9 +1,7 @@
-"""Prints the results of `dapo eval`: one or two side by side, the paired difference, and one line
-per problem.
-"""
+"""Prints results of `dapo eval`: side by side, with paired differences, or by problem."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -20,9 +18,7 @@ from dapo.runs.console import SafeConsole
 
 
 def evaluation_json(result: Mapping[str, Any], *, by_problem: bool) -> dict[str, Any]:
-    """A result, or a comparison of two, as `--json` prints it: without the tables, unless
-    `by_problem`.
-    """
+    """Return what `--json` prints; tables are included only if `by_problem`."""
     if "comparison" in result:
         both = {
             name: evaluation_json(result[name], by_problem=by_problem)
@@ -33,19 +29,17 @@ def evaluation_json(result: Mapping[str, Any], *, by_problem: bool) -> dict[str,
 
 
 def print_evaluation(
-    found: Mapping[str, Any], output: Path | None, *, by_problem: bool = False
+    evaluation: Mapping[str, Any], output: Path | None, *, by_problem: bool = False
 ) -> None:
-    """Print a result, or two side by side with their paired difference; with `by_problem`, also a
-    line per problem.
-    """
+    """Print one result, or two with their paired difference, and rows if `by_problem`."""
     console = SafeConsole()
-    is_pair = "comparison" in found
-    results = [found["first"], found["second"]] if is_pair else [found]
+    is_pair = "comparison" in evaluation
+    results = [evaluation["first"], evaluation["second"]] if is_pair else [evaluation]
     console.print(_result_table(results))
     for result in results:
         _print_notes(console, result)
     if is_pair:
-        console.print(_describe_difference(found["comparison"]), soft_wrap=True)
+        console.print(_describe_difference(evaluation["comparison"]), soft_wrap=True)
     if by_problem:
         tables = [result["table"] for result in results]
         console.print(_paired_problem_table(*tables) if is_pair else _problem_table(*tables))
@@ -76,47 +70,38 @@ def _describe_difference(difference: Mapping[str, Any]) -> str:
 
 def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
     first = results[0]
-    title = Text(
-        printable(
-            f"{first['model']} on {first['name']}" if len(results) == 1 else f"on {first['name']}"
-        )
-    )
+    is_single = len(results) == 1
+    heading = f"on {first['name']}"
+    if is_single:
+        heading = f"{first['model']} {heading}"
+    title = Text(printable(heading))
     for result in results:
         if warning := result.get("warning"):
-            of = "" if len(results) == 1 else f"{result['model']}: "
-            title.append(printable(f"\nWARNING: {of}{warning}"), style="red")
-    names = (
-        ["result"]
-        if len(results) == 1
-        else short_names([str(result["model"]) for result in results])
-    )
+            prefix = "" if is_single else f"{result['model']}: "
+            title.append(printable(f"\nWARNING: {prefix}{warning}"), style="red")
+    names = ["result"]
+    if not is_single:
+        names = short_names([str(result["model"]) for result in results])
     columns = [Column(name, justify="right", overflow="fold") for name in names]
     table = titled_table(title, "", *columns)
     k = first["samples_per_problem"]
     row = table.add_row
     accuracy = partial(with_interval, none=" (no interval)")
-    row(
-        f"avg@{k}" if first["binary"] else f"mean score, avg@{k}",
-        *(
-            accuracy(r["accuracy"], (r["low"], r["high"]), ".1%" if r["binary"] else ".4f")
-            for r in results
-        ),
-    )
+    means = []
+    for result in results:
+        style = ".1%" if result["binary"] else ".4f"
+        means.append(accuracy(result["accuracy"], (result["low"], result["high"]), style))
+    row(f"avg@{k}" if first["binary"] else f"mean score, avg@{k}", *means)
     for name in (name for name in first if name.startswith(("pass@", "cons@"))):
+        # pass@1 is avg@k, unless some problems lack a verdict
         if name == "pass@1" and all(r.get(name) == r["accuracy"] for r in results):
-            continue  # it is avg@k, unless some problems lack a verdict
+            continue
         row(name, *(accuracy(r[name], r["intervals"][name]) if name in r else "" for r in results))
-    if any(r.get("complete_problems", r["problems"]) < r["problems"] for r in results):
-        row(
-            "  pass@j over problems",
-            *(f"{r.get('complete_problems', r['problems']):,}" for r in results),
-        )
-    for source in first["by_source"] if len(first["by_source"]) > 1 else ():
-        count = first["by_source"][source]["problems"]
-        row(
-            f"  {source} ({count} problems)",
-            *(number(r["by_source"].get(source, {}).get("accuracy"), ".3f") for r in results),
-        )
+    complete = [result.get("complete_problems", result["problems"]) for result in results]
+    if any(count < r["problems"] for count, r in zip(complete, results, strict=True)):
+        row("  pass@j over problems", *(f"{count:,}" for count in complete))
+    for label, cells in _source_rows(results):
+        row(label, *cells)
     row("problems", *(f"{r['problems']:,}" for r in results))
     if any("verifier" in r for r in results):
         row("judged by", *(weighted(r.get("verifier", "")) for r in results))
@@ -127,17 +112,28 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def _source_rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the accuracies on each source of the problems, if there are several sources."""
+    sources = results[0]["by_source"]
+    if len(sources) < 2:
+        return
+    for source, facts in sources.items():
+        scores = [result["by_source"].get(source, {}).get("accuracy") for result in results]
+        cells = [number(score, ".3f") for score in scores]
+        yield f"  {source} ({facts['problems']} problems)", cells
+
+
 def short_names(models: Sequence[str]) -> list[str]:
-    """Names without the folders that all of them share; an evaluation's file by its step.
+    """Remove the folders that all names share; name an evaluation's file by its step.
 
     >>> short_names(["runs/a/eval/step_000000.json", "runs/a/eval/step_000018.json"])
     ['step 0', 'step 18']
     """
     parts = [Path(model).parts for model in models]
-    shared = next(
-        (i for i, column in enumerate(zip(*parts, strict=False)) if len(set(column)) > 1), 0
-    )
-    return [re.sub(r"\bstep_0*(\d+)\.json$", r"step \1", str(Path(*own[shared:]))) for own in parts]
+    columns = enumerate(zip(*parts, strict=False))
+    shared = next((index for index, column in columns if len(set(column)) > 1), 0)
+    names = [str(Path(*path_parts[shared:])) for path_parts in parts]
+    return [re.sub(r"\bstep_0*(\d+)\.json$", r"step \1", name) for name in names]
 
 
 def _print_notes(console: SafeConsole, summary: Mapping[str, Any]) -> None:
@@ -162,11 +158,9 @@ def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         judged = [response for response in responses if response["error"] is None]
         binary = all(response["correct"] is not None for response in judged)
         question = Text(printable(one_line(row["question"])), no_wrap=True, overflow="ellipsis")
-        correct = (
-            f"{sum(bool(response['correct']) for response in judged)}/{len(judged)}"
-            if binary
-            else "-"
-        )
+        correct = "-"
+        if binary:
+            correct = f"{sum(bool(response['correct']) for response in judged)}/{len(judged)}"
         tokens = f"{fmean(response['tokens'] for response in responses):.0f}"
         cells = (
             number(row["accuracy"], ".3f"),
@@ -185,7 +179,7 @@ def _table_by_problem(*numbers: str) -> Table:
 
 
 def _most_frequent_answer(judged: Sequence[Mapping[str, Any]]) -> str:
-    """The winning answer in the words of the first response that gives it; empty without one."""
+    """Return the winning answer, as its first response writes it; empty without one."""
     votes = count_votes((response["correct"], response["answer"]) for response in judged)
     if not votes:
         return ""
@@ -198,19 +192,20 @@ def _most_frequent_answer(judged: Sequence[Mapping[str, Any]]) -> str:
 def _paired_problem_table(
     first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]
 ) -> Table:
-    """One line per problem, from the most worsened to the most improved; problems without a pair
-    come last.
-    """
+    """Make a row per problem, most worsened first, unpaired problems last."""
     table = _table_by_problem("first", "second", "difference")
-    others = {row["id"]: row["accuracy"] for row in second}
-    pairs = [(row, row["accuracy"], others[row["id"]]) for row in first]
-    differences = [(row, a, b, None if a is None or b is None else b - a) for row, a, b in pairs]
-    for row, a, b, difference in sorted(differences, key=lambda line: (line[3] is None, line[3])):
+    accuracies = {row["id"]: row["accuracy"] for row in second}
+    lines = []
+    for row in first:
+        a = row["accuracy"]
+        b = accuracies[row["id"]]
+        lines.append((row, a, b, None if a is None or b is None else b - a))
+    for row, a, b, difference in sorted(lines, key=lambda line: (line[3] is None, line[3])):
         question = Text(
             printable(one_line(str(row.get("question", row["id"])))),
             no_wrap=True,
             overflow="ellipsis",
         )
-        scores = number(a, ".3f"), number(b, ".3f"), number(difference, "+.3f")
+        scores = (number(a, ".3f"), number(b, ".3f"), number(difference, "+.3f"))
         table.add_row(question, one_line(str(row.get("answer", ""))), *scores)
     return table

@@ -23,39 +23,39 @@ SHOWN_CHARS = 320
 def explain(run_dir: Path, step: int | None, group: int | None, *, as_json: bool) -> None:
     """`dapo explain`: print the result of `explain_group` for a person, or as JSON."""
     step = step or max(RunDirectory.open(run_dir).rollout_tables(), default=1)
-    found = explain_group(run_dir, step, group)
+    group_facts = explain_group(run_dir, step, group)
     if as_json:
-        print_json(found)
+        print_json(group_facts)
         return
     console = SafeConsole()
-    for part in _parts(found):
+    for part in _parts(group_facts):
         console.print(part)
 
 
-def _parts(found: Mapping[str, Any]) -> Iterator[RenderableType]:
-    yield _title(found)
-    if found["chosen_because"]:
-        yield f"chosen: {found['chosen_because']}"
+def _parts(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
+    yield _title(facts)
+    if facts["chosen_because"]:
+        yield f"chosen: {facts['chosen_because']}"
     yield _heading("The prompt and the responses")
-    yield from _prompt(found)
-    yield _responses(found)
-    if any(each["finish"] == "length" for each in found["responses"]):
+    yield from _prompt(facts)
+    yield _responses(facts)
+    if any(response["finish"] == "length" for response in facts["responses"]):
         yield "+: cut off at rollout.max_response_tokens"
-    yield from _episode(found)
+    yield from _episode(facts)
     yield _heading("Eq. 11: is the group trained on?")
-    yield _eq11(found)
+    yield _eq11(facts)
     yield _heading("Eq. 13 and 9: from verdicts to advantages")
-    yield _eq13(found)
+    yield _eq13(facts)
     yield "reward = score + penalty"
-    yield _rewards(found)
-    if found["eq9"] is not None:
-        yield from _eq9(found)
-    yield from (f"note: {note}" for note in found["notes"])
+    yield _rewards(facts)
+    if facts["eq9"] is not None:
+        yield from _eq9(facts)
+    yield from (f"note: {note}" for note in facts["notes"])
 
 
-def _title(found: Mapping[str, Any]) -> Text:
+def _title(facts: Mapping[str, Any]) -> Text:
     return Text(
-        printable(f"{found['run']}: step {found['step']}, group {found['group_id']}"), style="bold"
+        printable(f"{facts['run']}: step {facts['step']}, group {facts['group_id']}"), style="bold"
     )
 
 
@@ -63,24 +63,24 @@ def _heading(text: str) -> Text:
     return Text(f"\n{text}", style="bold cyan")
 
 
-def _prompt(found: Mapping[str, Any]) -> Iterator[RenderableType]:
-    prompt = shorten(found["prompt"].strip(), SHOWN_CHARS, keep="ends")
+def _prompt(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
+    prompt = shorten(facts["prompt"].strip(), SHOWN_CHARS, keep="ends")
     yield Padding(prompt, (0, 0, 0, 2))
-    yield f"reference answer: {found['answer']}" if found["answer"] else "no reference answer"
+    yield f"reference answer: {facts['answer']}" if facts["answer"] else "no reference answer"
 
 
-def _responses(found: Mapping[str, Any]) -> Table:
+def _responses(facts: Mapping[str, Any]) -> Table:
     table = Table(*right("#"), "verdict", *right("tokens"), "response", box=None)
-    for each in found["responses"]:
-        length = f"{each['response_tokens']}{'+' if each['finish'] == 'length' else ''}"
-        text = shorten(each["response"].strip(), SHOWN_CHARS, keep="ends")
-        table.add_row(f"{each['sample']}", _verdict(each), length, text or "(empty)")
+    for response in facts["responses"]:
+        length = f"{response['response_tokens']}{'+' if response['finish'] == 'length' else ''}"
+        text = shorten(response["response"].strip(), SHOWN_CHARS, keep="ends")
+        table.add_row(f"{response['sample']}", _verdict(response), length, text or "(empty)")
     return table
 
 
-def _episode(found: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """The longest episode of the group, turn by turn."""
-    chosen = max(found["responses"], key=lambda each: len(each["turns"] or ()))
+def _episode(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Yield the longest episode of the group, turn by turn."""
+    chosen = max(facts["responses"], key=lambda response: len(response["turns"] or ()))
     if not chosen["turns"]:
         return
     yield _heading(f"Response {chosen['sample']}: the episode")
@@ -96,7 +96,7 @@ def _episode(found: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _span(turn: Mapping[str, Any]) -> str:
-    """The first and the last token of a turn."""
+    """Return the first and the last token of a turn."""
     if turn["role"] != "assistant":
         return "observed"
     if turn["tokens"] is None:
@@ -114,19 +114,17 @@ def _verdict(response: Mapping[str, Any]) -> Text:
     )
 
 
-def _eq11(found: Mapping[str, Any]) -> str:
-    eq11 = found["eq11"]
-    kept = "yes" if eq11["kept"] else f"no, its outcome is {found['outcome']}"
-    errors = (
-        f" ({eq11['errors']} of {eq11['group_size']} responses have no verdict)"
-        if eq11["errors"]
-        else ""
-    )
-    return f"{kept}: {eq11['why']}{errors}"
+def _eq11(facts: Mapping[str, Any]) -> str:
+    eq11 = facts["eq11"]
+    answer = "yes" if eq11["kept"] else f"no, its outcome is {facts['outcome']}"
+    errors = ""
+    if eq11["errors"]:
+        errors = f" ({eq11['errors']} of {eq11['group_size']} responses have no verdict)"
+    return f"{answer}: {eq11['why']}{errors}"
 
 
-def _eq13(found: Mapping[str, Any]) -> str:
-    eq13 = found["eq13"]
+def _eq13(facts: Mapping[str, Any]) -> str:
+    eq13 = facts["eq13"]
     if eq13["mode"] == "filter":
         return "overlong.mode=filter: no penalty, and truncated responses do not train"
     if eq13["mode"] != "soft":
@@ -139,16 +137,18 @@ def _eq13(found: Mapping[str, Any]) -> str:
     )
 
 
-def _rewards(found: Mapping[str, Any]) -> Table:
+def _rewards(facts: Mapping[str, Any]) -> Table:
     table = Table(*right("#", "tokens", "score", "penalty", "reward", "advantage"), box=None)
-    for each in found["responses"]:
-        values = (each["score"], each["penalty"], each["reward"], each["advantage"])
-        table.add_row(f"{each['sample']}", f"{each['response_tokens']}", *map(_number, values))
+    for response in facts["responses"]:
+        values = (response["score"], response["penalty"], response["reward"], response["advantage"])
+        table.add_row(
+            f"{response['sample']}", f"{response['response_tokens']}", *map(_number, values)
+        )
     return table
 
 
-def _eq9(found: Mapping[str, Any]) -> Iterator[str]:
-    eq9 = found["eq9"]
+def _eq9(facts: Mapping[str, Any]) -> Iterator[str]:
+    eq9 = facts["eq9"]
     mean = f"{eq9['mean']:.6g}"
     std = f"{eq9['std']:.6g}"
     above = f"reward {'-' if eq9['mean'] >= 0 else '+'} {abs(eq9['mean']):.6g}"

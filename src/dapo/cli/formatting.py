@@ -17,22 +17,22 @@ def right(*names: str, **options: Any) -> list[Column]:
 
 
 def titled_table(title: TextType, *columns: str | Column, **options: Any) -> Table:
-    """A table with a bold title above its left edge."""
+    """Return a table with a bold title above its left edge."""
     return Table(*columns, title=title, **TITLE, **options)
 
 
 def ruled_table(first: Column, *numbers: str, **options: Any) -> Table:
-    """A table with one rule below its head, of names and numbers."""
+    """Return a table with one rule below its head, of names and numbers."""
     return Table(first, *right(*numbers, no_wrap=True), box=SIMPLE_HEAD, pad_edge=False, **options)
 
 
 def number(value: float | None, style: str, missing: str = "") -> str:
-    """A number in a format such as `.1%`; `missing` for None."""
+    """Return a number in a format such as `.1%`; `missing` for None."""
     return missing if value is None else f"{value:{style}}"
 
 
 def plural(number: int, noun: str) -> str:
-    """A count and its noun.
+    """Return a count and its noun.
 
     >>> plural(1, "run"), plural(1200, "run")
     ('1 run', '1,200 runs')
@@ -41,7 +41,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes with a unit, in powers of 1000."""
+    """Format bytes with a unit, in powers of 1000."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.3g} {unit}"
@@ -50,7 +50,7 @@ def size(count: float) -> str:
 
 
 def option_text(value: object) -> str:
-    """The value of an option as a configuration file writes it."""
+    """Return the value of an option as a configuration file writes it."""
     if value is None:
         return "none"
     if isinstance(value, float):
@@ -59,9 +59,7 @@ def option_text(value: object) -> str:
 
 
 def weighted(names: str | Mapping[str, float]) -> str:
-    """A verifier's name, or several with their weights: `0.8 x math + 0.2 x format`."""
-    return (
-        names
-        if isinstance(names, str)
-        else " + ".join(f"{weight:g} x {name}" for name, weight in names.items())
-    )
+    """Return a verifier's name, or several with their weights: `0.8 x math + 0.2 x format`."""
+    if isinstance(names, str):
+        return names
+    return " + ".join(f"{weight:g} x {name}" for name, weight in names.items())

@@ -85,16 +85,14 @@ OF_FILES = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command with `arguments`, or the process's own; a user's errors are printed without a
-    traceback.
-    """
+    """Run the command; print errors of the user without a traceback."""
     warnings.formatwarning = _format_warning
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        for argument in given:
+        for argument in words:
             if not argument.isascii() and argument.encode(errors="ignore").decode() != argument:
                 raise ConfigError(f"the argument {argument!a} is not UTF-8")
-        code = app(given, prog_name="dapo", standalone_mode=False)
+        code = app(words, prog_name="dapo", standalone_mode=False)
     except DapoError as error:
         text = mask_text(str(error))
         code = error.exit_code
@@ -103,11 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             text,
             type(error).__name__,
             code,
-            given,
+            words,
         )
     except CommandLineError as error:  # it shows what was typed
         code = error.exit_code
-        error.message = _with_advice(error.message, given)
+        error.message = _with_advice(error.message, words)
         typed = StringIO()
         error.show(typed)
         if error.format_message():  # empty after the help that answers no arguments
@@ -116,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 mask_text(error.format_message()),
                 "UsageError",
                 code,
-                given,
+                words,
             )
     except Exception as error:
         if not isinstance(error, OSError) or errno.errorcode.get(error.errno or 0) not in OF_FILES:
@@ -129,26 +127,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
             " space"
         )
         text = text if error.errno != errno.ENAMETOOLONG else f"{name[:60]}...: {error.strerror}"
-        _print_error(f"error: {text}\n", text, "ConfigError", code, given)
+        _print_error(f"error: {text}\n", text, "ConfigError", code, words)
     sys.exit(code or 0)
 
 
-def _with_advice(message: str, given: Sequence[str]) -> str:
-    """Append to the message about an unknown command or flag what replaces it, if it was
-    removed.
-    """
+def _with_advice(message: str, words: Sequence[str]) -> str:
+    """Append the replacement of a removed command or flag to its error message."""
     for removed, advice in REMOVED.items():
         command, *flag = removed.split()
-        if command in given and (flag or [command])[0] in message:
+        if command in words and (flag or [command])[0] in message:
             message = f"{message}\n{advice}"
     return message
 
 
-def _print_error(shown: str, message: str, kind: str, code: int, given: Sequence[str]) -> None:
+def _print_error(line: str, message: str, kind: str, code: int, words: Sequence[str]) -> None:
     """Print an error for a person and, with `--json`, for a program too."""
-    print_text(shown, file=sys.stderr, end="")
+    print_text(line, file=sys.stderr, end="")
     with suppress(OSError):  # the output may be full
-        if "--json" in given:
+        if "--json" in words:
             print_json({"error": message, "kind": kind, "exit_code": code})
 
 
@@ -182,9 +178,9 @@ def show_options(
     """List the options with their meanings, defaults, units and the paper's values."""
     from dapo.config.option_entries import entries_of, section_names, yaml_text
 
-    found = entries_of(section)
+    entries = entries_of(section)
     if as_json:
-        print_json({"options": [entry.as_json() for entry in found]})
+        print_json({"options": [entry.as_json() for entry in entries]})
         return
     from rich.padding import Padding
     from rich.text import Text
@@ -192,7 +188,7 @@ def show_options(
     from dapo.runs.console import SafeConsole
 
     console = SafeConsole()
-    for entry in found:
+    for entry in entries:
         values = [f"default {entry.default_text}" if not entry.is_required else "required"]
         if entry.has_paper_value:
             values.append(f"paper {yaml_text(entry.paper)}")
@@ -201,10 +197,10 @@ def show_options(
         console.print(Text.assemble((entry.name, "bold"), f"  {', '.join(values)}"), soft_wrap=True)
         condition = f" Only with {entry.condition_text}." if entry.condition else ""
         console.print(Padding(f"{entry.meaning}{condition}", (0, 0, 0, 4)))
-    sections = section_names(found)
+    sections = section_names(entries)
     if len(sections) > 1:
         console.print(
-            f"\n{len(found)} options; one section: dapo options {'|'.join(sections)}",
+            f"\n{len(entries)} options; one section: dapo options {'|'.join(sections)}",
             soft_wrap=True,
         )
 
@@ -256,14 +252,14 @@ def show_docs(
 def _list_shipped(folder: Literal["configs", "docs"], use: str, as_json: bool) -> None:
     from dapo.config.load import shipped, title_of
 
-    found = {
+    descriptions = {
         name: {"about": title_of(path), "path": str(path)} for name, path in shipped(folder).items()
     }
     if as_json:
-        print_json(found)
+        print_json(descriptions)
         return
-    width = max(map(len, found), default=0)
-    for name, about in found.items():
+    width = max(map(len, descriptions), default=0)
+    for name, about in descriptions.items():
         print_text(f"{name:<{width}}  {about['about']}")
     print_text(f"\n{use}")
 
@@ -291,11 +287,11 @@ def convert(
     """
     from dapo.cli.convert import NOT_WHOLE, convert_file
 
-    found = convert_file(file, processes)
-    print_text(found.text, end="")
-    if found.fault is not None:
-        raise ConfigError(found.fault)
-    if not found.is_whole:
+    conversion = convert_file(file, processes)
+    print_text(conversion.text, end="")
+    if conversion.fault is not None:
+        raise ConfigError(conversion.fault)
+    if not conversion.is_whole:
         warn(
             "options could not be read, or their values are not known; the comments above the"
             " configuration name them"

@@ -43,7 +43,7 @@ class RewardReport:
         return any(audit.suspicious for audit in self.audits)
 
     def as_json(self) -> dict[str, Any]:
-        """The audits as JSON values: every response with its verdict and its issues."""
+        """Return the audits as JSON values: every response with its verdict and its issues."""
         costs = {name: getattr(self, name) for name in ("group_size", "group_seconds", "workers")}
         problems = [_audit_json(audit) for audit in self.audits]
         return {
@@ -62,12 +62,16 @@ def examine_reward(
     right: str | None,
     overrides: Sequence[str],
 ) -> RewardReport:
-    """Audit a reward, or that of a run, on the first problems of `data`, or on an example with the
-    reference `answer`.
+    """Audit a reward on problems of a data source, or on an example.
 
-    A run has problems of its own. `right` is a correct response to the example; `overrides` are
-    options of reward. Raises ConfigError, DataError or RewardError for an argument that cannot be
-    used.
+    Args:
+        verifier: a verifier's name, `module:function`, or a run, which has its own problems.
+        data: a data source, of which the first problems are used; None: the example.
+        answer: the reference answer of the example; None: the verifier's own example.
+        right: a correct response to the example.
+        overrides: options of reward, `key=value`.
+
+    Raises ConfigError, DataError or RewardError for an argument that cannot be used.
     """
     if RunDirectory.is_run(verifier):
         run = RunDirectory.open(verifier)
@@ -108,9 +112,7 @@ def examine_reward(
 
 
 def print_report(report: RewardReport, *, show_all: bool) -> None:
-    """Print the audits; with `show_all`, the verdicts on all responses, otherwise on those with an
-    issue.
-    """
+    """Print the audits; verdicts without an issue appear only with `show_all`."""
     console = SafeConsole()
     for audit in report.audits:
         console.print(_table_of(audit, show_all=show_all))
@@ -145,7 +147,7 @@ def _check_json(check: CheckResult) -> dict[str, Any]:
 
 
 def _group_seconds(pool: VerifierPool, problem: Problem, size: int) -> float:
-    """The seconds to judge a group of ordinary responses, as in training."""
+    """Return the seconds to judge a group of ordinary responses, as in training."""
     responses = [f"I think it is this.\nAnswer: {number}" for number in range(size)]
     began = time.perf_counter()
     pool.submit(problem, responses, [()] * size).result()
@@ -153,24 +155,20 @@ def _group_seconds(pool: VerifierPool, problem: Problem, size: int) -> float:
 
 
 def _require_columns(pool: VerifierPool, problems: Sequence[Problem], data: str | None) -> None:
-    """Raise DataError where the problems lack a column that a function needs; the example has no
-    columns.
-    """
+    """Raise DataError if a column that a function needs is missing."""
     if data is not None:
         require_columns(problems, pool.needed_columns, where="--data")
         return
     for name, columns in pool.needed_columns.items():
-        if missing := missing_columns(columns, problems[0]):
+        if absent := missing_columns(columns, problems[0]):
             advice = "audit it on problems of your data that have it: --data train.jsonl"
             raise DataError(
-                f"{name} needs {missing}, which the example problem does not have; {advice}"
+                f"{name} needs {absent}, which the example problem does not have; {advice}"
             )
 
 
 def _table_of(audit: Audit, *, show_all: bool) -> Table:
-    """A row for the right response and one for each response with an issue; with `show_all`, for
-    every response.
-    """
+    """Make a row for the right response and for each with an issue, or all (`show_all`)."""
     title = f"Reference {audit.problem.answer[:_SHOWN_CHARS]!r}"
     table = titled_table(title, "response", "verdict", *right("score", "ms"), "")
     if audit.right is not None:
@@ -182,7 +180,7 @@ def _table_of(audit: Audit, *, show_all: bool) -> Table:
 
 
 def _audit_summary(audit: Audit) -> list[str]:
-    """Lines below the table: times, counts of issues."""
+    """List the lines below the table: times, and counts of issues."""
     slowest = max(audit.checks, key=lambda check: check.seconds)
     median_s = statistics.median(check.seconds for check in audit.checks)
     lines = [

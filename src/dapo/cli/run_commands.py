@@ -1,6 +1,4 @@
-"""The commands that start, continue and evaluate runs: train, resume, fork, submit, check, status,
-eval, export.
-"""
+"""The commands that start, continue and evaluate runs, such as train, resume and eval."""
 
 import os
 import sys
@@ -310,27 +308,27 @@ def status(
     from dapo.runs.run_reader import find_runs
     from dapo.runs.status import run_status
 
-    named = runs or [Path("runs")]
-    found = []
+    places = runs or [Path("runs")]
+    statuses = []
     damaged = dict[str, DapoError]()
-    for path in (paths := named if len(named) > 1 else find_runs(named) or named):
+    for path in (paths := places if len(places) > 1 else find_runs(places) or places):
         try:
-            found.append(run_status(path))
+            statuses.append(run_status(path))
         except DapoError as error:
             if len(paths) == 1:
                 raise
             damaged[str(path)] = error
     if as_json:
-        shown = [
+        problems = [
             {"run": path, "state": "damaged", "error": str(error)}
             for path, error in damaged.items()
         ]
-        print_json({"runs": [*(each.as_json() for each in found), *shown]})
+        print_json({"runs": [*(status_of_run.as_json() for status_of_run in statuses), *problems]})
     else:
         from dapo.cli.status import print_status
 
-        print_status(found, damaged)
-    if any(each.state == "failed" for each in found) or damaged:
+        print_status(statuses, damaged)
+    if any(status_of_run.state == "failed" for status_of_run in statuses) or damaged:
         raise typer.Exit(DataError.exit_code if damaged else 1)
 
 
@@ -413,16 +411,18 @@ def evaluate(
         raise ConfigError("dapo eval takes either one model or run, or two with --compare A B")
     with stdout_to_stderr(as_json):
         trust_runs(trust, *(compare or [model_or_run or ""]))
-        found = (
+        evaluation = (
             compare_models(*compare, request)
             if compare
             else evaluate_model(model_or_run or "", request)
         )
     if as_json:
-        print_json(evaluation_json(found, by_problem=by_problem))
+        print_json(evaluation_json(evaluation, by_problem=by_problem))
     else:
-        print_evaluation(found, output, by_problem=by_problem)
-    results = [found["first"], found["second"]] if "comparison" in found else [found]
+        print_evaluation(evaluation, output, by_problem=by_problem)
+    results = (
+        [evaluation["first"], evaluation["second"]] if "comparison" in evaluation else [evaluation]
+    )
     # nothing was judged: the evaluation has failed
     if any(result["accuracy"] is None for result in results):
         raise typer.Exit(1)
@@ -446,9 +446,9 @@ def export(
     from dapo.cli.train import export_run
 
     with stdout_to_stderr(as_json):
-        written = export_run(run_dir, out_dir, step=step, adapter=adapter)
+        summary = export_run(run_dir, out_dir, step=step, adapter=adapter)
     if as_json:
-        print_json(written)
+        print_json(summary)
     else:
         kind = "adapter of " if adapter else ""
-        print_text(f"{out_dir}: {kind}{written['base']} after {written['step']} steps")
+        print_text(f"{out_dir}: {kind}{summary['base']} after {summary['step']} steps")

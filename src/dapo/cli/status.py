@@ -16,9 +16,7 @@ from dapo.runs.time_left import training_seconds
 
 
 def print_status(statuses: Sequence[RunStatus], damaged: Mapping[str, DapoError]) -> None:
-    """Print one run in several lines, or several runs as a table; runs that cannot be read come
-    last, with reasons.
-    """
+    """Print one run in lines or several as a table, damaged runs last."""
     console = SafeConsole()
     for path, error in damaged.items():
         console.print(f"{path}: damaged: {error}", soft_wrap=True)
@@ -31,8 +29,8 @@ def print_status(statuses: Sequence[RunStatus], damaged: Mapping[str, DapoError]
     numbers = right("step", "left", label, "disk", no_wrap=True)
     table = Table(Column("run", overflow="fold"), "state", *numbers)
     for status, result in zip(statuses, results, strict=True):
-        left = "" if status.seconds_left is None else duration(status.seconds_left)
-        cells = (_steps(status), left, result, size(status.disk_bytes["total"]))
+        remaining = "" if status.seconds_left is None else duration(status.seconds_left)
+        cells = (_steps(status), remaining, result, size(status.disk_bytes["total"]))
         table.add_row(status.run, status.state, *cells)
     if statuses:
         console.print(table)
@@ -42,9 +40,11 @@ def print_status(statuses: Sequence[RunStatus], damaged: Mapping[str, DapoError]
 
 
 def _result(status: RunStatus) -> str:
-    """The accuracy or the mean score of the last evaluation, or else the accuracy in training."""
+    """Return the accuracy or mean score of the last evaluation, else that of training."""
     evaluated = [
-        name for name, each in status.evaluations.items() if each.get("accuracy") is not None
+        name
+        for name, evaluation in status.evaluations.items()
+        if evaluation.get("accuracy") is not None
     ]
     if not evaluated:
         return number(status.metrics.get("reward/accuracy"), ".1%")
@@ -56,6 +56,7 @@ def _result(status: RunStatus) -> str:
 
 
 def _details(status: RunStatus) -> list[tuple[str, str]]:
+    """List the lines of a run, each a label and its text."""
     rows = [("run", status.run), ("state", _state(status)), ("step", _steps(status))]
     if (fork := Fork.of_record(status.fork)) is not None:
         rows.insert(1, ("forked from", printable(fork.describe())))
@@ -63,20 +64,22 @@ def _details(status: RunStatus) -> list[tuple[str, str]]:
         newest = status.seconds_since_step
         since = "" if newest is None else f"; the newest step {duration(newest)} ago"
         rows[-1] = ("step", f"{_steps(status)}, about {duration(status.seconds_left)} left{since}")
-    changes = [(describe_changes(each["options"]), each["after_step"]) for each in status.changes]
-    rows += [("changed", printable(f"{changed}, after step {step}")) for changed, step in changes]
+    for change in status.changes:
+        options = describe_changes(change["options"])
+        rows.append(("changed", printable(f"{options}, after step {change['after_step']}")))
     if status.metrics:
         values = {name: value for name, value in status.metrics.items() if value is not None}
         values["time/step_s"] = training_seconds(values)
-        rows.append(
-            ("metrics", ", ".join(" ".join(column.split()) for column in metric_columns(values)))
-        )
+        columns = [" ".join(column.split()) for column in metric_columns(values)]
+        rows.append(("metrics", ", ".join(columns)))
     for name, result in status.evaluations.items():
-        found = {
-            f"eval/{name}/{metric}": value for metric, value in result.items() if value is not None
-        }
+        accuracies = {}
+        for metric, value in result.items():
+            if value is not None:
+                accuracies[f"eval/{name}/{metric}"] = value
         rows += [
-            ("evaluation", f"{line}, at step {result['step']:.0f}") for line in accuracies_in(found)
+            ("evaluation", f"{line}, at step {result['step']:.0f}")
+            for line in accuracies_in(accuracies)
         ]
     checkpoint = status.checkpoint
     rows.append(("checkpoint", "none yet" if checkpoint is None else f"step {checkpoint['step']}"))
@@ -85,18 +88,19 @@ def _details(status: RunStatus) -> list[tuple[str, str]]:
         for name, count in status.disk_bytes.items()
         if name != "total" and count
     ]
-    rows.append(
-        ("disk", size(status.disk_bytes["total"]) + (f" ({', '.join(parts)})" if parts else ""))
-    )
+    disk = size(status.disk_bytes["total"])
+    if parts:
+        disk += f" ({', '.join(parts)})"
+    rows.append(("disk", disk))
     return rows
 
 
 def _state(status: RunStatus) -> str:
     match status.state:
         case "running":
-            return (
-                f"running, process {status.process}" if status.process else "running, just starting"
-            )
+            if status.process:
+                return f"running, process {status.process}"
+            return "running, just starting"
         case "stopped":
             if (
                 status.fork is not None
@@ -107,11 +111,9 @@ def _state(status: RunStatus) -> str:
                     "not trained since the fork; train it with: dapo resume"
                     f" {shlex.quote(status.run)}"
                 )
-            why = (
-                status.exit_reason.removeprefix("interrupted: ")
-                if status.exit_reason
-                else "its process was killed"
-            )
+            why = "its process was killed"
+            if status.exit_reason:
+                why = status.exit_reason.removeprefix("interrupted: ")
             return f"stopped ({why}); continue with: dapo resume {shlex.quote(status.run)}"
         case "failed":
             return f"failed: {status.exit_reason}"

@@ -39,8 +39,17 @@ def submit_run(
 ) -> dict[str, Any]:
     """Check the configuration, write the script next to the run, and submit it.
 
-    Returns JSON values: the run, nodes, the script's text and path, and the job's id. With
-    `dry_run` it writes nothing, and path and id are None.
+    Args:
+        config_or_run: a configuration, or a run to resume.
+        overrides: options, `key=value`.
+        allocation: what the job asks Slurm for.
+        run_dir: the directory of the run; None: a new one in `runs`.
+        setup: shell lines of the script before the command.
+        dry_run: write nothing and submit nothing.
+        trust: import modules from the folders that a run's manifest names.
+
+    Returns JSON values: the run, nodes, the script's text and path, and the job's id; path and id
+    are None for a dry run.
     """
     is_run = RunDirectory.is_run(config_or_run)
     if is_run and run_dir is not None:
@@ -88,9 +97,7 @@ def submit_run(
 
 
 def print_submission(report: Mapping[str, Any]) -> None:
-    """Print the script of a dry run; otherwise the job's id, its files and the commands to stop and
-    continue it.
-    """
+    """Print the script of a dry run, or the job with the commands to stop and resume it."""
     if report["job"] is None:
         print_text(report["script"], end="")
         return
@@ -105,9 +112,7 @@ def print_submission(report: Mapping[str, Any]) -> None:
 
 
 def _write(job: Job, script: str, config: Config | None) -> Path:
-    """Write the script, and a copy of a new run's configuration, whose file may change before the
-    job starts.
-    """
+    """Write the script and a copy of the configuration, which may change before the job starts."""
     path = job.folder / "job.sh"
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +125,7 @@ def _write(job: Job, script: str, config: Config | None) -> Path:
 
 
 def needs_ray(config: Config, allocation: Allocation) -> bool:
-    """Whether the job starts Ray, on several nodes or with launcher=ray.
+    """Return True if the job starts Ray: on several nodes, or with launcher=ray.
 
     Raises ConfigError if Ray is missing.
     """

@@ -1,6 +1,4 @@
-"""`dapo train`, `dapo resume`, `dapo fork` and `dapo export`; the work is in
-`api/lifecycle/execute.py`.
-"""
+"""`dapo train`, `resume`, `fork` and `export`; `api/lifecycle/execute.py` does the work."""
 
 import shlex
 import sys
@@ -36,12 +34,14 @@ def start_run(
     max_restarts: int = execute.MAX_RESTARTS,
     judge: VerifierPool | None = None,
 ) -> None:
-    """`dapo train`: train in `run_dir`, or else in a directory of `runs` named after `config_name`
-    and the time.
+    """Train in `run_dir`, or in a new folder of `runs` named by `config_name` and time.
 
-    When a trainer rank is lost, the run returns to its last checkpoint, at most `max_restarts`
-    times. `judge` is the result of `open_judge` for this configuration and directory; without one,
-    it is opened here.
+    Args:
+        config: the resolved configuration.
+        run_dir: the directory to make; None: a new one in `runs`.
+        config_name: the name of the configuration, for a directory without `run_dir`.
+        max_restarts: how often a run that lost a trainer rank returns to its last checkpoint.
+        judge: the result of `open_judge` for this configuration; None: open it here.
     """
     path = run_dir or default_run_path(config_name, datetime.now())
     with execute.new_run(config, path, command=sys.argv, judge=judge) as ready:
@@ -64,9 +64,7 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
 
 
 def report(config: Config, directory: RunDirectory) -> None:
-    """Print the end of a run: accuracy and responses before and after training, and the paths of
-    the files.
-    """
+    """Print the end of a run: accuracy and responses before and after, and its files."""
     evaluations = first_and_last_evaluation(directory, warn)
     newest = directory.checkpoints.latest(warn=warn)
     # a run without held-out problems needs --data
@@ -103,20 +101,20 @@ def report(config: Config, directory: RunDirectory) -> None:
 
 
 def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Responses to the same problems before and after training, one of each source first."""
+    """Pair responses before and after training, one of each source first."""
     if len(evaluations) < 2:
         return []
-    before = evaluations[0]["table"]
-    after = evaluations[-1]["table"]
+    first = evaluations[0]["table"]
+    last = evaluations[-1]["table"]
     by_source: dict[str, list[int]] = {}
-    for i, (row, other) in enumerate(zip(before, after, strict=False)):
-        if row["id"] != other["id"]:  # one of the files is of other problems
+    for i, (row, counterpart) in enumerate(zip(first, last, strict=False)):
+        if row["id"] != counterpart["id"]:  # one of the files is of other problems
             continue
         by_source.setdefault(row["source"], []).append(i)
     picked = [row for rank in zip_longest(*by_source.values()) for row in rank if row is not None][
         :count
     ]
-    pairs = [(before[i], before[i]["responses"][0], after[i]["responses"][0]) for i in picked]
+    pairs = [(first[i], first[i]["responses"][0], last[i]["responses"][0]) for i in picked]
     return [
         {"question": problem["question"], "answer": problem["answer"]}
         | {"before": old["text"], "before_correct": old.get("correct")}
@@ -128,8 +126,13 @@ def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> lis
 def export_run(
     path: Path, out_dir: Path, *, step: int | None, adapter: bool = False
 ) -> dict[str, Any]:
-    """`dapo export`: write a checkpoint as a Hugging Face model directory, or its `adapter` alone
-    in peft's format.
+    """Write a checkpoint as a Hugging Face model directory.
+
+    Args:
+        path: the run.
+        out_dir: the directory to make.
+        step: the step of the checkpoint; None: the newest one.
+        adapter: write only the adapter, in peft's format.
 
     Returns JSON values: model, run, step, base, and whether it is an adapter.
     """
@@ -153,19 +156,24 @@ def fork_run(
     trains: bool,
     as_json: bool,
 ) -> None:
-    """`dapo fork`: make one fork with the parent's seed, or `times` branches with their own, and
-    train them in turn.
+    """Train one fork with the parent's seed, or `times` branches with seeds of their own.
 
-    `dapo resume` continues a fork that is stopped. Without `run_dir`, the new run is next to its
-    parent.
+    `dapo resume` continues a fork that is stopped.
+
+    Args:
+        path: the parent, a run.
+        step: the step of the checkpoint that the forks start from.
+        overrides: options that differ from the parent's, `key=value`.
+        times: the number of branches; None: one fork with the parent's seed.
+        run_dir: the directory of the fork; None: one next to the parent.
+        trains: train the forks; False: only make them.
+        as_json: print JSON, and all other lines to stderr.
     """
     parent = RunDirectory.open(path)
     base = run_dir or default_fork_path(parent, step, datetime.now())
-    branches = (
-        {base: None}
-        if times is None
-        else {base.with_name(f"{base.name}-{i + 1}"): i + 1 for i in range(times)}
-    )
+    branches: dict[Path, int | None] = {base: None}
+    if times is not None:
+        branches = {base.with_name(f"{base.name}-{i + 1}"): i + 1 for i in range(times)}
     plans = {
         target: plan_fork(parent, step, overrides, branch=branch)
         for target, branch in branches.items()

@@ -111,9 +111,7 @@ class HubSource:
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Generated problems: several tasks, in round-robin order, or those of the run's
-    environment.
-    """
+    """Generated problems: tasks in round-robin order, or those of the run's environment."""
 
     kind: TaskKind
     tasks: Mapping[str, Mapping[str, Any]]  # task -> its options
@@ -143,29 +141,26 @@ Source: TypeAlias = OneSource | MixSource
 
 
 def kinds(source: Source) -> frozenset[Kind]:
-    """The kind of a source, or the kinds of the parts of a mix."""
-    return frozenset(
-        part.kind
-        for part in (source.parts.values() if isinstance(source, MixSource) else (source,))
-    )
+    """Return the kind of a source, or the kinds of the parts of a mix."""
+    if isinstance(source, MixSource):
+        return frozenset(part.kind for part in source.parts.values())
+    return frozenset([source.kind])
 
 
 def paths_in(spec: str | Mapping[str, Any], name: str) -> dict[str, str]:
-    """The possible file paths in a spec, which may be invalid: `{"data.train.mix.hard.path":
-    "hard.jsonl"}`.
-    """
+    """Return possible file paths in a spec by option; the spec may be invalid."""
     if isinstance(spec, str):
         return {name: spec}
-    found = {f"{name}.path": spec["path"]} if isinstance(spec.get("path"), str) else {}
+    paths = {f"{name}.path": spec["path"]} if isinstance(spec.get("path"), str) else {}
     parts = spec.get(MIX)
     for part, inner in parts.items() if isinstance(parts, Mapping) else ():
         if isinstance(inner, str | Mapping):
-            found |= paths_in(inner, f"{name}.{MIX}.{part}")
-    return found
+            paths |= paths_in(inner, f"{name}.{MIX}.{part}")
+    return paths
 
 
 def mix_of(specs: Sequence[Any]) -> dict[str, Any]:
-    """A list of data sources as a mix, whose parts have the names of files, data sets and tasks."""
+    """Make a mix of a list of data sources, named by files, data sets and tasks."""
     parts: dict[str, Any] = {}
     for number, spec in enumerate(specs, start=1):
         try:
@@ -202,13 +197,13 @@ def _from_string(spec: str) -> Source:
         return _source("hub", BENCHMARKS[spec], benchmark=spec)
     if spec == "environment":
         return _source("environment", {"environment": None})
-    prefix, colon, rest = spec.partition(":")
+    prefix, colon, value = spec.partition(":")
     if colon and prefix == "hub":
-        name, _, split = rest.partition(":")
+        name, _, split = value.partition(":")
         return _source("hub", {"hub": name, "split": split} if split else {"hub": name})
     for kind in TASK_KINDS:
         if colon and prefix == kind:
-            return _source(kind, {kind: rest})
+            return _source(kind, {kind: value})
     # one letter is a Windows drive
     if colon and len(prefix) > 1 and prefix.isidentifier() and not spec.endswith(FILE_TYPES):
         raise DataError(
@@ -219,38 +214,39 @@ def _from_string(spec: str) -> Source:
 
 
 def _from_mapping(spec: dict[str, Any]) -> Source:
-    found = [kind for kind in (*KINDS, MIX) if kind in spec]
-    if len(found) != 1:
-        got = f"both {' and '.join(found)}" if found else f"the keys {', '.join(spec) or '(none)'}"
-        raise DataError(f"data source: {got}; {EXPECTED}")
+    kinds = [kind for kind in (*KINDS, MIX) if kind in spec]
+    if len(kinds) != 1:
+        problem = f"the keys {', '.join(spec) or '(none)'}"
+        if kinds:
+            problem = f"both {' and '.join(kinds)}"
+        raise DataError(f"data source: {problem}; {EXPECTED}")
     if MIX in spec:
         return _mix(spec)
-    kind: Kind = found[0]  # type: ignore[assignment]
+    kind: Kind = kinds[0]  # type: ignore[assignment]
     for key in spec:
         if key not in _OPTIONS[kind]:
             raise DataError(
                 f"data source {kind}: unknown option {key!r}; {did_you_mean(key, _OPTIONS[kind])}"
             )
-    return _source(
-        kind, {key: value for key, value in spec.items() if value is not None or key == kind}
-    )
+    options = {key: value for key, value in spec.items() if value is not None or key == kind}
+    return _source(kind, options)
 
 
 def _mix(spec: Mapping[str, Any]) -> MixSource:
-    named = spec[MIX]
-    if more := [key for key in spec if key != MIX]:
+    sources = spec[MIX]
+    if extra := [key for key in spec if key != MIX]:
         raise DataError(
-            f"data source mix: unknown option {more[0]!r}; options belong to the parts of the mix"
+            f"data source mix: unknown option {extra[0]!r}; options belong to the parts of the mix"
         )
-    if not isinstance(named, Mapping) or not named:
+    if not isinstance(sources, Mapping) or not sources:
         raise DataError(
-            f"data source mix: expected a mapping of names to data sources, got {named!r}"
+            f"data source mix: expected a mapping of names to data sources, got {sources!r}"
         )
     parts: dict[str, OneSource] = {}
-    for name, inner in named.items():
+    for name, inner in sources.items():
         if not _PART_NAME.fullmatch(str(name)):
             raise DataError(
-                f"data source mix: {name!r} is no valid name of a part; use letters, digits, _"
+                f"data source mix: {name!r} is not a valid name of a part; use letters, digits, _"
                 " and -"
             )
         try:
@@ -292,7 +288,7 @@ def _source(kind: Kind, spec: Mapping[str, Any], *, benchmark: str | None = None
 
 
 def _task_options(kind: str, value: object) -> dict[str, dict[str, Any]]:
-    """The options of each task in `"a,b"`, `[a, b]` or `{a: {option: value}, b: null}`."""
+    """Return the options of each task in `"a,b"`, `[a, b]` or `{a: {option: value}, b: null}`."""
     if isinstance(value, str):
         value = value.split(",")
     if isinstance(value, Mapping):
@@ -308,22 +304,22 @@ def _task_options(kind: str, value: object) -> dict[str, dict[str, Any]]:
         raise DataError(
             f"data source {kind}: no task is named; write for example {kind}:{_EXAMPLES[kind]}"
         )
-    found: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, dict[str, Any]] = {}
     for name, options in tasks:
-        if name in found:
+        if name in by_name:
             raise DataError(f"data source {kind}: task {name} is listed twice")
         if options is not None and not isinstance(options, Mapping):
             expected = "must be a mapping (option: value)"
             raise DataError(
                 f"data source {kind}: the options of task {name} {expected}, got {options!r}"
             )
-        found[name] = {str(key): option for key, option in (options or {}).items()}
-    return found
+        by_name[name] = {str(key): option for key, option in (options or {}).items()}
+    return by_name
 
 
 def _joined(names: Iterable[str]) -> str:
-    first, *others = names
-    return "+".join([first, *others]) if len(others) < 4 else f"{first}+{len(others)}"
+    first, *following = names
+    return "+".join([first, *following]) if len(following) < 4 else f"{first}+{len(following)}"
 
 
 def _text(value: object, name: str) -> str:

@@ -62,5 +62,5 @@ options.
 
 
 def engines_with(capability: str) -> str:
-    """The names of the engines with a capability, for messages: `native or vllm`."""
+    """Return the names of the engines with a capability, for messages: `native or vllm`."""
     return " or ".join(name for name, kind in ENGINES.items() if getattr(kind, capability))

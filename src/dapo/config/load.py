@@ -25,9 +25,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def shipped(folder: Literal["configs", "docs"] = "configs") -> dict[str, Path]:
-    """The shipped configurations or pages by name (`quickstart`, `losses`): installed by setup.py,
-    or in a clone.
-    """
+    """Return the shipped configurations or pages by name, installed or in a clone."""
     paths = sorted((_PACKAGE / folder).glob("*")) or sorted(
         (_PACKAGE.parents[1] / folder).glob("*")
     )
@@ -35,8 +33,7 @@ def shipped(folder: Literal["configs", "docs"] = "configs") -> dict[str, Path]:
 
 
 def find_config(path: str | Path) -> Path:
-    """The YAML file at `path`, or else the shipped configuration of that name: `quickstart`,
-    `configs/quickstart.yaml`.
+    """Return the YAML file at `path`, or the shipped configuration of that name.
 
     Raises ConfigError if neither exists.
     """
@@ -61,8 +58,7 @@ def title_of(path: Path) -> str:
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read and validate a YAML file or a shipped configuration (`find_config`), with overrides
-    `loss.clip_high=0.3`.
+    """Read and validate a YAML file or a shipped configuration, with overrides.
 
     The last override of an option wins. Raises ConfigError with one message for all faults.
     """
@@ -91,23 +87,16 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def resolve_references(options: dict[str, Any]) -> dict[str, Any]:
-    """Fill in `${section.option}` and `${oc.env:NAME}`; where one of them fails, all are left as
-    they are.
-    """
+    """Fill in `${section.option}` and `${oc.env:NAME}`; if one fails, none is replaced."""
     with suppress(OmegaConfBaseException, ConfigError), _guarded_environment():
         resolved = OmegaConf.to_container(OmegaConf.create(options), resolve=True)
-        options = (
-            {str(key): value for key, value in resolved.items()}
-            if isinstance(resolved, dict)
-            else options
-        )
+        if isinstance(resolved, dict):
+            options = {str(key): value for key, value in resolved.items()}
     return options
 
 
 def _require_bounded(text: str, where: str) -> None:
-    """Raise ConfigError for YAML nested too deep for its loader, or whose aliases stand for too
-    many values.
-    """
+    """Raise ConfigError for YAML that is too deep, or too large by its aliases."""
     sizes: dict[str | None, int] = {}
     levels: list[tuple[str | None, int]] = [(None, 0)]
     with suppress(yaml.YAMLError):  # the loader reports it
@@ -178,9 +167,7 @@ def merge_options(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, 
 
 
 def _is_set_in(options: Mapping[str, Any], path: Sequence[object], message: str) -> bool:
-    """Whether a fault is of these options: of that at `path`, or of one that a check of several
-    options names.
-    """
+    """Return True if a fault concerns `path`, or an option that a joint check names."""
     if path:
         return _is_in(path, options)
     return any(
@@ -197,9 +184,7 @@ def _is_in(path: Sequence[object], options: object) -> bool:
 
 @contextmanager
 def _guarded_environment() -> Iterator[None]:
-    """Resolve `${oc.env:NAME}` only for variables that hold places, because config.yaml stores the
-    value.
-    """
+    """Resolve `${oc.env:NAME}` for places only: config.yaml stores the value."""
 
     def environment(name: str, *default: str | None) -> str | None:
         if not may_be_written(name):
@@ -220,8 +205,7 @@ def _guarded_environment() -> Iterator[None]:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """`["loss.clip_high=0.3"]` -> `{"loss": {"clip_high": 0.3}}`; option_values.py reads the
-    values.
+    """Parse `["loss.clip_high=0.3"]` to `{"loss": {"clip_high": 0.3}}`.
 
     The last override of an option wins. Raises ConfigError.
     """
@@ -236,15 +220,15 @@ def _parse_override(item: str) -> dict[str, Any]:
     if not equals or not key or any(not part for part in key.split(".")):
         raise ConfigError(f"override {item!r}: expected key=value, for example loss.clip_high=0.3")
     try:
-        found = read_value(key, value, _read_yaml)
+        parsed = read_value(key, value, _read_yaml)
     except ConfigError as error:
         raise ConfigError(f"override {key}: {error}") from None
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         if _reason(error) == _TOO_DEEP:
             raise ConfigError(f"override {key}: {_TOO_DEEP}") from None
         raise ConfigError(f"override {item!r}: {_reason(error).removeprefix('line 1: ')}") from None
-    _require_shallow([found], f"override {key}", depth=_MAX_DEPTH - key.count("."))
-    return nested_options({key: found})
+    _require_shallow([parsed], f"override {key}", depth=_MAX_DEPTH - key.count("."))
+    return nested_options({key: parsed})
 
 
 def _read_yaml(value: str) -> Any:
@@ -258,7 +242,7 @@ def _read_yaml(value: str) -> Any:
 
 
 def nested_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by dotted names as nested sections, as if each was set on a command line."""
+    """Nest options by dotted names in sections, as if each was set on a command line."""
     merged: dict[str, Any] = _Dotted()
     for name, value in options.items():
         nested = value
@@ -277,26 +261,23 @@ def override(name: str, value: Any) -> str:
 
 
 def require_set_once(items: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Raise ConfigError where two of several settings, each with the options that it sets,
-    contradict each other.
-    """
-    seen: dict[str, tuple[str, Any]] = {}
-    for shown, options in items:
+    """Raise ConfigError if two of the settings contradict each other."""
+    settings: dict[str, tuple[str, Any]] = {}
+    for origin, options in items:
         leaves = dict(_leaves(_with_sections(options)))
         for name, value in leaves.items():
-            for other, (before, earlier) in seen.items():
-                is_same = name == other and value == earlier
-                if not is_same and _sets_again(name, other, earlier):
+            for earlier_name, (earlier_origin, earlier) in settings.items():
+                is_same = name == earlier_name and value == earlier
+                if not is_same and _sets_again(name, earlier_name, earlier):
                     raise ConfigError(
-                        f"{name} is set twice, by {before} and by {shown}; keep one of them"
+                        f"{name} is set twice, by {earlier_origin} and by {origin}; keep one of"
+                        " them"
                     )
-        seen |= {name: (shown, value) for name, value in leaves.items()}
+        settings |= {name: (origin, value) for name, value in leaves.items()}
 
 
 def without_repeats(overrides: Sequence[str]) -> list[str]:
-    """Overrides of which none contradicts another, with the same effect: the last one of an option
-    counts.
-    """
+    """Return the overrides without those that a later one contradicts."""
     try:
         require_set_once([(item, parse_overrides([item])) for item in overrides])
     except ConfigError:
@@ -304,13 +285,11 @@ def without_repeats(overrides: Sequence[str]) -> list[str]:
     return list(overrides)
 
 
-def _sets_again(name: str, other: str, earlier: Any) -> bool:
-    """Whether the option `name` contradicts `other`, which has the value `earlier`: it adds only to
-    a mapping.
-    """
-    if name.startswith(f"{other}."):
+def _sets_again(name: str, earlier_name: str, earlier: Any) -> bool:
+    """Return True if option `name` contradicts `earlier_name`, whose value is `earlier`."""
+    if name.startswith(f"{earlier_name}."):
         return not isinstance(earlier, Mapping)
-    return name == other or other.startswith(f"{name}.")
+    return name == earlier_name or earlier_name.startswith(f"{name}.")
 
 
 def _leaves(options: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -325,9 +304,7 @@ def _leaves(options: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[
 
 
 def parse_data_argument(text: str, *, name: str = "--data") -> DataSpec:
-    """Parse a data source of the command line: a spec, or a YAML mapping (`{builtin: {sums: {}},
-    size: 50}`).
-    """
+    """Parse a data source of the command line: a spec, or a YAML mapping."""
     parsed = parse_overrides([f"data.train={text}"])["data"]["train"]
     if isinstance(parsed, list):
         return mix_of(parsed)
@@ -337,7 +314,7 @@ def parse_data_argument(text: str, *, name: str = "--data") -> DataSpec:
 
 
 def dump_config(config: Config) -> str:
-    """The resolved configuration as YAML, from which loading gives an equal Config."""
+    """Return the resolved configuration as YAML, from which loading gives an equal Config."""
     return OmegaConf.to_yaml(OmegaConf.create(as_literal(config.model_dump(mode="json"))))
 
 
@@ -369,7 +346,7 @@ def _reason(error: Exception) -> str:
     if duplicate := re.search(r"found duplicate key (\S+)", text):
         words = f"{duplicate[1]} is set twice"
     else:
-        words = next((ours for theirs, ours in _YAML_FAULTS if theirs in text), problem)
+        words = next((wording for fragment, wording in _YAML_FAULTS if fragment in text), problem)
     start = getattr(error, "context_mark", None) if "closed" in words else mark
     return words if mark is None else f"line {(start or mark).line + 1}: {words}"
 
@@ -380,8 +357,8 @@ def _require_shallow(value: Any, where: str, *, depth: int = _MAX_DEPTH) -> None
     for _ in range(depth + 1):
         children = (
             item
-            for each in level.values()
-            for item in (each.values() if isinstance(each, Mapping) else each)
+            for inner in level.values()
+            for item in (inner.values() if isinstance(inner, Mapping) else inner)
         )
         level = {id(item): item for item in children if isinstance(item, Mapping | list)}
         if not level:

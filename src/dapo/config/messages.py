@@ -1,6 +1,4 @@
-"""Messages for an invalid configuration: the option, the expected value, the actual one, the
-nearest known name.
-"""
+"""Messages for an invalid configuration: option, expected and actual value, nearest name."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -27,27 +25,25 @@ _BRANCHES |= {"str", "dict[str,any]", "dict[str,float]"}
 
 
 def format_validation_errors(error: ValidationError) -> Iterator[str]:
-    """Format each fault of a configuration as a line; options of another system are answered
-    together, at the end.
-    """
-    seen = set()
+    """Yield a line per fault; options of another system come last."""
+    reported = set()
     unknown = dict[str, Any]()
     for detail in error.errors():
         branch = detail["loc"][-1] if detail["loc"] else None
         parts = [str(part) for part in detail["loc"] if part not in _BRANCHES]
         # a union reports each of its branches: one line for the option is enough
         option = ".".join(parts)
-        got = detail.get("input")
-        shown = quoted(got)
+        value = detail.get("input")
+        value_text = quoted(value)
         # a union's branch for mappings reports the fault inside
         is_other_union_branch = (
-            detail["type"] == "string_type" and branch == "str" and isinstance(got, Mapping)
+            detail["type"] == "string_type" and branch == "str" and isinstance(value, Mapping)
         )
-        if option in seen or is_other_union_branch:
+        if option in reported or is_other_union_branch:
             continue
-        seen.add(option)
+        reported.add(option)
         if detail["type"] == "extra_forbidden":
-            unknown[option] = got
+            unknown[option] = value
         elif detail["type"] == "missing":
             info = _innermost_section(parts).model_fields.get(parts[-1])
             yield (
@@ -57,11 +53,10 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
         elif detail["type"] == "value_error":
             reason = detail["msg"].removeprefix("Value error, ")
             # a check of several options names them itself
-            yield (
-                f"option {option}: {reason}, got {shown}"
-                if not isinstance(got, BaseModel | Mapping)
-                else reason
-            )
+            if isinstance(value, BaseModel | Mapping):
+                yield reason
+            else:
+                yield f"option {option}: {reason}, got {value_text}"
         else:
             expected = detail["msg"][0].lower() + detail["msg"][1:]
             if option.startswith(tuple(f"data.{name}" for name in DATA_SOURCES)):
@@ -73,37 +68,39 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
                 )
                 example = f", such as {option}.{next(iter(inner.model_fields))}" if inner else ""
                 expected = f"input should be a section of options{example}"
-            yield f"option {option}: {expected}, got {shown}"
+            yield f"option {option}: {expected}, got {value_text}"
     yield from _unknown_options(unknown)
 
 
 def _unknown_options(unknown: Mapping[str, Any]) -> Iterator[str]:
     """Answer unknown options; a section of another system is answered by each option in it."""
     leaves = {
-        name: value for option, got in unknown.items() for name, value in leaves_of(option, got)
+        name: value
+        for option, content in unknown.items()
+        for name, value in leaves_of(option, content)
     }
     peer = peer_that_knows(leaves.keys() - REMOVED.keys() - names_by_keyword().keys())
     reasons: dict[str, list[str]] = {}
     num_theirs = 0
-    for option, got in unknown.items():
-        inner = dict(leaves_of(option, got))
+    for option, content in unknown.items():
+        inner = dict(leaves_of(option, content))
         if (
             option in REMOVED
             or peer is None
             or not any(OTHERS[peer].rows_of(name) for name in inner)
         ):
-            yield f"unknown option {option}; {nearest_option(option.split('.'), got)}"
+            yield f"unknown option {option}; {nearest_option(option.split('.'), content)}"
             continue
         num_theirs += len(inner)
         for name, value in inner.items():
-            found = called_elsewhere(name, value, peer=peer, others=leaves) or nearest_option(
+            hint = called_elsewhere(name, value, peer=peer, others=leaves) or nearest_option(
                 name.split("."), value
             )
-            answer, _, why = found.partition(" has no option here: ")
+            answer, _, why = hint.partition(" has no option here: ")
             if why and len(leaves) > 1:
                 reasons.setdefault(why, []).append(f"{name}={shown_value(value)}")
             else:
-                yield f"unknown option {name}; {answer if len(leaves) > 1 else found}"
+                yield f"unknown option {name}; {answer if len(leaves) > 1 else hint}"
     for why, names in reasons.items():
         yield f"no option here for {', '.join(names)}: {why}"
     if peer is not None and num_theirs > 1:
@@ -114,9 +111,7 @@ def _unknown_options(unknown: Mapping[str, Any]) -> Iterator[str]:
 
 
 def nearest_option(parts: Sequence[str], value: object) -> str:
-    """A hint for an unknown option or section: its name here, if another library has it, or the
-    nearest known name.
-    """
+    """Return a hint for an unknown option: its name here or the nearest one."""
     if advice := REMOVED.get(".".join(parts)):
         return advice
     leaf, leaf_value = next(leaves_of(".".join(parts), value))
@@ -139,30 +134,27 @@ def nearest_option(parts: Sequence[str], value: object) -> str:
         parts[-1].lower(), [name for name in siblings if "." not in name], n=1
     ):
         return f"did you mean {prefix}{close[0]}?"
-    by_keyword = {
-        word: same
-        for word, found in by_keyword.items()
-        if (same := [each for each in found if each in names])
-    }
+    same_kind: dict[str, list[str]] = {}
+    for word, options in by_keyword.items():
+        candidates = [option for option in options if option in names]
+        if candidates:
+            same_kind[word] = candidates
     # a similar name of another section would be a guess
-    if close := get_close_matches(parts[-1].lower(), by_keyword, n=1, cutoff=0.75 if is_top else 1):
-        return f"did you mean {' or '.join(by_keyword[close[0]])}?"
-    return (
-        "`dapo options` lists all options"
-        if is_top
-        else f"known here: {', '.join(section.model_fields)}"
-    )
+    cutoff = 0.75 if is_top else 1
+    if close := get_close_matches(parts[-1].lower(), same_kind, n=1, cutoff=cutoff):
+        return f"did you mean {' or '.join(same_kind[close[0]])}?"
+    if is_top:
+        return "`dapo options` lists all options"
+    return f"known here: {', '.join(section.model_fields)}"
 
 
 def _innermost_section(parts: Sequence[str]) -> type[BaseModel]:
-    """The innermost section that a dotted name leads to."""
+    """Return the innermost section that a dotted name leads to."""
     section: type[BaseModel] = Config
     for part in parts[:-1]:
-        inner = (
-            section_in(section.model_fields[part].annotation)
-            if part in section.model_fields
-            else None
-        )
+        inner = None
+        if part in section.model_fields:
+            inner = section_in(section.model_fields[part].annotation)
         if inner is None:
             break
         section = inner

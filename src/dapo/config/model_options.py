@@ -74,10 +74,10 @@ _TAKEN_VARIABLES = {
 
 
 def _require_free_variables(variables: Mapping[str, Any]) -> Mapping[str, Any]:
-    taken = sorted(variables.keys() & _TAKEN_VARIABLES)
-    if taken:
+    conflicts = sorted(variables.keys() & _TAKEN_VARIABLES)
+    if conflicts:
         raise ValueError(
-            f"{', '.join(taken)} cannot be set: prompts are rendered with a value of their own"
+            f"{', '.join(conflicts)} cannot be set: prompts are rendered with a value of their own"
         )
     try:
         json.dumps(variables, allow_nan=False)
@@ -145,13 +145,11 @@ class DataConfig(Section):
 
     @cached_property
     def template_time(self) -> datetime:
-        """The local time that chat templates read as now: that of the first call, unless `at_time`
-        sets it.
-        """
+        """Return the time that chat templates read: the first call's, or `at_time`."""
         return datetime.now().replace(microsecond=0)
 
     def at_time(self, time: datetime) -> "DataConfig":
-        """A copy whose chat templates read this time as now; it is no option."""
+        """Return a copy whose chat templates read this time as now; it is no option."""
         copy = self.model_copy()
         copy.__dict__["template_time"] = time
         return copy
@@ -159,8 +157,8 @@ class DataConfig(Section):
     @property
     def sources(self) -> dict[str, str | dict[str, Any]]:
         """The data sources that are set, by option."""
-        given = {f"data.{name}": getattr(self, name) for name in DATA_SOURCES}
-        return {option: spec for option, spec in given.items() if spec is not None}
+        specs = {f"data.{name}": getattr(self, name) for name in DATA_SOURCES}
+        return {option: spec for option, spec in specs.items() if spec is not None}
 
     @property
     def paths(self) -> dict[str, str]:

@@ -1,6 +1,4 @@
-"""All options as one flat table: metadata, values in a configuration, and differences between
-configurations.
-"""
+"""All options as a flat table: metadata, values, and differences of configurations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +42,7 @@ class OptionEntry:
 
     def as_json(self) -> dict[str, Any]:
         """JSON values; without `paper` if the paper has no value."""
-        found = {
+        fields = {
             "name": self.name,
             "default": self.default,
             "required": self.is_required,
@@ -52,59 +50,59 @@ class OptionEntry:
             "unit": self.unit or None,
             "only_with": self.condition_text or None,
         }
-        return found | ({"paper": self.paper} if self.has_paper_value else {})
+        return fields | ({"paper": self.paper} if self.has_paper_value else {})
 
 
 def option_entries() -> list[OptionEntry]:
     """All options in the order of their sections, and the sections that may be none."""
-    found = []
+    entries = []
     conditions: dict[str, str] = {}
     for name, info in options_of():
-        known = known_about(info)
+        facts = known_about(info)
         parent = name.rpartition(".")[0]
-        condition = known.get("only_with") or conditions.get(parent, "")
+        condition = facts.get("only_with") or conditions.get(parent, "")
         if section_in(info.annotation) and info.default is not None:
             conditions[name] = condition
             continue
-        found.append(
+        entries.append(
             OptionEntry(
                 name=name,
                 default=None if info.is_required() else info.default,
                 is_required=info.is_required(),
                 meaning=info.description or "",
-                unit=known.get("unit", ""),
+                unit=facts.get("unit", ""),
                 condition=condition,
-                has_paper_value="paper" in known,
-                paper=known.get("paper"),
+                has_paper_value="paper" in facts,
+                paper=facts.get("paper"),
             )
         )
-    return found
+    return entries
 
 
 def entries_of(section: str | None) -> list[OptionEntry]:
-    """The options of a section (`rollout`, `rollout.vllm`), or one by its name; None: all.
+    """Return the options of a section (`rollout`, `rollout.vllm`), or one by its name; None: all.
 
     Raises ConfigError.
     """
     entries = option_entries()
     if section is None:
         return entries
-    found = [
-        each for each in entries if each.name == section or each.name.startswith(f"{section}.")
+    matches = [
+        entry for entry in entries if entry.name == section or entry.name.startswith(f"{section}.")
     ]
-    if not found:
+    if not matches:
         sections = section_names(entries)
         is_section = bool(get_close_matches(section, sections, n=1, cutoff=0.75))
         near = nearest_option(section.split("."), value={} if is_section else None)
         raise ConfigError(
             f"no option or section {section} (sections: {', '.join(sections)}); {near}"
         )
-    return found
+    return matches
 
 
 def section_names(entries: Sequence[OptionEntry]) -> list[str]:
-    """The sections of options, in order."""
-    return list(dict.fromkeys(each.section for each in entries if each.section))
+    """Return the sections of options, in order."""
+    return list(dict.fromkeys(entry.section for entry in entries if entry.section))
 
 
 def yaml_text(value: Any) -> str:
@@ -121,8 +119,7 @@ def yaml_text(value: Any) -> str:
 
 
 def flat_options(config: Config) -> dict[str, Any]:
-    """Every option, also of data sources and verifiers, by its dotted name as a JSON value; secrets
-    are masked.
+    """Return every option by its dotted name as a JSON value; secrets are masked.
 
     >>> flat_options(config)["loss.clip_high"]
     0.28
@@ -131,7 +128,7 @@ def flat_options(config: Config) -> dict[str, Any]:
 
 
 def option_differences(*configs: Config) -> dict[str, list[Any]]:
-    """The options that differ between configurations, with the value in each; None: not set.
+    """Return the options that differ between configurations, with the value in each; None: not set.
 
     >>> option_differences(one, other)
     {'optim.lr': [1e-06, 2e-06]}
@@ -140,7 +137,7 @@ def option_differences(*configs: Config) -> dict[str, list[Any]]:
 
 
 def differing(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The options that differ between flat tables, with the value in each; None: not set.
+    """Return the options that differ between flat tables, with the value in each; None: not set.
 
     A section that is empty in one table and has options in another is left out: the options differ.
     """
@@ -153,9 +150,9 @@ def differing(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         if all(value in (None, {}) for value in values[name])
     }
     return {
-        name: found
-        for name, found in values.items()
-        if name not in empty and any(v != found[0] for v in found)
+        name: column
+        for name, column in values.items()
+        if name not in empty and any(v != column[0] for v in column)
     }
 
 

@@ -1,6 +1,4 @@
-"""The fields of all options, with their metadata and the conditions under which they have an
-effect.
-"""
+"""The fields of all options, with metadata and the conditions of their effect."""
 
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -34,7 +32,7 @@ CONDITIONS = {
     "reuses_samples": _SEVERAL_UPDATES,
     "uses_ray": "launcher=ray",
     "uses_trainer_group": (
-        "a trainer in processes of its own (distributed.trainer_ranks, or launcher=ray)"
+        "a trainer in separate processes (distributed.trainer_ranks, or launcher=ray)"
     ),
 }
 """Descriptions of the conditions that are properties of Config."""
@@ -58,7 +56,7 @@ that last part.
 
 
 def section_in(annotation: Any) -> type[BaseModel] | None:
-    """The section that an option is or may hold; None for a plain value."""
+    """Return the section that an option is or may hold; None for a plain value."""
     kinds = (annotation, *get_args(annotation))
     return next(
         (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None
@@ -76,13 +74,13 @@ def options_of(
 
 
 def names_by_keyword() -> dict[str, list[str]]:
-    """The options that an alias or the last part of a name means: several if it is ambiguous."""
-    found: dict[str, list[str]] = {}
+    """Return the options that each alias or last part of a name can mean."""
+    names: dict[str, list[str]] = {}
     for name, _ in options_of():
-        found.setdefault(name.rpartition(".")[2], []).append(name)
-    return found | {alias: [name] for alias, name in ALIASES.items()}
+        names.setdefault(name.rpartition(".")[2], []).append(name)
+    return names | {alias: [name] for alias, name in ALIASES.items()}
 
 
 def known_about(info: FieldInfo) -> dict[str, Any]:
-    """The metadata of an option: `paper`, `only_with`, `unit`, `also`."""
+    """Return the metadata of an option: `paper`, `only_with`, `unit`, `also`."""
     return info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}

@@ -1,5 +1,4 @@
-r"""How `option=value` on a command line is read and written: the option's type decides, never the
-value alone.
+r"""Reads and writes `option=value`: the type of the option decides, never the value alone.
 
 - Text: everything behind the first `=`, letter by letter.
 - Text or something else (`str | None`, a data source): `null` is none, `{...}` a mapping and
@@ -38,9 +37,7 @@ _TYPES_OF_SCHEMAS: Mapping[str, Any] = {"string": str, "array": list, "null": ty
 
 
 def read_value(name: str, value: str, read_yaml: ReadYaml) -> Any:
-    """The value of the option `name`, written as `value`; `read_yaml` reads YAML, and raises for
-    what is none.
-    """
+    """Read `value` of the option `name`; `read_yaml` raises for invalid YAML."""
     kinds = _kinds_of(name)
     if Any in kinds:
         return _read_free(value, read_yaml)
@@ -94,11 +91,9 @@ def plain_references(text: str) -> str:
 
 
 def _function_path(value: Any) -> str:
-    return (
-        f"{value.__module__}:{value.__name__}"
-        if isinstance(value, types.FunctionType)
-        else str(value)
-    )
+    if isinstance(value, types.FunctionType):
+        return f"{value.__module__}:{value.__name__}"
+    return str(value)
 
 
 class _TextList:
@@ -107,9 +102,7 @@ class _TextList:
 
 @cache
 def _kinds_of(name: str) -> frozenset[Any]:
-    """The types among which a value of an option is: `str`, `dict`, `int`, sections; `Any` if it is
-    unknown.
-    """
+    """Return the types of an option's value: `str`, `dict`, sections; `Any` if unknown."""
     annotations: list[Any] = [Config]
     also: list[Mapping[str, Any]] = []
     for part in name.split("."):
@@ -140,17 +133,17 @@ def _kinds_of(name: str) -> frozenset[Any]:
 
 
 def _branches(annotations: Iterable[Any]) -> list[Any]:
-    """The alternatives of types: of unions their members, without the metadata of `Annotated`."""
-    found: list[Any] = []
+    """List the alternatives of types: members of unions, without `Annotated` metadata."""
+    branches: list[Any] = []
     for annotation in annotations:
         origin = get_origin(annotation)
         if origin is Annotated:
-            found += _branches([get_args(annotation)[0]])
+            branches += _branches([get_args(annotation)[0]])
         elif origin in (Union, types.UnionType):
-            found += _branches(get_args(annotation))
+            branches += _branches(get_args(annotation))
         else:
-            found.append(annotation)
-    return found
+            branches.append(annotation)
+    return branches
 
 
 def _simple_kind(kind: Any) -> Any:
@@ -162,7 +155,7 @@ def _simple_kind(kind: Any) -> Any:
 
 
 def _is_no_text(value: str, kinds: frozenset[Any]) -> bool:
-    """Whether a value of an option that may be a text is written as one of its other types."""
+    """Return True if the value of an option that allows text is of another type."""
     begin = value.lstrip()[:1]
     if begin == "{":
         return _has_mappings(kinds)
@@ -183,16 +176,16 @@ def _read_free(value: str, read_yaml: ReadYaml) -> Any:
     if (quoted := _quoted_text(value)) is not None:
         return quoted
     try:
-        found = read_yaml(value)
+        parsed = read_yaml(value)
     except (ConfigError, yaml.YAMLError):
         return value
     # YAML reads 1:30 as 90, and `5 # or 6` as 5
-    is_other = isinstance(found, int | float | None) and ":" not in value and "#" not in value
-    return found if is_other else value
+    is_other = isinstance(parsed, int | float | None) and ":" not in value and "#" not in value
+    return parsed if is_other else value
 
 
 def _quoted_text(value: str) -> str | None:
-    """The text of a value that is one text in quotes; None for any other value."""
+    """Return the text of a value that is one text in quotes; None for any other value."""
     if value.strip()[:1] not in ('"', "'"):
         return None
     try:

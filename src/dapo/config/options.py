@@ -42,7 +42,7 @@ else:
 
 @dataclass(frozen=True)
 class GpuShares:
-    """How trainer ranks and engines share GPUs."""
+    """The number of trainer ranks and engines on a GPU."""
 
     trainers: float = 1  # trainer ranks per GPU
     engines: float = 1  # processes of engines per GPU
@@ -107,7 +107,7 @@ class Config(Section):
         2,
         "Largest age of the policy that sampled a trained token, in steps before the one that"
         " trains on it. 0: as schedule=sync; 1: sample the next batch during the update; more:"
-        " responses go on under newer policies.",
+        " responses continue under newer policies.",
         only_with="schedule=async",
         ge=0,
         le=64,
@@ -133,31 +133,28 @@ class Config(Section):
         return values
 
     def changed(self, section: str, **values: Any) -> Self:
-        """A copy with changed options of a section, without validation."""
+        """Return a copy with changed options of a section, without validation."""
         changed = getattr(self, section).model_copy(update=values)
         for name in changed.__dict__.keys() - type(changed).model_fields.keys():
             del changed.__dict__[name]  # a cached property of the old values
         return self.model_copy(update={section: changed})
 
     def at_time(self, time: datetime) -> "Config":
-        """A copy whose chat templates read this local time as now."""
+        """Return a copy whose chat templates read this local time as now."""
         return self.model_copy(update={"data": self.data.at_time(time)})
 
     @property
     def samples_ahead(self) -> bool:
-        """Whether responses are sampled while the policy updates: `schedule: async`, with a
-        staleness from 1 on.
-        """
+        """True if responses are sampled while the policy updates (`schedule: async`)."""
         return self.schedule == "async" and self.max_staleness > 0
 
     @property
     def suspends_responses(self) -> bool:
-        """Whether responses go on under newer weights."""
+        """True if responses continue under newer weights."""
         return self.samples_ahead and (self.max_staleness > 1 or self.rollout.clock == "load")
 
     def lookahead(self, step: int) -> int:
-        """The number of batches after a step's own whose groups are begun while its batch is
-        sampled.
+        """Return the number of later batches whose groups are started during a step.
 
         It is half of the bound: with more, so many responses share the engine that long ones become
         too old.
@@ -186,14 +183,12 @@ class Config(Section):
 
     @property
     def is_supervised(self) -> bool:
-        """Whether steps imitate demonstrations."""
+        """True if steps imitate demonstrations."""
         return self.schedule == "supervised"
 
     @property
     def microbatch_tokens(self) -> int:
-        """The value of `train.microbatch_tokens`, once `auto` is resolved
-        (training/assemble/resolve.py).
-        """
+        """The value of `train.microbatch_tokens`, after `auto` was resolved."""
         tokens = self.train.microbatch_tokens
         if tokens is None:
             raise ValueError(
@@ -203,31 +198,29 @@ class Config(Section):
 
     @property
     def plays_episodes(self) -> bool:
-        """Whether responses are episodes of several turns."""
+        """True if responses are episodes of several turns."""
         return self.environment.name is not None or bool(self.environment.tools)
 
     @property
     def credits_turns(self) -> bool:
-        """Whether the tokens of an episode's turns have advantages of their own."""
+        """True if the turns of an episode have advantages of their own."""
         return self.plays_episodes and self.environment.credit == "turn"
 
     @property
     def max_observed_tokens(self) -> int:
-        """The most tokens of an episode that are observed instead of sampled; 0 without an
-        environment.
-        """
+        """The maximum of observed tokens in an episode; 0 without an environment."""
         if not self.plays_episodes:
             return 0
         return (self.environment.max_turns - 1) * self.environment.max_observation_tokens
 
     @property
     def reuses_samples(self) -> bool:
-        """Whether a step has several updates, so that the policy leaves the sampling policy."""
+        """True if a step has several updates, after which the policy is a newer one."""
         return self.updates_per_step > 1
 
     @property
     def has_ratios(self) -> bool:
-        """Whether a built-in loss has ratios other than 1."""
+        """True if a built-in loss has ratios other than 1."""
         return self.reuses_samples and self.loss.function is None
 
     @property
@@ -267,9 +260,7 @@ class Config(Section):
 
     @property
     def compares_responses_of_a_group(self) -> bool:
-        """Whether a group of one response trains nothing: its baseline is the group's, or its
-        rewards decide on it.
-        """
+        """True if a group of one response cannot train."""
         has_other_baseline = (
             self.advantage.estimator in ("gae", "reinforce_pp")
             and self.rollout.prompts_per_step > 1
@@ -292,21 +283,15 @@ class Config(Section):
 
     @property
     def gpus_wanted(self) -> int:
-        """The number of GPUs with which no two trainer ranks or engines share one; 1 for a run of
-        one process.
-        """
+        """The number of GPUs on which trainer ranks and engines do not share."""
         # without processes the controller samples
         engines = max(self.engine_processes, int(self.uses_trainer_group))
-        return (
-            self.distributed.trainer_ranks + engines * self.gpus_per_engine
-            if self.is_multiprocess
-            else 1
-        )
+        if self.is_multiprocess:
+            return self.distributed.trainer_ranks + engines * self.gpus_per_engine
+        return 1
 
     def gpu_shares(self, gpus: int) -> GpuShares:
-        """The rule of who shares a GPU, with `gpus` on this machine: processes share all of them or
-        none.
-        """
+        """Return how `gpus` of this machine are shared: by all processes, or by none."""
         ranks = self.distributed.trainer_ranks
         engines = self.gpus_wanted - self.distributed.trainer_ranks
         if self.train.device == "cpu" or not self.is_multiprocess:
@@ -338,9 +323,7 @@ class Config(Section):
 
     @property
     def uses_trainer_group(self) -> bool:
-        """Whether the policy has its own processes; on a cluster, the controller's machine may have
-        no GPU.
-        """
+        """True if the policy has its own processes."""
         return self.distributed.trainer_ranks > 1 or self.uses_ray
 
     @property
@@ -411,13 +394,13 @@ class Config(Section):
                 f" which loss.function={self.loss.function} replaces; set one of the two"
             )
         surrogate = self.loss.surrogate
-        other = f"loss.surrogate={self.loss.surrogate} replaces the loss that loss."
+        prefix = f"loss.surrogate={self.loss.surrogate} replaces the loss that loss."
         if surrogate != "clip" and self.loss.function is not None:
             raise ValueError(
-                f"{other}function={self.loss.function} replaces too; set one of the two"
+                f"{prefix}function={self.loss.function} replaces too; set one of the two"
             )
         if "dual_clip" not in SURROGATES[surrogate].bounds and self.loss.dual_clip is not None:
-            raise ValueError(f"{other}dual_clip={self.loss.dual_clip} bounds; set one of the two")
+            raise ValueError(f"{prefix}dual_clip={self.loss.dual_clip} bounds; set one of the two")
         if self.loss.entropy_target is not None and self.loss.entropy_coef:
             raise ValueError(
                 f"loss.entropy_target={self.loss.entropy_target:g} sets the entropy's weight in"
@@ -481,11 +464,9 @@ class Config(Section):
                 " advantage.estimator=group, or environment.credit=episode"
             )
         if self.credits_turns and (self.uses_trainer_group or self.loss.has_kl_reward):
-            obstacle = (
-                "loss.kl_in=reward"
-                if self.loss.has_kl_reward
-                else "a trainer in processes of its own"
-            )
+            obstacle = "a trainer in separate processes"
+            if self.loss.has_kl_reward:
+                obstacle = "loss.kl_in=reward"
             raise ValueError(
                 "environment.credit=turn gives tokens of a response different advantages, which"
                 f" {obstacle} does not carry; set environment.credit=episode"
@@ -508,11 +489,9 @@ class Config(Section):
         if self.trains_on_rewards:
             return
         if loss.has_kl_reward or self.has_critic:
-            which = (
-                "loss.kl_in=reward subtracts from"
-                if loss.has_kl_reward
-                else "advantage.estimator=gae estimates"
-            )
+            which = "advantage.estimator=gae estimates"
+            if loss.has_kl_reward:
+                which = "loss.kl_in=reward subtracts from"
             raise ValueError(
                 f"{which} rewards, and with reward.coef=0 they do not train; set loss.kl_in=loss"
                 " and another advantage.estimator, or leave reward.coef out"
@@ -526,9 +505,7 @@ class Config(Section):
             )
 
     def _server_fits(self, server: str) -> None:
-        """Raise ValueError for options that need more of a teacher than log-probabilities of
-        sampled tokens.
-        """
+        """Raise ValueError for options that need more than log-probabilities of a teacher."""
         loss = self.loss
         if loss.kl_estimator == "full" or loss.has_kl_reward:
             wrong = "loss.kl_in=reward" if loss.has_kl_reward else "loss.kl_estimator=full"
@@ -542,11 +519,9 @@ class Config(Section):
                 f"rollout.temperature={self.rollout.temperature:g}; set rollout.temperature=1"
             )
         if self.uses_trainer_group or self.has_critic or self.is_supervised:
-            which = (
-                "a trainer in processes of its own"
-                if self.uses_trainer_group
-                else "this kind of update"
-            )
+            which = "this kind of update"
+            if self.uses_trainer_group:
+                which = "a trainer in separate processes"
             raise ValueError(
                 f"{server} scores samples in the process that trains, which {which} does not use;"
                 " set loss.reference.model instead"
@@ -555,9 +530,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _every_group_teaches(cls, values: Any) -> Any:
-        """Turn dynamic sampling off where rewards do not train, unless it is set: no group lacks a
-        signal then.
-        """
+        """Turn dynamic sampling off, unless it is set, if rewards do not train."""
         if not isinstance(values, Mapping):
             return values
         reward = values.get("reward", {})
@@ -575,9 +548,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _demonstrations_are_training_data(cls, values: Any) -> Any:
-        """Make the demonstrations of `schedule: supervised` the training data, in place of
-        `data.train`.
-        """
+        """Use the demonstrations of `schedule: supervised` as `data.train`."""
         if not isinstance(values, Mapping) or values.get("schedule") != "supervised":
             return values
         data = values.get("data", {})
@@ -593,17 +564,15 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _async_is_corrected(cls, values: Any) -> Any:
-        """Set the correction of `schedule: async`, whose responses older policies have sampled;
-        name `one_step_off`.
-        """
+        """Set the correction for older policies of `schedule: async`."""
         if not isinstance(values, Mapping):
             return values
         if values.get("schedule") == "one_step_off":
             # 2 is the default of other schedules
-            if (given := values.get("max_staleness", 1)) not in (1, 2, "1", "2"):
+            if (staleness := values.get("max_staleness", 1)) not in (1, 2, "1", "2"):
                 raise ValueError(
                     "schedule=one_step_off is schedule=async with max_staleness=1, got"
-                    f" max_staleness={given}; set schedule=async"
+                    f" max_staleness={staleness}; set schedule=async"
                 )
             values = {**values, "schedule": "async", "max_staleness": 1}
         if values.get("schedule") == "async" and values.get("max_staleness") not in (0, "0"):
@@ -644,9 +613,7 @@ class Config(Section):
             )
 
     def _supervised_fits(self) -> None:
-        """Raise ValueError for an option that changes how responses with rewards train:
-        demonstrations have none.
-        """
+        """Raise ValueError for an option about rewards, which demonstrations lack."""
         loss = self.loss
         train = self.train
         obstacles = {
@@ -681,11 +648,13 @@ class Config(Section):
         name, options = self.audit.name_and_options
         assert self.audit_reward is not None  # its options are valid
         trains = self.reward.verifier
-        own = self.reward.options
+        verifier_options = self.reward.options
         if trains == "auto":
-            trains, own = self.auto_verifier
+            trains, verifier_options = self.auto_verifier
         weights = {trains: 1.0} if isinstance(trains, str) else trains
-        own_options = own if isinstance(trains, str) else own.get(name, {})
+        own_options = (
+            verifier_options if isinstance(trains, str) else verifier_options.get(name, {})
+        )
         if name in weights and options == (own_options or {}):
             raise ValueError(
                 f"audit.verifier={name} equals reward.verifier, so the two could never disagree;"
@@ -695,9 +664,7 @@ class Config(Section):
 
     @property
     def audit_reward(self) -> RewardConfig | None:
-        """The section `reward` of the audit's verifier, with one worker and the run's limits; None:
-        no audit.
-        """
+        """The section `reward` of the audit's verifier; None: no audit."""
         if self.audit.name_and_options is None:
             return None
         name, options = self.audit.name_and_options
@@ -706,9 +673,7 @@ class Config(Section):
 
     @property
     def auto_verifier(self) -> tuple[str, dict[str, Any]]:
-        """Resolve `reward.verifier: auto`: the verifier that suits the training data, with the
-        user's options.
-        """
+        """Resolve `reward.verifier: auto` by the training data; return its options, too."""
         if self.plays_episodes:
             return "environment", dict(self.reward.options)
         option = "data.train"
@@ -726,9 +691,7 @@ class Config(Section):
         return name, ({"extract": "final"} if name == "exact" else {}) | self.reward.options
 
     def _why_engine_is_not_pi_old(self) -> str | None:
-        """Explain why the engine's log-probabilities may differ from those of the policy at the
-        start of a step.
-        """
+        """Explain why the engine's log-probabilities may differ from the policy's."""
         if self.samples_ahead:
             return (
                 "takes the sampling policy for the policy at the start of the step: it needs"

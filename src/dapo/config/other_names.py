@@ -1,5 +1,4 @@
-"""Finds the option here that does what an option of TRL, verl or AReaL does: for error messages and
-docs/from_*.md.
+"""Finds the option here that does what an option of TRL, verl or AReaL does.
 
 The table is other_names.tsv, a row for each of their options or values; its rows of the system
 `dapo` are options that dapo had once, with the advice for who still sets them.
@@ -22,12 +21,13 @@ def _read_table() -> dict[str, tuple[Counterpart, ...]]:
     lines = Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()
     tables: dict[str, tuple[Counterpart, ...]] = {}
     for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
-        ours = tuple(row["here"].split(", ")) if row["here"] else ()
+        options = tuple(row["here"].split(", ")) if row["here"] else ()
         formula = row["value"] if row["value"] != "converted" else ""
-        found = Counterpart(
-            row["theirs"], ours, row["remark"], converted=bool(row["value"]), formula=formula
+        counterpart = Counterpart(
+            row["theirs"], options, row["remark"], converted=bool(row["value"]), formula=formula
         )
-        tables[row["system"]] = (*tables.get(row["system"], ()), found)
+        system = row["system"]
+        tables[system] = (*tables.get(system, ()), counterpart)
     return tables
 
 
@@ -44,8 +44,8 @@ OTHERS: Mapping[Peer, Table] = {
         _DEFAULTS[peer]["theirs"],
         _DEFAULTS[peer].get("here", {}),
         {
-            name: Algorithm(tuple(each.get("same", ())), each.get("condition", ""))
-            for name, each in _DEFAULTS[peer]["algorithms"].items()
+            name: Algorithm(tuple(entry.get("same", ())), entry.get("condition", ""))
+            for name, entry in _DEFAULTS[peer]["algorithms"].items()
         },
     )
     for peer, title in TITLES.items()
@@ -54,7 +54,7 @@ NO_OPTIONS: Mapping[str, Any] = {}
 
 
 def peer_that_knows(names: Iterable[str]) -> Peer | None:
-    """The system that has most of these options by their whole names; None: none has any."""
+    """Return the system that has most of these options by their whole names; None: none has any."""
     counts = {peer: sum(bool(OTHERS[peer].rows_of(name)) for name in names) for peer in TITLES}
     best = max(counts, key=lambda peer: counts[peer])
     return best if counts[best] else None
@@ -67,41 +67,46 @@ def called_elsewhere(
     peer: Peer | None = None,
     others: Mapping[str, Any] = NO_OPTIONS,
 ) -> str | None:
-    """A sentence on an unknown option that another system has: `TRL's beta=0.1 is loss.kl_coef=0.1
-    here`.
+    """Explain an option of another system: `TRL's beta=0.1 is loss.kl_coef=0.1 here`.
 
-    `name` is as it was typed, with dots or its last part alone; without a `value` the sentence
-    names options alone. The system `peer` is asked first; formulas use `others`, the other options
-    of that system that are set.
+    Args:
+        name: the option as it was typed, with dots or its last part alone.
+        value: its value; None: the sentence names options alone.
+        peer: the system that is asked first.
+        others: the other options of that system that are set, for formulas.
     """
-    peers = sorted(TITLES, key=lambda each: each != peer)
-    found: list[tuple[Peer, list[Counterpart]]] = [
-        (each, OTHERS[each].rows_of(name)) for each in peers
+    peers = sorted(TITLES, key=lambda system: system != peer)
+    candidates: list[tuple[Peer, list[Counterpart]]] = [
+        (system, OTHERS[system].rows_of(name)) for system in peers
     ]
     # the name itself, else names that end in it, else those that share its last part
     for end in (f".{name}", f".{name.rpartition('.')[2]}"):
-        found += [
-            (each, [row for row in COUNTERPARTS[each] if f".{row.name}".endswith(end)])
-            for each in peers
+        candidates += [
+            (system, [row for row in COUNTERPARTS[system] if f".{row.name}".endswith(end)])
+            for system in peers
         ]
-    each, rows = next(((each, rows) for each, rows in found if rows), (None, []))
-    if each is None:
+    system, rows = next(((system, rows) for system, rows in candidates if rows), (None, []))
+    if system is None:
         return None
     rows = [row for row in rows if row.name == rows[0].name]
-    theirs = f"{TITLES[each]}'s {name if rows[0].name.endswith('*') else rows[0].name}"
-    theirs += "" if value is None else f"={shown_value(value)}"
-    row, ours = translated(rows, value, {**OTHERS[each].defaults, **others})
-    named = dict.fromkeys(option.partition("=")[0] for each_row in rows for option in each_row.ours)
-    values = [*named]
-    if ours and value is not None:
-        values = [f"{option}={shown_value(inner)}" for option, inner in ours.items()]
-    if row is None and named and value is not None:
-        return f"{theirs} has no option here: {' and '.join(named)} has no such value"
+    their_name = name if rows[0].name.endswith("*") else rows[0].name
+    label = f"{TITLES[system]}'s {their_name}"
+    if value is not None:
+        label += f"={shown_value(value)}"
+    row, equivalents = translated(rows, value, {**OTHERS[system].defaults, **others})
+    options: dict[str, None] = {}
+    for counterpart in rows:
+        for option in counterpart.ours:
+            options.setdefault(option.partition("=")[0])
+    values = [*options]
+    if equivalents and value is not None:
+        values = [f"{option}={shown_value(inner)}" for option, inner in equivalents.items()]
+    if row is None and options and value is not None:
+        return f"{label} has no option here: {' and '.join(options)} has no such value"
     remark = rows[0].reason if row is None else row.reason
-    if not named:
-        return f"{theirs} has no option here: {remark}"
-    has_remark = not ours and rows[0].converted
-    return (
-        f"{theirs} is {' and '.join(values)} here (dapo docs"
-        f" from_{each}{f': {remark}' if has_remark else ''})"
-    )
+    if not options:
+        return f"{label} has no option here: {remark}"
+    page = f"from_{system}"
+    if rows[0].converted and not equivalents:
+        page += f": {remark}"
+    return f"{label} is {' and '.join(values)} here (dapo docs {page})"

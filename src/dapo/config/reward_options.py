@@ -91,9 +91,7 @@ class RewardConfig(Section):
 
 
 class AuditConfig(Section):
-    """A second verifier that judges some of the trained responses without training on its
-    scores.
-    """
+    """A second verifier that judges some of the trained responses, but trains nothing."""
 
     verifier: str | dict[str, dict[str, Any]] | None = option(
         None,
@@ -114,11 +112,9 @@ class AuditConfig(Section):
         """The audit's verifier with its options; None without an audit."""
         if self.verifier is None:
             return None
-        return (
-            (self.verifier, {})
-            if isinstance(self.verifier, str)
-            else next(iter(self.verifier.items()))
-        )
+        if isinstance(self.verifier, str):
+            return (self.verifier, {})
+        return next(iter(self.verifier.items()))
 
     @model_validator(mode="after")
     def _is_one_verifier(self) -> "AuditConfig":

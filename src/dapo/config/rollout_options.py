@@ -124,9 +124,7 @@ class RolloutConfig(Section):
 
     @property
     def is_reproducible(self) -> bool:
-        """Whether an engine gets the same requests, and samples the same from them, in a resumed
-        run.
-        """
+        """True if a resumed run repeats the engine's requests and samples."""
         return self.clock != "load"
 
     @property
@@ -210,12 +208,12 @@ class DynamicSamplingConfig(Section):
 
     @property
     def has_thresholds(self) -> bool:
-        """Whether scores must also meet `min_spread` or `mean_between`."""
+        """True if scores must also meet `min_spread` or `mean_between`."""
         return self.min_spread > 0 or self.mean_between != (None, None)
 
     @property
     def has_filter(self) -> bool:
-        """Whether groups are dropped by more, or by something else, than Eq. 11."""
+        """True if other criteria than Eq. 11 can drop a group."""
         return self.filter is not None or self.has_thresholds
 
     @model_validator(mode="after")

@@ -12,8 +12,7 @@ _SWITCH = {"enum": [True, False]}  # YAML reads a bare `on` or `off` as a boolea
 
 
 def config_schema() -> dict[str, Any]:
-    """A JSON schema (draft 2020-12) of every option: type, bounds, default, meaning, unit, paper's
-    value.
+    """Return a JSON schema (draft 2020-12) of all options with their metadata.
 
     A schema cannot check combinations of options or names of files, models and verifiers: `dapo
     check` does.
@@ -28,19 +27,22 @@ def config_schema() -> dict[str, Any]:
     for name, info in options_of():
         parent, _, leaf = name.rpartition(".")
         entry = sections[parent]["properties"][leaf]
-        known = known_about(info)
+        facts = known_about(info)
         for key in ("paper", "only_with", "unit", "also"):
             entry.pop(key, None)
-        also = [*known.get("also", ())]
-        also += [{"const": "auto"}] * (Auto in info.metadata) + [_SWITCH] * (
-            Switch in info.metadata
-        )
+        also = [*facts.get("also", ())]
+        if Auto in info.metadata:
+            also.append({"const": "auto"})
+        if Switch in info.metadata:
+            also.append(_SWITCH)
         if section_in(info.annotation) and info.default is not None:
             entry.pop("default", None)
-            also += [] if info.is_required() else [{"type": "null"}]  # an empty section
+            # an empty section
+            if not info.is_required():
+                also.append({"type": "null"})
         if also:
             _widen(entry, also)
-        if description := _description(info.description or "", known):
+        if description := _description(info.description or "", facts):
             entry["description"] = description
     _use_names_of_the_standard(schema)
     return {
@@ -65,23 +67,21 @@ def _use_names_of_the_standard(value: Any) -> None:
 
 
 def _widen(entry: dict[str, Any], also: list[dict[str, Any]]) -> None:
-    """Add alternatives to the type of an option; default, description and title stay outside of
-    them.
-    """
-    kept: dict[str, Any] = {
+    """Add alternatives to the type of an option; its other entries stay outside of them."""
+    retained: dict[str, Any] = {
         key: entry.pop(key) for key in ("default", "description", "title") if key in entry
     }
     branches = entry.pop("anyOf") if set(entry) == {"anyOf"} else [dict(entry)]
     entry.clear()
-    entry |= {"anyOf": [*branches, *also], **kept}
+    entry |= {"anyOf": [*branches, *also], **retained}
 
 
-def _description(meaning: str, known: dict[str, Any]) -> str:
-    parts = [meaning] * bool(meaning)
-    if unit := known.get("unit"):
+def _description(meaning: str, facts: dict[str, Any]) -> str:
+    parts = [meaning] if meaning else []
+    if unit := facts.get("unit"):
         parts.append(f"Unit: {unit}.")
-    if "paper" in known:
-        parts.append(f"Paper: {yaml_text(known['paper'])}.")
-    if condition := known.get("only_with"):
+    if "paper" in facts:
+        parts.append(f"Paper: {yaml_text(facts['paper'])}.")
+    if condition := facts.get("only_with"):
         parts.append(f"Only with {CONDITIONS.get(condition, condition)}.")
     return " ".join(parts)

@@ -27,20 +27,25 @@ def option(
     also: Sequence[Mapping[str, Any]] = (),
     **bounds: Any,
 ) -> Any:
-    """An option of a section; without a `default` it is required.
+    """Return an option of a section; without a `default` it is required.
 
-    `description` is text for users, `paper` the paper's value, `unit` that of a number, and
-    `bounds` are `gt`, `ge`, `lt` and `le`, as for pydantic's Field. `only_with` is the condition of
-    an effect: `option=value`, or the name of an option or property of Config. `also` are JSON
-    schemas of further values that a validator converts.
+    Args:
+        default: the value of an option that is not set.
+        description: a text for users.
+        paper: the value in the paper.
+        only_with: the condition of an effect: `option=value`, or the name of an option or property
+            of Config.
+        unit: the unit of a number.
+        also: JSON schemas of further values that a validator converts.
+        bounds: `gt`, `ge`, `lt` and `le`, as for pydantic's Field.
     """
-    known: dict[str, Any] = {} if paper is _UNSET else {"paper": paper}
-    known |= {
+    facts: dict[str, Any] = {} if paper is _UNSET else {"paper": paper}
+    facts |= {
         name: value
         for name, value in (("only_with", only_with), ("unit", unit), ("also", also))
         if value
     }
-    return Field(default, description=description, json_schema_extra=known, **bounds)
+    return Field(default, description=description, json_schema_extra=facts, **bounds)
 
 
 def reject_bool(value: object) -> object:

@@ -25,11 +25,9 @@ TIS_CAP = 2.0  # the usual cap of truncated importance sampling: `loss.engine_co
 
 
 def _weight_cap(value: object) -> object:
-    return (
-        {"none": None, "tis": TIS_CAP}.get(value, value)
-        if isinstance(value, str)
-        else reject_bool(value)
-    )
+    if isinstance(value, str):
+        return {"none": None, "tis": TIS_CAP}.get(value, value)
+    return reject_bool(value)
 
 
 if TYPE_CHECKING:
@@ -100,9 +98,9 @@ class ReferenceConfig(Section):
     def _is_one(self) -> Self:
         names = [name for name in type(self).model_fields if getattr(self, name) is not None]
         if len(names) != 1:
-            given = " and ".join(f"loss.reference.{name}" for name in names) or "none"
+            listing = " and ".join(f"loss.reference.{name}" for name in names) or "none"
             raise ValueError(
-                f"loss.reference: expected exactly one of model, every and server, got {given}"
+                f"loss.reference: expected exactly one of model, every and server, got {listing}"
             )
         return self
 
@@ -253,12 +251,12 @@ class LossConfig(Section):
 
     @property
     def is_clipped(self) -> bool:
-        """Whether the built-in loss is that of Eq. 8, which has an explicit gradient."""
+        """True if the built-in loss is that of Eq. 8, which has an explicit gradient."""
         return self.surrogate == "clip"
 
     @property
     def needs_whole_responses(self) -> bool:
-        """Whether a token's loss depends on the other tokens of its response."""
+        """True if a token's loss depends on the other tokens of its response."""
         correction_needs_them = (
             self.engine_correction is not None and self.engine_ratio == "sequence"
         )
@@ -266,7 +264,7 @@ class LossConfig(Section):
 
     @property
     def needs_every_sample(self) -> bool:
-        """Whether responses with an advantage of 0 can have a gradient."""
+        """True if responses with an advantage of 0 can have a gradient."""
         has_bonus = self.entropy_coef > 0 or self.entropy_target is not None
         return self.has_kl_term or has_bonus or self.function is not None
 
@@ -287,14 +285,12 @@ class LossConfig(Section):
 
     @property
     def has_teacher(self) -> bool:
-        """Whether the reference is another model than the policy."""
+        """True if the reference is another model than the policy."""
         return self.teacher is not None or self.server is not None
 
     @property
     def reference_steps(self) -> int | None:
-        """The number of steps between copies of the policy into the reference; None: it does not
-        move.
-        """
+        """The number of steps between copies of the policy to the reference, if it moves."""
         return None if self.reference is None else self.reference.every
 
     @property
@@ -308,7 +304,7 @@ class LossConfig(Section):
 
     @property
     def has_full_kl(self) -> bool:
-        """Whether that term is the divergence over the whole vocabulary."""
+        """True if the KL term is the divergence over the whole vocabulary."""
         return self.has_kl_term and self.kl_estimator == "full"
 
     @property
@@ -321,9 +317,9 @@ _SCHEDULE = re.compile(r"constant|(linear|cosine)(:(?P<fraction>[0-9.e+-]+))?")
 
 
 def _lr_schedule(value: str) -> str:
-    found = _SCHEDULE.fullmatch(value)
+    match = _SCHEDULE.fullmatch(value)
     try:
-        valid = found is not None and 0 <= float(found["fraction"] or 0) <= 1
+        valid = match is not None and 0 <= float(match["fraction"] or 0) <= 1
     except ValueError:
         valid = False
     if not valid:

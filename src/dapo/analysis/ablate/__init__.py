@@ -1,3 +1,1 @@
-"""Experiments: several variants of a configuration, trained with several seeds, compared on
-held-out problems.
-"""
+"""Experiments: variants of a configuration, trained with several seeds and compared."""

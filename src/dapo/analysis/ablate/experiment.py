@@ -123,9 +123,7 @@ class Experiment:
     panels: tuple[Panel, ...]
 
     def runs(self) -> list[PlannedRun]:
-        """Every run, ordered by seed first, so that the first seeds of all rows are complete
-        early.
-        """
+        """List all runs, by seed first, so that the first seeds of all rows finish early."""
         return [self.run(*key) for key in product(self.seeds, self.conditions, self.variants)]
 
     def run(self, seed: int, condition: Condition, variant: Variant) -> PlannedRun:
@@ -133,19 +131,17 @@ class Experiment:
         return PlannedRun(condition.name, variant.name, seed, self.base, overrides)
 
     def options_of(self, variant: Variant) -> tuple[str, ...]:
-        """A variant's options: the inherited ones, then its own."""
+        """Return a variant's options: the inherited ones, then its own."""
         inherited = (
             () if variant.inherits is None else self.options_of(self.variant(variant.inherits))
         )
         return (*inherited, *variant.own)
 
     def variant(self, name: str) -> Variant:
-        return next(each for each in self.variants if each.name == name)
+        return next(variant for variant in self.variants if variant.name == name)
 
     def predecessor(self, variant: Variant) -> str | None:
-        """The row that a row is compared with, besides the baseline: the one it inherits, else the
-        one before.
-        """
+        """Return the row that a row is compared with: the one it inherits or the one before."""
         if variant.inherits is not None:
             return variant.inherits
         index = self.variants.index(variant)
@@ -153,12 +149,12 @@ class Experiment:
 
 
 def shipped_ladders() -> dict[str, Path]:
-    """The files of the shipped ladders, by name."""
+    """Return the files of the shipped ladders, by name."""
     return {path.stem: path for path in sorted(_LADDERS.glob("*.yaml"), reverse=True)}
 
 
 def find_ladder(name: str) -> Path:
-    """The file of a shipped ladder. Raises ConfigError."""
+    """Return the file of a shipped ladder. Raises ConfigError."""
     ladders = shipped_ladders()
     if name not in ladders:
         raise ConfigError(f"no ladder {name!r}; {did_you_mean(name, ladders)}")
@@ -172,13 +168,16 @@ def load_experiment(
     ladder: str | None = None,
     seeds: Sequence[int] | None = None,
 ) -> Experiment:
-    """Read an experiment, or make one of a plain configuration and a ladder, and check every
-    configuration in it.
+    """Read and check an experiment, or make one of a configuration and a ladder.
 
-    `path` is an experiment file, which has `variants`; or a configuration, or a shipped one's name,
-    on which `ladder` is run (None: `table1`). `overrides`, `key=value` for every run, override
-    `set`, and conditions and variants override them; `seeds` replace the file's. Raises ConfigError
-    for an invalid name, value or configuration.
+    Args:
+        path: an experiment file, which has `variants`; or a configuration, or a shipped one's name.
+        overrides: `key=value` for every run; they override `set`, and conditions and variants
+            override them.
+        ladder: the ladder to run on a configuration; None: `table1`.
+        seeds: seeds that replace those of the file.
+
+    Raises ConfigError for an invalid name, value or configuration.
     """
     path = find_config(path)
     raw = read_options(path)
@@ -211,14 +210,14 @@ def parse_experiment(raw: Mapping[str, Any], *, name: str, where: Path) -> Exper
     listed twice.
     """
     _require_known(raw, _KEYS, str(where))
-    if missing := [key for key in ("base", "variants") if not raw.get(key)]:
-        raise ConfigError(f"{where}: {missing[0]} is missing; an experiment has {', '.join(_KEYS)}")
+    if absent := [key for key in ("base", "variants") if not raw.get(key)]:
+        raise ConfigError(f"{where}: {absent[0]} is missing; an experiment has {', '.join(_KEYS)}")
     variants = _variants(raw["variants"], f"{where}: variants")
     conditions = _conditions(raw.get("conditions"), f"{where}: conditions")
     baseline = raw.get("baseline", variants[0].name)
-    if baseline not in (names := [each.name for each in variants]):
+    if baseline not in (names := [variant.name for variant in variants]):
         raise ConfigError(
-            f"{where}: baseline {baseline!r} is no variant; {did_you_mean(str(baseline), names)}"
+            f"{where}: baseline {baseline!r} is not a variant; {did_you_mean(str(baseline), names)}"
         )
     return Experiment(
         name,
@@ -243,22 +242,23 @@ def require_valid(experiment: Experiment, *, where: str) -> None:
         first: Config | None = None
         for variant in experiment.variants:
             run = experiment.run(experiment.seeds[0], condition, variant)
-            named = ", ".join([*filter(None, [condition.name]), variant.name])
+            label = ", ".join([*filter(None, [condition.name]), variant.name])
             try:
                 fault = _why_not_comparable(first := first or run.config, run.config)
             except ConfigError as error:
                 fault = str(error).removeprefix("command line: ").removeprefix(f"{run.base}: ")
-            faults += [f"{named}: {fault}"] if fault else []
+            if fault:
+                faults.append(f"{label}: {fault}")
     if faults:
         lines = "\n".join(f"  {fault}" for fault in faults)
         raise ConfigError(f"{where}: {faults[0]}" if len(faults) == 1 else f"{where}:\n{lines}")
 
 
-def _why_not_comparable(first: Config, other: Config) -> str | None:
-    if other.data.eval is None:
+def _why_not_comparable(first: Config, second: Config) -> str | None:
+    if second.data.eval is None:
         return "data.eval is missing: an experiment compares accuracy on held-out problems"
     fixed = (*EVALUATION_OPTIONS, "model.name")
-    if differing := [name for name in option_differences(first, other) if name.startswith(fixed)]:
+    if differing := [name for name in option_differences(first, second) if name.startswith(fixed)]:
         return (
             f"{', '.join(differing)} differs from the first row's; evaluations may differ only"
             " between conditions"
@@ -267,20 +267,18 @@ def _why_not_comparable(first: Config, other: Config) -> str | None:
 
 
 def _require_own_folders(experiment: Experiment) -> None:
-    found: dict[str, PlannedRun] = {}
+    by_folder: dict[str, PlannedRun] = {}
     for run in experiment.runs():
-        other = found.setdefault(run.name.lower(), run)
-        if other is not run:
+        namesake = by_folder.setdefault(run.name.lower(), run)
+        if namesake is not run:
             raise ConfigError(
-                f"{other.describe()} and {run.describe()} would share one folder, {run.name};"
+                f"{namesake.describe()} and {run.describe()} would share one folder, {run.name};"
                 " rename one of them"
             )
 
 
 def file_name(name: str) -> str:
-    """A name as part of a file name: underscores replace all but letters, digits, dots and
-    underscores.
-    """
+    """Replace characters that are not letters, digits, dots or underscores by underscores."""
     return re.sub(r"[^\w.]+", "_", name).strip("_.")
 
 
@@ -336,19 +334,19 @@ def _named(value: Any, where: str) -> Iterator[tuple[str, Any]]:
         raise ConfigError(
             f"{where}: expected names with their options, `name: [key=value]`, got {value!r}"
         )
-    for name, own in value.items():
+    for name, entry in value.items():
         text = str(name)
         if not file_name(text):
             raise ConfigError(f"{where}: the name {text!r} has no letter and no digit")
-        yield text, own
+        yield text, entry
 
 
 def _conditions(value: Any, where: str) -> tuple[Condition, ...]:
     if value is None:
         return (Condition(""),)
     return tuple(
-        Condition(name, _options_of(own, f"{where}: {name}", ())[0])
-        for name, own in _named(value, where)
+        Condition(name, _options_of(options, f"{where}: {name}", ())[0])
+        for name, options in _named(value, where)
     )
 
 
@@ -356,14 +354,14 @@ def _variants(value: Any, where: str) -> tuple[Variant, ...]:
     if isinstance(value, str):
         file = find_ladder(value)
         return _variants(read_options(file)["variants"], f"{file}: variants")
-    found = [
-        Variant(name, *_options_of(own, f"{where}: {name}", ("inherits",)))
-        for name, own in _named(value, where)
+    variants = [
+        Variant(name, *_options_of(options, f"{where}: {name}", ("inherits",)))
+        for name, options in _named(value, where)
     ]
-    by_name = {each.name: each for each in found}
-    for each in found:
-        _require_no_cycle(each, by_name, where)
-    return tuple(found)
+    by_name = {variant.name: variant for variant in variants}
+    for variant in variants:
+        _require_no_cycle(variant, by_name, where)
+    return tuple(variants)
 
 
 def _require_no_cycle(variant: Variant, by_name: Mapping[str, Variant], where: str) -> None:
@@ -372,7 +370,7 @@ def _require_no_cycle(variant: Variant, by_name: Mapping[str, Variant], where: s
     while (name := by_name[trail[-1]].inherits) is not None:
         if name not in by_name:
             raise ConfigError(
-                f"{where}: {trail[-1]}: inherits {name!r} is no variant;"
+                f"{where}: {trail[-1]}: inherits {name!r} is not a variant;"
                 f" {did_you_mean(name, by_name)}"
             )
         if name in trail:
@@ -383,7 +381,7 @@ def _require_no_cycle(variant: Variant, by_name: Mapping[str, Variant], where: s
 
 
 def _options_of(
-    value: Any, where: str, more: tuple[str, ...]
+    value: Any, where: str, extra_keys: tuple[str, ...]
 ) -> tuple[tuple[str, ...], str | None]:
     """Options, and the name of the variant they inherit, from a list or a mapping with `set`."""
     if value is None or isinstance(value, list):
@@ -392,7 +390,7 @@ def _options_of(
         raise ConfigError(
             f"{where}: expected a list of options or a mapping with `set`, got {value!r}"
         )
-    _require_known(value, ("set", *more), where)
+    _require_known(value, ("set", *extra_keys), where)
     inherits = value.get("inherits")
     if inherits is not None and not isinstance(inherits, str):
         raise ConfigError(f"{where}: inherits must be the name of a variant, got {inherits!r}")
@@ -407,7 +405,7 @@ def _panels(value: Any, where: str) -> tuple[Panel, ...]:
             f"{where}: expected a list of plots, - {{metric: accuracy, against: [steps]}}, got"
             f" {value!r}"
         )
-    return tuple(panel for each in value for panel in _panels_of(each, where))
+    return tuple(panel for entry in value for panel in _panels_of(entry, where))
 
 
 def _panels_of(value: Any, where: str) -> Iterator[Panel]:
@@ -431,7 +429,9 @@ def _panels_of(value: Any, where: str) -> Iterator[Panel]:
     windows = value.get("windows", [])
     listed = windows if isinstance(windows, list) else []
     pairs = [
-        each for each in listed if isinstance(each, list) and list(map(type, each)) == [int, int]
+        window
+        for window in listed
+        if isinstance(window, list) and list(map(type, window)) == [int, int]
     ]
     if pairs != windows or any(first > last for first, last in pairs):
         raise ConfigError(
@@ -443,14 +443,14 @@ def _panels_of(value: Any, where: str) -> Iterator[Panel]:
 
 
 def _is_metric(name: str) -> bool:
-    """Whether runs log this metric; metrics of a user's loss function are not known here."""
+    """Return True if runs log this metric; metrics of a user's loss function are unknown."""
     try:
         return name == ACCURACY or metric_of(name).name != "loss/{name}"
     except KeyError:
         return False
 
 
-def _require_known(value: Mapping[Any, Any], known: Sequence[str], where: str) -> None:
+def _require_known(value: Mapping[Any, Any], keys: Sequence[str], where: str) -> None:
     for key in value:
-        if key not in known:
-            raise ConfigError(f"{where}: unknown key {key!r}; {did_you_mean(str(key), known)}")
+        if key not in keys:
+            raise ConfigError(f"{where}: unknown key {key!r}; {did_you_mean(str(key), keys)}")

@@ -1,6 +1,4 @@
-"""Pictures of an experiment: each row's mean over seeds with a band, against steps, generated
-tokens or seconds.
-"""
+"""Pictures of an experiment: the mean of each row over seeds, with a band."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -54,30 +52,28 @@ _SIGNED = (
 
 
 def plot_results(results: Results, folder: Path) -> list[Path]:
-    """Write `curves.png` or one `curves-CONDITION.png` per condition, and `differences.png`; return
-    their paths.
-    """
-    written = []
+    """Write curves per condition and `differences.png`; return their paths."""
+    paths = []
     for condition in results.conditions:
         path = folder / f"curves{f'-{file_name(condition)}' if condition else ''}.png"
         try:
             figure = results_figure(results, condition)
         except DataError:
             continue
-        written.append(save_figure(figure, path))
+        paths.append(save_figure(figure, path))
     if (differences := differences_figure(results)) is not None:
-        written.append(save_figure(differences, folder / "differences.png"))
-    return written
+        paths.append(save_figure(differences, folder / "differences.png"))
+    return paths
 
 
 def results_figure(results: Results, condition: str) -> "Figure":
-    """The panels of one condition, without those that have no value yet.
+    """Return the panels of one condition, without those that have no value yet.
 
     Raises DataError if no panel has one.
     """
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    names = [each["name"] for each in results.variants]
+    names = [variant["name"] for variant in results.variants]
     rows = {
         name: [run["curve"] for run in results.runs(condition, name) if run["curve"]]
         for name in names
@@ -87,10 +83,12 @@ def results_figure(results: Results, condition: str) -> "Figure":
             f"no run of {condition or 'the experiment'} has made a step yet: there is nothing to"
             " plot"
         )
-    columns = [each for row in rows.values() for each in row]
-    panels = [
-        panel for panel in results.panels if any(len(_curve(each, panel)[0]) for each in columns)
-    ]
+    curves = [curve for row in rows.values() for curve in row]
+    panels = []
+    for panel in results.panels:
+        lengths = [len(_curve(columns, panel)[0]) for columns in curves]
+        if any(lengths):
+            panels.append(panel)
     if not panels:
         raise DataError(
             f"no metric of the plots has a value yet in {condition or 'the experiment'}"
@@ -99,31 +97,38 @@ def results_figure(results: Results, condition: str) -> "Figure":
     width = ceil(len(panels) / height)
     legend = _LEGEND_INCHES * ceil(len(names) / _LEGEND_COLUMNS) + 0.35
     inches = (max(_SIZE[0] * width, 8.0), _SIZE[1] * height + legend)
-    rect = (0, legend / inches[1], 1, 1 - legend / inches[1])
-    layout = ConstrainedLayoutEngine(rect=rect, h_pad=0.12, w_pad=0.08)
-    title = f"{results.facts['experiment']['name']}{f': {condition}' if condition else ''}"
+    # the legend takes this fraction of the picture, at its bottom
+    share = legend / inches[1]
+    layout = ConstrainedLayoutEngine(rect=(0, share, 1, 1 - share), h_pad=0.12, w_pad=0.08)
+    title = results.facts["experiment"]["name"]
+    if condition:
+        title = f"{title}: {condition}"
     figure = new_figure(*inches, title, layout=layout)
     grid = figure.subplots(height, width, squeeze=False).flatten()
+    is_binary = results.is_binary(condition)
     for axes, panel in zip(grid, panels, strict=False):
-        _panel(axes, panel, rows, is_binary=results.is_binary(condition))
+        _panel(axes, panel, rows, is_binary=is_binary)
     for axes in islice(grid, len(panels), None):
         axes.set_visible(False)
-    _legend(figure, grid[0], legend / inches[1], seeds=len(results.facts["experiment"]["seeds"]))
+    _legend(figure, grid[0], share, seeds=results.facts["experiment"]["seeds"])
     return figure
 
 
 def differences_figure(results: Results) -> "Figure | None":
-    """The paired differences in accuracy to the baseline with their 95 % intervals, row by row;
-    None if there are none.
+    """Draw each row's accuracy minus the baseline's with 95 % intervals, if any.
 
     A filled point has an interval without 0.
     """
     lines: list[tuple[str, Mapping[str, Any] | None, int]] = []
     is_binary = True
     for table in make_table(results):
-        rows = [(row["variant"], row["to_baseline"], i) for i, row in enumerate(table["rows"])]
-        rows = [row for row in rows if row[1] is not None and row[1]["low"] is not None]
-        lines += [(table["condition"], None, 0)] if table["condition"] and rows else []
+        rows = []
+        for index, row in enumerate(table["rows"]):
+            difference = row["to_baseline"]
+            if difference is not None and difference["low"] is not None:
+                rows.append((row["variant"], difference, index))
+        if table["condition"] and rows:
+            lines.append((table["condition"], None, 0))
         lines += rows
         is_binary = is_binary and table["binary"]
     if not lines:
@@ -139,39 +144,43 @@ def differences_figure(results: Results) -> "Figure | None":
         unit="",
     )
     axes.axvline(0, color=INK, linewidth=1)
-    for y, (_, found, index) in enumerate(lines):
-        if found is not None:
-            colour = COLOURS[index % len(COLOURS)]
-            low = scale * found["low"]
-            high = scale * found["high"]
-            axes.plot([low, high], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
-            fill = "white" if found["low"] <= 0 <= found["high"] else colour
-            axes.plot(
-                [scale * found["mean"]],
-                [y],
-                "o",
-                color=colour,
-                markerfacecolor=fill,
-                markersize=6.5,
-            )
+    for y, (_, difference, index) in enumerate(lines):
+        if difference is not None:
+            _difference(axes, y, difference, scale, COLOURS[index % len(COLOURS)])
     axes.set_yticks(range(len(lines)), [plain_text(name) for name, *_ in lines])
-    for label, (_, found, _) in zip(axes.get_yticklabels(), lines, strict=True):
-        label.set_fontweight("bold" if found is None else "normal")
+    for label, (_, difference, _) in zip(axes.get_yticklabels(), lines, strict=True):
+        label.set_fontweight("bold" if difference is None else "normal")
     axes.set_ylim(len(lines) - 0.4, -0.6)
     axes.grid(False, axis="y")
-    seeds = len(facts["seeds"])
     unit = "points" if is_binary else "difference"
     intervals = (
-        f"with 95 % intervals over seeds and problems; {seeds} seed{'s' * (seeds > 1)}; filled:"
+        f"with 95 % intervals over seeds and problems; {_count_of_seeds(facts['seeds'])}; filled:"
         " without 0"
     )
     axes.set_xlabel(f"{unit}, {intervals}", color=INK, fontsize=9)
     return figure
 
 
+def _difference(
+    axes: "Axes", y: int, difference: Mapping[str, Any], scale: float, colour: str
+) -> None:
+    """Draw the interval of a difference as a line, and its mean as a point on the line."""
+    low = scale * difference["low"]
+    high = scale * difference["high"]
+    mean = scale * difference["mean"]
+    fill = "white" if difference["low"] <= 0 <= difference["high"] else colour
+    axes.plot([low, high], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
+    axes.plot([mean], [y], "o", color=colour, markerfacecolor=fill, markersize=6.5)
+
+
+def _count_of_seeds(seeds: Sequence[int]) -> str:
+    return "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+
+
 def _panel(
     axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]], *, is_binary: bool
 ) -> None:
+    """Draw one metric: a curve with a band for each row."""
     is_accuracy = panel.metric == ACCURACY
     if is_accuracy:
         title = "Held-out accuracy" if is_binary else "Held-out score"
@@ -184,18 +193,22 @@ def _panel(
         axes.axvspan(first - 0.5, last + 0.5, color=INK, alpha=0.08, linewidth=0)
     axes.yaxis.set_label_coords(-0.13, 0.5)
     axes.set_xlabel(AXIS_NAMES[panel.against], color=INK)
+    is_by_step = panel.against == "steps"
+    floor, ceiling = _range(panel.metric, is_binary=is_binary)
     for index, (name, seeds) in enumerate(rows.items()):
-        curves = [curve for columns in seeds if len((curve := _curve(columns, panel))[0])]
+        curves = [_curve(columns, panel) for columns in seeds]
+        curves = [curve for curve in curves if len(curve[0])]
         if not curves:
             continue
-        grid, mean, low, high = mean_curve(curves, is_by_step=panel.against == "steps")
+        grid, mean, low, high = mean_curve(curves, is_by_step=is_by_step)
         colour = COLOURS[index % len(COLOURS)]
         style = STYLES[index // len(COLOURS) % len(STYLES)]
-        floor, ceiling = _range(panel.metric, is_binary=is_binary)
-        low = np.clip(low, mean.min(where=~np.isnan(mean), initial=floor), ceiling)
+        # a band does not leave the range of the metric, unless the mean does
+        lowest = mean.min(where=~np.isnan(mean), initial=floor)
+        low = np.clip(low, lowest, ceiling)
         high = np.clip(high, floor, ceiling)
         axes.fill_between(grid, scale * low, scale * high, color=colour, alpha=0.12, linewidth=0)
-        marker = "o" if len(grid) == 1 or (is_accuracy and panel.against == "steps") else None
+        marker = "o" if len(grid) == 1 or (is_accuracy and is_by_step) else None
         axes.plot(
             grid,
             scale * mean,
@@ -206,59 +219,64 @@ def _panel(
             markersize=3,
             label=name,
         )
-    if panel.against == "steps":
+    if is_by_step:
         axes.locator_params(axis="x", integer=True)
     elif panel.against == "tokens":
         axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 4), useMathText=True)
 
 
 def _curve(columns: Columns, panel: Panel) -> Curve:
-    """One run's metric; one of training is smoothed as in a run's own curves, and NaN where a step
-    has no value.
-    """
-    values = columns.get(panel.metric, ())
-    at = columns[_COLUMNS[panel.against]]
-    pairs = zip(at, np.array(values, np.float64).tolist(), strict=False)
-    points = [(x, y) for x, y in pairs if panel.metric != ACCURACY or not np.isnan(y)]
-    found = [y for _, y in points]
-    smooth = found if panel.metric == ACCURACY else smoothed(found)
-    return np.array([x for x, _ in points], np.float64), np.array(smooth, np.float64)
+    """Return one metric of a run, smoothed for training; NaN for steps without a value."""
+    positions = columns[_COLUMNS[panel.against]]
+    values = np.array(columns.get(panel.metric, ()), np.float64).tolist()
+    points = list(zip(positions, values, strict=False))
+    if panel.metric == ACCURACY:
+        points = [(x, y) for x, y in points if not np.isnan(y)]
+    xs = [x for x, _ in points]
+    ys: Sequence[float] = [y for _, y in points]
+    if panel.metric != ACCURACY:
+        ys = smoothed(ys)
+    return np.array(xs, np.float64), np.array(ys, np.float64)
 
 
 def mean_curve(
     curves: Sequence[Curve], *, is_by_step: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Positions, means, and both ends of the 95 % interval over seeds, up to the end of the
-    shortest seed's curve.
+    """Return positions, means and 95 % interval ends over seeds, up to the shortest curve.
 
     With `is_by_step` the positions are the steps that all curves have; others are interpolated
     linearly.
     """
     if is_by_step:
-        shared = set(curves[0][0].tolist()).intersection(*(at.tolist() for at, _ in curves[1:]))
-        grid = np.array(sorted(shared), np.float64)
+        steps = [set(positions.tolist()) for positions, _ in curves]
+        grid = np.array(sorted(set.intersection(*steps)), np.float64)
     else:
-        first = max(at[0] for at, _ in curves)
-        last = min(at[-1] for at, _ in curves)
+        first = max(positions[0] for positions, _ in curves)
+        last = min(positions[-1] for positions, _ in curves)
         grid = np.linspace(first, last, _GRID_POINTS) if last > first else np.array([last])
-    values = np.stack([np.interp(grid, at, found) for at, found in curves])
+    values = np.stack([np.interp(grid, positions, heights) for positions, heights in curves])
     mean = values.mean(axis=0)
-    if len(curves) < 2:
+    count = len(curves)
+    if count < 2:
         return grid, mean, mean, mean
-    half = student_quantile(len(curves) - 1) * values.std(axis=0, ddof=1) / np.sqrt(len(curves))
+    deviation = values.std(axis=0, ddof=1)
+    half = student_quantile(count - 1) * deviation / np.sqrt(count)
     return grid, mean, mean - half, mean + half
 
 
 def _range(metric: str, *, is_binary: bool = True) -> tuple[float, float]:
-    """The range of a metric's values before scaling; bands over few seeds are cut there."""
+    """Return the range of a metric's values before scaling; bands over few seeds are cut there."""
     if metric == ACCURACY and not is_binary:
         return -np.inf, np.inf
     unit = "fraction" if metric == ACCURACY else metric_of(metric).unit
     is_signed = unit in _SIGNED or metric in _SIGNED or metric.startswith("audit/")
-    return -np.inf if is_signed else 0.0, 1.0 if unit in ("fraction", "probability") else np.inf
+    floor = -np.inf if is_signed else 0.0
+    ceiling = 1.0 if unit in ("fraction", "probability") else np.inf
+    return floor, ceiling
 
 
-def _legend(figure: "Figure", axes: "Axes", height: float, *, seeds: int) -> None:
+def _legend(figure: "Figure", axes: "Axes", height: float, *, seeds: Sequence[int]) -> None:
+    """Draw the names of the rows below the panels, and a note on the seeds."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(
         handles,
@@ -269,6 +287,7 @@ def _legend(figure: "Figure", axes: "Axes", height: float, *, seeds: int) -> Non
         frameon=False,
         fontsize=9,
     )
-    note = f"mean of {seeds} seed{'s' * (seeds > 1)}"
-    note += "; band: 95 % interval over seeds" if seeds > 1 else ""
+    note = f"mean of {_count_of_seeds(seeds)}"
+    if len(seeds) > 1:
+        note += "; band: 95 % interval over seeds"
     figure.text(0.99, 0.005, note, color=INK, fontsize=8, ha="right", va="bottom")

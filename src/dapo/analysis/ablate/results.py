@@ -1,5 +1,4 @@
-"""Collects the results of an experiment from its runs, or reads them from results.json, which
-outlives the runs.
+"""Collects results of an experiment from its runs, or reads results.json, which outlives them.
 
 The file holds the experiment, the table, and each run's facts, curve and accuracy on every problem.
 A curve has a value per step in each column: generated tokens and seconds so far, accuracy, metrics.
@@ -62,15 +61,16 @@ class Results:
     @property
     def panels(self) -> list[Panel]:
         plots = self.facts["experiment"]["plots"]
-        return [
-            Panel(**{**each, "windows": tuple(map(tuple, each.get("windows", ())))})
-            for each in plots
-        ]
+        panels = []
+        for plot in plots:
+            windows = tuple(map(tuple, plot.get("windows", ())))
+            panels.append(Panel(**{**plot, "windows": windows}))
+        return panels
 
     @property
     def conditions(self) -> list[str]:
         """The names of the conditions; one empty name where there are none."""
-        return [each["name"] for each in self.facts["experiment"]["conditions"]]
+        return [condition["name"] for condition in self.facts["experiment"]["conditions"]]
 
     @property
     def variants(self) -> list[dict[str, Any]]:
@@ -85,16 +85,12 @@ class Results:
         ]
 
     def is_binary(self, condition: str) -> bool:
-        """Whether evaluations have accuracies, as opposed to mean scores of a verifier that decides
-        nothing.
-        """
+        """Return True if evaluations have accuracies, False for mean scores."""
         runs = [run for run in self.facts["runs"] if run["condition"] == condition]
-        values = [
-            value for run in runs for value in run["curve"].get(ACCURACY, ()) if value is not None
-        ]
-        return all(run.get("is_binary", True) for run in runs) and all(
-            0 <= value <= 1 for value in values
-        )
+        if not all(run.get("is_binary", True) for run in runs):
+            return False
+        curves = [run["curve"].get(ACCURACY, ()) for run in runs]
+        return all(value is None or 0 <= value <= 1 for curve in curves for value in curve)
 
     def finished(self, condition: str, variant: str) -> dict[int, dict[str, Any]]:
         return {
@@ -107,36 +103,28 @@ class Results:
 def collect(
     experiment: Experiment, folder: Path, failures: Mapping[str, str] | None = None
 ) -> Results:
-    """Collect the results of an experiment from its runs, finished or not; `failures` has reasons
-    by name of the run.
+    """Collect results of finished and unfinished runs; `failures` has reasons by run name.
 
     Raises DataError if metrics are damaged, or if runs of one condition were evaluated on different
     problems.
     """
-    metrics = tuple(
-        dict.fromkeys(
-            (
-                *KEPT_METRICS,
-                *(panel.metric for panel in experiment.panels if panel.metric != ACCURACY),
-            )
-        )
-    )
+    plotted = [panel.metric for panel in experiment.panels if panel.metric != ACCURACY]
+    metrics = tuple(dict.fromkeys([*KEPT_METRICS, *plotted]))
     runs = []
     problems = dict[str, list[str]]()
-    for planned in experiment.runs():
-        found, accuracies = _read_run(planned, folder / "runs" / planned.name, metrics)
-        reason = (failures or {}).get(planned.name)
-        if reason is not None and found["state"] not in ENDED:
-            found |= {"state": "failed", "reason": reason}
+    for run in experiment.runs():
+        facts, accuracies = _read_run(run, folder / "runs" / run.name, metrics)
+        reason = (failures or {}).get(run.name)
+        if reason is not None and facts["state"] not in ENDED:
+            facts |= {"state": "failed", "reason": reason}
         if accuracies is not None:
-            ids = problems.setdefault(planned.condition, sorted(accuracies))
+            ids = problems.setdefault(run.condition, sorted(accuracies))
             if sorted(accuracies) != ids:
                 raise DataError(
-                    f"{planned.describe()} was evaluated on different problems than the runs"
-                    " before it"
+                    f"{run.describe()} was evaluated on different problems than the runs before it"
                 )
-            found["accuracies"] = [accuracies[name] for name in ids]
-        runs.append(found)
+            facts["accuracies"] = [accuracies[name] for name in ids]
+        runs.append(facts)
     return Results(
         {
             "format": FORMAT,
@@ -153,23 +141,23 @@ def collect(
 
 
 def describe_experiment(experiment: Experiment) -> dict[str, Any]:
-    """An experiment as JSON values, without paths of this machine."""
+    """Return an experiment as JSON values, without paths of this machine."""
     return {
         "name": experiment.name,
         "base": experiment.base.name,
         "seeds": list(experiment.seeds),
         "set": list(experiment.shared),
         "conditions": [
-            {"name": each.name, "set": list(each.own)} for each in experiment.conditions
+            {"name": entry.name, "set": list(entry.own)} for entry in experiment.conditions
         ],
         "variants": [
             {
-                "name": each.name,
-                "inherits": each.inherits,
-                "set": list(each.own),
-                "previous": experiment.predecessor(each),
+                "name": entry.name,
+                "inherits": entry.inherits,
+                "set": list(entry.own),
+                "previous": experiment.predecessor(entry),
             }
-            for each in experiment.variants
+            for entry in experiment.variants
         ],
         "baseline": experiment.baseline,
         "plots": [
@@ -180,9 +168,7 @@ def describe_experiment(experiment: Experiment) -> dict[str, Any]:
 
 
 def steps_at_the_end(steps: int) -> int:
-    """Number of last steps whose mean is a run's final metric: a tenth of the steps, at least
-    one.
-    """
+    """Return how many last steps a final metric averages: a tenth, at least one."""
     return max(1, ceil(steps / 10))
 
 
@@ -190,7 +176,7 @@ def write_results(results: Results, table: Sequence[Mapping[str, Any]], folder: 
     """Write results.json, with the table, into a folder."""
     text = to_json({**results.facts, "table": table}, indent=2)
     # one line for a list of 300 accuracies, not 300; JSON strings never contain raw line breaks
-    lines = _LIST_OF_VALUES.sub(lambda found: re.sub(r"\n\s*", "", found[0]), text)
+    lines = _LIST_OF_VALUES.sub(lambda match: re.sub(r"\n\s*", "", match[0]), text)
     atomic_write_text(folder / RESULTS_JSON, lines + "\n")
 
 
@@ -246,19 +232,18 @@ def merge(parts: Sequence[Results]) -> Results:
                 runs[key] = run
     seeds = sorted({seed for part in parts for seed in part.facts["experiment"]["seeds"]})
     made_with = [part.facts["made_with"] for part in parts]
+    packages = {
+        name: _joined(versions["packages"].get(name) for versions in made_with)
+        for name in made_with[0]["packages"]
+    }
     return Results(
         {
             **first,
             "experiment": {**first["experiment"], "seeds": seeds},
             "made_with": {
-                **{
-                    name: _joined(each[name] for each in made_with)
-                    for name in ("dapo", "processor")
-                },
-                "packages": {
-                    name: _joined(each["packages"].get(name) for each in made_with)
-                    for name in made_with[0]["packages"]
-                },
+                "dapo": _joined(versions["dapo"] for versions in made_with),
+                "processor": _joined(versions["processor"] for versions in made_with),
+                "packages": packages,
             },
             "problems": problems,
             "runs": sorted(runs.values(), key=lambda run: run["seed"]),
@@ -271,15 +256,13 @@ def _joined(values: Iterator[str | None]) -> str:
 
 
 def _read_run(
-    planned: PlannedRun, path: Path, metrics: Sequence[str]
+    entry: PlannedRun, path: Path, metrics: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, float | None] | None]:
-    """The facts of a run with its curve, and its accuracy on each problem; None if it has no final
-    evaluation.
-    """
+    """Return the facts of a run, and its accuracies by problem or None."""
     facts: dict[str, Any] = {
-        "condition": planned.condition,
-        "variant": planned.variant,
-        "seed": planned.seed,
+        "condition": entry.condition,
+        "variant": entry.variant,
+        "seed": entry.seed,
         "state": "not started",
         "reason": None,
         "accuracies": None,
@@ -290,15 +273,20 @@ def _read_run(
     run = RunDirectory.open(path)
     reason = run.exit_reason()
     rows = metrics_by_step(run.metrics)
-    steps = [step for step in (0, max(rows, default=0)) if run.eval(step).is_file()]
-    evaluations = {step: found for step in steps if (found := read_evaluation(run.eval(step)))}
-    name = next((each["name"] for each in evaluations.values()), None)
+    evaluations = {}
+    for step in (0, max(rows, default=0)):
+        path_of_step = run.eval(step)
+        content = read_evaluation(path_of_step) if path_of_step.is_file() else None
+        if content:
+            evaluations[step] = content
+    name = next((evaluation["name"] for evaluation in evaluations.values()), None)
     facts |= {"reason": reason, "curve": _curve(rows, name, metrics)}
     if reason not in ENDED:
         is_stopped = reason is None or reason.startswith("interrupted")
         return facts | {"state": "unfinished" if is_stopped else "failed"}, None
-    facts |= {"state": reason} | _figures(rows, facts["curve"], evaluations, planned.config)
-    if not (last := max(evaluations, default=0)):
+    facts |= {"state": reason} | _figures(rows, facts["curve"], evaluations, entry.config)
+    last = max(evaluations, default=0)
+    if last == 0:
         return facts, None
     facts["is_binary"] = bool(evaluations[last]["binary"])
     return facts, {row["id"]: row["accuracy"] for row in evaluations[last]["table"]}
@@ -310,7 +298,7 @@ def _figures(
     evaluations: Mapping[int, Mapping[str, Any]],
     config: Config,
 ) -> dict[str, Any]:
-    """The table's numbers of a finished run."""
+    """Return the table's numbers of a finished run."""
     steps = sorted(step for step in rows if step > 0)
     last = [rows[step] for step in steps[-steps_at_the_end(len(steps)) :]]
     updates = sum(
@@ -337,7 +325,7 @@ def _figures(
 def _curve(
     rows: Mapping[int, Mapping[str, Any]], evaluation: str | None, metrics: Sequence[str]
 ) -> dict[str, list[Any]]:
-    """The columns of a run's curve; a metric without a value in the run has none."""
+    """Return the columns of a run's curve; a metric without a value in the run has none."""
     tokens = 0
     seconds = 0.0
     columns: dict[str, list[Any]] = {}
@@ -347,10 +335,9 @@ def _curve(
         seconds += took if isfinite(took) and step > 0 else 0.0
         accuracy = row.get(f"eval/{evaluation}/accuracy")
         if step > 0 or accuracy is not None:
-            spent = {"step": step, "tokens": tokens, "seconds": seconds}
-            for name, value in (
-                spent | {ACCURACY: accuracy} | {name: row.get(name) for name in metrics}
-            ).items():
+            point = {"step": step, "tokens": tokens, "seconds": seconds, ACCURACY: accuracy}
+            point |= {name: row.get(name) for name in metrics}
+            for name, value in point.items():
                 columns.setdefault(name, []).append(_rounded(value))
     return {
         name: values
@@ -366,5 +353,5 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None and isfinite(value)]
-    return fmean(known) if known else None
+    numbers = [value for value in values if value is not None and isfinite(value)]
+    return fmean(numbers) if numbers else None

@@ -87,13 +87,13 @@ def require_same_options(experiment: Experiment, folder: Path) -> None:
     Raises ConfigError naming an option that differs.
     """
     for run in experiment.runs():
-        stored = _stored_options(folder, run)
-        if stored is None:
+        at_start = _stored_options(folder, run)
+        if at_start is None:
             continue
         now = flat_options(run.config)
         defaults = {name: info.default for name, info in options_of()}
-        for name in sorted(stored.keys() | now.keys()):
-            old, new = (table.get(name, defaults.get(name)) for table in (stored, now))
+        for name in sorted(at_start.keys() | now.keys()):
+            old, new = (table.get(name, defaults.get(name)) for table in (at_start, now))
             if old != new and not name.startswith(FREE_OPTIONS):
                 raise ConfigError(
                     f"{folder / 'runs' / run.name} was started with {name}={old}, and"
@@ -112,13 +112,19 @@ def run_experiment(
     on_finished: Callable[[Mapping[str, str]], None] = lambda failures: None,
     start: Callable[[Sequence[str], Path], Process] = start_process,
 ) -> dict[str, str]:
-    """Run the missing runs of a valid experiment, `jobs` at a time, the first seeds of all rows
-    first.
+    """Run the missing runs of a valid experiment, `jobs` at a time, by seed.
 
-    On a signal, which `stop` reports, the runs save their states and stop. `on_finished` gets the
-    failures so far when a run has ended; `start` starts a command. Returns the reasons of failed
-    runs, by name. Raises ConfigError if an option of an existing run has changed, before any run
-    starts, and Interrupted after a signal.
+    Args:
+        experiment: the experiment, valid.
+        folder: the folder of runs, logs and options.
+        jobs: how many runs train at a time.
+        stop: reports a signal, after which the runs save their states and stop.
+        display: shows the progress.
+        on_finished: gets the failures so far when a run has ended.
+        start: starts a command, with its log.
+
+    Returns the reasons of failed runs, by name. Raises ConfigError if an option of an existing run
+    has changed, before any run starts, and Interrupted after a signal.
     """
     require_same_options(experiment, folder)
     for name in ("runs", "logs", "options"):
@@ -133,19 +139,17 @@ def run_experiment(
 
 
 def is_finished(folder: Path, run: PlannedRun) -> bool:
-    """Whether a run has ended successfully."""
+    """Return True if a run has ended successfully."""
     return RunDirectory(folder / "runs" / run.name).exit_reason() in ENDED
 
 
 def threads_per_run(configured: int | None, jobs: int) -> int | None:
-    """`train.threads` of each of `jobs` runs at a time; None: torch's default, for one run without
-    the option.
-    """
+    """Return `train.threads` for each of `jobs` runs; None: torch's default."""
     if jobs == 1:
         return configured
-    available = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    available = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        available = len(os.sched_getaffinity(0))
     return max(1, (configured or available) // jobs)
 
 
@@ -176,9 +180,10 @@ class _Runner:
             stop.check()
             while self.waiting and len(self.running) < self.jobs:
                 self._begin(self.waiting.popleft())
-            for each in [each for each in self.running if self._has_ended(each)]:
-                self.running.remove(each)
-                self._report(each)
+            ended = [job for job in self.running if self._has_ended(job)]
+            for job in ended:
+                self.running.remove(job)
+                self._report(job)
                 self.next_figures = 0.0  # the running ones have changed
             self._refresh()
             if self.running:
@@ -186,14 +191,14 @@ class _Runner:
 
     def stop_all(self) -> None:
         """Let every run save and end, and wait for it; a further Ctrl-C ends them at once."""
-        own = [each.process for each in self.running if each.process is not None]
+        processes = [job.process for job in self.running if job.process is not None]
         try:
-            for process in own:
+            for process in processes:
                 process.send_signal(SIGTERM)
-            for process in own:
+            for process in processes:
                 process.wait()
         except KeyboardInterrupt:
-            for process in own:
+            for process in processes:
                 process.send_signal(SIGINT)
 
     def _begin(self, run: PlannedRun) -> None:
@@ -210,25 +215,25 @@ class _Runner:
             arguments = ["resume", str(path)]
         else:
             threads = threads_per_run(run.config.train.threads, self.jobs)
-            more = [] if threads is None else [f"train.threads={threads}"]
+            threads_option = [] if threads is None else [f"train.threads={threads}"]
             arguments = [
                 "train",
                 str(run.base),
-                *without_repeats([*run.overrides, *more]),
+                *without_repeats([*run.overrides, *threads_option]),
                 "--run-dir",
                 str(path),
             ]
         process = self.start(arguments, self.folder / "logs" / f"{run.name}.log")
         self.running.append(_Running(run, process, started))
 
-    def _has_ended(self, each: _Running) -> bool:
-        if each.process is not None:
-            return each.process.poll() is not None
-        return not _is_held(self.folder / "runs" / each.run.name)
+    def _has_ended(self, job: _Running) -> bool:
+        if job.process is not None:
+            return job.process.poll() is not None
+        return not _is_held(self.folder / "runs" / job.run.name)
 
-    def _report(self, each: _Running) -> None:
-        run = each.run
-        took = time.monotonic() - each.started
+    def _report(self, job: _Running) -> None:
+        run = job.run
+        took = time.monotonic() - job.started
         if is_finished(self.folder, run):
             self.progress.finished += 1
             self._note_seconds(run, took)
@@ -239,28 +244,26 @@ class _Runner:
             )
             work = f"{summary['steps']} steps and {summary['tokens_generated']:,} tokens"
             self.display.message(f"{run.describe()}: {accuracy} after {work}, {took:,.0f} s")
-        elif each.process is None:  # another process held it, and did not finish it
+        elif job.process is None:  # another process held it, and did not finish it
             self.waiting.appendleft(run)
             return
         else:
-            self.progress.failed[run.name] = reason = self._why(each)
+            self.progress.failed[run.name] = reason = self._why(job)
             log = self.folder / "logs" / f"{run.name}.log"
             self.display.message(f"{run.describe()}: failed, {reason}; its log: {log}")
         self.on_finished(self.progress.failed)
 
-    def _why(self, each: _Running) -> str:
-        code = each.process.poll() if each.process is not None else None
+    def _why(self, job: _Running) -> str:
+        code = job.process.poll() if job.process is not None else None
         if code is not None and code < 0:
             return f"ended by signal {-code}"
-        reason = RunDirectory(self.folder / "runs" / each.run.name).exit_reason()
+        reason = RunDirectory(self.folder / "runs" / job.run.name).exit_reason()
         if reason is not None and reason not in ENDED:
             return reason
-        return _last_line(self.folder / "logs" / f"{each.run.name}.log") or f"exit code {code}"
+        return _last_line(self.folder / "logs" / f"{job.run.name}.log") or f"exit code {code}"
 
     def _note_seconds(self, run: PlannedRun, took: float = 0.0) -> None:
-        """Record a run's seconds: its own count lacks the start-up, and `took` lacks the time
-        before a resume.
-        """
+        """Record the larger of a run's own seconds, without start-up, and `took`."""
         summary: Any = read_json(RunDirectory(self.folder / "runs" / run.name).summary)
         self.seconds.setdefault(run.variant, []).append(
             max(took, float(summary.get("wall_s") or 0.0))
@@ -270,42 +273,40 @@ class _Runner:
         """Show the progress; the files of the runs are read every few seconds only."""
         if (now := time.monotonic()) >= self.next_figures:
             self.next_figures = now + _FIGURES_S
-            left = []
+            remaining = []
             self.progress.running = {}
-            for each in self.running:
-                text, seconds = self._state(each, now)
-                self.progress.running[each.run.describe()] = text
-                left.append(seconds)
+            for job in self.running:
+                text, seconds = self._state(job, now)
+                self.progress.running[job.run.describe()] = text
+                remaining.append(seconds)
             ahead = [self._expected(run) for run in self.waiting]
-            known = [seconds for seconds in (*left, *ahead) if seconds is not None]
-            complete = len(known) == len(left) + len(ahead)
-            parallel = min(self.jobs, len(left) + len(ahead)) or 1
+            estimates = [seconds for seconds in (*remaining, *ahead) if seconds is not None]
+            complete = len(estimates) == len(remaining) + len(ahead)
+            parallel = min(self.jobs, len(remaining) + len(ahead)) or 1
             self.progress.seconds_left = (
-                max(sum(known) / parallel, *known, 0.0) if known and complete else None
+                max(sum(estimates) / parallel, *estimates, 0.0) if estimates and complete else None
             )
         self.display.update(self.progress)
 
-    def _state(self, each: _Running, now: float) -> tuple[str, float | None]:
-        """The position of a run, and an estimate of its remaining seconds."""
-        expected = self._expected(each.run)
-        left = None if expected is None else max(0.0, expected - (now - each.started))
+    def _state(self, job: _Running, now: float) -> tuple[str, float | None]:
+        """Return the position of a run, and an estimate of its remaining seconds."""
+        expected = self._expected(job.run)
+        remaining = None if expected is None else max(0.0, expected - (now - job.started))
         try:
-            status = run_status(self.folder / "runs" / each.run.name)
+            status = run_status(self.folder / "runs" / job.run.name)
         except CheckpointError:  # it has not begun
-            return "starting", left
+            return "starting", remaining
         where = f"step {status.step} of {status.num_steps}"
         return (
-            where if each.process is not None else f"{where}, in another process",
-            status.seconds_left if left is None else left,
+            where if job.process is not None else f"{where}, in another process",
+            status.seconds_left if remaining is None else remaining,
         )
 
     def _expected(self, run: PlannedRun) -> float | None:
-        """The expected seconds of a run: the mean over finished runs of its row, or of all rows;
-        None without one.
-        """
+        """Return the mean seconds of finished runs of the row, else of all rows, else None."""
         every = [seconds for row in self.seconds.values() for seconds in row]
-        found = self.seconds.get(run.variant) or every
-        return fmean(found) if found else None
+        durations = self.seconds.get(run.variant) or every
+        return fmean(durations) if durations else None
 
 
 def _is_held(path: Path) -> bool:
@@ -313,14 +314,14 @@ def _is_held(path: Path) -> bool:
 
 
 def _stored_options(folder: Path, run: PlannedRun) -> dict[str, Any] | None:
-    """The options that a run was started with; None for a run that does not exist."""
+    """Return the options that a run was started with; None for a run that does not exist."""
     if not RunDirectory.is_run(folder / "runs" / run.name):
         return None
     try:
-        found = read_json(folder / "options" / f"{run.name}.json")
+        options = read_json(folder / "options" / f"{run.name}.json")
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return options if isinstance(options, dict) else None
 
 
 def _last_line(log: Path) -> str:

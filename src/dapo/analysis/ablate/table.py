@@ -1,6 +1,4 @@
-"""The table of an experiment: accuracy with intervals, paired differences, and the cost of each
-row.
-"""
+"""The table of an experiment: accuracies with intervals, paired differences, and costs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -16,57 +14,55 @@ FIGURES = ("tokens", "seconds", "steps", "length", "truncated", "entropy", "skip
 
 
 def make_table(results: Results) -> list[dict[str, Any]]:
-    """One object per condition: its rows, the accuracy before training, and notes, as JSON
-    values.
-    """
+    """Return an object per condition: rows, the accuracy before training, and notes."""
     return [_condition(results, name) for name in results.conditions]
 
 
 def _condition(results: Results, condition: str) -> dict[str, Any]:
-    runs = {each["name"]: results.finished(condition, each["name"]) for each in results.variants}
+    runs = {
+        variant["name"]: results.finished(condition, variant["name"])
+        for variant in results.variants
+    }
     judged = judged_everywhere(runs)
-    before = {run["seed"]: run["accuracy_before"] for row in runs.values() for run in row.values()}
-    known = [value for value in before.values() if value is not None]
+    all_runs = [run for row in runs.values() for run in row.values()]
+    accuracies = {run["seed"]: run["accuracy_before"] for run in all_runs}
+    numbers = [value for value in accuracies.values() if value is not None]
     baseline = results.facts["experiment"]["baseline"]
     rows = []
-    for each in results.variants:
-        name = each["name"]
-        previous = each["previous"]
+    for variant in results.variants:
+        name = variant["name"]
+        previous = variant["previous"]
         seeds = runs[name].values()
-        rows.append(
-            {
-                "variant": name,
-                "seeds": sorted(runs[name]),
-                "accuracy": _accuracy(runs[name], judged),
-                "previous": previous,
-                "to_previous": (
-                    None if previous is None else _difference(runs[previous], runs[name], judged)
-                ),
-                "to_baseline": (
-                    None if name == baseline else _difference(runs[baseline], runs[name], judged)
-                ),
-                **{
-                    key: mean_over_seeds([run[key] for run in seeds if run[key] is not None])
-                    for key in FIGURES
-                },
-            }
-        )
+        row = {
+            "variant": name,
+            "seeds": sorted(runs[name]),
+            "accuracy": _accuracy(runs[name], judged),
+            "previous": previous,
+            "to_previous": None,
+            "to_baseline": None,
+        }
+        if previous is not None:
+            row["to_previous"] = _difference(runs[previous], runs[name], judged)
+        if name != baseline:
+            row["to_baseline"] = _difference(runs[baseline], runs[name], judged)
+        for figure in FIGURES:
+            values = [run[figure] for run in seeds if run[figure] is not None]
+            row[figure] = mean_over_seeds(values)
+        rows.append(row)
     problems = len(results.facts["problems"].get(condition, []))
     return {
         "condition": condition,
-        "accuracy_before": mean_over_seeds(known) if known else None,
+        "accuracy_before": mean_over_seeds(numbers) if numbers else None,
         "binary": all(map(_is_binary, runs.values())),
         "problems": len(judged),
-        "samples_per_problem": next(
-            (run["samples_per_problem"] for row in runs.values() for run in row.values()), None
-        ),
+        "samples_per_problem": all_runs[0]["samples_per_problem"] if all_runs else None,
         "rows": rows,
         "notes": list(_notes(results, condition, runs, undecided=problems - len(judged))),
     }
 
 
 def judged_everywhere(runs: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> list[int]:
-    """The problems, by index, with an accuracy in every finished run of a condition."""
+    """Return the problems, by index, with an accuracy in every finished run of a condition."""
     tables = [run["accuracies"] for row in runs.values() for run in row.values()]
     return [i for i, values in enumerate(zip(*tables, strict=True)) if None not in values]
 
@@ -92,7 +88,7 @@ def _difference(
     second: Mapping[int, Mapping[str, Any]],
     judged: Sequence[int],
 ) -> dict[str, Any] | None:
-    """Second minus first, over the seeds that both have."""
+    """Subtract the first row from the second, over the seeds that both have."""
     both = sorted(first.keys() & second.keys())
     if not both or not judged:
         return None
@@ -107,24 +103,23 @@ def _notes(
     *,
     undecided: int,
 ) -> Iterator[str]:
-    """Notes for the reader: runs that are missing, base evaluations that differ, problems left
-    out.
-    """
+    """Yield notes about missing runs, unequal base evaluations and problems left out."""
     left_out: dict[tuple[str, str], list[str]] = {}
     for run in results.facts["runs"]:
         if run["condition"] == condition and run["state"] not in ENDED:
             # the other lines of an error are advice, and are in the run's log
             why = f": {run['reason'].splitlines()[0]}" if run["reason"] else ""
-            left_out.setdefault((run["variant"], f"{run['state']}{why}"), []).append(
-                str(run["seed"])
-            )
+            key = (run["variant"], f"{run['state']}{why}")
+            left_out.setdefault(key, []).append(str(run["seed"]))
     for (variant, reason), seeds in left_out.items():
         yield f"left out: {variant}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} ({reason})"
     if undecided:
         yield f"left out: {undecided} problems that have no verdict in one of the runs"
     for seed in results.facts["experiment"]["seeds"]:
-        found = {name: row[seed]["accuracy_before"] for name, row in runs.items() if seed in row}
-        values = [value for value in found.values() if value is not None]
+        accuracies = {
+            name: row[seed]["accuracy_before"] for name, row in runs.items() if seed in row
+        }
+        values = [value for value in accuracies.values() if value is not None]
         if values and not np.allclose(values, values[0]):
             yield (
                 f"the accuracy before training differs between the rows of seed {seed}, though they"

@@ -30,22 +30,20 @@ Value = TypeVar("Value")
 
 def in_background(work: Callable[[], Value]) -> Future[Value]:
     """Call a function in a thread that ends with the process."""
-    found: Future[Value] = Future()
+    future: Future[Value] = Future()
 
     def run() -> None:
         try:
-            found.set_result(work())
+            future.set_result(work())
         except Exception as error:  # a damaged run must not end the page
-            found.set_exception(error)
+            future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return found
+    return future
 
 
 class TokenTexts:
-    """Loads the tokenizer of a model or a folder in the background, without weights and without
-    code of the model.
-    """
+    """Loads a tokenizer in the background, without weights and code of the model."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -56,14 +54,14 @@ class TokenTexts:
         return in_background(self._load)
 
     def state(self) -> str:
-        """`ready`, `loading`, or the reason why there are no token texts.
+        """Return `ready`, `loading`, or the reason why there are no token texts.
 
         The first call starts loading.
         """
         return self.wait() if self._loading.done() else "loading"
 
     def wait(self) -> str:
-        """The state after loading has ended."""
+        """Return the state after loading has ended."""
         # a damaged tokenizer costs the colours, not the page
         if (error := self._loading.exception()) is not None:
             return (
@@ -72,8 +70,7 @@ class TokenTexts:
         return self._loading.result()
 
     def texts(self, ids: Iterable[int]) -> list[str]:
-        """The text of each token; joined, they give the whole text, with U+FFFD for bytes that are
-        no UTF-8.
+        """Return the text of each token; joined, they are the whole text (U+FFFD if invalid).
 
         A character whose bytes are spread over several tokens belongs to the last of them.
         """
@@ -87,31 +84,31 @@ class TokenTexts:
         pieces = [
             decoder.decode(_bytes_of(token, alphabet if is_byte_level else {})) for token in tokens
         ]
-        if rest := decoder.decode(b"", final=True):
-            pieces[-1] += rest
+        if end := decoder.decode(b"", final=True):
+            pieces[-1] += end
         return pieces
 
     def _load(self) -> str:
         from dapo.policy.model import load_local_tokenizer
 
-        if (found := load_local_tokenizer(self._source)) is None:
+        if (files := load_local_tokenizer(self._source)) is None:
             return (
                 f"The tokenizer of {self._source} is not on this machine, or comes with its own"
                 " code, which the page does not run."
             )
-        if not hasattr(found[0], "backend_tokenizer"):
+        if not hasattr(files[0], "backend_tokenizer"):
             return f"The tokenizer of {self._source} does not give the text of single tokens."
-        self._tokenizer = found[0]
+        self._tokenizer = files[0]
         return "ready"
 
 
 def _bytes_of(token: str | None, alphabet: Mapping[str, int]) -> bytes:
-    """The UTF-8 bytes of a vocabulary's token; none for an unknown id."""
+    """Return the UTF-8 bytes of a vocabulary's token; none for an unknown id."""
     if token is None:
         return b""
     if alphabet:
-        known = all(character in alphabet for character in token)
-        return bytes(alphabet[character] for character in token) if known else token.encode()
+        is_encoded = all(character in alphabet for character in token)
+        return bytes(alphabet[character] for character in token) if is_encoded else token.encode()
     if match := _BYTE_TOKEN.fullmatch(token):
         return bytes([int(match[1], 16)])
     return token.replace("\u2581", " ").encode("utf-8", "replace")
@@ -142,9 +139,7 @@ class ViewedRun:
 
     @cached_property
     def tokens(self) -> TokenTexts:
-        """The texts of the tokens, by the tokenizer in the run, or that of its model for a run
-        without one.
-        """
+        """The token texts by the tokenizer stored in the run, or else by its model's."""
         folder = self.files.directory.tokenizer
         return TokenTexts(str(folder if folder.is_dir() else self.files.config().get("model.name")))
 
@@ -171,15 +166,15 @@ class Runs:
 
     def _add(self, paths: Sequence[Path]) -> None:
         with self._lock:
-            known = {run.files.directory.path for run in self.runs.values()}
+            directories = {run.files.directory.path for run in self.runs.values()}
             added: dict[str, ViewedRun] = {}
-            for path in (path for path in paths if path not in known):
+            for path in (path for path in paths if path not in directories):
                 name = unique_name(path, self.runs | added)
                 added[name] = ViewedRun(RunReader(name, path))
             self.runs = added | self.runs
 
     def __getitem__(self, name: str) -> ViewedRun:
-        """A run by name.
+        """Return a run by name.
 
         Raises DataError for an unknown name, and CheckpointError for a damaged run.
         """
@@ -205,45 +200,41 @@ def overview(runs: Iterable[ViewedRun]) -> dict[str, Any]:
     }
 
 
-def metrics(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """The metrics by column with the run's summary; only the summary if `version` is still the
-    newest.
-    """
+def metrics(run: ViewedRun, query: Parameters) -> dict[str, Any]:
+    """Return the metrics and the summary; without metrics if `version` is the newest."""
     version = run.files.metrics_version()
     summary = run.files.summary()
-    if version == given.get("version"):
+    if version == query.get("version"):
         return {"unchanged": True, "summary": summary}
     return {**run.files.metrics(), "summary": summary, "version": version}
 
 
-def rollouts(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """A page of responses that pass a filter. Raises InvalidParameter."""
-    (sort,) = _choose({"sort": given.get("sort") or "newest"}, "sort", tuple(SORTS))
+def rollouts(run: ViewedRun, query: Parameters) -> dict[str, Any]:
+    """Return a page of responses that pass a filter. Raises InvalidParameter."""
+    (sort,) = _choose({"sort": query.get("sort") or "newest"}, "sort", tuple(SORTS))
     run.tokens.state()  # starts to load the tokenizer, for the group that may be opened next
-    wanted = Filter(
-        first_step=_integer(given, "first_step"),
-        last_step=_integer(given, "last_step"),
-        outcomes=_choose(given, "outcomes", OUTCOMES),
-        verdicts=_choose(given, "verdicts", tuple(VERDICT_WORDS)),
-        min_tokens=_integer(given, "min_tokens"),
-        max_tokens=_integer(given, "max_tokens"),
-        problem=given.get("problem") or None,
-        finish=given.get("finish") or None,
-        text=given.get("text", "")[:MAX_TEXT_CHARS],
+    row_filter = Filter(
+        first_step=_integer(query, "first_step"),
+        last_step=_integer(query, "last_step"),
+        outcomes=_choose(query, "outcomes", OUTCOMES),
+        verdicts=_choose(query, "verdicts", tuple(VERDICT_WORDS)),
+        min_tokens=_integer(query, "min_tokens"),
+        max_tokens=_integer(query, "max_tokens"),
+        problem=query.get("problem") or None,
+        finish=query.get("finish") or None,
+        text=query.get("text", "")[:MAX_TEXT_CHARS],
     )
-    return {**run.index.page(wanted, sort=sort, **_page(given)), "note": missing_rollouts(run)}
+    return {**run.index.page(row_filter, sort=sort, **_page(query)), "note": missing_rollouts(run)}
 
 
-def group(run: ViewedRun, given: Parameters, *, max_tokens: int = MAX_TOKENS) -> dict[str, Any]:
-    """`explain_group` of a group, with the texts and probabilities of tokens once the tokenizer is
-    loaded.
-    """
-    step, group_id = _integers(given, "step", "group")
+def group(run: ViewedRun, query: Parameters, *, max_tokens: int = MAX_TOKENS) -> dict[str, Any]:
+    """Return `explain_group` with texts and probabilities of tokens, if the tokenizer is loaded."""
+    step, group_id = _integers(query, "step", "group")
     path = run.files.directory.path
     explained = explain_group(path, step, group_id)
     state = run.tokens.state()
     tokens = run.tokens if state == "ready" else None
-    limit = None if given.get("all") else max_tokens
+    limit = None if query.get("all") else max_tokens
     return {
         **explained,
         "responses": [_response(tokens, response, limit) for response in explained["responses"]],
@@ -255,120 +246,118 @@ def group(run: ViewedRun, given: Parameters, *, max_tokens: int = MAX_TOKENS) ->
 def _response(
     tokens: TokenTexts | None, response: Mapping[str, Any], limit: int | None
 ) -> dict[str, Any]:
-    """A response of `explain_group` with `tokens` and `probabilities` of its first tokens instead
-    of their numbers.
-    """
+    """Return a response with the texts and probabilities of its first tokens."""
     num_tokens = len(response["response_ids"])
     ids = response["response_ids"][:limit]
     logprobs = response["engine_logprobs"]
     ranges = response["sampled"]
-    shown = {
+    result = {
         name: value
         for name, value in response.items()
         if name not in ("response_ids", "engine_logprobs")
     }
-    shown["tokens"] = None if tokens is None else tokens.texts(ids)
-    shown["tokens_left"] = num_tokens - len(ids)
-    shown["sampled"] = None if ranges is None else list(mask_of(ranges, num_tokens))[: len(ids)]
-    shown["probabilities"] = None
-    shown["mean_probability"] = None
+    result["tokens"] = None if tokens is None else tokens.texts(ids)
+    result["tokens_left"] = num_tokens - len(ids)
+    result["sampled"] = None if ranges is None else list(mask_of(ranges, num_tokens))[: len(ids)]
+    result["probabilities"] = None
+    result["mean_probability"] = None
     if logprobs is not None:
         probabilities = [exp(min(0.0, logprob)) for logprob in logprobs]
-        shown["probabilities"] = [round(each, 4) for each in probabilities[: len(ids)]]
-        of_sampled = select(probabilities, ranges)
-        shown["mean_probability"] = round(fmean(of_sampled), 4) if of_sampled else None
-    return shown
+        result["probabilities"] = [
+            round(probability, 4) for probability in probabilities[: len(ids)]
+        ]
+        sampled = select(probabilities, ranges)
+        result["mean_probability"] = round(fmean(sampled), 4) if sampled else None
+    return result
 
 
-def problems(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """A page of the problems that the run has visited. Raises InvalidParameter."""
-    (kind,) = _choose({"kind": given.get("kind") or "all"}, "kind", PROBLEM_KINDS)
-    (sort,) = _choose({"sort": given.get("sort") or "visits"}, "sort", ("visits", "rate", "recent"))
+def problems(run: ViewedRun, query: Parameters) -> dict[str, Any]:
+    """Return a page of the problems that the run has visited. Raises InvalidParameter."""
+    (kind,) = _choose({"kind": query.get("kind") or "all"}, "kind", PROBLEM_KINDS)
+    (sort,) = _choose({"sort": query.get("sort") or "visits"}, "sort", ("visits", "rate", "recent"))
     return {
-        **run.index.problems(kind=kind, sort=sort, **_page(given)),
+        **run.index.problems(kind=kind, sort=sort, **_page(query)),
         "note": missing_rollouts(run),
     }
 
 
-def evaluation(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """One evaluation: its summary and a row per problem, without responses; with `problem`, the row
-    of this problem.
-    """
-    (step,) = _integers(given, "step")
-    found = run.files.evaluation(step)
-    if problem := given.get("problem"):
-        row = next((row for row in found["table"] if row["id"] == problem), None)
+def evaluation(run: ViewedRun, query: Parameters) -> dict[str, Any]:
+    """Return the summary of an evaluation with a row per problem, or with one `problem`."""
+    (step,) = _integers(query, "step")
+    content = run.files.evaluation(step)
+    if problem := query.get("problem"):
+        row = next((row for row in content["table"] if row["id"] == problem), None)
         if row is None:
             raise DataError(f"the evaluation of step {step} has no problem {quoted(problem)}")
         return dict(row)
-    return found | {"table": [_without_responses(row) for row in found["table"]]}
+    return content | {"table": [_without_responses(row) for row in content["table"]]}
 
 
-def paired(runs: Runs, given: Parameters) -> dict[str, Any]:
-    """The paired difference of two evaluations, of one run or of two."""
-    steps = _integers(given, "a_step", "b_step")
-    named = [runs[given.get(f"{which}_run", "")] for which in ("a", "b")]
+def paired(runs: Runs, query: Parameters) -> dict[str, Any]:
+    """Return the paired difference of two evaluations, of one run or of two."""
+    steps = _integers(query, "a_step", "b_step")
+    pair = [runs[query.get(f"{which}_run", "")] for which in ("a", "b")]
     return paired_evaluations(
-        *(run.files.evaluation(step) for run, step in zip(named, steps, strict=True))
+        *(run.files.evaluation(step) for run, step in zip(pair, steps, strict=True))
     )
 
 
 def _without_responses(row: Mapping[str, Any]) -> dict[str, Any]:
-    found = row["responses"]
+    responses = row["responses"]
     return {
         **{name: value for name, value in row.items() if name != "responses"},
-        "correct": sum(1 for each in found if each["correct"]),
-        "judged": sum(1 for each in found if each["error"] is None),
-        "samples": len(found),
+        "correct": sum(1 for response in responses if response["correct"]),
+        "judged": sum(1 for response in responses if response["error"] is None),
+        "samples": len(responses),
     }
 
 
 def missing_rollouts(run: ViewedRun) -> str | None:
-    """The reason why tables of responses are missing; None if there is one for every step."""
-    kept = str(run.files.config().get("log.rollouts", "all"))
-    if kept == "none":
+    """Return why tables of responses are missing; None if every step has one."""
+    setting = str(run.files.config().get("log.rollouts", "all"))
+    if setting == "none":
         return (
             "This run keeps no responses: log.rollouts is none. Set log.rollouts=all to see them in"
             " the next run."
         )
     if not run.files.directory.rollout_tables():
         return "No responses yet: rollouts/ gets a table when the first step has been judged."
-    if kept.startswith("last:"):
+    if setting.startswith("last:"):
         return (
-            f"This run keeps the responses of its last {kept.removeprefix('last:')} steps only"
-            f" (log.rollouts={kept})."
+            f"This run keeps the responses of its last {setting.removeprefix('last:')} steps only"
+            f" (log.rollouts={setting})."
         )
     return None
 
 
-def _page(given: Parameters) -> dict[str, int]:
-    offset = _integer(given, "offset") or 0
-    limit = _integer(given, "limit") or 50
+def _page(query: Parameters) -> dict[str, int]:
+    offset = _integer(query, "offset") or 0
+    limit = _integer(query, "limit") or 50
     if offset < 0 or not 1 <= limit <= MAX_PAGE:
         raise InvalidParameter(f"offset must be at least 0 and limit from 1 to {MAX_PAGE}")
     return {"offset": offset, "limit": limit}
 
 
-def _choose(given: Mapping[str, str], name: str, choices: Sequence[str]) -> tuple[str, ...]:
-    """The values of a comma-separated parameter. Raises InvalidParameter for another value."""
-    values = tuple(value for value in given.get(name, "").split(",") if value)
+def _choose(query: Mapping[str, str], name: str, choices: Sequence[str]) -> tuple[str, ...]:
+    """Return the values of a comma-separated parameter. Raises InvalidParameter."""
+    values = tuple(value for value in query.get(name, "").split(",") if value)
     if odd := [value for value in values if value not in choices]:
         raise InvalidParameter(f"{name} must be some of {', '.join(choices)}, got {quoted(odd[0])}")
     return values
 
 
-def _integers(given: Parameters, *names: str) -> list[int]:
+def _integers(query: Parameters, *names: str) -> list[int]:
     """Required integer parameters. Raises InvalidParameter for one that is missing."""
-    found = []
+    values = []
     for name in names:
-        if (value := _integer(given, name)) is None:
+        if (value := _integer(query, name)) is None:
             raise InvalidParameter(f"the parameter {name}, an integer, is missing")
-        found.append(value)
-    return found
+        values.append(value)
+    return values
 
 
-def _integer(given: Parameters, name: str) -> int | None:
-    text = given.get(name, "")
+def _integer(query: Parameters, name: str) -> int | None:
+    text = query.get(name, "")
     if not text:
         return None
     try:

@@ -1,5 +1,4 @@
-"""Writes a run as one self-contained HTML file: the page of `dapo view` with its values and a
-sample of the responses.
+"""Writes a run as one self-contained HTML file: the page of `dapo view` with its values.
 
 The file opens without a network and without a server. Its security policy lists its scripts and its
 style by their hashes, so that nothing else in it can run, whatever a model wrote.
@@ -73,10 +72,10 @@ def write_report(path: Path, output: Path | None = None) -> dict[str, Any]:
 
 
 def _collect(run: queries.ViewedRun) -> dict[str, Any]:
-    of_groups, groups = _sample(run)
-    given = {"kind": "all", "limit": str(queries.MAX_PAGE)}
+    num_groups, groups = _sample(run)
+    all_rows = {"kind": "all", "limit": str(queries.MAX_PAGE)}
     pages = [
-        queries.problems(run, given | {"offset": str(at)})
+        queries.problems(run, all_rows | {"offset": str(at)})
         for at in range(0, MAX_PROBLEMS, queries.MAX_PAGE)
     ]
     return {
@@ -84,7 +83,7 @@ def _collect(run: queries.ViewedRun) -> dict[str, Any]:
         "metrics": queries.metrics(run, {}),
         **{query.__name__: _or_error(partial(query, run, {})) for query in DETAILS},
         "groups": groups,
-        "of_groups": of_groups,
+        "of_groups": num_groups,
         "index": run.index.state(),
         "note": queries.missing_rollouts(run),
         "problems": pages[0] | {"rows": [row for page in pages for row in page["rows"]]},
@@ -93,7 +92,7 @@ def _collect(run: queries.ViewedRun) -> dict[str, Any]:
 
 
 def _or_error(answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The answer, or the `error` that the page shows in its place."""
+    """Return the answer, or the `error` that the page shows in its place."""
     try:
         return answer()
     except DapoError as error:
@@ -101,12 +100,10 @@ def _or_error(answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
-    """The number of stored groups, and the groups that fit into the report, the most informative
-    first.
-    """
+    """Return the number of stored groups, and the most informative ones that fit."""
     total, order = pick_groups(run.index)
     chosen: list[dict[str, Any]] = []
-    left = MAX_GROUP_BYTES
+    budget = MAX_GROUP_BYTES
     for step, group_id in order:
         group = queries.group(
             run, {"step": str(step), "group": str(group_id)}, max_tokens=MAX_TOKENS_SHOWN
@@ -116,16 +113,15 @@ def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
             turns = response["turns"] or ()
             for turn in turns:
                 turn["text"] = shorten(turn["text"], max(MIN_TEXT, MAX_TEXT // len(turns)))
-        left -= len(to_json(group))
-        if left < 0:
+        budget -= len(to_json(group))
+        if budget < 0:
             break
         chosen.append(group)
     return total, sorted(chosen, key=lambda group: (-group["step"], group["group_id"]))
 
 
 def pick_groups(index: RolloutIndex) -> tuple[int, list[tuple[int, int]]]:
-    """The number of stored groups, and the keys of those that may be shown, the most informative
-    first.
+    """Return the number of stored groups, and the keys of the most informative ones.
 
     Up to MAX_STEPS evenly spread steps, the first and the last included, each give the first, the
     best and the worst group that trained; then one of each other outcome; then the other groups.
@@ -133,9 +129,9 @@ def pick_groups(index: RolloutIndex) -> tuple[int, list[tuple[int, int]]]:
     groups = index.groups()
     steps = sorted({group["step"] for group in groups})
     if len(steps) > MAX_STEPS:
-        steps = sorted(
-            {steps[round(i * (len(steps) - 1) / (MAX_STEPS - 1))] for i in range(MAX_STEPS)}
-        )
+        last = len(steps) - 1
+        indices = {round(i * last / (MAX_STEPS - 1)) for i in range(MAX_STEPS)}
+        steps = [steps[index] for index in sorted(indices)]
     ranked: list[tuple[int, int, int]] = []
     for step in steps:
         here = [group for group in groups if group["step"] == step]
@@ -144,48 +140,49 @@ def pick_groups(index: RolloutIndex) -> tuple[int, list[tuple[int, int]]]:
 
 
 def _by_interest(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    trained = sorted(
-        (g for g in groups if g["outcome"] == "trained"),
-        key=lambda g: (g["score"] or 0.0, g["group_id"]),
-    )
-    first = [*trained[-1:], *trained[:1], *(g for g in groups[:1] if g["outcome"] == "trained")]
-    others = {g["outcome"]: g for g in reversed(groups) if g["outcome"] != "trained"}
-    seen: set[int] = set()
-    for rank, kind in enumerate((first, list(others.values()), groups)):
+    """Yield the groups of a step with their ranks, the most informative first."""
+    trained = [group for group in groups if group["outcome"] == "trained"]
+    by_score = sorted(trained, key=lambda group: (group["score"] or 0.0, group["group_id"]))
+    first = [*by_score[-1:], *by_score[:1]]
+    if groups and groups[0]["outcome"] == "trained":
+        first.append(groups[0])
+    by_outcome = {}
+    for group in reversed(groups):
+        if group["outcome"] != "trained":
+            by_outcome[group["outcome"]] = group
+    ids: set[int] = set()
+    for rank, kind in enumerate((first, list(by_outcome.values()), groups)):
         for group in kind:
-            if group["group_id"] not in seen:
-                seen.add(group["group_id"])
+            if group["group_id"] not in ids:
+                ids.add(group["group_id"])
                 yield rank, group
 
 
 def _evaluations(files: RunReader) -> dict[str, Any]:
-    """The summaries of all evaluations; tables and paired differences of some, the first and the
-    last included.
-    """
+    """Return summaries of all evaluations, and tables and differences of some."""
     summaries = files.evaluations()
-    readable = [each["step"] for each in summaries if "problem" not in each]
-    half = EVALUATIONS_PAIRED // 2
-    steps = (
-        readable if len(readable) <= EVALUATIONS_PAIRED else [*readable[:half], *readable[-half:]]
-    )
+    readable = [summary["step"] for summary in summaries if "problem" not in summary]
+    steps = readable
+    if len(readable) > EVALUATIONS_PAIRED:
+        half = EVALUATIONS_PAIRED // 2
+        steps = [*readable[:half], *readable[-half:]]
     tables = {}
     paired = {}
-    left = MAX_EVALUATION_BYTES
+    budget = MAX_EVALUATION_BYTES
     for step in [*steps[:1], *steps[:0:-1]]:  # the first, then from the last one back
         table = files.evaluation(step)
-        left -= len(to_json(table))
-        if left >= 0:
+        budget -= len(to_json(table))
+        if budget >= 0:
             tables[str(step)] = table
     for a, b in combinations(steps, 2):
         # a resumed run may have evaluated with other settings
-        paired[f"{a}:{b}"] = _or_error(
-            partial(paired_evaluations, files.evaluation(a), files.evaluation(b))
-        )
+        difference = partial(paired_evaluations, files.evaluation(a), files.evaluation(b))
+        paired[f"{a}:{b}"] = _or_error(difference)
     return {"evaluations": summaries, "evaluation_tables": tables, "paired": paired}
 
 
 def _page(data: dict[str, Any], *, title: str) -> str:
-    """The HTML of the report with scripts, style and values, under a policy of their hashes."""
+    """Return the HTML of the report: scripts, style and values, and a policy of their hashes."""
     scripts = [page_file(name) for name in SCRIPTS]
     scripts = [re.sub(r"</(script)", r"<\\/\1", text, flags=re.IGNORECASE) for text in scripts]
     style = page_file("style.css")
@@ -204,7 +201,8 @@ def _page(data: dict[str, Any], *, title: str) -> str:
     body = re.sub(r"<script src=[^>]*></script>\n", "", body)
     inline = "\n".join(f"<script>{text}</script>" for text in scripts)
     data_element = f'<script type="application/json" id="report-data">{values}</script>'
-    return f"{head}</head>{body.replace('</body>', f'{data_element}{chr(10)}{inline}{chr(10)}</body>')}"
+    body = body.replace("</body>", f"{data_element}\n{inline}\n</body>")
+    return f"{head}</head>{body}"
 
 
 def _hash(text: str) -> str:

@@ -15,17 +15,15 @@ MAX_LOG_BYTES = 200_000
 _REQUIRED = ("model.name", "data.train")  # options without a default, with those inside them
 
 
-def findings(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """The findings of `dapo doctor`. Raises DataError for damaged metrics."""
+def findings(run: ViewedRun, query: Parameters) -> dict[str, Any]:
+    """Return the findings of `dapo doctor`. Raises DataError for damaged metrics."""
     from dapo.analysis.doctor import diagnose
 
     return diagnose(run.files.directory.path).to_json()
 
 
-def options(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """Every option with its value, default under the preset and meaning, and the changes that
-    resumes made.
-    """
+def options(run: ViewedRun, query: Parameters) -> dict[str, Any]:
+    """Return every option with its value, default and meaning, and the changes on resume."""
     config = run.files.config()
     raw = read_options(run.files.directory.config)
     required = {name for name in config if name.startswith(_REQUIRED)}
@@ -36,33 +34,40 @@ def options(run: ViewedRun, given: Parameters) -> dict[str, Any]:
     }
     defaults = flat_options(build_config(least))
     meanings = {entry.name: entry.meaning for entry in option_entries()}
-    rows = [
-        {"name": name, "value": value, "meaning": meanings.get(name, "")}
-        | {"default": None if name in required else defaults.get(name)}
-        for name, value in config.items()
-    ]
+    rows = []
+    for name, value in config.items():
+        row = {
+            "name": name,
+            "value": value,
+            "meaning": meanings.get(name, ""),
+            "default": None if name in required else defaults.get(name),
+        }
+        rows.append(row)
     return {"preset": raw["preset"], "rows": rows, "changes": option_changes(run.files.directory)}
 
 
-def log(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """The end of a file in `logs`, by default the verifier's.
+def log(run: ViewedRun, query: Parameters) -> dict[str, Any]:
+    """Return the end of a file in `logs`, by default the verifier's.
 
     Raises DataError for an unknown name.
     """
     folder = run.files.directory.logs
     verifier = run.files.directory.verifier_log.name
-    names = (
-        sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
-        if folder.is_dir()
-        else []
-    )
-    name = given.get("file") or (verifier if verifier in names else next(iter(names), None))
+    names = []
+    if folder.is_dir():
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
+    default = next(iter(names), None)
+    if verifier in names:
+        default = verifier
+    name = query.get("file") or default
     if name is None:
         return {"files": [], "file": None, "text": "", "left_out": 0}
     if name not in names:
-        raise DataError(f"{folder} has no file {quoted(name)}; it has {', '.join(names) or 'none'}")
+        listing = ", ".join(names) or "none"
+        raise DataError(f"{folder} has no file {quoted(name)}; it has {listing}")
     with open_no_link(folder / name, "rb") as file:
-        left_out = max(0, os.fstat(file.fileno()).st_size - MAX_LOG_BYTES)
+        size = os.fstat(file.fileno()).st_size
+        left_out = max(0, size - MAX_LOG_BYTES)
         file.seek(left_out)
         text = file.read(MAX_LOG_BYTES).decode("utf-8", "replace")
     return {"files": names, "file": name, "text": text, "left_out": left_out}

@@ -53,7 +53,7 @@ HEADERS = {
 
 
 def page_file(name: str) -> str:
-    """The text of one of the page's own files."""
+    """Return the text of one of the page's own files."""
     return (files("dapo.analysis.view") / "page" / name).read_text(encoding="utf-8")
 
 
@@ -62,23 +62,23 @@ SCRIPTS = tuple(re.findall(r'src="(\w+\.js)"', page_file("index.html")))
 
 
 def make_app(runs: queries.Runs, *, port: int) -> ASGIApp:
-    """The page and its data as an ASGI application for requests to `port` of this machine."""
+    """Return the page and its data as an ASGI application for `port` of this machine."""
     routes = [
         Route("/", _text(page_file("index.html"), "text/html")),
         Route("/style.css", _text(page_file("style.css"), "text/css")),
         *(Route(f"/{name}", _text(page_file(name), "text/javascript")) for name in SCRIPTS),
     ]
     answers: dict[str, Callable[[Mapping[str, str]], Any]] = {
-        "runs": lambda given: [run.name for run in runs.refresh()],
-        "overview": lambda given: queries.overview(runs.refresh()),
-        "evaluations": lambda given: {
-            "evaluations": runs[given.get("run", "")].files.evaluations()
+        "runs": lambda parameters: [run.name for run in runs.refresh()],
+        "overview": lambda parameters: queries.overview(runs.refresh()),
+        "evaluations": lambda parameters: {
+            "evaluations": runs[parameters.get("run", "")].files.evaluations()
         },
-        "paired": lambda given: queries.paired(runs, given),
+        "paired": lambda parameters: queries.paired(runs, parameters),
     }
     for query in OF_ONE_RUN:
-        answers[query.__name__] = lambda given, query=query: query(
-            runs[given.get("run", "")], given
+        answers[query.__name__] = lambda parameters, query=query: query(
+            runs[parameters.get("run", "")], parameters
         )  # type: ignore[misc]
     routes += [Route(f"/api/{name}", _json(answer)) for name, answer in answers.items()]
     return _guarded(Starlette(routes=routes), port)
@@ -114,7 +114,7 @@ def serve_in_background(runs: queries.Runs) -> str:
 
 
 def make_server(runs: queries.Runs, *, port: int) -> Any:
-    """A uvicorn server for the page, not running yet."""
+    """Return a uvicorn server for the page, not running yet."""
     import uvicorn
 
     # a test's or a notebook's signal handlers stay: uvicorn sets its own in the main thread only
@@ -129,7 +129,7 @@ def make_server(runs: queries.Runs, *, port: int) -> Any:
 
 
 def listen(port: int | None) -> socket.socket:
-    """A socket that listens on 127.0.0.1. Raises ConfigError if the requested port is taken."""
+    """Open a socket on 127.0.0.1. Raises ConfigError if the requested port is taken."""
     for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -147,7 +147,7 @@ def listen(port: int | None) -> socket.socket:
 
 
 def _guarded(app: ASGIApp, port: int) -> ASGIApp:
-    """The application behind the checks of every request, with the headers of every response."""
+    """Wrap the application: check every request, and add headers to every response."""
     hosts = {f"{name}:{port}" for name in NAMES}
     origins = {f"http://{host}" for host in hosts}
 
@@ -187,7 +187,7 @@ def _text(text: str, kind: str) -> Callable[[Request], Response]:
 
 
 def _json(answer: Callable[[Mapping[str, str]], Any]) -> Callable[[Request], Response]:
-    """An endpoint that answers with JSON; an error is one sentence."""
+    """Return an endpoint that answers with JSON; an error is one sentence."""
 
     def respond(request: Request) -> Response:
         try:

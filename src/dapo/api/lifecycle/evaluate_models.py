@@ -69,38 +69,36 @@ class EvalRequest:
         )
 
     def _override(self, section: str, option: str) -> Any:
-        found = parse_overrides(self.overrides).get(section)
-        return found.get(option) if isinstance(found, dict) else None
+        values = parse_overrides(self.overrides).get(section)
+        return values.get(option) if isinstance(values, dict) else None
 
 
 def evaluate_model(model: str, request: EvalRequest) -> dict[str, Any]:
-    """Evaluate a model, a run or a served model, and return its summary and table, which also go to
-    `output`.
-    """
+    """Evaluate a model, a run or a served model; write to `output` and return the result."""
     _require_writable(request.output)
     journal = _journal_path(request.output)
-    return _written(
-        request.output, _evaluate(model, request, base=run_options(model), journal=journal)
-    )
+    result = _evaluate(model, request, base=run_options(model), journal=journal)
+    return _written(request.output, result)
 
 
 def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, Any]:
-    """Compare two models on the same problems with the same random numbers: `first`, `second`,
-    `comparison`.
+    """Compare two models on the same problems with the same random numbers.
 
     Each is a model, a run, or a file of `dapo eval --output` or a run. A run's options apply to
     both.
     """
     _require_writable(request.output)
     base = run_options(first)
-    other = run_options(second)
-    judges = [each["reward"]["verifier"] for each in (base, other) if each is not None]
+    second_base = run_options(second)
+    judges = [
+        options["reward"]["verifier"] for options in (base, second_base) if options is not None
+    ]
     if len(judges) == 2 and judges[0] != judges[1] and request.named_verifier is None:
         print_text(
             f"the verifier of {first} judges both ({judges[0]}); {second} was trained with"
             f" {judges[1]}"
         )
-    base = base or other
+    base = base or second_base
     results = []
     for index, model in enumerate((first, second), start=1):
         if model.endswith(".json"):
@@ -112,46 +110,50 @@ def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, A
         difference = paired_difference(*results, same_draws=True)
     except DataError as error:
         raise DataError(f"{first} and {second} cannot be compared: {error}") from None
-    return _written(
-        request.output, {"first": results[0], "second": results[1], "comparison": difference}
-    )
+    result = {"first": results[0], "second": results[1], "comparison": difference}
+    return _written(request.output, result)
 
 
 def run_options(model: str) -> dict[str, Any] | None:
-    """The options of a run; None if `model` is not a run directory."""
+    """Return the options of a run; None if `model` is not a run directory."""
     if not RunDirectory.is_run(model):
         return None
-    return resolve_auto_verifier(load_run_config(RunDirectory.open(model))).model_dump(mode="json")
+    config = load_run_config(RunDirectory.open(model))
+    return resolve_auto_verifier(config).model_dump(mode="json")
 
 
 def evaluation_config(
     model: str, data: DataSpec, request: EvalRequest, base: Mapping[str, Any] | None
 ) -> tuple[Config, Path | None]:
-    """The options to evaluate a model or a run with and, for a run, its newest checkpoint.
+    """Return the options of an evaluation and, for a run, its newest checkpoint.
 
-    They start from the options `base` of a run, whose verifier judges any problems, or from the
-    defaults of the paper's evaluation; the overrides of the request win. Raises CheckpointError if
-    the run has no checkpoint yet.
+    Args:
+        model: an alias, a Hugging Face id, a model directory or a run directory.
+        data: the problems.
+        request: the arguments of the command; its overrides win.
+        base: the options of a run, whose verifier judges any problems; None: the defaults of the
+            paper's evaluation.
+
+    Raises CheckpointError if the run has no checkpoint yet.
     """
     checkpoint = None
     raw: dict[str, Any] = {"model": model, "data": {}, "overlong": {"mode": "off"}}
     raw["rollout"] = {"max_response_tokens": DEFAULT_TOKENS}
     if base is not None:
         raw = {**json.loads(json.dumps(base)), "audit": {}}
-        named = request.named_verifier
-        if named is not None and named != raw["reward"]["verifier"]:
-            raw["reward"] = {
-                name: raw["reward"][name] for name in ("workers", "timeout_s", "memory_gib")
-            }
+        verifier = request.named_verifier
+        if verifier is not None and verifier != raw["reward"]["verifier"]:
+            limits = ("workers", "timeout_s", "memory_gib")
+            raw["reward"] = {name: raw["reward"][name] for name in limits}
     if RunDirectory.is_run(model):
         run = RunDirectory.open(model)
         checkpoint = run.checkpoints.latest(warn=warn)
         if checkpoint is None:
             raise CheckpointError(f"{run.path} has no checkpoint to evaluate yet")
-        own = load_run_config(run).model_dump(mode="json")
-        raw["model"] = own["model"]
+        run_config = load_run_config(run).model_dump(mode="json")
+        raw["model"] = run_config["model"]
         # those of its own evaluations
-        raw["rollout"]["native"]["kernels"] = own["rollout"]["native"]["kernels"]
+        raw["rollout"]["native"]["kernels"] = run_config["rollout"]["native"]["kernels"]
     elif base is not None:
         # trust_remote_code is about one model
         raw["model"] = {"name": model, "dtype": raw["model"]["dtype"]}
@@ -162,26 +164,26 @@ def evaluation_config(
     if request.samples_per_problem is not None:
         raw["eval"] = {**raw.get("eval", {}), "samples_per_problem": request.samples_per_problem}
     config = build_config(raw, request.overrides, where="dapo eval")
-    time = template_time_of(RunDirectory.open(model)) if checkpoint is not None else None
-    return (
-        resolve_auto(config if time is None else config.at_time(time), training=False),
-        checkpoint,
-    )
+    if checkpoint is not None:
+        time = template_time_of(RunDirectory.open(model))
+        if time is not None:
+            config = config.at_time(time)
+    return resolve_auto(config, training=False), checkpoint
 
 
 def _evaluate(
     model: str, request: EvalRequest, *, base: Mapping[str, Any] | None, journal: Path | None
 ) -> dict[str, Any]:
-    """The summary and the table of one evaluation, which skips problems in the journal."""
-    config, checkpoint = evaluation_config(
-        model, data := evaluation_data(request, base), request, base
-    )
+    """Return the summary and the table of one evaluation; problems in the journal are skipped."""
+    data = evaluation_data(request, base)
+    config, checkpoint = evaluation_config(model, data, request, base)
     with with_start_folder(RunDirectory(Path(model))), ExitStack() as stack:
         judge = stack.enter_context(VerifierPool(config.reward))
         inputs, problems, copies = _read_problems(
-            config, request, judge.needed_columns, of_run=base is not None
+            config, request, judge.needed_columns, is_run=base is not None
         )
-        plan = evaluation_plan(config, inputs.loaded.stop_ids if inputs is not None else ())
+        stop_ids = inputs.loaded.stop_ids if inputs is not None else ()
+        plan = evaluation_plan(config, stop_ids)
         if copies > 1 and not request.sets_samples_per_problem:
             print_text(
                 f"{plan.name} holds each problem {copies} times: {copies} samples for each of"
@@ -196,16 +198,7 @@ def _evaluate(
                 config, loaded, encoder, checkpoint, plan, stack, inputs.episodes
             )
         else:
-            assert request.server is not None
-            if config.plays_episodes:
-                raise ConfigError(
-                    "a server samples single responses, and this run plays episodes: evaluate it"
-                    " without a server"
-                )
-            to_request = partial(chat_request, config=config.data)
-            server = ServerSampler(
-                request.server, model, plan, to_request, concurrency=request.concurrency
-            )
+            server = _server_sampler(model, request, config, plan)
             sampler = stack.enter_context(closing(server))
         time = None if inputs is None else inputs.encoder.time_read
         records = None
@@ -227,11 +220,9 @@ def _evaluate(
                 "stopping; Ctrl-C ends at once", on_second=request.on_second_interrupt
             )
         )
-        advice = (
-            "; the same command continues"
-            if journal is not None
-            else "; with --output it could be continued"
-        )
+        advice = "; with --output it could be continued"
+        if journal is not None:
+            advice = "; the same command continues"
         show = stack.enter_context(progress(f"evaluate {model}"))
         check = partial(stop.check, advice)
         result = evaluate(sampler, judge, problems, journal=records, on_progress=show, check=check)
@@ -245,12 +236,26 @@ def _evaluate(
     }
 
 
+def _server_sampler(
+    model: str, request: EvalRequest, config: Config, plan: EvaluationPlan
+) -> ServerSampler:
+    """Return a sampler of the served model. Raises ConfigError for a run that plays episodes."""
+    assert request.server is not None
+    if config.plays_episodes:
+        raise ConfigError(
+            "a server samples single responses, and this run plays episodes: evaluate it"
+            " without a server"
+        )
+    to_request = partial(chat_request, config=config.data)
+    return ServerSampler(request.server, model, plan, to_request, concurrency=request.concurrency)
+
+
 def _read_problems(
     config: Config,
     request: EvalRequest,
     needed_columns: Mapping[str, Collection[str]],
     *,
-    of_run: bool,
+    is_run: bool,
 ) -> tuple[Inputs | None, list[Problem], int]:
     """Read the problems, with their copies, and the model unless a server has it.
 
@@ -266,9 +271,10 @@ def _read_problems(
             notes = inputs.notes
         else:
             rows, notes = load_rows(config.data, config.reward, "eval", needed_columns)
-            inputs, (problems, copies) = None, distinct(rows, source)
+            inputs = None
+            problems, copies = distinct(rows, source)
     except (DataError, RewardError) as error:
-        if not of_run or request.named_verifier is not None:
+        if not is_run or request.named_verifier is not None:
             raise
         # raises if no verifier could judge
         load_problems(source, split="eval", require_answer=False)
@@ -283,21 +289,19 @@ def _read_problems(
 
 
 def evaluation_data(request: EvalRequest, base: Mapping[str, Any] | None) -> DataSpec:
-    """The problems to evaluate on: `--data`, or the run's `data.eval`.
+    """Return the problems of `--data`, or of the run's `data.eval`.
 
     Raises ConfigError without either.
     """
     if request.data is not None:
         return parse_data_argument(request.data) if isinstance(request.data, str) else request.data
-    found: DataSpec | None = None if base is None else base["data"]["eval"]
-    if found is None:
-        reason = (
-            ", except for a run with data.eval"
-            if base is None
-            else ": the run was trained without data.eval"
-        )
+    source: DataSpec | None = None if base is None else base["data"]["eval"]
+    if source is None:
+        reason = ": the run was trained without data.eval"
+        if base is None:
+            reason = ", except for a run with data.eval"
         raise ConfigError(f"dapo eval needs --data SOURCE{reason}")
-    return found
+    return source
 
 
 def open_engine_sampler(
@@ -309,7 +313,17 @@ def open_engine_sampler(
     stack: ExitStack,
     episodes: Episodes | None = None,
 ) -> EngineSampler:
-    """A sampler with the weights of the checkpoint or the model, closed with `stack`."""
+    """Open a sampler with the weights of a checkpoint or the model; `stack` closes it.
+
+    Args:
+        config: the resolved options.
+        loaded: the model, its tokenizer and its weights.
+        encoder: the encoder of prompts.
+        checkpoint: a checkpoint of the run; None: the weights of `loaded`.
+        plan: the sampling settings.
+        stack: closes the engine and its processes.
+        episodes: the environment of a run that plays episodes.
+    """
     launcher = stack.enter_context(open_launcher(config))
     engine = build_engine(
         resolve_engine(config, loaded.model), loaded, launcher, episodes=episodes, log=warn
@@ -326,11 +340,10 @@ _PROMPT_OPTIONS = {"instruction", "system", "chat_template", "chat_template_kwar
 
 
 def _settings(config: Config, plan: EvaluationPlan, problems: list[Problem]) -> dict[str, Any]:
-    ids = hashlib.blake2b(
-        "\n".join(problem.id for problem in problems).encode(), digest_size=8
-    ).hexdigest()
+    text = "\n".join(problem.id for problem in problems)
+    digest = hashlib.blake2b(text.encode(), digest_size=8)
     return {
-        "problems": ids,
+        "problems": digest.hexdigest(),
         **{f"plan.{name}": value for name, value in asdict(plan).items()},
         "prompt": config.data.model_dump(mode="json", include=_PROMPT_OPTIONS),
         "reward": config.reward.model_dump(mode="json"),
@@ -361,5 +374,5 @@ def _written(output: Path | None, result: dict[str, Any]) -> dict[str, Any]:
 
 def _read_result(path: Path) -> dict[str, Any]:
     with damage_of(path):
-        found = read_json(path)
-    return {"model": str(path), **with_verifier(require_summary(found, str(path)), path)}
+        content = read_json(path)
+    return {"model": str(path), **with_verifier(require_summary(content, str(path)), path)}

@@ -115,9 +115,13 @@ def new_run(
 ) -> Iterator[ReadyRun]:
     """Read all inputs, then make the run directory and lock it in the block.
 
-    Without open verifiers (`judge`), they are opened here. `prepared` are entries that the caller
-    has written into the directory; the manifest gets the `command` and the `module_folders` of
-    modules that options name.
+    Args:
+        config: the configuration.
+        path: the directory to make.
+        command: the command line, for the manifest.
+        judge: the open verifiers; None: open them here.
+        prepared: entries that the caller has written into the directory.
+        module_folders: the folders of modules that options name, for the manifest.
     """
     with (
         open_judge(config, run_dir=path, prepared=prepared) if judge is None else nullcontext(judge)
@@ -164,14 +168,14 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
     continue, or if no step is left for the change.
     """
     directory = RunDirectory.open(path)
-    own = load_run_config(directory)
+    stored_config = load_run_config(directory)
     config = resolve_auto(load_run_config(directory, overrides))
-    require_same_preset(own, config, "a resumed run")
+    require_same_preset(stored_config, config, "a resumed run")
     with ExitStack() as stack, os_errors_as_dapo_errors(), directory.lock(config.train.num_steps):
         damage: list[str] = []
         checkpoint = directory.checkpoints.latest(warn=damage.append)
         if checkpoint and directory.exit_reason() == "finished" and _is_last(checkpoint, config):
-            finished = Finished(resolve_auto(own), directory, step_of(checkpoint))
+            finished = Finished(resolve_auto(stored_config), directory, step_of(checkpoint))
             if config != finished.config:
                 require_optimizer_state(checkpoint, damage)
                 raise ConfigError(
@@ -209,9 +213,7 @@ def _read_inputs(config: Config, judge: VerifierPool) -> Inputs:
 def run_training(
     ready: ReadyRun, callbacks: RunCallbacks, *, max_restarts: int = MAX_RESTARTS
 ) -> None:
-    """Train to the end and draw the curves; if a trainer rank is lost, restart from the newest
-    checkpoint.
-    """
+    """Train to the end and draw curves; if a trainer rank is lost, restart."""
     for restarts in count():
         try:
             with open_run(ready, callbacks) as run:
@@ -230,7 +232,7 @@ def run_training(
 
 
 def end_run(config: Config, directory: RunDirectory, *, warn: Callable[[str], None]) -> None:
-    """What follows the summary of a run that has reached its end.
+    """Make the curves and files that follow the summary of a finished run.
 
     Each act can be repeated, so that `resume` of a finished run completes what a kill has
     prevented.
@@ -242,22 +244,20 @@ def end_run(config: Config, directory: RunDirectory, *, warn: Callable[[str], No
 def reduce_checkpoints(
     config: Config, directory: RunDirectory, *, warn: Callable[[str], None]
 ) -> None:
-    """Leave only the weights of older checkpoints, or warn that this has failed: the run itself has
-    succeeded.
-    """
-    kept = config.train.keep_checkpoints
+    """Remove optimizer states of older checkpoints; warn if this fails."""
+    num_kept = config.train.keep_checkpoints
     try:
         directory.checkpoints.clear_leftovers()
-        old = directory.checkpoints.with_optimizer_state(but_newest=1 if kept is None else kept)
+        old = directory.checkpoints.with_optimizer_state(
+            but_newest=1 if num_kept is None else num_kept
+        )
         keep_weights_only(directory, config, old)
     except (CheckpointError, OSError) as error:
         warn(f"a checkpoint keeps its optimizer state: {error}")
 
 
 def keep_weights_only(directory: RunDirectory, config: Config, checkpoints: Sequence[Path]) -> None:
-    """Remove the optimizer's state of checkpoints, and store their weights in the type of the
-    forward pass.
-    """
+    """Remove the optimizer states, and store weights in the type of the forward pass."""
     for path in checkpoints:
         directory.checkpoints.keep_weights(
             path, partial(copy_weights, dtype=getattr(torch, config.model.dtype))
@@ -266,9 +266,7 @@ def keep_weights_only(directory: RunDirectory, config: Config, checkpoints: Sequ
 
 @contextmanager
 def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
-    """Open a run at its newest checkpoint or its start; signals stop it, and a summary is written
-    at the end.
-    """
+    """Open a run at its newest checkpoint or its start, and write a summary at the end."""
     config = ready.config
     inputs = ready.inputs
     judge = ready.judge
@@ -348,8 +346,8 @@ def truncate_after_checkpoint(
         return None
     step = step_of(checkpoint)
     logged = step if is_logged(checkpoint) else step - 1
-    if missing := directory.missing_metrics(logged):
-        lost = f"{len(missing)} of the steps 1 to {logged}, the first is {missing[0]}"
+    if gaps := directory.missing_metrics(logged):
+        lost = f"{len(gaps)} of the steps 1 to {logged}, the first is {gaps[0]}"
         warn(f"{directory.metrics} has no line for {lost}; they are not computed again")
     directory.truncate_after(step, is_logged=logged == step)
     # a kill may have prevented this
@@ -358,14 +356,13 @@ def truncate_after_checkpoint(
 
 
 def close_run(run: Run, reason: str, *, wall_s: float, warn: Callable[[str], None]) -> None:
-    """Close the trackers and write summary.json; a full disk causes a warning, so that the run's
-    own error shows.
+    """Close the trackers and write summary.json; a full disk only causes a warning.
 
     `tokens_generated` and `wall_s` include the unfinished step, whose work is lost.
     """
     evaluations: list[dict[str, Any]] = [
-        {name: value for name, value in each.items() if name != "table"}
-        for each in first_and_last_evaluation(run.directory)  # the report warns
+        {name: value for name, value in evaluation.items() if name != "table"}
+        for evaluation in first_and_last_evaluation(run.directory)  # the report warns
     ]
     try:
         run.keep_verifier_output()
@@ -389,7 +386,7 @@ def close_run(run: Run, reason: str, *, wall_s: float, warn: Callable[[str], Non
 
 
 def title_of(config: Config) -> str:
-    """The title of a run's figure."""
+    """Return the title of a run's figure."""
     return f"{config.model.name}, {config.preset} on {config.data.train_source.label}"
 
 
@@ -402,8 +399,7 @@ def draw_curves(config: Config, directory: RunDirectory, *, warn: Callable[[str]
 
 
 def with_exported_runs(config: Config, log: Callable[[str], None]) -> Config:
-    """Replace a run as `model` or `loss.reference.model` by its newest checkpoint, which is
-    exported in its directory.
+    """Replace runs as `model` or `loss.reference.model` by their exported checkpoints.
 
     Later checkpoints of that run thus change nothing. Raises CheckpointError if it has none.
     """
@@ -418,7 +414,7 @@ def with_exported_runs(config: Config, log: Callable[[str], None]) -> Config:
 
 
 def _exported_run(option: str, name: str, log: Callable[[str], None]) -> str:
-    """The directory with the exported newest checkpoint of a run that an option names.
+    """Return the directory with the exported newest checkpoint of a run that an option names.
 
     Raises CheckpointError.
     """
@@ -441,11 +437,17 @@ def export_model_of(
     warn: Callable[[str], None],
     adapter: bool = False,
 ) -> tuple[Config, int]:
-    """Write a checkpoint, by default the newest, as a Hugging Face model directory, or only its
-    `adapter` for peft.
+    """Write a checkpoint (default: the newest) as a Hugging Face model, or its `adapter`.
 
-    `warn` receives messages about damaged checkpoints, which are skipped. Returns the run's options
-    and the step of the checkpoint. Raises CheckpointError if the run has no such checkpoint.
+    Args:
+        path: the run.
+        out_dir: the directory to make.
+        step: the step of the checkpoint; None: the newest one.
+        warn: gets messages about damaged checkpoints, which are skipped.
+        adapter: write only the adapter, for peft.
+
+    Returns the run's options and the step of the checkpoint. Raises CheckpointError if the run has
+    no such checkpoint.
     """
     run = RunDirectory.open(path)
     require_new(out_dir)

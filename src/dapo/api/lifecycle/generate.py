@@ -52,9 +52,7 @@ class OpenModel:
     def sampler(
         self, samples: int, temperature: float, max_new_tokens: int | None, seed: int
     ) -> EngineSampler:
-        """A sampler with these settings; without `max_new_tokens`, the limit is
-        `rollout.max_response_tokens`.
-        """
+        """Make a sampler; the default of `max_new_tokens` is `rollout.max_response_tokens`."""
         plan = generation_plan(
             self.config, self._loaded.stop_ids, samples, temperature, max_new_tokens, seed
         )
@@ -67,7 +65,7 @@ class OpenModel:
 def live_sampler(
     run: TrainingRun, samples: int, temperature: float, max_new_tokens: int | None, seed: int
 ) -> EngineSampler:
-    """A sampler of a run that trains in this process, with the weights after its last step.
+    """Return a sampler of a run that trains in this process, with the weights after its last step.
 
     Nothing may be in flight in the run's engine: use it where an evaluation may take place.
     """
@@ -89,7 +87,16 @@ def generation_plan(
     max_new_tokens: int | None,
     seed: int,
 ) -> EvaluationPlan:
-    """The sampling settings of `generate`."""
+    """Return the sampling settings of `generate`.
+
+    Args:
+        config: the options of the run.
+        stop_ids: the tokens that end a response.
+        samples: responses to each prompt.
+        temperature: 0 takes the most likely token.
+        max_new_tokens: the length limit; None: `rollout.max_response_tokens`.
+        seed: equal seeds give equal answers.
+    """
     limit = max_new_tokens or config.rollout.max_response_tokens
     return EvaluationPlan("generate", samples, temperature, 1.0, limit, stop_ids, seed)
 
@@ -97,26 +104,26 @@ def generation_plan(
 def answers_of(
     sampler: EngineSampler, prompt: str | Sequence[Any], *, check: Callable[[], None] = lambda: None
 ) -> Any:
-    """Sample answers to one prompt or several, as `Run.generate` returns them, with `check()`
-    before each poll.
-    """
+    """Sample answers to one or several prompts; call `check()` before each poll."""
     prompts: list[Prompt] = [prompt] if _is_one_prompt(prompt) else list(prompt)
     samples = sampler.plan.samples_per_problem
     answers: list[list[str]] = [[""] * samples for _ in prompts]
-    missing = samples * len(prompts)
+    num_pending = samples * len(prompts)
     try:
-        for index, each in enumerate(prompts):
-            sampler.submit(index, Problem(problem_id(each, ""), each, "", "generate", {}))
-        while missing:
+        for index, prompt_text in enumerate(prompts):
+            sampler.submit(
+                index, Problem(problem_id(prompt_text, ""), prompt_text, "", "generate", {})
+            )
+        while num_pending:
             check()
-            found: list[tuple[int, int, Response]] = sampler.poll()
-            for index, i, response in found:
+            responses: list[tuple[int, int, Response]] = sampler.poll()
+            for index, i, response in responses:
                 answers[index][i] = response.text
-            missing -= len(found)
+            num_pending -= len(responses)
     except BaseException:
         sampler.abort()  # the engine samples for others, too
         raise
-    texts = [each[0] if samples == 1 else each for each in answers]
+    texts = [answer[0] if samples == 1 else answer for answer in answers]
     return texts[0] if _is_one_prompt(prompt) else texts
 
 

@@ -1,6 +1,4 @@
-"""`dapo check`: prints the description of a configuration, its memory, and with `--probe`
-measurements.
-"""
+"""`dapo check`: prints the facts of a configuration, its memory and, on request, a probe."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
@@ -37,21 +35,27 @@ def check_config(
     against: Path | None,
     as_json: bool,
 ) -> bool:
-    """Print the description of a configuration, its problems first, and return whether it can run.
+    """Describe a configuration, its problems first; return True if it can run.
 
-    With `probe`, also measure the real model on `problems` with `samples` responses each, and
-    compare with the run `against`. For a `path` in the directory of a fork, print its origin.
+    Args:
+        config: the configuration to describe.
+        path: its file; the origin of a fork is printed if the file is in the fork's directory.
+        probe: also measure two steps of the real model.
+        problems: the least number of problems that the probe judges; None: the default.
+        samples: responses to each problem of the probe; None: `rollout.group_size`.
+        against: a run whose first steps are compared with the probe.
+        as_json: print JSON instead of lines.
     """
     with open_judge(config, elsewhere=config.uses_ray) as judge:
         needed_columns = judge.needed_columns
     if as_json:
-        found = check_as_json(config, needed_columns)
-        if probe and not found["problems"]:
+        result = check_as_json(config, needed_columns)
+        if probe and not result["problems"]:
             from dapo.cli.check.probe import probe_as_json, run_probe
 
-            found["probe"] = probe_as_json(run_probe(config, problems, samples), against)
-        print_json(found)
-        return not found["problems"]
+            result["probe"] = probe_as_json(run_probe(config, problems, samples), against)
+        print_json(result)
+        return not result["problems"]
     if (fork := Fork.of(RunDirectory(path.parent))) is not None:
         print_text(f"fork      of {fork.describe()}")
     data, num_removed = data_facts(resolve_auto_verifier(config), needed_columns)
@@ -76,9 +80,7 @@ def check_config(
 
 
 def missing_hardware(config: Config) -> list[str]:
-    """Say what the configuration requires and this machine does not have; nothing for a run on a
-    Ray cluster.
-    """
+    """Return the hardware that a local run requires and this machine lacks, as sentences."""
     try:
         if not config.uses_ray:
             require_hardware(config)
@@ -88,8 +90,7 @@ def missing_hardware(config: Config) -> list[str]:
 
 
 def check_as_json(config: Config, needed_columns: Mapping[str, Collection[str]]) -> dict[str, Any]:
-    """The result of `dapo check` as JSON values; `problems` is empty where the configuration can
-    run.
+    """Return the result of `dapo check` as JSON values; `problems` is empty if it can run.
 
     Raises DataError and RewardError, as `explain` does.
     """
@@ -97,15 +98,15 @@ def check_as_json(config: Config, needed_columns: Mapping[str, Collection[str]])
     data, num_removed = data_facts(config, needed_columns)
     estimate, note = estimate_of(config, hardware_profile_for(config))
     rollout = config.rollout
-    found = missing_hardware(config)
+    faults = missing_hardware(config)
     if note is not None and note.startswith("problem: "):
-        found.append(note.removeprefix("problem: "))
+        faults.append(note.removeprefix("problem: "))
     if estimate is not None:
-        found += find_problems(estimate)
+        faults += find_problems(estimate)
     return {
         "config": config.model_dump(mode="json"),
         "data": (
-            {each.role: _data_json(each) for each in data} | {"removed_from_train": num_removed}
+            {facts.role: _data_json(facts) for facts in data} | {"removed_from_train": num_removed}
         ),
         "step": {
             "prompts": rollout.prompts_per_step,
@@ -123,7 +124,7 @@ def check_as_json(config: Config, needed_columns: Mapping[str, Collection[str]])
         ],
         "notes": list(describe_prompts(config, _problems(data))),
         "estimate": None if estimate is None else _estimate_json(estimate),
-        "problems": found,
+        "problems": faults,
     }
 
 
@@ -143,9 +144,7 @@ def _data_json(data: DataFacts) -> dict[str, Any]:
 
 
 def _estimate_json(estimate: ResourceEstimate) -> dict[str, Any]:
-    """Counts and bytes; memory by part, of the process that samples and trains, or of trainer and
-    engine.
-    """
+    """Return counts and bytes; memory is by part of each process."""
     if not estimate.config.is_multiprocess:
         memory = {"process": estimate.process_memory()}
     else:

@@ -1,5 +1,4 @@
-"""Estimates the memory of each process of a run, and the responses and bytes of a step, without
-starting anything.
+"""Estimates the memory of each process of a run and the work of a step; starts nothing.
 
 The inputs are a configuration, the model's sizes, and a profile of the hardware and the responses.
 """
@@ -40,11 +39,9 @@ class HardwareProfile:
 
 
 def hardware_profile_for(config: Config) -> HardwareProfile:
-    """The profile of this machine, or of GPUs that the configuration names and this machine does
-    not have.
-    """
+    """Return the profile of this machine, or of GPUs that the configuration names."""
     lengths = ResponseLengths.expected(config)
-    taken = HardwareProfile(
+    profile = HardwareProfile(
         keep_rate=HardwareProfile.keep_rate if config.dynamic_sampling.enabled else 1.0,
         mean_response_tokens=lengths.response,
         prompt_tokens=lengths.prompt,
@@ -52,7 +49,7 @@ def hardware_profile_for(config: Config) -> HardwareProfile:
     if _runs_on_cpu(config):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return replace(
-            taken,
+            profile,
             device="cpu",
             memory_gib=round(memory / GIB, 1),
             devices_per_node=1,
@@ -60,13 +57,13 @@ def hardware_profile_for(config: Config) -> HardwareProfile:
             engine_overhead_gib=1.0,
         )
     if config.uses_ray:
-        return taken
+        return profile
     if not torch.cuda.is_available():
         # one rank per GPU, which engines share
-        return replace(taken, devices_per_node=config.distributed.trainer_ranks)
+        return replace(profile, devices_per_node=config.distributed.trainer_ranks)
     gib = torch.cuda.get_device_properties(0).total_memory / GIB
     return replace(
-        taken, memory_gib=round(gib, 1), devices_per_node=torch.cuda.device_count(), is_here=True
+        profile, memory_gib=round(gib, 1), devices_per_node=torch.cuda.device_count(), is_here=True
     )
 
 
@@ -113,21 +110,19 @@ class ResourceEstimate:
         """Bytes of the device that an engine may fill."""
         shares = self.shares
         capacity = self.profile.memory_gib * GIB
-        kept = shares.trainers * self.memory.kept_bytes() if shares.alternates else 0.0
-        return (capacity - kept) / shares.sampling
+        resident = shares.trainers * self.memory.kept_bytes() if shares.alternates else 0.0
+        return (capacity - resident) / shares.sampling
 
     @property
     def devices(self) -> int:
         """The number of GPUs; 1 on CPUs."""
         if self.profile.device == "cpu":
             return 1
-        wanted = self.config.gpus_wanted
+        gpus = self.config.gpus_wanted
         processes = self.shares.processes
-        return (
-            ceil(wanted / processes)
-            if self.config.uses_ray
-            else min(wanted, self.profile.devices_per_node)
-        )
+        if self.config.uses_ray:
+            return ceil(gpus / processes)
+        return min(gpus, self.profile.devices_per_node)
 
     @property
     def sequence_tokens(self) -> int:
@@ -141,22 +136,22 @@ class ResourceEstimate:
         return max(self.config.microbatch_tokens, mean_prompt + self.config.max_observed_tokens)
 
     def trainer_memory(self) -> dict[str, float]:
-        """Bytes on the device of a trainer rank, by part, at the peak of an update."""
+        """Return bytes on the device of a trainer rank at the peak of an update, by part."""
         return self.memory.breakdown(
             self.microbatch_tokens, recompute=bool(self.config.train.recompute)
         )
 
     def engine_memory(self) -> dict[str, float]:
-        """Bytes on the device of an engine, by part."""
+        """Return bytes on the device of an engine, by part."""
         dimensions = self.dimensions
         e = self.memory.element_bytes
         tp = self.config.gpus_per_engine
         breakdown = {"weights": e * dimensions.parameters / tp}
         if self.config.rollout.engine_kind.pages_cache:
             overhead = self.profile.engine_overhead_gib * GIB
-            given = self.cache_limit
-            cache = (given or CPU_CACHE_GIB) * GIB
-            if given is None and self.profile.device == "gpu":
+            limit = self.cache_limit
+            cache = (limit or CPU_CACHE_GIB) * GIB
+            if limit is None and self.profile.device == "gpu":
                 reserve = (1 - GPU_MEMORY) * self.profile.memory_gib * GIB / self.shares.sampling
                 cache = max(0.0, self.engine_available - reserve - breakdown["weights"] - overhead)
             return breakdown | {"cache": cache, "vLLM overhead": overhead}
@@ -179,17 +174,13 @@ class ResourceEstimate:
 
     @property
     def cache_limit(self) -> float | None:
-        """The value of the option that bounds the engine's cache; None: it has none, or takes its
-        default size.
-        """
+        """The value of the option that bounds the engine's cache; None: no bound is set."""
         name = self.config.rollout.engine_kind.cache_option
         return None if name is None else getattr(self.config.rollout.engine_options, name)
 
     @property
     def load_read_bytes(self) -> float:
-        """Bytes of the model's files that one trainer rank reads, stored in 16 bits and sharded
-        over GPUs.
-        """
+        """Bytes that one trainer rank reads: its shard of files with 16-bit weights."""
         return 2 * self.dimensions.parameters / self.ranks
 
     @property
@@ -217,9 +208,7 @@ class ResourceEstimate:
         )
 
     def process_memory(self) -> dict[str, float]:
-        """Bytes of the one process that samples and trains, by part; the larger of the two phases
-        counts.
-        """
+        """Return bytes of the process that samples and trains, in its larger phase."""
         trainer = self.trainer_memory()
         engine = self.engine_memory()
         training = {name: trainer.pop(name) for name in UPDATE_PARTS}
@@ -234,9 +223,7 @@ class ResourceEstimate:
         return breakdown
 
     def checkpoint_copy_bytes(self) -> float:
-        """Bytes of weights and moments in main memory, from which a checkpoint is written while
-        training goes on.
-        """
+        """Return bytes of main memory that a checkpoint is copied to while it is written."""
         parameters = self.memory.trainable_parameters + self.memory.critic_parameters
         return 0 if not self.config.train.save_every else 3 * self.memory.master_bytes * parameters
 
@@ -272,5 +259,5 @@ class ResourceEstimate:
         rollout = self.config.rollout
         if self.config.is_supervised:
             return 0
-        wanted = rollout.prompts_per_step / self.profile.keep_rate
-        return min(wanted, self.config.max_groups_per_step) * rollout.group_size
+        groups = rollout.prompts_per_step / self.profile.keep_rate
+        return min(groups, self.config.max_groups_per_step) * rollout.group_size

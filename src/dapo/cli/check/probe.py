@@ -1,6 +1,4 @@
-"""`dapo check --probe`: prints the measured values, next to the estimated memory or to a run's
-first steps.
-"""
+"""`dapo check --probe`: prints measured values next to estimates or a run's first steps."""
 
 import math
 from collections.abc import Iterator
@@ -46,39 +44,37 @@ def run_probe(config: Config, problems: int | None, samples: int | None) -> Prob
 
 
 def probe_as_json(probe: Probe, against: Path | None) -> dict[str, Any]:
-    """A probe as JSON values, with its comparison with a run if one is given."""
-    found: dict[str, Any] = asdict(probe)
+    """Return a probe as JSON values, with its comparison with a run if one is given."""
+    result: dict[str, Any] = asdict(probe)
     if against is not None:
         checks = compare_with_run(probe, RunDirectory.open(against))
-        found["against"] = {
+        result["against"] = {
             "run": str(against),
             "values": [
-                asdict(each) | {"ratio": each.ratio, "is_close": each.is_close} for each in checks
+                asdict(check) | {"ratio": check.ratio, "is_close": check.is_close}
+                for check in checks
             ],
         }
-    return found
+    return result
 
 
 def describe_probe(config: Config, probe: Probe, against: Path | None = None) -> Iterator[str]:
-    """Lines for a person: pass rates, responses per step, lengths, speed, memory, and a comparison
-    with a run.
-    """
+    """Yield lines about pass rates, responses, lengths, speed, memory and another run."""
     yield f"probe of {probe.problems} problems x {probe.samples} responses with the real model:"
     if probe.accuracy is not None:
         yield f"  accuracy    {with_interval(probe.accuracy, probe.accuracy_interval)}"
         yield "  pass rate   problems"
-        for each in probe.histogram:
-            bar = "#" * round(_BAR * each.fraction)
-            interval = f"({each.low:.0%} to {each.high:.0%})"
-            yield (
-                f"  {each.name:12}{each.problems:>4}  {each.fraction:>4.0%} {interval:14} {bar}".rstrip()
-            )
+        for tenth in probe.histogram:
+            bar = "#" * round(_BAR * tenth.fraction)
+            interval = f"({tenth.low:.0%} to {tenth.high:.0%})"
+            share = f"{tenth.problems:>4}  {tenth.fraction:>4.0%}"
+            yield f"  {tenth.name:12}{share} {interval:14} {bar}".rstrip()
     yield f"  keep rate   {_keep_rate(probe)}"
     groups = probe.groups_per_step
-    wanted = config.rollout.prompts_per_step
+    num_groups = config.rollout.prompts_per_step
     yield (
         f"  per step    {groups:,.0f} groups = {groups * probe.group_size:,.0f} responses, for"
-        f" {wanted} that train"
+        f" {num_groups} that train"
     )
     quantiles = ", ".join(
         f"{name} {value:,.0f}" for name, value in probe.response_quantiles.items()
@@ -87,8 +83,8 @@ def describe_probe(config: Config, probe: Probe, against: Path | None = None) ->
     yield f"  truncated   {with_interval(probe.truncated, probe.truncated_interval)}"
     if probe.verifier_errors:
         yield f"  errors      {probe.verifier_errors} responses have no verdict"
-    for found in probe.findings:
-        text = f"{found.severity}: {found.one_line()}"
+    for finding in probe.findings:
+        text = f"{finding.severity}: {finding.one_line()}"
         yield from wrap(
             text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
         )
@@ -103,44 +99,40 @@ def _compare(probe: Probe, run: Path) -> Iterator[str]:
     checks = compare_with_run(probe, RunDirectory.open(run))
     yield f"compared with steps 1 to {FIRST_STEPS} of {run}:"
     yield f"  {'':24}{'probe':>12}{'measured':>12}{'ratio':>8}"
-    for each in checks:
-        verdict = "" if each.is_close else f"  differs by more than {TOLERANCE:.0%}"
+    for check in checks:
+        verdict = "" if check.is_close else f"  differs by more than {TOLERANCE:.0%}"
         yield (
-            f"  {each.name:24}{_number(each.probe):>12}{_number(each.measured):>12}{each.ratio:>8.2f}{verdict}"
+            f"  {check.name:24}{_number(check.probe):>12}{_number(check.measured):>12}"
+            f"{check.ratio:>8.2f}{verdict}"
         )
-    close = sum(each.is_close for each in checks)
+    close = sum(check.is_close for check in checks)
     yield f"  {close} of {len(checks)} within {TOLERANCE:.0%}"
 
 
 def _keep_rate(probe: Probe) -> str:
-    kept = f"{probe.kept:.1%} of the judged groups would train"
+    measured = f"{probe.kept:.1%} of the judged groups would train"
     if probe.expected_keep_rate is None:
-        return kept
+        return measured
     rate = with_interval(probe.expected_keep_rate, probe.expected_keep_interval)
     expected = f"{rate} expected for groups of {probe.group_size}"
     if probe.samples < probe.group_size:
         expected += f", roughly: there are only {probe.samples} responses per problem"
-    return (
-        expected
-        if math.isclose(probe.expected_keep_rate, probe.kept)
-        else f"{expected}; here {kept}"
-    )
+    if math.isclose(probe.expected_keep_rate, probe.kept):
+        return expected
+    return f"{expected}; here {measured}"
 
 
 def _speed(config: Config, probe: Probe) -> Iterator[str]:
-    """Seconds of a step's phases and the peak of memory, next to the estimate of the latter."""
+    """Yield the seconds of a step's phases, and the peak of memory next to its estimate."""
     estimate, _ = estimate_of(config, hardware_profile_for(config))
-    memory = (
-        sum(estimate.process_memory().values()) / GIB
-        if estimate is not None and not estimate.config.is_multiprocess
-        else None
-    )
+    if estimate is not None and not estimate.config.is_multiprocess:
+        memory = sum(estimate.process_memory().values()) / GIB
+    else:
+        memory = None
     rate = probe.update_tokens_per_s
-    trained = (
-        "no group carries a signal, so none was made"
-        if rate is None
-        else f"{rate:,.0f} trained tokens/s"
-    )
+    trained = "no group carries a signal, so none was made"
+    if rate is not None:
+        trained = f"{rate:,.0f} trained tokens/s"
     yield "  one step"
     for name, measured, note in (
         ("load weights, s", probe.load_s, ""),

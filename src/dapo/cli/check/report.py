@@ -1,6 +1,4 @@
-"""The lines of `dapo check` about resources: what runs where, memory, weight sync, and what does
-not fit.
-"""
+"""The lines of `dapo check` about processes, memory, weight sync and what does not fit."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,9 +19,7 @@ from dapo.types import Problem
 
 
 def describe_estimate(config: Config, profile: HardwareProfile) -> Iterator[str]:
-    """Lines for a person: what runs where, memory, a step's responses, the weight sync, values
-    taken, and problems.
-    """
+    """Yield lines about processes, memory, a step's responses, weight sync and problems."""
     estimate, line = estimate_of(config, profile)
     if estimate is None:
         name = config.model.name
@@ -51,9 +47,7 @@ def describe_estimate(config: Config, profile: HardwareProfile) -> Iterator[str]
 def estimate_of(
     config: Config, profile: HardwareProfile
 ) -> tuple[ResourceEstimate | None, str | None]:
-    """The estimate with `auto` resolved, and a line about the choice; None for a model of unknown
-    sizes.
-    """
+    """Return the estimate with `auto` resolved and a note; None if the sizes are unknown."""
     dimensions = find_dimensions(config.model)
     if dimensions is None:
         return None, None
@@ -62,8 +56,7 @@ def estimate_of(
 
 
 def resolve_estimate(estimate: ResourceEstimate) -> tuple[ResourceEstimate, str | None]:
-    """The estimate with `train.microbatch_tokens` and `train.recompute` resolved, and a line about
-    the choice.
+    """Resolve `train.microbatch_tokens` and `train.recompute`; return a note, too.
 
     Where nothing fits, the estimate is of the smallest update, and the line is a problem.
     """
@@ -86,27 +79,23 @@ def resolve_estimate(estimate: ResourceEstimate) -> tuple[ResourceEstimate, str 
 
 
 def describe_prompts(config: Config, problems: Sequence[Problem] = ()) -> Iterator[str]:
-    """The end tokens of responses, and what the chat template reads, if the tokenizer is on this
-    machine.
+    """Yield the end tokens and the chat template's inputs if the tokenizer is local.
 
     Raises DataError if a template is missing.
     """
-    found = load_local_tokenizer(
+    tokenizer_files = load_local_tokenizer(
         config.model.name, trust_remote_code=config.model.trust_remote_code
     )
-    if found is None:
+    if tokenizer_files is None:
         return
-    tokenizer, stop_ids = found
+    tokenizer, stop_ids = tokenizer_files
     encoder = PromptEncoder(tokenizer, config.data)
     turn_end = encoder.turn_end
-    ends = {
-        *stop_ids,
-        *([turn_end.token_id] if turn_end is not None and turn_end.token_id is not None else []),
-    }
-    yield (
-        "responses end at"
-        f" {', '.join(repr(tokenizer.convert_ids_to_tokens(i)) for i in sorted(ends)) or 'no token'}"
-    )
+    ends = set(stop_ids)
+    if turn_end is not None and turn_end.token_id is not None:
+        ends.add(turn_end.token_id)
+    tokens = [repr(tokenizer.convert_ids_to_tokens(token_id)) for token_id in sorted(ends)]
+    yield f"responses end at {', '.join(tokens) or 'no token'}"
     yield from turn_end_notes(tokenizer, stop_ids, turn_end)
     yield from encoder.notes(problems)
 
@@ -120,19 +109,19 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
         yield _adapters(
             lora, dimensions.linears, dimensions.lora_parameters(lora.rank), dimensions.parameters
         )
-        whole = estimate.changed("model", lora=None)
-        memory = [_gib(sum(each.trainer_memory().values())) for each in (estimate, whole)]
-        copies = [_gib(each.checkpoint_copy_bytes()) for each in (estimate, whole)]
+        unadapted = estimate.changed("model", lora=None)
+        memory = [_gib(sum(variant.trainer_memory().values())) for variant in (estimate, unadapted)]
+        copies = [_gib(variant.checkpoint_copy_bytes()) for variant in (estimate, unadapted)]
         yield (
             f"               {memory[0]} to train, {copies[0]} per checkpoint (all weights:"
             f" {memory[1]}, {copies[1]})"
         )
-    own = ["the loop, data, rollout tables, checkpoints"]
+    contents = ["the loop, data, rollout tables, checkpoints"]
     if not config.uses_trainer_group:
-        own.append("the policy")
+        contents.append("the policy")
     if not config.engine_processes:
-        own.append(f"the {config.rollout.engine} engine")
-    yield f"  controller   1 process: {', '.join(own)}"
+        contents.append(f"the {config.rollout.engine} engine")
+    yield f"  controller   1 process: {', '.join(contents)}"
     if config.uses_trainer_group:
         ranks = f"{estimate.ranks} ranks (FSDP2)" if estimate.ranks > 1 else "1 process"
         yield f"  trainer      {ranks}, {_each(estimate, 1)}"
@@ -145,8 +134,9 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
     if config.engine_processes:
         order = ", in lockstep" if config.rollout.is_reproducible else ", by load"
         shared = "" if config.engine_processes == 1 else order
-        each = _each(estimate, config.gpus_per_engine)
-        yield f"  engines      {config.engine_processes} x {config.rollout.engine}{shared}, {each}"
+        resources = _each(estimate, config.gpus_per_engine)
+        engines = f"{config.engine_processes} x {config.rollout.engine}{shared}"
+        yield f"  engines      {engines}, {resources}"
     processes = "1 process" if config.reward.workers == 1 else f"{config.reward.workers} processes"
     yield f"  verifiers    {processes}, at most {config.reward.memory_gib:g} GiB each"
     if estimate.profile.device == "gpu":
@@ -180,9 +170,7 @@ def _adapters(lora: LoraConfig, linears: int, trained: int, parameters: int) -> 
 
 
 def _adapters_of_layers(model: ModelConfig, lora: LoraConfig) -> Iterator[str]:
-    """The adapters of a model of another family, counted on its layers if its config.json is on
-    this machine.
-    """
+    """Count the adapters of another family's layers if its config.json is local."""
     try:
         meta = load_meta_model(
             model.name, trust_remote_code=model.trust_remote_code, local_files_only=True
@@ -217,11 +205,12 @@ def _memory(estimate: ResourceEstimate) -> Iterator[str]:
         estimate.engine_available,
     )
     if estimate.config.engine_processes:
-        count, versions = (
-            (2, "newest two versions")
-            if estimate.transfer_seconds is None
-            else (1, "first version")
-        )
+        if estimate.transfer_seconds is None:
+            count = 2
+            versions = "newest two versions"
+        else:
+            count = 1
+            versions = "first version"
         yield (
             f"  main memory where the weights come from: {_gib(count * estimate.sync_bytes)} for"
             f" the {versions}"
@@ -252,18 +241,16 @@ def _step(estimate: ResourceEstimate) -> Iterator[str]:
     tokens = estimate.generated_responses * estimate.profile.mean_response_tokens
     if tokens:
         yield f"each step: {estimate.generated_responses:,.0f} responses, {tokens:,.0f} tokens"
-    times = (
-        ""
-        if not estimate.config.is_multiprocess
-        else f", {plural(estimate.sync_copies, 'time')} (one per node)"
-    )
+    times = ""
+    if estimate.config.is_multiprocess:
+        times = f", {plural(estimate.sync_copies, 'time')} (one per node)"
     if (seconds := estimate.transfer_seconds) is not None:
         times = f" from GPU to GPU, about {seconds:.1f} s"
     yield f"weight sync, each step: {estimate.sync_bytes / 1e9:,.2f} GB{times}"
 
 
 def _values_taken(profile: HardwareProfile) -> Iterator[str]:
-    """The values that the estimate takes for what the configuration does not say."""
+    """Yield the values that the estimate takes for what the configuration does not say."""
     if profile.device == "cpu":
         owner = "this machine" if profile.is_here else "each node, taken to be like this machine"
         yield f"values taken: {profile.memory_gib:g} GiB of memory of {owner}"
@@ -317,11 +304,11 @@ def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
             f" query and {dimensions.kv_heads} key-value heads"
         )
     if estimate.cache_tokens < estimate.sequence_tokens:
-        wanted = ceil(estimate.sequence_tokens * estimate.cached_token_bytes / tp / GIB)
+        gibibytes = ceil(estimate.sequence_tokens * estimate.cached_token_bytes / tp / GIB)
         yield (
             f"an engine's cache holds {estimate.cache_tokens:,} tokens, less than one sequence at"
-            f" full length ({estimate.sequence_tokens:,}): set rollout.vllm.cache_gib to {wanted}"
-            " or more"
+            f" full length ({estimate.sequence_tokens:,}): set rollout.vllm.cache_gib to"
+            f" {gibibytes} or more"
         )
 
 
@@ -338,11 +325,9 @@ def _too_large(
         "use a smaller model or a machine with more memory, or lower rollout.max_response_tokens"
     ]
     is_cpu = estimate.profile.device == "cpu"
-    note = (
-        ". This is for the processor of this machine; train.device=cuda estimates a GPU"
-        if is_cpu
-        else ""
-    )
+    note = ""
+    if is_cpu:
+        note = ". This is for the processor of this machine; train.device=cuda estimates a GPU"
     yield (
         f"{owner} needs {_gib(total)}, and {_gib(available)} are available; the largest part is"
         f" {largest} ({_gib(breakdown[largest])}). To make it fit: {'; or '.join(fixes)}{note}"
@@ -362,11 +347,10 @@ def _suggest_fixes(estimate: ResourceEstimate) -> Iterator[str]:
     ):
         for value in values:
             changed = estimate.changed(section, **{option: value})
-            breakdown = (
-                changed.process_memory()
-                if not changed.config.is_multiprocess
-                else changed.trainer_memory()
-            )
+            memory = changed.process_memory
+            if changed.config.is_multiprocess:
+                memory = changed.trainer_memory
+            breakdown = memory()
             if sum(breakdown.values()) <= estimate.available:
                 yield f"{section}.{option}={str(value).lower()}"
                 break
@@ -381,7 +365,7 @@ def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]
     if total <= available:
         return
     remaining = available - (total - cache)
-    needed = f"{_gib(total)}"
+    requirement = f"{_gib(total)}"
     fix = "use a smaller model, or lower rollout.max_response_tokens"
     if remaining > 0 and kind.cache_option is not None:
         limit = (
@@ -389,10 +373,10 @@ def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]
         )
         fix = f"set rollout.{engine}.{kind.cache_option} to at most {int(limit):,}"
     elif remaining <= 0:
-        needed = f"{_gib(total - cache)} before any cache"
+        requirement = f"{_gib(total - cache)} before any cache"
         if hasattr(estimate.config.rollout.engine_options, "tensor_parallel"):
             fix = f"raise rollout.{engine}.tensor_parallel above {estimate.config.gpus_per_engine}"
-    yield f"a GPU of an engine needs {needed}, and {_gib(available)} are available: {fix}"
+    yield f"a GPU of an engine needs {requirement}, and {_gib(available)} are available: {fix}"
 
 
 def _gib(size: float) -> str:

@@ -1,6 +1,4 @@
-"""Describes a configuration for `dapo check`: data, step and run, ignored options, differences from
-the paper.
-"""
+"""The lines of `dapo check` about data, step, run, ignored options and the paper's values."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,8 +26,7 @@ def explain(
     needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS,
     data: "tuple[Sequence[DataFacts], int] | None" = None,
 ) -> Iterator[str]:
-    """Describe a configuration in lines for a person; `needed_columns` are those of each function
-    of the reward.
+    """Describe a configuration in lines; `needed_columns` are by function of the reward.
 
     `data` are the facts of `data_facts`, where they are known already.
 
@@ -37,11 +34,9 @@ def explain(
     and RewardError if the reward can judge none of its rows.
     """
     config = resolve_auto_verifier(config)
-    dtype = (
-        "bfloat16 where the processor is fast at it, else float32"
-        if config.model.dtype == "auto"
-        else None
-    )
+    dtype = None
+    if config.model.dtype == "auto":
+        dtype = "bfloat16 where the processor is fast at it, else float32"
     yield f"model     {config.model.name} (computed in {dtype or config.model.dtype})"
     yield from _data(config, *(data or data_facts(config, needed_columns)))
     yield ""
@@ -58,7 +53,7 @@ def explain(
 
 
 def value_of(config: Config, name: str) -> Any:
-    """The value of an option, or of a property of the configuration, by its dotted name."""
+    """Return the value of an option, or of a property of the configuration, by its dotted name."""
     return reduce(getattr, name.split("."), config)
 
 
@@ -71,11 +66,11 @@ def differences_from_paper(config: Config) -> Iterator[str]:
 def changed_paper_values(config: Config) -> Iterator[tuple[str, Any, Any]]:
     """Yield each option whose value differs from the paper's, with both values."""
     for name, info in options_of():
-        known = known_about(info)
-        if "paper" in known:
+        facts = known_about(info)
+        if "paper" in facts:
             value = value_of(config, name)
-            if value != known["paper"]:
-                yield name, value, known["paper"]
+            if value != facts["paper"]:
+                yield name, value, facts["paper"]
 
 
 def ignored_options(config: Config) -> Iterator[str]:
@@ -85,14 +80,15 @@ def ignored_options(config: Config) -> Iterator[str]:
         # turned off: no contradiction
         if condition is None or not _is_set(config, name) or not value_of(config, name):
             continue
-        other, _, wanted = condition.partition("=")
-        value = value_of(config, other)
-        if not (value == wanted if wanted else value):
-            shown = f"{name}.*" if section_in(info.annotation) else name
-            unmet = f"{other} is {'not set' if value is None else option_text(value)}"
-            yield (
-                f"{shown}: {f'needs {CONDITIONS[condition]}' if condition in CONDITIONS else unmet}"
-            )
+        required, _, expected = condition.partition("=")
+        value = value_of(config, required)
+        is_met = value == expected if expected else bool(value)
+        if not is_met:
+            label = f"{name}.*" if section_in(info.annotation) else name
+            reason = f"{required} is {'not set' if value is None else option_text(value)}"
+            if condition in CONDITIONS:
+                reason = f"needs {CONDITIONS[condition]}"
+            yield f"{label}: {reason}"
     loss = config.loss
     verifier = config.reward.verifier
     # estimators whose gradient vanishes where loss.kl_in puts them
@@ -111,9 +107,7 @@ def ignored_options(config: Config) -> Iterator[str]:
 
 
 def _is_set(config: Config, name: str) -> bool:
-    """Whether a configuration, its preset included, sets an option instead of leaving it at its
-    default.
-    """
+    """Return True if the configuration or its preset sets an option."""
     section: Any = config
     for part in name.split("."):
         if part not in section.model_fields_set:
@@ -147,14 +141,15 @@ def data_facts(
 
     Raises DataError and RewardError, as `explain` does.
     """
-    found = [_facts("train", config.data.train_source, config, needed_columns)]
+    facts = [_facts("train", config.data.train_source, config, needed_columns)]
     if config.data.eval_source is None:
-        return found, 0
-    found.append(_facts("eval", config.data.eval_source, config, needed_columns))
-    train, held_out = (each.problems for each in found)
-    return found, (
-        remove_overlap(train, held_out, option=config.data_option)[1] if train and held_out else 0
-    )
+        return facts, 0
+    facts.append(_facts("eval", config.data.eval_source, config, needed_columns))
+    train, held_out = (source.problems for source in facts)
+    if not train or not held_out:
+        return facts, 0
+    _, num_removed = remove_overlap(train, held_out, option=config.data_option)
+    return facts, num_removed
 
 
 def _facts(
@@ -172,16 +167,21 @@ def _facts(
     )
 
 
-def _data(config: Config, found: Sequence[DataFacts], num_removed: int) -> Iterator[str]:
-    for each in found:
-        label = f"{each.role:9} {each.label}"
-        if each.problems is None:
+def _data(config: Config, facts: Sequence[DataFacts], num_removed: int) -> Iterator[str]:
+    for source_facts in facts:
+        label = f"{source_facts.role:9} {source_facts.label}"
+        if source_facts.problems is None:
             yield f"{label}: not counted: it is on the hub"
             continue
-        counts = ", ".join(f"{count} {source}" for source, count in each.sources.most_common(6))
-        kind = "demonstrations" if config.is_supervised and each.role == "train" else "problems"
-        yield f"{label}: {len(each.problems):,} {kind}, {each.num_distinct:,} distinct ({counts})"
-        for line in each.warnings:
+        counts = ", ".join(
+            f"{count} {source}" for source, count in source_facts.sources.most_common(6)
+        )
+        kind = "problems"
+        if config.is_supervised and source_facts.role == "train":
+            kind = "demonstrations"
+        number = f"{len(source_facts.problems):,} {kind}"
+        yield f"{label}: {number}, {source_facts.num_distinct:,} distinct ({counts})"
+        for line in source_facts.warnings:
             yield f"          warning: {line}"
     if config.data.eval_source is None:
         yield (
@@ -215,12 +215,12 @@ def _step(config: Config) -> Iterator[str]:
             " or judged"
         )
         return
-    kept = (
+    quantity = (
         "that carry a signal (Eq. 11)" if config.dynamic_sampling.enabled else "with any verdicts"
     )
     yield (
-        f"  prompts     {rollout.prompts_per_step:,} {kept}; at most {config.max_groups_per_step:,}"
-        " are judged"
+        f"  prompts     {rollout.prompts_per_step:,} {quantity}; at most"
+        f" {config.max_groups_per_step:,} are judged"
     )
     yield f"  responses   {responses:,} train: {rollout.group_size} per prompt"
     yield (
@@ -229,9 +229,9 @@ def _step(config: Config) -> Iterator[str]:
     )
     if config.plays_episodes:
         environment = config.environment
-        named = ", ".join(filter(None, [environment.name, *environment.tools]))
+        label = ", ".join(filter(None, [environment.name, *environment.tools]))
         yield (
-            f"  episodes    {named}: at most {environment.max_turns} turns; up to"
+            f"  episodes    {label}: at most {environment.max_turns} turns; up to"
             f" {config.max_observed_tokens:,} observed tokens, which never train"
         )
     yield (
@@ -248,8 +248,10 @@ def _step(config: Config) -> Iterator[str]:
         "off": "no length term",
     }[config.overlong.mode]
     options = ", ".join(f"{key}: {value}" for key, value in config.reward.options.items())
-    named = f"{weighted(config.reward.verifier)}{f' ({options})' if options else ''}"
-    yield f"  reward      {named}, {shaping}"
+    label = weighted(config.reward.verifier)
+    if options:
+        label += f" ({options})"
+    yield f"  reward      {label}, {shaping}"
     if (audit := config.audit_reward) is not None:
         yield (
             f"  audit       {audit.verifier} judges {config.audit.share:.3g} of the trained"
@@ -270,11 +272,9 @@ def _step(config: Config) -> Iterator[str]:
     )
     kl = f", KL {loss.kl_coef:g} ({loss.kl_estimator} in the {loss.kl_in})" if loss.kl_coef else ""
     if config.has_kl and loss.has_teacher:
-        rewards = (
-            f"rewards weigh {config.reward.coef:g}"
-            if config.trains_on_rewards
-            else "rewards do not train"
-        )
+        rewards = "rewards do not train"
+        if config.trains_on_rewards:
+            rewards = f"rewards weigh {config.reward.coef:g}"
         yield f"  teacher     {loss.teacher_name}; {rewards}"
         if config.reuses_samples and loss.has_kl_term:
             yield (
@@ -305,9 +305,9 @@ def _run(config: Config) -> Iterator[str]:
     yield f"  checkpoints {when}, newest {train.kept_in_training} kept"
     if config.samples_ahead:
         cap = config.loss.engine_correction or 0.0
-        ratio = "pi_old / pi_sampler" + (
-            " of its response" if config.loss.engine_ratio == "sequence" else ""
-        )
+        ratio = "pi_old / pi_sampler"
+        if config.loss.engine_ratio == "sequence":
+            ratio += " of its response"
         factor = f"min({ratio}, {cap:g})"
         if config.loss.engine_over_cap == "mask":
             factor = f"{ratio}, or 0 where that is outside {1 / cap:g} to {cap:g}"

@@ -3,7 +3,7 @@
 
 const findingCard = (f) => View.h("section", { class: "card finding" },
   View.h("h2", {}, View.badge(f.severity, { error: "bad", warning: "warn" }[f.severity] || "plain"), ` ${f.name.replaceAll("_", " ")}`),
-  View.h("p", { class: "sub" }, f.holds ? `since step ${f.since}` : `from step ${f.since} to ${f.steps[1]}, not any more`),
+  View.h("p", { class: "sub" }, f.holds ? `since step ${f.since}` : `from step ${f.since} to ${f.steps[1]}, no longer`),
   View.h("p", {}, f.cause),
   f.change.length ? View.h("p", {}, "try ", f.change.map((change, i) => [i ? " or " : "", View.h("code", {}, change)])) : null,
   f.advice ? View.h("p", {}, f.advice) : null,
