@@ -151,12 +151,12 @@ def _write(descriptor: int, buffers: Buffers) -> None:
         views = filled[start : start + BUFFERS_PER_WRITE]
         first = 0
         while first < len(views):
-            written = os.writev(descriptor, views[first:])
-            while first < len(views) and written >= views[first].nbytes:
-                written -= views[first].nbytes
+            num_bytes = os.writev(descriptor, views[first:])
+            while first < len(views) and num_bytes >= views[first].nbytes:
+                num_bytes -= views[first].nbytes
                 first += 1
-            if written:
-                views[first] = views[first][written:]
+            if num_bytes:
+                views[first] = views[first][num_bytes:]
 
 
 def _map_members(function: Callable[[Any], Any], message: tuple[Any, ...]) -> tuple[Any, ...]:

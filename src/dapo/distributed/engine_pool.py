@@ -74,9 +74,10 @@ class EngineWorker:
         seconds.
         """
         deadline = time.monotonic() + seconds
-        while not (found := self._engine.poll()) and time.monotonic() < deadline:
-            pass
-        return found
+        generations = self._engine.poll()
+        while not generations and time.monotonic() < deadline:
+            generations = self._engine.poll()
+        return generations
 
     def load_weights(self, handle: WeightsHandle) -> int:
         """Load a version.
@@ -121,9 +122,7 @@ class EngineHandle:
     # finished generations that the pool has not delivered
     undelivered: list[Generation] = field(default_factory=list)
     call_log: list[Call] = field(default_factory=list)
-    """Every call since the last load_weights, which is included; calls that raised changed nothing
-    and are omitted.
-    """
+    """Every call from the last load_weights on, without those that raised: they changed nothing."""
     pending_call: "Future[Any] | None" = None  # the last call, until its answer is received
     allowed_s: float = 0.0
     deadline: float = 0.0  # the `time.monotonic` at which its answer is overdue
@@ -199,17 +198,17 @@ class EngineHandle:
         exactly once. Returns the pending call.
         """
         active_ids: dict[str, None] = {}
-        known = {generation.request_id for generation in self.undelivered}
+        delivered_ids = {generation.request_id for generation in self.undelivered}
         for call in self.call_log[:-1]:
-            found = yield _without_finished(call, active_ids)
+            generations = yield _without_finished(call, active_ids)
             if call.method == "submit":
                 active_ids.update((request.id, None) for request in call.arguments[0])
             elif call.method != "load_weights":
-                for generation in found:
+                for generation in generations:
                     active_ids.pop(generation.request_id, None)
                     if (
                         generation.request_id in self.in_flight
-                        and generation.request_id not in known
+                        and generation.request_id not in delivered_ids
                     ):
                         self.undelivered.append(generation)
         if delivered := [name for name in active_ids if name not in self.in_flight]:
@@ -262,15 +261,13 @@ class EnginePool(EngineState):
         self._weights: tuple[WeightSource, int] | None = None
         self._owner: dict[str, EngineHandle] = {}
         self._answered: OrderedDict[str, EngineHandle] = OrderedDict()
-        """The engines of the newest answers since `load_weights`, a function of the calls also if
-        one was replaced.
-        """
+        """The engines of the newest answers since `load_weights`, a function of the calls alone."""
         names = [ENGINE_NAME.format(i) for i in range(len(specs))]
         factory = f"{EngineWorker.__module__}:{EngineWorker.__qualname__}"
         options = [{"factory": spec.factory, "options": dict(spec.options)} for spec in specs]
         wrapped = [
-            replace(spec, factory=factory, options=own)
-            for spec, own in zip(specs, options, strict=True)
+            replace(spec, factory=factory, options=engine_options)
+            for spec, engine_options in zip(specs, options, strict=True)
         ]
         workers = launcher.start(names, wrapped)
         self._engines = [
@@ -393,21 +390,24 @@ class EnginePool(EngineState):
             names.setdefault(self._owner[name], []).append(name)
         self._receive_polls([engine for engine in names if engine.pending_call is not None])
         calls = {}
-        for engine, wanted in names.items():
+        for engine, engine_names in names.items():
             finished = {generation.request_id for generation in engine.undelivered}
-            calls[engine] = Call("abort", ([name for name in wanted if name not in finished],))
-        stopped = {
-            generation.request_id: generation
-            for found in self._call(calls).values()
-            for generation in found
-        }
-        for engine, wanted in names.items():
+            calls[engine] = Call(
+                "abort", ([name for name in engine_names if name not in finished],)
+            )
+        stopped = {}
+        for generations in self._call(calls).values():
+            stopped |= {generation.request_id: generation for generation in generations}
+        for engine, engine_names in names.items():
             # finished but undelivered generations, also of a replaced process
-            stopped |= {found.request_id: found for found in engine.undelivered}
+            undelivered = engine.undelivered
+            stopped |= {generation.request_id: generation for generation in undelivered}
             engine.undelivered = [
-                found for found in engine.undelivered if found.request_id not in wanted
+                generation
+                for generation in undelivered
+                if generation.request_id not in engine_names
             ]
-            self._forget(engine, wanted)
+            self._forget(engine, engine_names)
         return [stopped[name] for name in wanted_ids if name in stopped]
 
     def close(self) -> None:
@@ -449,16 +449,16 @@ class EnginePool(EngineState):
 
     def _receive_polls(self, engines: Sequence[EngineHandle]) -> None:
         answers = self._receive(engines)
-        for engine, found in answers.items():
-            if not isinstance(found, DapoError):
-                engine.undelivered += found
+        for engine, answer in answers.items():
+            if not isinstance(answer, DapoError):
+                engine.undelivered += answer
         _raise_first(answers)
 
     def _deliver(self, engine: EngineHandle) -> list[Generation]:
-        found = engine.undelivered
+        generations = engine.undelivered
         engine.undelivered = []
-        self._forget(engine, [generation.request_id for generation in found])
-        return found
+        self._forget(engine, [generation.request_id for generation in generations])
+        return generations
 
     def _forget(self, engine: EngineHandle, answered: Sequence[str]) -> None:
         """Remove requests that an engine has answered, and remember it for requests that continue
@@ -557,8 +557,8 @@ def ready(busy: Sequence[EngineHandle]) -> list[EngineHandle]:
     pending_call = {
         engine.pending_call: engine for engine in busy if engine.pending_call is not None
     }
-    left = min((engine.deadline for engine in busy), default=0.0) - time.monotonic()
-    done, _ = wait(pending_call, timeout=max(0.0, left), return_when=FIRST_COMPLETED)
+    remaining_s = min((engine.deadline for engine in busy), default=0.0) - time.monotonic()
+    done, _ = wait(pending_call, timeout=max(0.0, remaining_s), return_when=FIRST_COMPLETED)
     now = time.monotonic()
     return [
         engine
@@ -568,6 +568,6 @@ def ready(busy: Sequence[EngineHandle]) -> list[EngineHandle]:
 
 
 def _raise_first(answers: Mapping[EngineHandle, Any]) -> None:
-    for found in answers.values():
-        if isinstance(found, DapoError):
-            raise found
+    for answer in answers.values():
+        if isinstance(answer, DapoError):
+            raise answer

@@ -31,9 +31,9 @@ def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]
         gpus = gpus_per_worker(config, nodes, default=float(gpus_per_engine)) * (
             gpus_per_engine if is_paired else 1
         )
-        given = config.train.threads or threads_on_cluster(config, nodes, gpus=gpus)
+        num_threads = config.train.threads or threads_on_cluster(config, nodes, gpus=gpus)
         spec = _engine_spec(
-            config, threads=given or engine_threads(config, torch.get_num_threads()), gpus=0
+            config, threads=num_threads or engine_threads(config, torch.get_num_threads()), gpus=0
         )
         reserves = 2 if is_paired else 1  # an engine reserves what its ranks take as well
         return [replace(spec, cpus=reserves * spec.cpus, gpus=reserves * gpus)] * count
@@ -44,14 +44,13 @@ def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]
     assignments = gpu_assignments(
         visible, trainers=trainers, engines=count, gpus_per_engine=gpus_per_engine
     )
-    return [
-        (
-            replace(spec, environment={**spec.environment, "CUDA_VISIBLE_DEVICES": gpu_ids})
-            if gpu_ids
-            else spec
-        )
-        for gpu_ids in assignments
-    ]
+    return [_with_gpus(spec, gpu_ids) for gpu_ids in assignments]
+
+
+def _with_gpus(spec: WorkerSpec, gpu_ids: str | None) -> WorkerSpec:
+    if not gpu_ids:
+        return spec
+    return replace(spec, environment={**spec.environment, "CUDA_VISIBLE_DEVICES": gpu_ids})
 
 
 def _engine_spec(config: Config, *, threads: int, gpus: int) -> WorkerSpec:
@@ -123,8 +122,10 @@ def gpu_assignments(
     """
     if len(visible) < 2:
         return [None] * engines
-    own = visible[trainers:] if len(visible) >= trainers + engines * gpus_per_engine else visible
-    endless = cycle(own)
+    gpus = visible
+    if len(visible) >= trainers + engines * gpus_per_engine:
+        gpus = visible[trainers:]
+    endless = cycle(gpus)
     return [",".join(islice(endless, gpus_per_engine)) for _ in range(engines)]
 
 

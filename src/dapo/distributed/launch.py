@@ -24,9 +24,9 @@ def gpus_per_worker(config: Config, nodes: Sequence[Node], *, default: float) ->
     """GPUs that a worker reserves on a cluster: the option's number, else the default if one of the
     nodes has GPUs.
     """
-    given = config.distributed.gpus_per_process
-    if given is not None:
-        return given
+    configured = config.distributed.gpus_per_process
+    if configured is not None:
+        return configured
     if any(node.gpus for node in nodes):
         return default
     return 0.0
@@ -80,9 +80,11 @@ def import_path(spec: WorkerSpec) -> str:
     Another interpreter gets this package by its own path alone: next to this one may lie another
     version of torch.
     """
-    ours = None if spec.python is not None else str(Path(dapo.__file__).parents[1])
+    package_path = None if spec.python is not None else str(Path(dapo.__file__).parents[1])
     return os.pathsep.join(
-        filter(None, [ours, spec.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")])
+        filter(
+            None, [package_path, spec.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
+        )
     )
 
 

@@ -26,9 +26,7 @@ class WorkerSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that are set before the worker's interpreter starts."""
     secrets: Collection[str] = ()
-    """The secret variables that the worker needs of the controller's or its node's; it gets no
-    others.
-    """
+    """The only secret variables of the controller or its node that the worker gets."""
     # another interpreter, which can import this package; None: the controller's own
     python: str | None = None
     cpus: float = 1.0

@@ -107,11 +107,9 @@ def _columns(
 def _constant(sample: Sample) -> tuple[bool, int] | None:
     """The value and the length of a constant mask."""
     length = len(sample.mask)
-    return (
-        (sample.num_trained_tokens > 0, length)
-        if sample.num_trained_tokens in (0, length)
-        else None
-    )
+    if sample.num_trained_tokens not in (0, length):
+        return None
+    return sample.num_trained_tokens > 0, length
 
 
 def _view(code: Any, part: NDArray[np.uint8]) -> "array[Any] | memoryview":
@@ -162,8 +160,8 @@ class RankSamples:
         """
         messages = []
         for numbers in numbers_by_rank:
-            own = {number: self._samples.pop(number) for number in numbers}
-            messages.append(join(encode(own, ALL)) if own else b"")
+            samples = {number: self._samples.pop(number) for number in numbers}
+            messages.append(join(encode(samples, ALL)) if samples else b"")
         for message in self._exchange(messages):
             if message:
                 self._samples |= decode(split(message))
@@ -176,13 +174,11 @@ def microbatches_of(
     samples: Mapping[int, Sample], passes: Sequence[NumberedPass]
 ) -> list[RankMicrobatch]:
     """The passes with their samples, found by number."""
-    return [
-        (
-            RankMicrobatch(
-                each.numbers, tuple(samples[number] for number in each.numbers), each.weights
-            )
-            if each.numbers
-            else DUMMY_MICROBATCH
-        )
-        for each in passes
-    ]
+    microbatches = []
+    for numbered in passes:
+        microbatch = DUMMY_MICROBATCH
+        if numbered.numbers:
+            pass_samples = tuple(samples[number] for number in numbered.numbers)
+            microbatch = RankMicrobatch(numbered.numbers, pass_samples, numbered.weights)
+        microbatches.append(microbatch)
+    return microbatches

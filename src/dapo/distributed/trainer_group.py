@@ -102,16 +102,16 @@ class TrainerGroup:
             first = self._num_recorded
             passes = self._number(partitions, lambda i, sample: first + i)
             moved = None
-            blocks = (
-                encode(_numbered(own, first), (*IDS, *REMAINING_COLUMNS)) for own in partitions
-            )
+            columns = (*IDS, *REMAINING_COLUMNS)
+            blocks = (encode(_numbered(part, first), columns) for part in partitions)
             requests = self._request_each("store", ([block] for block in blocks), first=first)
         else:
             passes = self._number(partitions, self._recorded_number)
             moved = self._moved(passes)
-        updates = self._request_each(
-            "update", ([own, moved and moved[rank]] for rank, own in enumerate(passes)), step=step
+        arguments = (
+            [rank_passes, moved and moved[rank]] for rank, rank_passes in enumerate(passes)
         )
+        updates = self._request_each("update", arguments, step=step)
         self._answers(requests, self._timeout_s)
         metrics, self.skipped_in_a_row = self._answers(updates, self._timeout_s)[0]
         return metrics
@@ -129,10 +129,13 @@ class TrainerGroup:
         self._num_recorded = len(samples)
         self._rank_of = {}
         scored, numbered = self._score(samples[:num_first], first=0)
-        later, others = self._score(samples[num_first:], first=num_first)
-        pairs = zip(numbered, others, strict=True)
+        later, later_numbered = self._score(samples[num_first:], first=num_first)
+        rank_samples = (
+            first_samples | later_samples
+            for first_samples, later_samples in zip(numbered, later_numbered, strict=True)
+        )
         added = self._request_each(
-            "add_columns", ([encode(own | more, REMAINING_COLUMNS)] for own, more in pairs)
+            "add_columns", ([encode(samples, REMAINING_COLUMNS)] for samples in rank_samples)
         )
         self._answers([*scored, *later], self._timeout_s)
         self._answers(added, self._timeout_s)
@@ -147,13 +150,12 @@ class TrainerGroup:
         partitions = partition(samples, ranks=len(self._workers), max_tokens=max_tokens)
         passes = self._number(partitions, lambda i, sample: i)
         arguments = (
-            [encode(_numbered(own), IDS), each]
-            for own, each in zip(partitions, passes, strict=True)
+            [encode(_numbered(rank_microbatches), IDS), rank_passes]
+            for rank_microbatches, rank_passes in zip(partitions, passes, strict=True)
         )
         sums: dict[int, float] = {}
-        for answer in self._answers(
-            self._request_each("response_kl", arguments, step=step), self._timeout_s
-        ):
+        requests = self._request_each("response_kl", arguments, step=step)
+        for answer in self._answers(requests, self._timeout_s):
             sums |= answer
         return [sums[i] for i in range(len(samples))]
 
@@ -168,11 +170,14 @@ class TrainerGroup:
             samples, ranks=len(self._workers), max_tokens=self._config.microbatch_tokens
         )
         passes = self._number(partitions, lambda i, sample: first + i)
-        self._rank_of |= {
-            i: rank for rank, own in enumerate(passes) for each in own for i in each.numbers
-        }
-        numbered = [_numbered(own, first) for own in partitions]
-        arguments = ([encode(of, IDS), own] for of, own in zip(numbered, passes, strict=True))
+        for rank, rank_passes in enumerate(passes):
+            for number in _all_numbers(rank_passes):
+                self._rank_of[number] = rank
+        numbered = [_numbered(part, first) for part in partitions]
+        arguments = (
+            [encode(rank_samples, IDS), rank_passes]
+            for rank_samples, rank_passes in zip(numbered, passes, strict=True)
+        )
         return self._request_each("score", arguments, is_first=first == 0), numbered
 
     def _number(
@@ -181,16 +186,12 @@ class TrainerGroup:
         number_of: Callable[[int, Sample], int],
     ) -> list[list[NumberedPass]]:
         """The microbatches of each rank, by the numbers of its samples."""
-        return [
-            [
-                NumberedPass(
-                    tuple(map(number_of, each.indices, each.samples)),
-                    each.weights if each.indices else (),
-                )
-                for each in own
-            ]
-            for own in partitions
-        ]
+
+        def numbered(microbatch: RankMicrobatch) -> NumberedPass:
+            numbers = tuple(map(number_of, microbatch.indices, microbatch.samples))
+            return NumberedPass(numbers, microbatch.weights if microbatch.indices else ())
+
+        return [[numbered(microbatch) for microbatch in part] for part in partitions]
 
     def _recorded_number(self, index: int, sample: Sample) -> int:
         assert sample.rank_record is not None
@@ -206,9 +207,10 @@ class TrainerGroup:
         """
         ranks = range(len(self._workers))
         moved: list[list[list[int]]] = [[[] for _ in ranks] for _ in ranks]
-        for rank, own in enumerate(passes):
-            for number in (number for each in own for number in each.numbers):
-                if (owner := self._rank_of[number]) != rank:
+        for rank, rank_passes in enumerate(passes):
+            for number in _all_numbers(rank_passes):
+                owner = self._rank_of[number]
+                if owner != rank:
                     moved[owner][rank].append(number)
                     self._rank_of[number] = rank
         return moved if any(numbers for by_rank in moved for numbers in by_rank) else None
@@ -231,11 +233,11 @@ class TrainerGroup:
         else:
             size = self._all("export_weights", None, version)[0]
             starts = range(0, size, PIECE_BYTES)
-            reads = (
+            requests = (
                 self._request_each("read_weights", [(start, PIECE_BYTES)], ranks=1)
                 for start in starts
             )
-            chunks = (self._answers(read, self._timeout_s)[0] for read in reads)
+            chunks = (self._answers(futures, self._timeout_s)[0] for futures in requests)
             write_chunks(path, chunks, size=size)
         return self._folder.keep(path, version)
 
@@ -295,7 +297,9 @@ class TrainerGroup:
             if self._lost is not None:
                 raise TrainerLost(self._lost)
             pairs = zip(self._workers[:ranks], arguments, strict=True)
-            return [worker.call(method, *own, **options) for worker, own in pairs]
+            return [
+                worker.call(method, *rank_arguments, **options) for worker, rank_arguments in pairs
+            ]
 
     def _answers(self, futures: "Sequence[Future[Any]]", timeout_s: float) -> list[Any]:
         """The ranks' answers. Raises their errors; if one rank cannot continue, all are ended."""
@@ -331,20 +335,23 @@ class TrainerGroup:
             worker.kill()
 
 
+def _all_numbers(passes: Sequence[NumberedPass]) -> list[int]:
+    return [number for numbered in passes for number in numbered.numbers]
+
+
 def _numbered(passes: Sequence[RankMicrobatch], first: int = 0) -> dict[int, Sample]:
     return {
         first + i: sample
-        for each in passes
-        for i, sample in zip(each.indices, each.samples, strict=False)
+        for microbatch in passes
+        for i, sample in zip(microbatch.indices, microbatch.samples, strict=False)
     }
 
 
 def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:
     """The errors so far, OutOfMemory first, since other errors may follow from it."""
-    found = [
-        error for future in futures if future.done() and (error := future.exception()) is not None
-    ]
-    return sorted(found, key=lambda error: not isinstance(error, OutOfMemory))
+    exceptions = [future.exception() for future in futures if future.done()]
+    errors = [error for error in exceptions if error is not None]
+    return sorted(errors, key=lambda error: not isinstance(error, OutOfMemory))
 
 
 def trainer_specs(config: Config, nodes: Sequence[Node]) -> list[WorkerSpec]:
@@ -368,6 +375,6 @@ def trainer_specs(config: Config, nodes: Sequence[Node]) -> list[WorkerSpec]:
         (ENGINE_NAME.format(rank // tp), rank % tp) if is_paired else None for rank in range(ranks)
     ]
     return [
-        replace(spec, options=own, shares=shared)
-        for own, shared in zip(options, shares, strict=True)
+        replace(spec, options=rank_options, shares=shared)
+        for rank_options, shared in zip(options, shares, strict=True)
     ]

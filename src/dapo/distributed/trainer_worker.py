@@ -117,9 +117,9 @@ class TrainerWorker:
         """
         self._samples.store(buffers, first=0 if is_first else None)
         scores = self._policy.logprobs(self._samples.microbatches(passes))
-        for each, rows in zip(passes, scores, strict=True):
+        for numbered, rows in zip(passes, scores, strict=True):
             # not strict: a dummy microbatch has a row of scores and no number
-            self._samples.set_old_logprobs(dict(zip(each.numbers, rows, strict=False)))
+            self._samples.set_old_logprobs(dict(zip(numbered.numbers, rows, strict=False)))
 
     def add_columns(self, buffers: Buffers) -> None:
         """Add the columns that scoring did not need."""
@@ -132,12 +132,12 @@ class TrainerWorker:
         samples are not kept.
         """
         samples = decode(buffers)
-        found = self._policy.token_kl(microbatches_of(samples, passes), step=step)
+        scores = self._policy.token_kl(microbatches_of(samples, passes), step=step)
         # not strict: a dummy microbatch has a row and no number
         pairs = (
             pair
-            for each, rows in zip(passes, found, strict=True)
-            for pair in zip(each.numbers, rows, strict=False)
+            for numbered, rows in zip(passes, scores, strict=True)
+            for pair in zip(numbered.numbers, rows, strict=False)
         )
         return {number: math.fsum(select(row, samples[number].sampled)) for number, row in pairs}
 

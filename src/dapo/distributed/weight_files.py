@@ -49,14 +49,14 @@ class WeightsFile:
         """The file itself. Raises EngineError unless it exists and holds this version."""
         try:
             with safe_open(self.path, framework="pt") as file:
-                found = (file.metadata() or {}).get(VERSION_KEY)
+                version = (file.metadata() or {}).get(VERSION_KEY)
         except (OSError, SafetensorError) as error:
             raise EngineError(
                 f"the weights of version {self.version} cannot be read: {error}"
             ) from error
-        if found != str(self.version):
+        if version != str(self.version):
             raise EngineError(
-                f"{self.path} holds weights of version {found}, expected {self.version}"
+                f"{self.path} holds weights of version {version}, expected {self.version}"
             )
         yield self
 
@@ -77,8 +77,8 @@ class WeightsFile:
         with safe_open(self.path, framework="pt") as file:
             for name in layout.tensors:
                 yield name, file.get_tensor(name)
-            for name, stored in layout.tied.items():
-                yield name, file.get_tensor(stored)
+            for name, source in layout.tied.items():
+                yield name, file.get_tensor(source)
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,9 @@ def write_weights(path: Path, weights: WeightSource, version: int) -> None:
 def write_chunks(path: Path, chunks: Iterable[bytes | memoryview], *, size: int) -> None:
     """Write a weights file of `size` bytes from chunks. Raises EngineError."""
     with _new_file(path, size=size) as file:
-        if (written := sum(file.write(chunk) for chunk in chunks)) != size:
-            raise EngineError(f"{path}: received {written} bytes of weights, expected {size}")
+        num_bytes = sum(file.write(chunk) for chunk in chunks)
+        if num_bytes != size:
+            raise EngineError(f"{path}: received {num_bytes} bytes of weights, expected {size}")
 
 
 @contextlib.contextmanager
@@ -193,7 +194,7 @@ def file_header(layout: WeightLayout, version: int) -> tuple[bytes, dict[str, in
     """The header of a weights file, and each weight's position: wide types come first, so that all
     are aligned.
     """
-    tied = " ".join(f"{name}={stored}" for name, stored in layout.tied.items())
+    tied = " ".join(f"{name}={source}" for name, source in layout.tied.items())
     entries: dict[str, Any] = {METADATA: {VERSION_KEY: str(version), TIED_KEY: tied}}
     end = 0
     starts = dict[str, int]()
@@ -219,14 +220,16 @@ def stored_tensors(weights: WeightSource, layout: WeightLayout) -> Iterator[tupl
     for name, tensor in weights.named_tensors():
         if name in layout.tied:
             continue
-        found = name, (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-        if found != (wanted := next(expected, None)):
+        entry = name, (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        expected_entry = next(expected, None)
+        if entry != expected_entry:
             raise EngineError(
-                f"the weights differ from their layout: expected {wanted}, got {found}"
+                f"the weights differ from their layout: expected {expected_entry}, got {entry}"
             )
         yield name, tensor.detach()
-    if (missing := next(expected, None)) is not None:
-        raise EngineError(f"the weights differ from their layout: {missing} is missing")
+    absent_entry = next(expected, None)
+    if absent_entry is not None:
+        raise EngineError(f"the weights differ from their layout: {absent_entry} is missing")
 
 
 def host_pieces(
@@ -282,9 +285,9 @@ def _finished(start: int, piece: Tensor, wait: Callable[[], None]) -> tuple[int,
 def _dtype(layout: WeightLayout, name: str) -> torch.dtype:
     dtype = getattr(torch, layout.tensors[name][0])
     if dtype not in TYPE_CODES:
-        known = ", ".join(str(one).removeprefix("torch.") for one in TYPE_CODES)
+        type_names = ", ".join(str(type_).removeprefix("torch.") for type_ in TYPE_CODES)
         raise EngineError(
-            f"{name} is of type {layout.tensors[name][0]}, which engines do not take ({known} are)"
+            f"{name} is of type {layout.tensors[name][0]}, which engines do not take ({type_names} are)"
         )
     return dtype
 

@@ -88,8 +88,8 @@ def padded_attention_notes(
     capability_text = ".".join(map(str, capability))
     return [
         f"warning: model.dtype={name} on a GPU of compute capability {capability_text}, below 8.0:"
-        " bfloat16 is emulated, and updates attend in padded batches, which takes several times as long for"
-        " long responses; model.dtype=auto takes float32 there"
+        " bfloat16 is emulated, and updates attend in padded batches, which takes several times as"
+        " long for long responses; model.dtype=auto takes float32 there"
     ]
 
 

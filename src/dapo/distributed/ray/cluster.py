@@ -150,13 +150,11 @@ def _init(address: str | None, private: PrivateCluster | None) -> None:
         # it would print pages of a node's log for each lost worker; WorkerDied has the reason
         ray_driver._worker_logs_enabled = False
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+        if address is None:
+            raise LaunchError(f"Ray could not be started on this machine: {error}") from error
         raise LaunchError(
-            f"Ray could not be started on this machine: {error}"
-            if address is None
-            else (
-                f"the Ray cluster of launcher=ray:{address} could not be joined; check that the"
-                f" address and, with RAY_AUTH_MODE=token, the token are those of its head: {error}"
-            )
+            f"the Ray cluster of launcher=ray:{address} could not be joined; check that the"
+            f" address and, with RAY_AUTH_MODE=token, the token are those of its head: {error}"
         ) from error
 
 
@@ -164,8 +162,8 @@ def _check_reachable(address: str) -> None:
     """Raise ConnectionError or OSError if nothing listens there: Ray itself would retry forever."""
     from ray._private.services import canonicalize_bootstrap_address
 
-    found = canonicalize_bootstrap_address(address)  # `auto` is looked up
-    if found is None:
+    location = canonicalize_bootstrap_address(address)  # `auto` is looked up
+    if location is None:
         raise ConnectionError("no Ray is running on this machine")
-    host, _, port = found.rpartition(":")
+    host, _, port = location.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()

@@ -48,9 +48,7 @@ class RayWorker:
         self._callbacks = callbacks
         self._lock = threading.Lock()
         self._pending: dict[Future[Any], Sequence[Any]] = {}
-        """The pending calls with their arguments, which keep published weights alive while a worker
-        reads them.
-        """
+        """The pending calls with their arguments, which keep published weights alive."""
         self.exit_message: str | None = None
 
     @property
@@ -66,14 +64,11 @@ class RayWorker:
 
         Raises EngineError if they are gone.
         """
-        sent = [
-            (
-                each.for_worker(reads_files=self.known_info.reads_files)
-                if isinstance(each, RayWeights)
-                else each
-            )
-            for each in arguments
-        ]
+        sent = []
+        for argument in arguments:
+            if isinstance(argument, RayWeights):
+                argument = argument.for_worker(reads_files=self.known_info.reads_files)
+            sent.append(argument)
         return self.send("call", method, sent, options)
 
     def send(self, entry: str, /, *arguments: Any) -> "Future[Any]":
@@ -236,27 +231,25 @@ class RayLauncher:
         self._workers = [worker for worker in self._workers if worker.exit_message is None]
         # a lost worker returns to the GPUs that others still use
         for name, spec in zip(names, specs, strict=True):
-            bundle = (
-                self._bundles.pop(name, None)
-                if spec.shares is None
-                else self._bundles[spec.shares[0]]
-            )
+            if spec.shares is None:
+                bundle = self._bundles.pop(name, None)
+            else:
+                bundle = self._bundles[spec.shares[0]]
             if bundle is not None and bundle[0].join():
                 self._bundles[name] = bundle
         new = {
             name: spec for name, spec in zip(names, specs, strict=True) if name not in self._bundles
         }
+        gpus_left = None
+        if self._private is not None:
+            gpus_left = sum(n.gpus for n in self.nodes) - sum(w.gpus for w in self._workers)
         reservations = reserve(
             list(new),
             list(new.values()),
             together=together,
             timeout_s=self._timeout_s,
             counts_cpus=self._private is None,
-            gpus_left=(
-                None
-                if self._private is None
-                else sum(n.gpus for n in self.nodes) - sum(w.gpus for w in self._workers)
-            ),
+            gpus_left=gpus_left,
         )
         self._bundles |= dict(zip(new, reservations, strict=True))
         workers = [

@@ -71,10 +71,8 @@ def reserve(
             f"not enough resources for {describe_demand(names, specs)}; {describe_cluster()}"
         )
     bundles = [bundle_of(spec, counts_cpus=counts_cpus) for spec in specs]
-    reservations = [
-        Reservation(part)
-        for part in ([bundles] if together and bundles else [[each] for each in bundles])
-    ]
+    parts = [bundles] if together and bundles else [[bundle] for bundle in bundles]
+    reservations = [Reservation(part) for part in parts]
     placed = [
         (reservation, index)
         for reservation in reservations
@@ -121,14 +119,14 @@ def describe_demand(names: Sequence[str], specs: Sequence[WorkerSpec]) -> str:
     for name, spec in zip(names, specs, strict=True):
         by_demand.setdefault((spec.cpus, spec.gpus), []).append(name)
     groups = by_demand.items()
-    each = [
+    demands = [
         f"{', '.join(same)} ({_amounts(*demand)}{' each' if len(same) > 1 else ''})"
         for demand, same in groups
     ]
     if len(names) == 1:
-        return each[0]
+        return demands[0]
     in_all = _amounts(sum(b.cpus for b in specs), sum(b.gpus for b in specs))
-    return f"{' and '.join(each)}, {in_all} in all"
+    return f"{' and '.join(demands)}, {in_all} in all"
 
 
 def describe_cluster() -> str:

@@ -118,8 +118,8 @@ def seconds_of(time: str) -> float:
     if time.lower() in ("infinite", "unlimited"):
         return float("inf")
     if (match := _TIME.fullmatch(time)) is not None:
-        days, rest = match.groups()
-        fields = [int(field) for field in rest.split(":")]
+        days, clock = match.groups()
+        fields = [int(field) for field in clock.split(":")]
         if days is None and len(fields) < 3:
             fields.insert(0, 0)  # MINUTES, MINUTES:SECONDS
         hours, minutes, seconds = [*fields, 0, 0][:3]
