@@ -1,6 +1,4 @@
-"""The policy in several processes, as the controller sees it: trainer ranks that execute every call
-together.
-"""
+"""The policy in several processes, for the controller: ranks execute each call together."""
 
 import threading
 import time
@@ -88,9 +86,7 @@ class TrainerGroup:
             raise
 
     def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
-        """Like `Policy.update`, on the same rows; only the tokens of samples that were not recorded
-        are sent.
-        """
+        """Update like `Policy.update`, on the same rows; recorded samples are not sent again."""
         partitions = partition_minibatch(minibatch, self._config, ranks=len(self._workers))
         requests: list[Future[Any]] = []
         if any(sample.rank_record is None for sample in minibatch):
@@ -117,7 +113,7 @@ class TrainerGroup:
         return metrics
 
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples with a `rank_record`: the ranks keep them with their old log-probabilities.
+        """Return the samples with a `rank_record`: the ranks keep their old log-probabilities.
 
         The first groups, which fill about one pass of every rank, are partitioned and sent first:
         the ranks compute them while the others follow, and then the remaining columns.
@@ -163,9 +159,7 @@ class TrainerGroup:
     def _score(
         self, samples: Sequence[Sample], *, first: int
     ) -> tuple[list[Future[Any]], list[dict[int, Sample]]]:
-        """Send tokens to the ranks, which score them; also returns the samples of each rank by
-        number from `first`.
-        """
+        """Send tokens to the ranks for scoring; return also each rank's samples by number."""
         partitions = partition(
             samples, ranks=len(self._workers), max_tokens=self._config.microbatch_tokens
         )
@@ -185,7 +179,7 @@ class TrainerGroup:
         partitions: Sequence[Sequence[RankMicrobatch]],
         number_of: Callable[[int, Sample], int],
     ) -> list[list[NumberedPass]]:
-        """The microbatches of each rank, by the numbers of its samples."""
+        """Return the microbatches of each rank, by the numbers of its samples."""
 
         def numbered(microbatch: RankMicrobatch) -> NumberedPass:
             numbers = tuple(map(number_of, microbatch.indices, microbatch.samples))
@@ -202,9 +196,7 @@ class TrainerGroup:
         return sample.rank_record.number
 
     def _moved(self, passes: Sequence[Sequence[NumberedPass]]) -> list[list[list[int]]] | None:
-        """For each rank the samples that move to other ranks, by their new rank; None if none
-        moves.
-        """
+        """Return each rank's samples that move, by their new rank; None if none moves."""
         ranks = range(len(self._workers))
         moved: list[list[list[int]]] = [[[] for _ in ranks] for _ in ranks]
         for rank, rank_passes in enumerate(passes):
@@ -216,7 +208,9 @@ class TrainerGroup:
         return moved if any(numbers for by_rank in moved for numbers in by_rank) else None
 
     def weights(self, *, version: int) -> WeightsFile:
-        """The current weights, readable until the next version but one. Raises NumericsError.
+        """Return the current weights, readable until the next version but one.
+
+        Raises NumericsError.
 
         They are in a file, unless engines on GPUs may get them from the ranks.
         """
@@ -246,9 +240,7 @@ class TrainerGroup:
         self.snapshot()(directory)
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy the state; the result writes the copy like `save`, in any thread, until the next
-        snapshot is taken.
-        """
+        """Copy the state; the result writes it like `save`, in any thread, until the next copy."""
         self._all("snapshot")
         return self._write
 
@@ -290,9 +282,7 @@ class TrainerGroup:
         ranks: int | None = None,
         **options: Any,
     ) -> "list[Future[Any]]":
-        """Call every rank, or the first `ranks`, with its own arguments, which are read one at a
-        time.
-        """
+        """Call the ranks, or the first `ranks`, with their arguments, which are read one by one."""
         with self._lock:  # the calls of two threads reach every rank in the same order
             if self._lost is not None:
                 raise TrainerLost(self._lost)
@@ -302,7 +292,7 @@ class TrainerGroup:
             ]
 
     def _answers(self, futures: "Sequence[Future[Any]]", timeout_s: float) -> list[Any]:
-        """The ranks' answers. Raises their errors; if one rank cannot continue, all are ended."""
+        """Return the ranks' answers. Raises their errors; if a rank cannot continue, all end."""
         wait(futures, timeout_s, return_when=FIRST_EXCEPTION)
         errors = _errors(futures)
         if errors and not any(isinstance(error, WorkerDied) for error in errors):
@@ -348,14 +338,14 @@ def _numbered(passes: Sequence[RankMicrobatch], first: int = 0) -> dict[int, Sam
 
 
 def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:
-    """The errors so far, OutOfMemory first, since other errors may follow from it."""
+    """Return the errors so far, OutOfMemory first, since other errors may follow from it."""
     exceptions = [future.exception() for future in futures if future.done()]
     errors = [error for error in exceptions if error is not None]
     return sorted(errors, key=lambda error: not isinstance(error, OutOfMemory))
 
 
 def trainer_specs(config: Config, nodes: Sequence[Node]) -> list[WorkerSpec]:
-    """The worker spec of each rank; `nodes` are the launcher's."""
+    """Return the worker spec of each rank; `nodes` are the launcher's."""
     ranks = config.distributed.trainer_ranks
     tp = config.gpus_per_engine
     gpus = gpus_per_worker(config, nodes, default=config.train.device != "cpu")

@@ -46,7 +46,7 @@ class WeightsFile:
 
     @contextlib.contextmanager
     def open(self) -> "Iterator[WeightsFile]":
-        """The file itself. Raises EngineError unless it exists and holds this version."""
+        """Give the file itself. Raises EngineError unless it exists and holds this version."""
         try:
             with safe_open(self.path, framework="pt") as file:
                 version = (file.metadata() or {}).get(VERSION_KEY)
@@ -83,17 +83,14 @@ class WeightsFile:
 
 @dataclass(frozen=True)
 class RankWeights(WeightsFile):
-    """The weights of a trainer group: `send` calls all ranks' `send_weights`, `export` writes the
-    file.
-    """
+    """The weights of a trainer group: `send` is called on all ranks, `export` writes a file."""
 
     send: Callable[..., list[Any]]
     export: Callable[[], Any]
 
 
 class WeightsFolder:
-    """A private folder in shared memory (`/dev/shm` where it exists) that keeps the last two
-    versions.
+    """A private folder in shared memory, if there is any, that keeps the last two versions.
 
     It is made when it is first used, and again if it is used after `close`.
     """
@@ -106,7 +103,7 @@ class WeightsFolder:
 
     @property
     def path(self) -> Path:
-        """The folder. A process that sees its random name can read its files."""
+        """Return the folder. A process that sees its random name can read its files."""
         if self._folder is None:
             shared = (
                 SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
@@ -127,7 +124,7 @@ class WeightsFolder:
         return self.keep(path, version)
 
     def path_of(self, version: int) -> Path:
-        """The file to which a version is written, by this process or another."""
+        """Return the file to which a version is written, by this process or another."""
         return self.path / f"version_{version}.safetensors"
 
     def keep(self, path: Path, version: int) -> WeightsFile:
@@ -174,7 +171,7 @@ def write_chunks(path: Path, chunks: Iterable[bytes | memoryview], *, size: int)
 
 @contextlib.contextmanager
 def _new_file(path: Path, *, size: int) -> Iterator[IO[bytes]]:
-    """A file with reserved memory, which gets its name at the end of the block."""
+    """Give a file with reserved memory, which gets its name at the end of the block."""
     temporary = path.with_suffix(".tmp")
     try:
         with open(temporary, "wb") as file:
@@ -191,9 +188,7 @@ def _new_file(path: Path, *, size: int) -> Iterator[IO[bytes]]:
 
 
 def file_header(layout: WeightLayout, version: int) -> tuple[bytes, dict[str, int]]:
-    """The header of a weights file, and each weight's position: wide types come first, so that all
-    are aligned.
-    """
+    """Return a weights file's header, and each weight's position, aligned: wide types first."""
     tied = " ".join(f"{name}={source}" for name, source in layout.tied.items())
     entries: dict[str, Any] = {METADATA: {VERSION_KEY: str(version), TIED_KEY: tied}}
     end = 0
@@ -212,7 +207,7 @@ def file_header(layout: WeightLayout, version: int) -> tuple[bytes, dict[str, in
 
 
 def stored_tensors(weights: WeightSource, layout: WeightLayout) -> Iterator[tuple[str, Tensor]]:
-    """Each stored weight once, in the layout's order.
+    """Yield each stored weight once, in the layout's order.
 
     Raises EngineError where a source differs from its layout.
     """
@@ -235,8 +230,7 @@ def stored_tensors(weights: WeightSource, layout: WeightLayout) -> Iterator[tupl
 def host_pieces(
     tensors: Iterable[tuple[int, Tensor]], *, staging: Sequence[Tensor] | None = None
 ) -> Iterator[tuple[int, memoryview]]:
-    """The bytes of tensors, each given with the position of its first byte, in pieces in main
-    memory.
+    """Return the bytes of tensors, with each first byte's position, in pieces in main memory.
 
     A tensor in main memory is not copied. A tensor on a device is copied in pieces through two
     pinned buffers: one piece is used while the next is copied. A piece is valid until the next one
@@ -266,7 +260,7 @@ def host_pieces(
 def _host_copy(
     piece: Tensor, staging: Sequence[Tensor] | None, index: int
 ) -> tuple[Tensor, Callable[[], None]]:
-    """The piece in main memory, and a function that waits for it."""
+    """Return the piece in main memory, and a function that waits for it."""
     if staging is None:
         return piece, lambda: None
     target = staging[index % 2][: len(piece)].copy_(piece, non_blocking=True)
@@ -287,7 +281,8 @@ def _dtype(layout: WeightLayout, name: str) -> torch.dtype:
     if dtype not in TYPE_CODES:
         type_names = ", ".join(str(type_).removeprefix("torch.") for type_ in TYPE_CODES)
         raise EngineError(
-            f"{name} is of type {layout.tensors[name][0]}, which engines do not take ({type_names} are)"
+            f"{name} is of type {layout.tensors[name][0]}, which engines do not take"
+            f" ({type_names} are)"
         )
     return dtype
 
@@ -297,9 +292,7 @@ def _num_bytes(layout: WeightLayout, name: str) -> int:
 
 
 def _locked(folder: Path) -> int:
-    """Lock the folder for as long as its owner lives: the system frees the lock however the process
-    ends.
-    """
+    """Lock the folder while its owner lives: the system frees the lock when the process ends."""
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return handle

@@ -1,6 +1,4 @@
-"""Joins a Ray cluster, or starts a private one on this machine: loopback addresses, and a secret of
-its own.
-"""
+"""Joins a Ray cluster, or starts a private one here with loopback addresses and a secret."""
 
 import logging
 import os
@@ -39,7 +37,7 @@ def connect(address: str | None) -> "PrivateCluster | None":
 
 
 def import_ray() -> Any:
-    """The module `ray`. Raises LaunchError where it is not installed."""
+    """Return the module `ray`. Raises LaunchError if it is not installed."""
     try:
         import ray
     except ImportError as error:
@@ -50,9 +48,7 @@ def import_ray() -> Any:
 
 
 def describe_exposure(config: Config, *, machines: int, has_token: bool) -> str | None:
-    """A line on connections between the machines of a cluster that carry no secret; None without
-    any.
-    """
+    """Describe connections between a cluster's machines without a secret; None without any."""
     exposed = (
         [] if has_token else ["Ray, which runs code for whoever connects (set RAY_AUTH_MODE=token)"]
     )
@@ -69,8 +65,7 @@ def describe_exposure(config: Config, *, machines: int, has_token: bool) -> str 
 
 
 class PrivateCluster:
-    """The settings of a private cluster on this machine: loopback addresses, a secret, a folder for
-    Unix sockets.
+    """The settings of a private cluster: loopback addresses, a secret, a folder for sockets.
 
     Ray reads them from the process; `close` restores the old ones, for a cluster that is joined
     later.

@@ -1,6 +1,4 @@
-"""`launcher: ray`: workers are actors on an existing Ray cluster, or on one that is started here
-for the run.
-"""
+"""`launcher: ray`: workers are actors on a Ray cluster, which may be started for the run."""
 
 import threading
 import time
@@ -183,12 +181,14 @@ class RayLauncher:
         address: str | None = None,
         use_shared_memory: bool = True,
     ) -> None:
-        """`timeout_s` bounds a start, until all objects exist.
+        """Start workers on a Ray cluster.
 
-        `address` is a cluster's `HOST:PORT`, or `auto`.
-
-        Workers that see this machine's shared memory get weights through it, unless
-        `use_shared_memory` is off; other workers get them through Ray's object store.
+        Args:
+            logs: the folder of the workers' logs.
+            timeout_s: bounds a start, until all objects exist.
+            address: a cluster's `HOST:PORT`, or `auto`.
+            use_shared_memory: whether workers that see this machine's shared memory get weights
+                through it; others get them through Ray's object store.
         """
         self._logs = logs.resolve()
         self._timeout_s = timeout_s
@@ -203,12 +203,12 @@ class RayLauncher:
 
     @property
     def nodes(self) -> list[Node]:
-        """The live nodes of the cluster. Raises LaunchError if it cannot be reached."""
+        """Return the live nodes of the cluster. Raises LaunchError if it cannot be reached."""
         self._connect()
         return cluster_nodes()
 
     def exposure_note(self, config: Config) -> str | None:
-        """A line on connections between several machines that carry no secret.
+        """Describe connections between machines that carry no secret; None without any.
 
         Raises LaunchError as `nodes`.
         """
@@ -231,10 +231,7 @@ class RayLauncher:
         self._workers = [worker for worker in self._workers if worker.exit_message is None]
         # a lost worker returns to the GPUs that others still use
         for name, spec in zip(names, specs, strict=True):
-            if spec.shares is None:
-                bundle = self._bundles.pop(name, None)
-            else:
-                bundle = self._bundles[spec.shares[0]]
+            bundle = self._take_bundle(name, spec)
             if bundle is not None and bundle[0].join():
                 self._bundles[name] = bundle
         new = {
@@ -312,10 +309,14 @@ class RayLauncher:
         for worker, future in zip(workers, created, strict=True):
             wait(future, what=worker.name, see=f"its output is in {worker.log}")
 
+    def _take_bundle(self, name: str, spec: WorkerSpec) -> tuple[Reservation, int] | None:
+        """Take the bundle of a lost worker, or look up the one that it shares."""
+        if spec.shares is None:
+            return self._bundles.pop(name, None)
+        return self._bundles[spec.shares[0]]
+
     def _start(self, name: str, spec: WorkerSpec) -> Any:
-        """Start the actor in the worker's bundle, on the GPUs that Ray chooses or on one of another
-        worker's.
-        """
+        """Start the actor in the worker's bundle, on GPUs of its own or of another worker."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
