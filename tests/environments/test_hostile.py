@@ -240,7 +240,7 @@ def test_an_environment_whose_episodes_share_a_state_is_an_error_when_its_proces
         assert [each.step("x").result(60)["observation"] for each in (one, two)] == ["1", "2"]
         assert "exited" in third.step("exit").result(60)["error"]
         assert (
-            "is no function of its seed and its actions: call 1 (step)"
+            "with the same seed gave a different answer to call 1 (step)"
             in two.step("x").result(60)["error"]
         )
 

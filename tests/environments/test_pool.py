@@ -52,8 +52,8 @@ def test_an_environment_that_cannot_be_repeated_is_an_error_when_its_process_is_
         assert "observation" in kept.step("a").result(60)
         assert lost.step("exit").result(60)["error"] == "the worker process exited with code 3"
         expected = (
-            "the environment is no function of its seed and its actions: call 1 (step) was answered"
-            " differently"
+            "the environment is not deterministic: replaying the same actions with the same seed"
+            " gave a different answer to call 1 (step)"
         )
         assert kept.step("b").result(60) == {"error": expected}
 

@@ -1,5 +1,4 @@
-"""Messages between the controller and a local worker over a socket; large buffers are copied once,
-to shared memory.
+"""Messages between controller and local workers; large buffers go through shared memory.
 
 The shared memory is a file without a path (memfd), whose descriptor goes through the socket. No
 other process can open it, the size of `/dev/shm` does not matter, and it disappears with the
@@ -27,17 +26,13 @@ MIN_SHARED_BYTES = 2**16
 
 @dataclass(frozen=True)
 class Buffers:
-    """A large positional argument of a call, sent without pickling its bytes, in shared memory by
-    Ray, too.
-    """
+    """A large positional argument of a call, sent without pickling its bytes, also by Ray."""
 
     parts: tuple[NDArray[np.uint8], ...]
 
     @classmethod
     def of(cls, rows: Sequence[Any]) -> "Buffers":
-        """Views of objects with a buffer, such as `array.array` and bytes: these must not
-        change.
-        """
+        """Return views of objects with a buffer, such as `array.array`, which must not change."""
         return cls(
             tuple(
                 np.frombuffer(row, np.uint8) if len(row) else np.empty(0, np.uint8) for row in rows
@@ -90,8 +85,9 @@ class Channel:
         self._connection.send_bytes(b"")
 
     def receive(self) -> tuple[Any, ...]:
-        """The next message; raises EOFError after the last one, OSError, and any unpickling
-        error.
+        """Return the next message. Raises EOFError after the last one, or OSError.
+
+        Unpickling can raise any error.
         """
         return _map_members(self._filled, self._connection.recv())
 
@@ -112,7 +108,7 @@ class Channel:
         return memory
 
     def _mapped(self, size: int) -> NDArray[np.uint8]:
-        """The shared file whose descriptor comes next, for as long as views of it exist."""
+        """Return the shared file whose descriptor comes next, which exists as long as its views."""
         with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
             data, descriptors, _, _ = socket.recv_fds(end, 1, 1)
         if not data:
@@ -129,9 +125,7 @@ class Channel:
 
 
 def _shared_file(buffers: Buffers) -> int | None:
-    """The descriptor of a file in memory with the bytes of the buffers; None where the system
-    refuses one.
-    """
+    """Return the descriptor of a file in memory with the bytes; None if the system refuses."""
     if not hasattr(os, "memfd_create"):
         return None
     file = None
@@ -151,16 +145,16 @@ def _write(descriptor: int, buffers: Buffers) -> None:
         views = filled[start : start + BUFFERS_PER_WRITE]
         first = 0
         while first < len(views):
-            written = os.writev(descriptor, views[first:])
-            while first < len(views) and written >= views[first].nbytes:
-                written -= views[first].nbytes
+            num_bytes = os.writev(descriptor, views[first:])
+            while first < len(views) and num_bytes >= views[first].nbytes:
+                num_bytes -= views[first].nbytes
                 first += 1
-            if written:
-                views[first] = views[first][written:]
+            if num_bytes:
+                views[first] = views[first][num_bytes:]
 
 
 def _map_members(function: Callable[[Any], Any], message: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The message with `function` applied to the members of the tuples in it."""
+    """Return the message with `function` applied to the members of the tuples in it."""
     return tuple(
         tuple(map(function, member)) if type(member) is tuple else member for member in message
     )

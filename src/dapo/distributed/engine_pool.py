@@ -1,5 +1,4 @@
-"""Engine processes as one rollout engine; a process that is lost is replaced, and the loss is
-logged and counted.
+"""Engine processes as one rollout engine; lost processes are replaced, logged and counted.
 
 A group goes as a whole to the engine with the fewest requests in flight; a request with `previous`
 goes to the engine that answered that one, if the weights are still the same. With `reproducible`
@@ -70,13 +69,12 @@ class EngineWorker:
         self._has_loaded = False
 
     def poll(self, seconds: float = 0.0) -> list[Generation]:
-        """Advance until a request is finished, by one step at least, and not beyond these
-        seconds.
-        """
+        """Advance, by at least one step, until a request is finished or the seconds are over."""
         deadline = time.monotonic() + seconds
-        while not (found := self._engine.poll()) and time.monotonic() < deadline:
-            pass
-        return found
+        generations = self._engine.poll()
+        while not generations and time.monotonic() < deadline:
+            generations = self._engine.poll()
+        return generations
 
     def load_weights(self, handle: WeightsHandle) -> int:
         """Load a version.
@@ -121,9 +119,7 @@ class EngineHandle:
     # finished generations that the pool has not delivered
     undelivered: list[Generation] = field(default_factory=list)
     call_log: list[Call] = field(default_factory=list)
-    """Every call since the last load_weights, which is included; calls that raised changed nothing
-    and are omitted.
-    """
+    """Every call from the last load_weights on, without those that raised: they changed nothing."""
     pending_call: "Future[Any] | None" = None  # the last call, until its answer is received
     allowed_s: float = 0.0
     deadline: float = 0.0  # the `time.monotonic` at which its answer is overdue
@@ -143,7 +139,7 @@ class EngineHandle:
         self.send(call)
 
     def receive(self) -> Any:
-        """The pending call's result, or what the engine raised.
+        """Return the pending call's result, or what the engine raised.
 
         Raises WorkerDied if there is none by the deadline.
         """
@@ -179,9 +175,7 @@ class EngineHandle:
         return None
 
     def compact_call_log(self) -> None:
-        """Shorten the log to the unanswered requests, which are then sampled again, equal up to
-        rounding.
-        """
+        """Shorten the log to unanswered requests, whose repetition is equal up to rounding."""
         *earlier, last = self.call_log
         done = {request.id for request in last.arguments[0]} if last.method == "submit" else set()
         done |= {generation.request_id for generation in self.undelivered}
@@ -191,25 +185,24 @@ class EngineHandle:
         self.call_log.append(last)
 
     def replay(self) -> Generator[Call, Any, Call]:
-        """Yield the calls that bring a new process to the state of the lost one, and receive their
-        results.
+        """Yield the calls that restore a lost process's state, and receive their results.
 
         On a device whose rounding varies a response may end earlier or later than the first time.
         Early responses are kept, and delivered ones are aborted: every request is still answered
         exactly once. Returns the pending call.
         """
         active_ids: dict[str, None] = {}
-        known = {generation.request_id for generation in self.undelivered}
+        undelivered_ids = {generation.request_id for generation in self.undelivered}
         for call in self.call_log[:-1]:
-            found = yield _without_finished(call, active_ids)
+            generations = yield _without_finished(call, active_ids)
             if call.method == "submit":
                 active_ids.update((request.id, None) for request in call.arguments[0])
             elif call.method != "load_weights":
-                for generation in found:
+                for generation in generations:
                     active_ids.pop(generation.request_id, None)
                     if (
                         generation.request_id in self.in_flight
-                        and generation.request_id not in known
+                        and generation.request_id not in undelivered_ids
                     ):
                         self.undelivered.append(generation)
         if delivered := [name for name in active_ids if name not in self.in_flight]:
@@ -262,15 +255,13 @@ class EnginePool(EngineState):
         self._weights: tuple[WeightSource, int] | None = None
         self._owner: dict[str, EngineHandle] = {}
         self._answered: OrderedDict[str, EngineHandle] = OrderedDict()
-        """The engines of the newest answers since `load_weights`, a function of the calls also if
-        one was replaced.
-        """
+        """The engines of the newest answers since `load_weights`, a function of the calls alone."""
         names = [ENGINE_NAME.format(i) for i in range(len(specs))]
         factory = f"{EngineWorker.__module__}:{EngineWorker.__qualname__}"
         options = [{"factory": spec.factory, "options": dict(spec.options)} for spec in specs]
         wrapped = [
-            replace(spec, factory=factory, options=own)
-            for spec, own in zip(specs, options, strict=True)
+            replace(spec, factory=factory, options=engine_options)
+            for spec, engine_options in zip(specs, options, strict=True)
         ]
         workers = launcher.start(names, wrapped)
         self._engines = [
@@ -283,9 +274,7 @@ class EnginePool(EngineState):
         return self._owner.keys()
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
-        """Send the weights to all engines, or publish them once for all to read at the same
-        time.
-        """
+        """Send the weights to all engines, or publish them once for all to read together."""
         self._require_idle("load_weights")
         is_first = self._weights is None
         self._version = None
@@ -332,18 +321,14 @@ class EnginePool(EngineState):
             return False
 
     def _load_call(self) -> Call:
-        """The call that loads the newest weights from a file, which is written now unless it
-        was.
-        """
+        """Return the call that loads the newest weights from a file, written now if missing."""
         assert self._weights is not None
         weights, version = self._weights
         export = getattr(weights, "export", lambda: weights)  # of a trainer group
         return Call("load_weights", (self._launcher.publish_weights(export(), version),))
 
     def drop_weights(self) -> None:
-        """Free memory of engines that share a GPU with a trainer; other engines keep their
-        weights.
-        """
+        """Free the memory of engines that share a GPU with a trainer; others keep their weights."""
         self._require_idle("drop_weights")
         if self._shares_gpus:
             self._version = None
@@ -352,9 +337,7 @@ class EnginePool(EngineState):
             self._call(dict.fromkeys(self._engines, Call("drop_weights")))
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue requests, adjacent ones with the same prompt on one engine; on an EngineError none
-        is queued.
-        """
+        """Queue requests, adjacent ones with equal prompts on one engine; if one fails, none."""
         self._require_weights()
         self._require_new(requests)
         assignments = self._distribute(requests)
@@ -370,9 +353,7 @@ class EnginePool(EngineState):
             raise
 
     def poll(self) -> list[Generation]:
-        """Advance every engine (without `reproducible`: wait for the first) and return what has
-        finished.
-        """
+        """Advance all engines (without `reproducible`: until the first answers); return results."""
         self._require_open()
         if not any(engine.undelivered for engine in self._engines):
             busy = [
@@ -393,21 +374,24 @@ class EnginePool(EngineState):
             names.setdefault(self._owner[name], []).append(name)
         self._receive_polls([engine for engine in names if engine.pending_call is not None])
         calls = {}
-        for engine, wanted in names.items():
+        for engine, engine_names in names.items():
             finished = {generation.request_id for generation in engine.undelivered}
-            calls[engine] = Call("abort", ([name for name in wanted if name not in finished],))
-        stopped = {
-            generation.request_id: generation
-            for found in self._call(calls).values()
-            for generation in found
-        }
-        for engine, wanted in names.items():
+            calls[engine] = Call(
+                "abort", ([name for name in engine_names if name not in finished],)
+            )
+        stopped = {}
+        for generations in self._call(calls).values():
+            stopped |= {generation.request_id: generation for generation in generations}
+        for engine, engine_names in names.items():
             # finished but undelivered generations, also of a replaced process
-            stopped |= {found.request_id: found for found in engine.undelivered}
+            undelivered = engine.undelivered
+            stopped |= {generation.request_id: generation for generation in undelivered}
             engine.undelivered = [
-                found for found in engine.undelivered if found.request_id not in wanted
+                generation
+                for generation in undelivered
+                if generation.request_id not in engine_names
             ]
-            self._forget(engine, wanted)
+            self._forget(engine, engine_names)
         return [stopped[name] for name in wanted_ids if name in stopped]
 
     def close(self) -> None:
@@ -422,9 +406,7 @@ class EnginePool(EngineState):
     def _distribute(
         self, requests: Sequence[GenerationRequest]
     ) -> dict[EngineHandle, list[GenerationRequest]]:
-        """Assign each group to the engine of its previous answers, else to that with the fewest
-        requests in flight.
-        """
+        """Assign groups to the engine of their previous answers, or to the least busy one."""
         assignments: dict[EngineHandle, list[GenerationRequest]] = {}
         for (_, answered), group in groupby(
             requests, key=lambda r: (r.prompt_ids, self._answered.get(r.previous or ""))
@@ -449,21 +431,19 @@ class EnginePool(EngineState):
 
     def _receive_polls(self, engines: Sequence[EngineHandle]) -> None:
         answers = self._receive(engines)
-        for engine, found in answers.items():
-            if not isinstance(found, DapoError):
-                engine.undelivered += found
+        for engine, answer in answers.items():
+            if not isinstance(answer, DapoError):
+                engine.undelivered += answer
         _raise_first(answers)
 
     def _deliver(self, engine: EngineHandle) -> list[Generation]:
-        found = engine.undelivered
+        generations = engine.undelivered
         engine.undelivered = []
-        self._forget(engine, [generation.request_id for generation in found])
-        return found
+        self._forget(engine, [generation.request_id for generation in generations])
+        return generations
 
     def _forget(self, engine: EngineHandle, answered: Sequence[str]) -> None:
-        """Remove requests that an engine has answered, and remember it for requests that continue
-        them.
-        """
+        """Remove answered requests, and remember their engine for requests that continue them."""
         for name in answered:
             self._owner.pop(name, None)
             engine.in_flight.pop(name, None)
@@ -481,9 +461,7 @@ class EnginePool(EngineState):
         return answers
 
     def _receive(self, engines: Sequence[EngineHandle]) -> dict[EngineHandle, Any]:
-        """The results or errors of the pending calls; lost processes are replaced until there are
-        some.
-        """
+        """Return results or errors of pending calls; lost processes are replaced until then."""
         answers: dict[EngineHandle, Any] = dict.fromkeys(engines)
         waiting = list(engines)
         while waiting:
@@ -530,9 +508,7 @@ class EnginePool(EngineState):
         self._log(f"{error}; {engine.name} is replaced ({self.restarts} of at most {most} times)")
 
     def _replay(self, engines: Sequence[EngineHandle]) -> dict[EngineHandle, WorkerDied]:
-        """Replay the calls on several engines concurrently, up to the pending one; returns those
-        lost meanwhile.
-        """
+        """Replay the calls on several engines at once; return those lost meanwhile."""
         replaying = {engine: engine.replay() for engine in engines}
         answers: dict[EngineHandle, Any] = dict.fromkeys(engines)
         lost: dict[EngineHandle, WorkerDied] = {}
@@ -557,8 +533,8 @@ def ready(busy: Sequence[EngineHandle]) -> list[EngineHandle]:
     pending_call = {
         engine.pending_call: engine for engine in busy if engine.pending_call is not None
     }
-    left = min((engine.deadline for engine in busy), default=0.0) - time.monotonic()
-    done, _ = wait(pending_call, timeout=max(0.0, left), return_when=FIRST_COMPLETED)
+    remaining_s = min((engine.deadline for engine in busy), default=0.0) - time.monotonic()
+    done, _ = wait(pending_call, timeout=max(0.0, remaining_s), return_when=FIRST_COMPLETED)
     now = time.monotonic()
     return [
         engine
@@ -568,6 +544,6 @@ def ready(busy: Sequence[EngineHandle]) -> list[EngineHandle]:
 
 
 def _raise_first(answers: Mapping[EngineHandle, Any]) -> None:
-    for found in answers.values():
-        if isinstance(found, DapoError):
-            raise found
+    for answer in answers.values():
+        if isinstance(answer, DapoError):
+            raise answer

@@ -1,6 +1,4 @@
-"""Worker specs of a run's engine processes: which engine each of them creates, and its CPU threads
-and GPUs.
-"""
+"""Worker specs of a run's engine processes: the engine, its CPU threads and GPUs."""
 
 import os
 import pkgutil
@@ -21,9 +19,7 @@ from dapo.policy.model import device_of, load_model
 
 
 def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]:
-    """One spec per engine process; without nodes of the launcher, this machine's GPUs are divided
-    here.
-    """
+    """Return a spec per engine process; without `nodes`, this machine's GPUs are divided."""
     count = config.engine_processes
     gpus_per_engine = config.gpus_per_engine
     if config.uses_ray:
@@ -31,9 +27,9 @@ def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]
         gpus = gpus_per_worker(config, nodes, default=float(gpus_per_engine)) * (
             gpus_per_engine if is_paired else 1
         )
-        given = config.train.threads or threads_on_cluster(config, nodes, gpus=gpus)
+        num_threads = config.train.threads or threads_on_cluster(config, nodes, gpus=gpus)
         spec = _engine_spec(
-            config, threads=given or engine_threads(config, torch.get_num_threads()), gpus=0
+            config, threads=num_threads or engine_threads(config, torch.get_num_threads()), gpus=0
         )
         reserves = 2 if is_paired else 1  # an engine reserves what its ranks take as well
         return [replace(spec, cpus=reserves * spec.cpus, gpus=reserves * gpus)] * count
@@ -44,26 +40,23 @@ def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]
     assignments = gpu_assignments(
         visible, trainers=trainers, engines=count, gpus_per_engine=gpus_per_engine
     )
-    return [
-        (
-            replace(spec, environment={**spec.environment, "CUDA_VISIBLE_DEVICES": gpu_ids})
-            if gpu_ids
-            else spec
-        )
-        for gpu_ids in assignments
-    ]
+    return [_with_gpus(spec, gpu_ids) for gpu_ids in assignments]
+
+
+def _with_gpus(spec: WorkerSpec, gpu_ids: str | None) -> WorkerSpec:
+    if not gpu_ids:
+        return spec
+    return replace(spec, environment={**spec.environment, "CUDA_VISIBLE_DEVICES": gpu_ids})
 
 
 def _engine_spec(config: Config, *, threads: int, gpus: int) -> WorkerSpec:
-    """The spec of every engine of a run whose processes share `gpus` GPUs, none of them assigned
-    yet.
-    """
+    """Return the spec of engines that share `gpus` GPUs, none of them assigned yet."""
     make = pkgutil.resolve_name(config.rollout.engine_kind.worker_spec)
     return make(config, threads=threads, shares=config.gpu_shares(gpus))
 
 
 def engine_spec(config: Config, *, threads: int, shares: GpuShares) -> WorkerSpec:
-    """The spec of a process that loads the model by its name and opens the engine around it.
+    """Return the spec of a process that loads the model by name and opens its engine.
 
     The policy's weights are loaded later.
     """
@@ -104,9 +97,7 @@ def open_in_process(
 
 
 def engine_threads(config: Config, available: int) -> int:
-    """CPU threads per engine: `train.threads`, or a share equal to that of trainers which update at
-    the same time.
-    """
+    """Return threads per engine: `train.threads`, or a share equal to that of busy trainers."""
     if config.train.threads is not None:
         return config.train.threads
     trainers = config.distributed.trainer_ranks if config.samples_ahead else 0
@@ -116,20 +107,28 @@ def engine_threads(config: Config, available: int) -> int:
 def gpu_assignments(
     visible: Sequence[str], *, trainers: int, engines: int, gpus_per_engine: int
 ) -> list[str | None]:
-    """CUDA_VISIBLE_DEVICES of each engine; None with at most one GPU.
+    """Return CUDA_VISIBLE_DEVICES of each engine; None with at most one GPU.
+
+    Args:
+        visible: the GPUs of this process.
+        trainers: the number of trainer ranks, which come first.
+        engines: the number of engines.
+        gpus_per_engine: the number of GPUs of an engine.
 
     Engines get the GPUs after the trainers' if there are enough for all; otherwise they share all
     of them in turn.
     """
     if len(visible) < 2:
         return [None] * engines
-    own = visible[trainers:] if len(visible) >= trainers + engines * gpus_per_engine else visible
-    endless = cycle(own)
+    gpus = visible
+    if len(visible) >= trainers + engines * gpus_per_engine:
+        gpus = visible[trainers:]
+    endless = cycle(gpus)
     return [",".join(islice(endless, gpus_per_engine)) for _ in range(engines)]
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs of this process, named as in CUDA_VISIBLE_DEVICES."""
+    """Return the GPUs of this process, named as in CUDA_VISIBLE_DEVICES."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = chosen.split(",") if chosen else [str(i) for i in range(torch.cuda.device_count())]
     return names[: torch.cuda.device_count()]

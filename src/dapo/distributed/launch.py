@@ -1,6 +1,4 @@
-"""Helpers that both launchers share: resources, waiting for a start, import path, the end of a
-log.
-"""
+"""Helpers of both launchers: resources, waiting for a start, import path, ends of logs."""
 
 import os
 import time
@@ -21,20 +19,17 @@ ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def gpus_per_worker(config: Config, nodes: Sequence[Node], *, default: float) -> float:
-    """GPUs that a worker reserves on a cluster: the option's number, else the default if one of the
-    nodes has GPUs.
-    """
-    given = config.distributed.gpus_per_process
-    if given is not None:
-        return given
+    """Return a cluster worker's GPUs: the option, or the default if a node has GPUs."""
+    configured = config.distributed.gpus_per_process
+    if configured is not None:
+        return configured
     if any(node.gpus for node in nodes):
         return default
     return 0.0
 
 
 def threads_on_cluster(config: Config, nodes: Sequence[Node], *, gpus: float) -> int | None:
-    """CPU threads of a worker with `gpus` GPUs; None where all workers share the CPUs of one
-    machine.
+    """Return a worker's CPU threads; None if all workers share the CPUs of one machine.
 
     Workers with GPUs get the same fraction of their node's CPUs as of its GPUs, so that any
     placement fits. Workers without GPUs spread evenly over the nodes.
@@ -50,8 +45,7 @@ def threads_on_cluster(config: Config, nodes: Sequence[Node], *, gpus: float) ->
 
 
 def allocator_environment(config: Config) -> dict[str, str]:
-    """Variables for torch's allocator in a worker that may compute on a GPU, unless the user has
-    set them.
+    """Return variables for torch's allocator in a worker on a GPU, unless the user set them.
 
     Expandable segments prevent fragmentation. vLLM plans its own memory and, with several GPUs,
     does not start with them (vLLM issue 42609).
@@ -64,8 +58,14 @@ def allocator_environment(config: Config) -> dict[str, str]:
 def wait_until_ready(
     future: "Future[Any]", *, since: float, timeout_s: float, what: str, see: str
 ) -> Any:
-    """The result of one stage of a start; the message of the LaunchError at the deadline names
-    `what` and `see`.
+    """Return the result of one stage of a start. Raises LaunchError at the deadline.
+
+    Args:
+        future: the stage.
+        since: the time at which it began, by `time.monotonic`.
+        timeout_s: the seconds that it may take.
+        what: names the stage in the message.
+        see: says in the message where to look.
     """
     try:
         return future.result(max(since + timeout_s - time.monotonic(), 0.0))
@@ -74,20 +74,21 @@ def wait_until_ready(
 
 
 def import_path(spec: WorkerSpec) -> str:
-    """PYTHONPATH of a worker: this package first, wherever it is installed, then the worker's own
-    and the user's.
+    """Return a worker's PYTHONPATH: this package, then the worker's own and the user's.
 
     Another interpreter gets this package by its own path alone: next to this one may lie another
     version of torch.
     """
-    ours = None if spec.python is not None else str(Path(dapo.__file__).parents[1])
+    package_path = None if spec.python is not None else str(Path(dapo.__file__).parents[1])
     return os.pathsep.join(
-        filter(None, [ours, spec.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")])
+        filter(
+            None, [package_path, spec.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
+        )
     )
 
 
 def log_tail(log: Path) -> str:
-    """`; log tail of LOG: LINE | LINE`, or nothing if the log is empty or cannot be read."""
+    """Return `; log tail of LOG: LINE | LINE`, or nothing if there is no log to read."""
     try:
         with open(log, "rb") as file:
             file.seek(-min(LOG_TAIL_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)

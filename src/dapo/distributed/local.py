@@ -42,8 +42,8 @@ class LocalWorker:
         self._pending: deque[Future[Any]] = deque([self.ready])
         self._is_dead = False
         variables = {**spec.environment, "PYTHONPATH": import_path(spec)}
-        ours, theirs = socket.socketpair()
-        with theirs, open_no_link(log, "ab", permissions=PRIVATE) as output:
+        controller_end, worker_end = socket.socketpair()
+        with worker_end, open_no_link(log, "ab", permissions=PRIVATE) as output:
             self._process = subprocess.Popen(
                 # -P: a file of the current directory called queue.py must not run
                 [
@@ -51,16 +51,16 @@ class LocalWorker:
                     "-P",
                     "-m",
                     "dapo.distributed.worker_main",
-                    str(theirs.fileno()),
+                    str(worker_end.fileno()),
                 ],
                 env=public_environment(spec.secrets) | variables,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[worker_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # Ctrl-C reaches the controller alone
             )
-        self._channel = Channel(ours.detach())
+        self._channel = Channel(controller_end.detach())
         threading.Thread(target=self._read, name=f"{name}-answers", daemon=True).start()
         self._send((spec.factory, dict(spec.options)))
 
@@ -122,11 +122,9 @@ class LocalWorker:
     def _exit_reason(self) -> str:
         try:
             code = self._process.wait(CLOSE_TIMEOUT_S)
-            ended = (
-                f"was ended by {signal.Signals(-code).name}"
-                if code < 0
-                else f"exited with code {code}"
-            )
+            ended = f"exited with code {code}"
+            if code < 0:
+                ended = f"was ended by {signal.Signals(-code).name}"
         except subprocess.TimeoutExpired:
             ended = "closed its connection"
         return f"{self.name} {ended}{log_tail(self.log)}"

@@ -1,6 +1,4 @@
-"""The interface between the controller and the other processes of a run: remote objects that answer
-calls.
-"""
+"""The interface between controller and processes of a run: remote objects answer calls."""
 
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,18 +15,14 @@ CALL_TIMEOUT_S = 1800.0  # seconds after which a worker without an answer counts
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """The object that a worker process creates, `factory(**options)`, and the environment and
-    resources it needs.
-    """
+    """What a worker process creates, `factory(**options)`, its environment and resources."""
 
     factory: str  # `module:function`, imported in the worker
     options: Mapping[str, Any] = field(default_factory=dict)  # picklable
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that are set before the worker's interpreter starts."""
     secrets: Collection[str] = ()
-    """The secret variables that the worker needs of the controller's or its node's; it gets no
-    others.
-    """
+    """The only secret variables of the controller or its node that the worker gets."""
     # another interpreter, which can import this package; None: the controller's own
     python: str | None = None
     cpus: float = 1.0
@@ -58,15 +52,13 @@ class Worker(Protocol):
 
 
 class WeightsHandle(Protocol):
-    """A reference to published weights: picklable, and readable by every worker of the launcher
-    that made it.
-    """
+    """A picklable reference to published weights for every worker of the same launcher."""
 
     @property
     def version(self) -> int: ...
 
     def open(self) -> "AbstractContextManager[WeightSource]":
-        """The weights, readable in the block.
+        """Give the weights, readable in the block.
 
         Raises EngineError if they are gone or of another version.
         """
@@ -84,9 +76,7 @@ class Launcher(Protocol):
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """The machines whose resources are assigned to workers; empty if every worker sees all of
-        this machine's.
-        """
+        """Return the machines that reserve resources; none if workers see this whole machine."""
 
     def start(
         self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False

@@ -1,6 +1,4 @@
-"""The samples of a step on one trainer rank: sent once, as columns of bytes; later calls name them
-by number.
-"""
+"""The samples of a step on a rank: sent once as columns of bytes, then named by number."""
 
 import json
 from array import array
@@ -90,7 +88,7 @@ def split(joined: bytes) -> Buffers:
 def _columns(
     header: Mapping[str, Any], parts: Iterator[NDArray[np.uint8]]
 ) -> dict[str, list[Sequence[Any]]]:
-    """The rows of each encoded column, as views of the buffers."""
+    """Return the rows of each encoded column, as views of the buffers."""
     return {
         name: [
             _view(code, part) if constant is None else constant_row(*constant)
@@ -105,13 +103,11 @@ def _columns(
 
 
 def _constant(sample: Sample) -> tuple[bool, int] | None:
-    """The value and the length of a constant mask."""
+    """Return the value and the length of a constant mask; None for any other."""
     length = len(sample.mask)
-    return (
-        (sample.num_trained_tokens > 0, length)
-        if sample.num_trained_tokens in (0, length)
-        else None
-    )
+    if sample.num_trained_tokens not in (0, length):
+        return None
+    return sample.num_trained_tokens > 0, length
 
 
 def _view(code: Any, part: NDArray[np.uint8]) -> "array[Any] | memoryview":
@@ -130,9 +126,7 @@ class RankSamples:
     """The samples that this rank has, by number. A sample is on one rank at a time."""
 
     def __init__(self, exchange: Callable[[Sequence[bytes]], list[bytes]]) -> None:
-        """`exchange` sends one message to each rank and returns the received ones; all ranks call
-        it together.
-        """
+        """Take `exchange`, which all ranks call to send each rank a message and get theirs."""
         self._exchange = exchange
         self._samples: dict[int, Sample] = {}
 
@@ -157,13 +151,11 @@ class RankSamples:
             self._samples[number] = replace(self._samples[number], old_logprobs=row)
 
     def move(self, numbers_by_rank: Sequence[Sequence[int]]) -> None:
-        """Exchange scored samples, so that each rank has those that it updates with; all ranks call
-        it together.
-        """
+        """Exchange scored samples between all ranks, so that each has those of its update."""
         messages = []
         for numbers in numbers_by_rank:
-            own = {number: self._samples.pop(number) for number in numbers}
-            messages.append(join(encode(own, ALL)) if own else b"")
+            samples = {number: self._samples.pop(number) for number in numbers}
+            messages.append(join(encode(samples, ALL)) if samples else b"")
         for message in self._exchange(messages):
             if message:
                 self._samples |= decode(split(message))
@@ -175,14 +167,12 @@ class RankSamples:
 def microbatches_of(
     samples: Mapping[int, Sample], passes: Sequence[NumberedPass]
 ) -> list[RankMicrobatch]:
-    """The passes with their samples, found by number."""
-    return [
-        (
-            RankMicrobatch(
-                each.numbers, tuple(samples[number] for number in each.numbers), each.weights
-            )
-            if each.numbers
-            else DUMMY_MICROBATCH
-        )
-        for each in passes
-    ]
+    """Return the passes with their samples, looked up by number."""
+    microbatches = []
+    for numbered in passes:
+        microbatch = DUMMY_MICROBATCH
+        if numbered.numbers:
+            pass_samples = tuple(samples[number] for number in numbered.numbers)
+            microbatch = RankMicrobatch(numbered.numbers, pass_samples, numbered.weights)
+        microbatches.append(microbatch)
+    return microbatches

@@ -1,6 +1,4 @@
-"""The policy in several processes, as the controller sees it: trainer ranks that execute every call
-together.
-"""
+"""The policy in several processes, for the controller: ranks execute each call together."""
 
 import threading
 import time
@@ -88,9 +86,7 @@ class TrainerGroup:
             raise
 
     def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
-        """Like `Policy.update`, on the same rows; only the tokens of samples that were not recorded
-        are sent.
-        """
+        """Update like `Policy.update`, on the same rows; recorded samples are not sent again."""
         partitions = partition_minibatch(minibatch, self._config, ranks=len(self._workers))
         requests: list[Future[Any]] = []
         if any(sample.rank_record is None for sample in minibatch):
@@ -102,22 +98,22 @@ class TrainerGroup:
             first = self._num_recorded
             passes = self._number(partitions, lambda i, sample: first + i)
             moved = None
-            blocks = (
-                encode(_numbered(own, first), (*IDS, *REMAINING_COLUMNS)) for own in partitions
-            )
+            columns = (*IDS, *REMAINING_COLUMNS)
+            blocks = (encode(_numbered(part, first), columns) for part in partitions)
             requests = self._request_each("store", ([block] for block in blocks), first=first)
         else:
             passes = self._number(partitions, self._recorded_number)
             moved = self._moved(passes)
-        updates = self._request_each(
-            "update", ([own, moved and moved[rank]] for rank, own in enumerate(passes)), step=step
+        arguments = (
+            [rank_passes, moved and moved[rank]] for rank, rank_passes in enumerate(passes)
         )
+        updates = self._request_each("update", arguments, step=step)
         self._answers(requests, self._timeout_s)
         metrics, self.skipped_in_a_row = self._answers(updates, self._timeout_s)[0]
         return metrics
 
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples with a `rank_record`: the ranks keep them with their old log-probabilities.
+        """Return the samples with a `rank_record`: the ranks keep their old log-probabilities.
 
         The first groups, which fill about one pass of every rank, are partitioned and sent first:
         the ranks compute them while the others follow, and then the remaining columns.
@@ -129,10 +125,13 @@ class TrainerGroup:
         self._num_recorded = len(samples)
         self._rank_of = {}
         scored, numbered = self._score(samples[:num_first], first=0)
-        later, others = self._score(samples[num_first:], first=num_first)
-        pairs = zip(numbered, others, strict=True)
+        later, later_numbered = self._score(samples[num_first:], first=num_first)
+        rank_samples = (
+            first_samples | later_samples
+            for first_samples, later_samples in zip(numbered, later_numbered, strict=True)
+        )
         added = self._request_each(
-            "add_columns", ([encode(own | more, REMAINING_COLUMNS)] for own, more in pairs)
+            "add_columns", ([encode(samples, REMAINING_COLUMNS)] for samples in rank_samples)
         )
         self._answers([*scored, *later], self._timeout_s)
         self._answers(added, self._timeout_s)
@@ -147,13 +146,12 @@ class TrainerGroup:
         partitions = partition(samples, ranks=len(self._workers), max_tokens=max_tokens)
         passes = self._number(partitions, lambda i, sample: i)
         arguments = (
-            [encode(_numbered(own), IDS), each]
-            for own, each in zip(partitions, passes, strict=True)
+            [encode(_numbered(rank_microbatches), IDS), rank_passes]
+            for rank_microbatches, rank_passes in zip(partitions, passes, strict=True)
         )
         sums: dict[int, float] = {}
-        for answer in self._answers(
-            self._request_each("response_kl", arguments, step=step), self._timeout_s
-        ):
+        requests = self._request_each("response_kl", arguments, step=step)
+        for answer in self._answers(requests, self._timeout_s):
             sums |= answer
         return [sums[i] for i in range(len(samples))]
 
@@ -161,18 +159,19 @@ class TrainerGroup:
     def _score(
         self, samples: Sequence[Sample], *, first: int
     ) -> tuple[list[Future[Any]], list[dict[int, Sample]]]:
-        """Send tokens to the ranks, which score them; also returns the samples of each rank by
-        number from `first`.
-        """
+        """Send tokens to the ranks for scoring; return also each rank's samples by number."""
         partitions = partition(
             samples, ranks=len(self._workers), max_tokens=self._config.microbatch_tokens
         )
         passes = self._number(partitions, lambda i, sample: first + i)
-        self._rank_of |= {
-            i: rank for rank, own in enumerate(passes) for each in own for i in each.numbers
-        }
-        numbered = [_numbered(own, first) for own in partitions]
-        arguments = ([encode(of, IDS), own] for of, own in zip(numbered, passes, strict=True))
+        for rank, rank_passes in enumerate(passes):
+            for number in _all_numbers(rank_passes):
+                self._rank_of[number] = rank
+        numbered = [_numbered(part, first) for part in partitions]
+        arguments = (
+            [encode(rank_samples, IDS), rank_passes]
+            for rank_samples, rank_passes in zip(numbered, passes, strict=True)
+        )
         return self._request_each("score", arguments, is_first=first == 0), numbered
 
     def _number(
@@ -180,17 +179,13 @@ class TrainerGroup:
         partitions: Sequence[Sequence[RankMicrobatch]],
         number_of: Callable[[int, Sample], int],
     ) -> list[list[NumberedPass]]:
-        """The microbatches of each rank, by the numbers of its samples."""
-        return [
-            [
-                NumberedPass(
-                    tuple(map(number_of, each.indices, each.samples)),
-                    each.weights if each.indices else (),
-                )
-                for each in own
-            ]
-            for own in partitions
-        ]
+        """Return the microbatches of each rank, by the numbers of its samples."""
+
+        def numbered(microbatch: RankMicrobatch) -> NumberedPass:
+            numbers = tuple(map(number_of, microbatch.indices, microbatch.samples))
+            return NumberedPass(numbers, microbatch.weights if microbatch.indices else ())
+
+        return [[numbered(microbatch) for microbatch in part] for part in partitions]
 
     def _recorded_number(self, index: int, sample: Sample) -> int:
         assert sample.rank_record is not None
@@ -201,20 +196,21 @@ class TrainerGroup:
         return sample.rank_record.number
 
     def _moved(self, passes: Sequence[Sequence[NumberedPass]]) -> list[list[list[int]]] | None:
-        """For each rank the samples that move to other ranks, by their new rank; None if none
-        moves.
-        """
+        """Return each rank's samples that move, by their new rank; None if none moves."""
         ranks = range(len(self._workers))
         moved: list[list[list[int]]] = [[[] for _ in ranks] for _ in ranks]
-        for rank, own in enumerate(passes):
-            for number in (number for each in own for number in each.numbers):
-                if (owner := self._rank_of[number]) != rank:
+        for rank, rank_passes in enumerate(passes):
+            for number in _all_numbers(rank_passes):
+                owner = self._rank_of[number]
+                if owner != rank:
                     moved[owner][rank].append(number)
                     self._rank_of[number] = rank
         return moved if any(numbers for by_rank in moved for numbers in by_rank) else None
 
     def weights(self, *, version: int) -> WeightsFile:
-        """The current weights, readable until the next version but one. Raises NumericsError.
+        """Return the current weights, readable until the next version but one.
+
+        Raises NumericsError.
 
         They are in a file, unless engines on GPUs may get them from the ranks.
         """
@@ -231,11 +227,11 @@ class TrainerGroup:
         else:
             size = self._all("export_weights", None, version)[0]
             starts = range(0, size, PIECE_BYTES)
-            reads = (
+            requests = (
                 self._request_each("read_weights", [(start, PIECE_BYTES)], ranks=1)
                 for start in starts
             )
-            chunks = (self._answers(read, self._timeout_s)[0] for read in reads)
+            chunks = (self._answers(futures, self._timeout_s)[0] for futures in requests)
             write_chunks(path, chunks, size=size)
         return self._folder.keep(path, version)
 
@@ -244,9 +240,7 @@ class TrainerGroup:
         self.snapshot()(directory)
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy the state; the result writes the copy like `save`, in any thread, until the next
-        snapshot is taken.
-        """
+        """Copy the state; the result writes it like `save`, in any thread, until the next copy."""
         self._all("snapshot")
         return self._write
 
@@ -288,17 +282,17 @@ class TrainerGroup:
         ranks: int | None = None,
         **options: Any,
     ) -> "list[Future[Any]]":
-        """Call every rank, or the first `ranks`, with its own arguments, which are read one at a
-        time.
-        """
+        """Call the ranks, or the first `ranks`, with their arguments, which are read one by one."""
         with self._lock:  # the calls of two threads reach every rank in the same order
             if self._lost is not None:
                 raise TrainerLost(self._lost)
             pairs = zip(self._workers[:ranks], arguments, strict=True)
-            return [worker.call(method, *own, **options) for worker, own in pairs]
+            return [
+                worker.call(method, *rank_arguments, **options) for worker, rank_arguments in pairs
+            ]
 
     def _answers(self, futures: "Sequence[Future[Any]]", timeout_s: float) -> list[Any]:
-        """The ranks' answers. Raises their errors; if one rank cannot continue, all are ended."""
+        """Return the ranks' answers. Raises their errors; if a rank cannot continue, all end."""
         wait(futures, timeout_s, return_when=FIRST_EXCEPTION)
         errors = _errors(futures)
         if errors and not any(isinstance(error, WorkerDied) for error in errors):
@@ -331,24 +325,27 @@ class TrainerGroup:
             worker.kill()
 
 
+def _all_numbers(passes: Sequence[NumberedPass]) -> list[int]:
+    return [number for numbered in passes for number in numbered.numbers]
+
+
 def _numbered(passes: Sequence[RankMicrobatch], first: int = 0) -> dict[int, Sample]:
     return {
         first + i: sample
-        for each in passes
-        for i, sample in zip(each.indices, each.samples, strict=False)
+        for microbatch in passes
+        for i, sample in zip(microbatch.indices, microbatch.samples, strict=False)
     }
 
 
 def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:
-    """The errors so far, OutOfMemory first, since other errors may follow from it."""
-    found = [
-        error for future in futures if future.done() and (error := future.exception()) is not None
-    ]
-    return sorted(found, key=lambda error: not isinstance(error, OutOfMemory))
+    """Return the errors so far, OutOfMemory first, since other errors may follow from it."""
+    exceptions = [future.exception() for future in futures if future.done()]
+    errors = [error for error in exceptions if error is not None]
+    return sorted(errors, key=lambda error: not isinstance(error, OutOfMemory))
 
 
 def trainer_specs(config: Config, nodes: Sequence[Node]) -> list[WorkerSpec]:
-    """The worker spec of each rank; `nodes` are the launcher's."""
+    """Return the worker spec of each rank; `nodes` are the launcher's."""
     ranks = config.distributed.trainer_ranks
     tp = config.gpus_per_engine
     gpus = gpus_per_worker(config, nodes, default=config.train.device != "cpu")
@@ -368,6 +365,6 @@ def trainer_specs(config: Config, nodes: Sequence[Node]) -> list[WorkerSpec]:
         (ENGINE_NAME.format(rank // tp), rank % tp) if is_paired else None for rank in range(ranks)
     ]
     return [
-        replace(spec, options=own, shares=shared)
-        for own, shared in zip(options, shares, strict=True)
+        replace(spec, options=rank_options, shares=shared)
+        for rank_options, shared in zip(options, shares, strict=True)
     ]

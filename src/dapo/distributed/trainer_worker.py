@@ -1,6 +1,4 @@
-"""One rank of the trainer group: the object in its process, whose methods the group calls on all
-ranks at once.
-"""
+"""One rank of the trainer group: an object whose methods are called on all ranks at once."""
 
 import math
 import socket
@@ -30,9 +28,7 @@ from dapo.policy.model import LoadedModel, device_of, load_for_sharding
 
 
 class TrainerWorker:
-    """Reads the model's configuration at once, and this rank's rows of the weights when the process
-    group is formed.
-    """
+    """Reads the configuration at once, and its rows of the weights with the process group."""
 
     def __init__(
         self,
@@ -43,8 +39,14 @@ class TrainerWorker:
         path: Sequence[str] = (),
         code_folders: Sequence[str] = (),
     ) -> None:
-        """`path`, `code_folders`: the folders in which the controller finds modules, including the
-        user's.
+        """Prepare a rank.
+
+        Args:
+            config: the configuration of the run.
+            rank: the number of this rank.
+            threads: the number of CPU threads.
+            path: the folders in which the controller finds modules.
+            code_folders: those of them with the user's modules.
         """
         if config.ray_address is None:
             # before its first use: it takes an interface once, also to reach engines
@@ -74,8 +76,7 @@ class TrainerWorker:
         return gate
 
     def init_process_group(self, rendezvous: Path | Gate, *, timeout_s: float) -> None:
-        """Connect to the other ranks, which call this at the same time, and load this rank's part
-        of the model.
+        """Connect to the other ranks, which do so at the same time, and load a part of the model.
 
         Ranks of one machine meet in a file of a private folder, others at the gate of rank 0's
         store. `timeout_s` bounds every later collective operation.
@@ -104,7 +105,7 @@ class TrainerWorker:
         self._loaded = None
 
     def can_access(self, folder: Path) -> bool:
-        """Whether this process sees a folder of the controller."""
+        """Return True if this process sees a folder of the controller."""
         return folder.is_dir()
 
     def store(self, buffers: Buffers, *, first: int) -> None:
@@ -112,14 +113,12 @@ class TrainerWorker:
         self._samples.store(buffers, first=first)
 
     def score(self, buffers: Buffers, passes: Sequence[NumberedPass], *, is_first: bool) -> None:
-        """Store samples with their log-probabilities under the current policy; the first of a step
-        replace all.
-        """
+        """Store samples with the current policy's log-probabilities; the first replace all."""
         self._samples.store(buffers, first=0 if is_first else None)
         scores = self._policy.logprobs(self._samples.microbatches(passes))
-        for each, rows in zip(passes, scores, strict=True):
+        for numbered, rows in zip(passes, scores, strict=True):
             # not strict: a dummy microbatch has a row of scores and no number
-            self._samples.set_old_logprobs(dict(zip(each.numbers, rows, strict=False)))
+            self._samples.set_old_logprobs(dict(zip(numbered.numbers, rows, strict=False)))
 
     def add_columns(self, buffers: Buffers) -> None:
         """Add the columns that scoring did not need."""
@@ -128,16 +127,14 @@ class TrainerWorker:
     def response_kl(
         self, buffers: Buffers, passes: Sequence[NumberedPass], *, step: int
     ) -> dict[int, float]:
-        """KL divergence from the reference by sample number, summed over sampled tokens; the
-        samples are not kept.
-        """
+        """Return the KL divergence over sampled tokens by number; samples are not kept."""
         samples = decode(buffers)
-        found = self._policy.token_kl(microbatches_of(samples, passes), step=step)
+        scores = self._policy.token_kl(microbatches_of(samples, passes), step=step)
         # not strict: a dummy microbatch has a row and no number
         pairs = (
             pair
-            for each, rows in zip(passes, found, strict=True)
-            for pair in zip(each.numbers, rows, strict=False)
+            for numbered, rows in zip(passes, scores, strict=True)
+            for pair in zip(numbered.numbers, rows, strict=False)
         )
         return {number: math.fsum(select(row, samples[number].sampled)) for number, row in pairs}
 
@@ -154,9 +151,7 @@ class TrainerWorker:
         return metrics, self._policy.skipped_in_a_row
 
     def export_weights(self, path: Path | None, version: int) -> int:
-        """Gather all weights on every rank; rank 0 writes them to `path`, or to shared memory, and
-        returns the size.
-        """
+        """Gather all weights; rank 0 writes them to `path` or shared memory; return the size."""
         weights = self._policy.weights()
         if self._rank:
             for _ in weights.named_tensors():
@@ -171,9 +166,7 @@ class TrainerWorker:
         return path.stat().st_size
 
     def send_weights(self, method: str, *arguments: Any) -> Any:
-        """Call the rank's end of a transfer from GPU to GPU, which begins with the rank's own
-        weights.
-        """
+        """Call the rank's end of a transfer between GPUs, which begins with the rank's weights."""
         if method == "begin":
             arguments = *arguments[:-1], self._policy.weights()
         try:
@@ -182,7 +175,7 @@ class TrainerWorker:
             raise EngineError(str(error)) from error
 
     def read_weights(self, start: int, size: int) -> bytes:
-        """A part of the file that `export_weights` wrote on this machine."""
+        """Return a part of the file that `export_weights` wrote on this machine."""
         assert self._exported is not None
         with open(self._exported, "rb") as file:
             file.seek(start)
@@ -195,7 +188,7 @@ class TrainerWorker:
         self._written = self._writer.submit(self._policy.write, directory)
 
     def has_written(self) -> tuple[bool, str | None]:
-        """Whether the snapshot is written, and the message of an OSError if the disk refused it."""
+        """Return whether the snapshot is written, and the message of an OSError, if any."""
         is_done = self._written.done()
         error = self._written.exception() if is_done else None
         if error is not None and not isinstance(error, OSError):
@@ -209,9 +202,7 @@ class TrainerWorker:
 
 
 def _device(config: Config, rank: int) -> torch.device:
-    """The device of a rank, on the machine of this process: ranks of one machine take its GPUs in
-    turn.
-    """
+    """Return the device of a rank here: ranks of one machine take its GPUs in turn."""
     if device_of(config.train.device, f"trainer rank {rank} on {socket.gethostname()}") == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", rank % torch.cuda.device_count())

@@ -1,6 +1,4 @@
-"""The worker spec of a vLLM engine: its options, from the run's configuration, and the environment
-it starts in.
-"""
+"""The worker spec of a vLLM engine: its options and the environment it starts in."""
 
 import hashlib
 import importlib.util
@@ -27,7 +25,7 @@ from dapo.policy.model_dimensions import find_dimensions
 
 
 def vllm_engine_spec(config: Config, *, threads: int, shares: GpuShares) -> WorkerSpec:
-    """A vLLM engine for the model of `config`; the policy's weights are loaded later.
+    """Return the spec of a vLLM engine for the model; the policy's weights are loaded later.
 
     The processes of `rollout.vllm.tensor_parallel` divide the threads. Raises ConfigError for a
     model with tensors other than weights, and for a missing interpreter.
@@ -59,9 +57,7 @@ def vllm_engine_spec(config: Config, *, threads: int, shares: GpuShares) -> Work
 
 
 def require_vllm(config: Config) -> None:
-    """Raise ConfigError before anything is started, if vLLM is not installed or `vllm_engine_spec`
-    would raise it.
-    """
+    """Raise ConfigError if vLLM is not installed or `vllm_engine_spec` would raise it."""
     if config.rollout.vllm.python is not None:
         python = _interpreter(config.rollout.vllm.python)
         program = (
@@ -95,7 +91,7 @@ def require_vllm(config: Config) -> None:
 
 
 def vllm_options(config: Config) -> VllmOptions:
-    """The options of the engine, from the model's configuration; no weights are loaded."""
+    """Return the engine's options, from the model's configuration; no weights are loaded."""
     model = config.model
     rollout = config.rollout
     meta_model = load_meta_model(model.name, trust_remote_code=model.trust_remote_code)
@@ -159,9 +155,7 @@ def _interpreter(python: str) -> str:
 
 
 def _import_path(python: str | None) -> dict[str, str]:
-    """PYTHONPATH of this package alone: torch of this environment's site-packages would hide
-    vLLM's.
-    """
+    """Return the path of this package alone: this environment's torch would hide vLLM's."""
     if python is None:
         return {}
     package = Path(dapo.__file__).parent

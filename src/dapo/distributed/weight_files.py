@@ -46,17 +46,17 @@ class WeightsFile:
 
     @contextlib.contextmanager
     def open(self) -> "Iterator[WeightsFile]":
-        """The file itself. Raises EngineError unless it exists and holds this version."""
+        """Give the file itself. Raises EngineError unless it exists and holds this version."""
         try:
             with safe_open(self.path, framework="pt") as file:
-                found = (file.metadata() or {}).get(VERSION_KEY)
+                version = (file.metadata() or {}).get(VERSION_KEY)
         except (OSError, SafetensorError) as error:
             raise EngineError(
                 f"the weights of version {self.version} cannot be read: {error}"
             ) from error
-        if found != str(self.version):
+        if version != str(self.version):
             raise EngineError(
-                f"{self.path} holds weights of version {found}, expected {self.version}"
+                f"{self.path} holds weights of version {version}, expected {self.version}"
             )
         yield self
 
@@ -77,23 +77,20 @@ class WeightsFile:
         with safe_open(self.path, framework="pt") as file:
             for name in layout.tensors:
                 yield name, file.get_tensor(name)
-            for name, stored in layout.tied.items():
-                yield name, file.get_tensor(stored)
+            for name, source in layout.tied.items():
+                yield name, file.get_tensor(source)
 
 
 @dataclass(frozen=True)
 class RankWeights(WeightsFile):
-    """The weights of a trainer group: `send` calls all ranks' `send_weights`, `export` writes the
-    file.
-    """
+    """The weights of a trainer group: `send` is called on all ranks, `export` writes a file."""
 
     send: Callable[..., list[Any]]
     export: Callable[[], Any]
 
 
 class WeightsFolder:
-    """A private folder in shared memory (`/dev/shm` where it exists) that keeps the last two
-    versions.
+    """A private folder in shared memory, if there is any, that keeps the last two versions.
 
     It is made when it is first used, and again if it is used after `close`.
     """
@@ -106,7 +103,7 @@ class WeightsFolder:
 
     @property
     def path(self) -> Path:
-        """The folder. A process that sees its random name can read its files."""
+        """Return the folder. A process that sees its random name can read its files."""
         if self._folder is None:
             shared = (
                 SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
@@ -127,7 +124,7 @@ class WeightsFolder:
         return self.keep(path, version)
 
     def path_of(self, version: int) -> Path:
-        """The file to which a version is written, by this process or another."""
+        """Return the file to which a version is written, by this process or another."""
         return self.path / f"version_{version}.safetensors"
 
     def keep(self, path: Path, version: int) -> WeightsFile:
@@ -167,13 +164,14 @@ def write_weights(path: Path, weights: WeightSource, version: int) -> None:
 def write_chunks(path: Path, chunks: Iterable[bytes | memoryview], *, size: int) -> None:
     """Write a weights file of `size` bytes from chunks. Raises EngineError."""
     with _new_file(path, size=size) as file:
-        if (written := sum(file.write(chunk) for chunk in chunks)) != size:
-            raise EngineError(f"{path}: received {written} bytes of weights, expected {size}")
+        num_bytes = sum(file.write(chunk) for chunk in chunks)
+        if num_bytes != size:
+            raise EngineError(f"{path}: received {num_bytes} bytes of weights, expected {size}")
 
 
 @contextlib.contextmanager
 def _new_file(path: Path, *, size: int) -> Iterator[IO[bytes]]:
-    """A file with reserved memory, which gets its name at the end of the block."""
+    """Give a file with reserved memory, which gets its name at the end of the block."""
     temporary = path.with_suffix(".tmp")
     try:
         with open(temporary, "wb") as file:
@@ -190,10 +188,8 @@ def _new_file(path: Path, *, size: int) -> Iterator[IO[bytes]]:
 
 
 def file_header(layout: WeightLayout, version: int) -> tuple[bytes, dict[str, int]]:
-    """The header of a weights file, and each weight's position: wide types come first, so that all
-    are aligned.
-    """
-    tied = " ".join(f"{name}={stored}" for name, stored in layout.tied.items())
+    """Return a weights file's header, and each weight's position, aligned: wide types first."""
+    tied = " ".join(f"{name}={source}" for name, source in layout.tied.items())
     entries: dict[str, Any] = {METADATA: {VERSION_KEY: str(version), TIED_KEY: tied}}
     end = 0
     starts = dict[str, int]()
@@ -211,7 +207,7 @@ def file_header(layout: WeightLayout, version: int) -> tuple[bytes, dict[str, in
 
 
 def stored_tensors(weights: WeightSource, layout: WeightLayout) -> Iterator[tuple[str, Tensor]]:
-    """Each stored weight once, in the layout's order.
+    """Yield each stored weight once, in the layout's order.
 
     Raises EngineError where a source differs from its layout.
     """
@@ -219,21 +215,22 @@ def stored_tensors(weights: WeightSource, layout: WeightLayout) -> Iterator[tupl
     for name, tensor in weights.named_tensors():
         if name in layout.tied:
             continue
-        found = name, (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-        if found != (wanted := next(expected, None)):
+        entry = name, (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        expected_entry = next(expected, None)
+        if entry != expected_entry:
             raise EngineError(
-                f"the weights differ from their layout: expected {wanted}, got {found}"
+                f"the weights differ from their layout: expected {expected_entry}, got {entry}"
             )
         yield name, tensor.detach()
-    if (missing := next(expected, None)) is not None:
-        raise EngineError(f"the weights differ from their layout: {missing} is missing")
+    absent_entry = next(expected, None)
+    if absent_entry is not None:
+        raise EngineError(f"the weights differ from their layout: {absent_entry} is missing")
 
 
 def host_pieces(
     tensors: Iterable[tuple[int, Tensor]], *, staging: Sequence[Tensor] | None = None
 ) -> Iterator[tuple[int, memoryview]]:
-    """The bytes of tensors, each given with the position of its first byte, in pieces in main
-    memory.
+    """Return the bytes of tensors, with each first byte's position, in pieces in main memory.
 
     A tensor in main memory is not copied. A tensor on a device is copied in pieces through two
     pinned buffers: one piece is used while the next is copied. A piece is valid until the next one
@@ -263,7 +260,7 @@ def host_pieces(
 def _host_copy(
     piece: Tensor, staging: Sequence[Tensor] | None, index: int
 ) -> tuple[Tensor, Callable[[], None]]:
-    """The piece in main memory, and a function that waits for it."""
+    """Return the piece in main memory, and a function that waits for it."""
     if staging is None:
         return piece, lambda: None
     target = staging[index % 2][: len(piece)].copy_(piece, non_blocking=True)
@@ -282,9 +279,10 @@ def _finished(start: int, piece: Tensor, wait: Callable[[], None]) -> tuple[int,
 def _dtype(layout: WeightLayout, name: str) -> torch.dtype:
     dtype = getattr(torch, layout.tensors[name][0])
     if dtype not in TYPE_CODES:
-        known = ", ".join(str(one).removeprefix("torch.") for one in TYPE_CODES)
+        type_names = ", ".join(str(type_).removeprefix("torch.") for type_ in TYPE_CODES)
         raise EngineError(
-            f"{name} is of type {layout.tensors[name][0]}, which engines do not take ({known} are)"
+            f"{name} is of type {layout.tensors[name][0]}, which engines do not take"
+            f" ({type_names} are)"
         )
     return dtype
 
@@ -294,9 +292,7 @@ def _num_bytes(layout: WeightLayout, name: str) -> int:
 
 
 def _locked(folder: Path) -> int:
-    """Lock the folder for as long as its owner lives: the system frees the lock however the process
-    ends.
-    """
+    """Lock the folder while its owner lives: the system frees the lock when the process ends."""
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return handle

@@ -39,8 +39,9 @@ def main() -> None:
 
 
 def try_call(action: Callable[..., Any], *arguments: Any) -> tuple[bool, Any]:
-    """(True, the result), or (False, a picklable error); an unexpected error's traceback goes to
-    the log.
+    """Return (True, the result), or (False, a picklable error).
+
+    The traceback of an unexpected error goes to the log.
     """
     try:
         return True, action(*arguments)
@@ -52,9 +53,7 @@ def try_call(action: Callable[..., Any], *arguments: Any) -> tuple[bool, Any]:
 
 
 def _read(channel: Channel, messages: "queue.SimpleQueue[Any]") -> None:
-    """Queue messages; end the process when the controller has ended, even in the middle of a
-    call.
-    """
+    """Queue messages; end the process, even in the middle of a call, with the controller."""
     try:
         while True:
             messages.put(channel.receive())

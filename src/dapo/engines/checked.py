@@ -1,6 +1,4 @@
-"""Checks every answer of an engine against its request, so that no answer that breaks the contract
-is used.
-"""
+"""Checks every answer of an engine against its request, so that no wrong answer is used."""
 
 import math
 import time
@@ -38,9 +36,7 @@ class CheckedEngine:
         self._vocabulary = vocabulary
         self._stall_s = stall_s
         self._version: int | None = None
-        """The version that answers must have; None before the first load: an engine may start with
-        its own weights.
-        """
+        """The version that answers must have; None before the first load."""
         self._pending: dict[str, GenerationRequest] = {}
         self._answered: set[str] = set()
         self._idle_polls = 0
@@ -62,17 +58,17 @@ class CheckedEngine:
         self._pending.update((request.id, request) for request in requests)
 
     def poll(self) -> list[Generation]:
-        found = self._list_of_generations("poll", self._call("poll", self._engine.poll))
-        for generation in found:
+        generations = self._list_of_generations("poll", self._call("poll", self._engine.poll))
+        for generation in generations:
             self._check(generation, self._pop_pending(generation))
-        self._check_stalled(bool(found))
-        return found
+        self._check_stalled(bool(generations))
+        return generations
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        found = self._list_of_generations(
+        generations = self._list_of_generations(
             "abort", self._call("abort", lambda: self._engine.abort(request_ids))
         )
-        for generation in found:
+        for generation in generations:
             request = self._pop_pending(generation)
             if generation.finish == "aborted":
                 self._check_tokens(generation, request)
@@ -81,7 +77,7 @@ class CheckedEngine:
         for name in request_ids:
             if name in self._pending:
                 raise EngineError(f"the engine did not answer the abort of request {name!r}")
-        return found
+        return generations
 
     def close(self) -> None:
         self._engine.close()
@@ -93,26 +89,26 @@ class CheckedEngine:
             raise
         except Exception as error:
             frames = extract_tb(error.__traceback__)
-            where = (
-                f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-            )
+            where = ""
+            if frames:
+                where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
             raise EngineError(
                 f"the engine failed in {name} with {len(self._pending)} requests in flight: "
                 f"{type(error).__name__}: {error}{where}"
             ) from error
 
-    def _list_of_generations(self, name: str, found: object) -> list[Generation]:
-        if not isinstance(found, list):
+    def _list_of_generations(self, name: str, answer: object) -> list[Generation]:
+        if not isinstance(answer, list):
             raise EngineError(
-                f"the engine's {name} returned a {type(found).__name__}, expected a list of"
+                f"the engine's {name} returned a {type(answer).__name__}, expected a list of"
                 " Generation"
             )
-        for item in found:
+        for item in answer:
             if not isinstance(item, Generation):
                 raise EngineError(
                     f"the engine's {name} returned a {type(item).__name__}, expected a Generation"
                 )
-        return found
+        return answer
 
     def _pop_pending(self, generation: Generation) -> GenerationRequest:
         if generation.request_id in self._answered:
@@ -133,14 +129,12 @@ class CheckedEngine:
         if generation.sampled is not None:
             return  # the end of an episode is its environment's matter
         if finish == "stop" and not is_stop[-1:].any():
-            got = f"token {ids[-1]}" if ids else "no token"
+            actual = f"token {ids[-1]}" if ids else "no token"
             stops = request.stop_ids
-            among = (
-                ", ".join(map(str, stops[:5])) + ", ..." * (len(stops) > 5)
-                if stops
-                else "no stop ids at all"
-            )
-            raise _wrong(generation, f"a last token among {among} with finish 'stop'", got)
+            among = "no stop ids at all"
+            if stops:
+                among = ", ".join(map(str, stops[:5])) + ", ..." * (len(stops) > 5)
+            raise _wrong(generation, f"a last token among {among} with finish 'stop'", actual)
         if finish == "length" and len(ids) != request.max_new_tokens:
             raise _wrong(
                 generation,
@@ -160,9 +154,7 @@ class CheckedEngine:
             )
 
     def _check_tokens(self, generation: Generation, request: GenerationRequest) -> NDArray[Any]:
-        """Check tokens and log-probabilities in numpy, since a step may have millions; returns the
-        `[n]` tokens.
-        """
+        """Check tokens and log-probabilities with numpy, which is fast; return the tokens."""
         ids = generation.token_ids
         logprobs = generation.logprobs
         if generation.num_sampled > request.max_new_tokens:
@@ -178,9 +170,9 @@ class CheckedEngine:
         )
         if len(ids) and not is_token:
             wrong = (
-                at
-                for at in enumerate(ids)
-                if type(at[1]) is not int or not 0 <= at[1] < self._vocabulary
+                (index, token)
+                for index, token in enumerate(ids)
+                if type(token) is not int or not 0 <= token < self._vocabulary
             )
             _raise_first(generation, wrong, f"token ids from 0 to {self._vocabulary - 1}")
         if len(logprobs) != len(ids):
@@ -188,12 +180,12 @@ class CheckedEngine:
                 generation, f"{len(ids)} log-probabilities, one per token", str(len(logprobs))
             )
         if not (np.isfinite(scores).all() and (scores <= _LOGPROB_TOLERANCE).all()):
-            bad = (
-                at
-                for at in enumerate(logprobs)
-                if not (math.isfinite(at[1]) and at[1] <= _LOGPROB_TOLERANCE)
+            wrong_scores = (
+                (index, score)
+                for index, score in enumerate(logprobs)
+                if not (math.isfinite(score) and score <= _LOGPROB_TOLERANCE)
             )
-            _raise_first(generation, bad, "finite log-probabilities of at most 0")
+            _raise_first(generation, wrong_scores, "finite log-probabilities of at most 0")
         if self._version is not None and generation.version != self._version:
             raise _wrong(
                 generation, f"weights of version {self._version}", f"version {generation.version}"
@@ -223,7 +215,8 @@ def _raise_first(generation: Generation, wrong: Iterable[tuple[int, Any]], expec
         raise _wrong(generation, expected, f"{value!r} at token {position}")
 
 
-def _wrong(generation: Generation, expected: str, got: str) -> EngineError:
+def _wrong(generation: Generation, expected: str, actual: str) -> EngineError:
     return EngineError(
-        f"the engine's answer to request {generation.request_id!r}: expected {expected}, got {got}"
+        f"the engine's answer to request {generation.request_id!r}: expected {expected}, got"
+        f" {actual}"
     )

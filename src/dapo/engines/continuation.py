@@ -1,6 +1,4 @@
-"""Responses that go on under other weights: the engine is emptied, gets the weights, and samples
-the rest of each.
-"""
+"""Continues responses under new weights: the engine stops, loads them, and samples the rest."""
 
 from array import array
 from collections.abc import Sequence
@@ -15,9 +13,7 @@ Versions: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A response that was suspended, and what an engine needs beside its request to go on with
-    it.
-    """
+    """A suspended response, and what an engine needs beside its request to continue it."""
 
     generation: Generation
     """The tokens so far."""
@@ -26,9 +22,7 @@ class Unfinished:
     handle: Any = None
     """The open episode in this process; None: an episode is rebuilt from its turns."""
     num_calls: int = 0
-    """The number of calls of the episode, by which `handle` is known to stand where this response
-    does.
-    """
+    """The episode's number of calls; if `handle` has another, it has left this response."""
 
     def close(self) -> None:
         """Give up the response."""
@@ -37,23 +31,20 @@ class Unfinished:
 
 
 class SuspendableEngine(RolloutEngine, Protocol):
-    """A rollout engine whose responses can stop before their end, and go on after a change of the
-    weights.
-    """
+    """A rollout engine whose responses can stop early, and continue after new weights."""
 
     def suspend(self, request_ids: Sequence[str]) -> list[Generation | Unfinished]:
         """Stop these requests; a response that has just ended is returned whole.
 
-        The engine then knows none of them.
+        Afterwards the engine has none of them in flight.
         """
 
     def resume(self, requests: Sequence[GenerationRequest], parts: Sequence[Unfinished]) -> None:
-        """Go on with suspended responses, each with its request as it was submitted."""
+        """Continue suspended responses, each with its request as it was submitted."""
 
 
 class ContinuingEngine:
-    """Makes an engine suspendable: what is left of a response is submitted as a request with an
-    offset.
+    """Makes an engine suspendable: the rest of a response is a request with an offset.
 
     The prompt of that request holds the tokens so far, so that keys and values are always those of
     the weights that sample. The parts are joined into one Generation, whose `versions` tell them
@@ -74,17 +65,20 @@ class ContinuingEngine:
         self._engine.submit(requests)
 
     def poll(self) -> list[Generation]:
-        return [self._joined(each) for each in self._engine.poll()]
+        return [self._joined(generation) for generation in self._engine.poll()]
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        return [self._joined(each) for each in self._engine.abort(request_ids)]
+        return [self._joined(generation) for generation in self._engine.abort(request_ids)]
 
     def suspend(self, request_ids: Sequence[str]) -> list[Generation | Unfinished]:
-        found = self.abort(request_ids)
-        return [Unfinished(each) if each.finish == "aborted" else each for each in found]
+        generations = self.abort(request_ids)
+        return [
+            Unfinished(generation) if generation.finish == "aborted" else generation
+            for generation in generations
+        ]
 
     def resume(self, requests: Sequence[GenerationRequest], parts: Sequence[Unfinished]) -> None:
-        rest = []
+        continuations = []
         for request, part in zip(requests, parts, strict=True):
             if count := len(part.generation.token_ids):
                 self._begun[request.id] = part.generation
@@ -95,8 +89,8 @@ class ContinuingEngine:
                     min_new_tokens=max(0, request.min_new_tokens - count),
                     offset=request.offset + count,
                 )
-            rest.append(request)
-        self._engine.submit(rest)
+            continuations.append(request)
+        self._engine.submit(continuations)
 
     def close(self) -> None:
         self._begun.clear()
@@ -107,32 +101,33 @@ class ContinuingEngine:
         return generation if begun is None else joined(begun, generation)
 
 
-def joined(first: Generation, rest: Generation) -> Generation:
+def joined(beginning: Generation, continuation: Generation) -> Generation:
     """Join the parts of a single response."""
-    count = len(first.token_ids)
+    count = len(beginning.token_ids)
+    versions = beginning.versions or ((0, beginning.version),)
+    logprobs: Sequence[float] = (*beginning.logprobs, *continuation.logprobs)
+    if isinstance(continuation.logprobs, array):
+        logprobs = float_array(logprobs)
     return replace(
-        rest,
-        token_ids=_concatenated(first.token_ids, rest.token_ids),
-        logprobs=(
-            float_array([*first.logprobs, *rest.logprobs])
-            if isinstance(rest.logprobs, array)
-            else (*first.logprobs, *rest.logprobs)
-        ),
-        version=first.version,
-        versions=extended(first.versions or ((0, first.version),), rest, at=count),
+        continuation,
+        token_ids=_concatenated(beginning.token_ids, continuation.token_ids),
+        logprobs=logprobs,
+        version=beginning.version,
+        versions=extended(versions, continuation, at=count),
     )
 
 
 def extended(versions: Versions, part: Generation, *, at: int) -> Versions | None:
-    """The versions of a response to whose first `at` tokens a part is added; None if there is one
-    version.
-    """
-    found = list(versions) if at else []
-    for start, version in (part.versions or ((0, part.version),)) if part.token_ids else ():
-        if not found or found[-1][1] != version:
-            found.append((at + start, version))
-    return tuple(found) if len(found) > 1 else None
+    """Return the versions of a response of `at` tokens and a further part; None for one version."""
+    entries = list(versions) if at else []
+    added = part.versions or ((0, part.version),)
+    for start, version in added if part.token_ids else ():
+        if not entries or entries[-1][1] != version:
+            entries.append((at + start, version))
+    return tuple(entries) if len(entries) > 1 else None
 
 
-def _concatenated(first: Sequence[int], rest: Sequence[int]) -> Sequence[int]:
-    return array(rest.typecode, [*first, *rest]) if isinstance(rest, array) else (*first, *rest)
+def _concatenated(beginning: Sequence[int], continuation: Sequence[int]) -> Sequence[int]:
+    if isinstance(continuation, array):
+        return array(continuation.typecode, [*beginning, *continuation])
+    return (*beginning, *continuation)

@@ -1,6 +1,4 @@
-"""The contract of every rollout engine, whether it runs in this process or elsewhere: submit, poll,
-abort.
-"""
+"""The contract of every rollout engine, in this process or elsewhere: submit, poll, abort."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -16,10 +14,10 @@ class WeightSource(Protocol):
     """A complete set of weights that can be read any number of times."""
 
     def layout(self) -> WeightLayout:
-        """The names, shapes and types of `named_tensors`, without computing or copying a tensor."""
+        """Return the layout of `named_tensors`, without computing or copying a tensor."""
 
     def named_tensors(self) -> "Iterable[tuple[str, torch.Tensor]]":
-        """Every parameter by its Hugging Face name, tied ones under each of their names."""
+        """Return every parameter by its Hugging Face name, tied ones under each name."""
 
 
 class RolloutEngine(Protocol):
@@ -28,13 +26,13 @@ class RolloutEngine(Protocol):
     def load_weights(self, weights: WeightSource, version: int) -> None:
         """Sample from these weights from now on.
 
-        Only while nothing is in flight; raises EngineError otherwise.
+        Raises EngineError while requests are in flight.
         """
 
     def drop_weights(self) -> None:
         """Free the weights' memory until `load_weights`, if the engine can.
 
-        Only with nothing in flight.
+        Raises EngineError while requests are in flight.
         """
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
@@ -46,15 +44,14 @@ class RolloutEngine(Protocol):
     def poll(self) -> list[Generation]:
         """Advance, and return the finished responses, if any.
 
-        In process: one token for every running sequence.
+        An engine in this process samples one token for every running sequence.
         """
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        """Stop these requests and return their partial responses (`finish="aborted"`, no tokens if
-        never started).
+        """Stop these requests and return their partial responses, with `finish="aborted"`.
 
-        A response that had ended before the abort, but was not yet returned, keeps its finish:
-        nothing may continue it.
+        A request that never started has no tokens. A response that had ended before the abort, but
+        was not yet returned, keeps its finish and must not be continued.
         """
 
     def close(self) -> None:
@@ -62,16 +59,12 @@ class RolloutEngine(Protocol):
 
 
 def episode_problem(engine: RolloutEngine, problem: Problem) -> Problem | None:
-    """The problem that a request to this engine has: engines that play episodes need it, others
-    never get it.
-    """
+    """Return the problem for a request to this engine; None unless the engine plays episodes."""
     return problem if getattr(engine, "plays_episodes", False) else None
 
 
 def float_array(values: Sequence[float]) -> "array[float]":
-    """The values as float32 where that changes none of them (float32 log-probabilities), otherwise
-    as float64.
-    """
+    """Return the values as float32 if that changes none of them, otherwise as float64."""
     exact = array("d", values)
     narrow = array("f", values)
     return narrow if narrow == exact else exact

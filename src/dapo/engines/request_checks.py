@@ -11,9 +11,7 @@ NAMES_SHOWN = 5
 
 
 class EngineState:
-    """Base of engines: whether it is open, the version of its weights, and the ids of the requests
-    in flight.
-    """
+    """Base of engines: whether it is open, its weights' version, and the requests in flight."""
 
     def __init__(self, *, version: int | None) -> None:
         """`version` of the weights that the engine starts with; None: it starts without weights."""
@@ -45,7 +43,7 @@ class EngineState:
             )
 
     def _require_weights(self) -> int:
-        """The version of the weights. Raises EngineError unless a complete set is loaded."""
+        """Return the version of the weights. Raises EngineError unless a complete set is loaded."""
         self._require_open()
         if self._version is None:
             raise EngineError(
@@ -55,22 +53,22 @@ class EngineState:
         return self._version
 
     def _require_new(self, requests: Sequence[GenerationRequest]) -> None:
-        known = self.in_flight
+        active = self.in_flight
+        if not isinstance(active, Set):  # a controller may have tens of thousands in flight
+            active = set(active)
         new = set[str]()
-        # a controller may have tens of thousands in flight
-        known = known if isinstance(known, Set) else set(known)
         for request in requests:
-            if request.id in known or request.id in new:
+            if request.id in active or request.id in new:
                 raise EngineError(
                     f"request id {request.id!r} is in flight already; ids must be unique"
                 )
             new.add(request.id)
 
     def _require_in_flight(self, request_ids: Sequence[str]) -> list[str]:
-        """The ids, each once. Raises EngineError for one that is not in flight."""
+        """Return the ids without repetitions. Raises EngineError for one that is not in flight."""
         self._require_open()
-        known = set(self.in_flight)
-        if unknown := [name for name in request_ids if name not in known]:
+        active = set(self.in_flight)
+        if unknown := [name for name in request_ids if name not in active]:
             raise EngineError(
                 f"abort: request {unknown[0]!r} is not in flight ({len(unknown)} unknown in all)"
             )
@@ -78,9 +76,7 @@ class EngineState:
 
 
 class PositionBound(NamedTuple):
-    """A bound on the tokens of a prompt and its response together; `name` is its source, for the
-    message.
-    """
+    """A bound on the tokens of a prompt and its response; `name` is its source, for the message."""
 
     positions: int
     name: str
@@ -149,9 +145,7 @@ def _check_size(request: GenerationRequest, bounds: Sequence[PositionBound]) -> 
 
 
 def require_all_weights(count: int, *, missing: Sequence[str], unexpected: Sequence[str]) -> None:
-    """Raise EngineError where the names of a set of weights differ from those of the model's
-    `count` parameters.
-    """
+    """Raise EngineError unless the weights' names are those of the model's `count` parameters."""
     if missing or unexpected:
         raise EngineError(
             f"load_weights needs exactly the model's {count} parameters by name; "
@@ -159,17 +153,17 @@ def require_all_weights(count: int, *, missing: Sequence[str], unexpected: Seque
         )
 
 
-def require_shape(name: str, given: Sequence[int], expected: Sequence[int]) -> None:
+def require_shape(name: str, shape: Sequence[int], expected: Sequence[int]) -> None:
     """Raise EngineError for a weight whose shape differs from the model's."""
-    if tuple(given) != tuple(expected):
+    if tuple(shape) != tuple(expected):
         raise EngineError(
-            f"load_weights: {name} has shape {tuple(given)}, the engine's model needs"
+            f"load_weights: {name} has shape {tuple(shape)}, the engine's model needs"
             f" {tuple(expected)}"
         )
 
 
 def require_finite(logprobs_sum: float, version: int, dtype: object) -> None:
-    """Raise EngineError where a sum of log-probabilities is not finite, because logits were not."""
+    """Raise EngineError if a sum of log-probabilities is not finite, because logits were not."""
     if not math.isfinite(logprobs_sum):
         raise EngineError(
             f"the model's logits are not finite (weights version {version}): the policy has"
@@ -178,6 +172,8 @@ def require_finite(logprobs_sum: float, version: int, dtype: object) -> None:
 
 
 def format_names(names: Sequence[str]) -> str:
-    """The first few names, for a message."""
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(names[:NAMES_SHOWN]) + more if names else "none"
+    """Return the first few names, for a message."""
+    if not names:
+        return "none"
+    remainder = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + remainder

@@ -62,8 +62,7 @@ class WrongCall:
 
 
 def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
-    """The JSON schema of a function or method, from its signature and its docstring with a section
-    `Args:`.
+    """Return the JSON schema of a function, from its signature and its docstring's section `Args:`.
 
     Raises DataError if a parameter has no type or no description, or takes any number of arguments.
     """
@@ -71,10 +70,10 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
     name = getattr(function, "__name__", repr(function))
     parameters = inspect.signature(function).parameters
-    for each in parameters.values():
-        if each.kind not in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
+    for parameter in parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise DataError(
-                f"tool {name}: parameter {each} has no name that a call can give; use named"
+                f"tool {name}: parameter {parameter} has no name that a call can give; use named"
                 " parameters"
             )
     try:
@@ -98,7 +97,7 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def tool_text(schemas: Sequence[Mapping[str, Any]], form: CallForm) -> str:
-    """The description of tools for a model whose chat template has none."""
+    """Return the description of tools for a model whose chat template has none."""
     lines = [json.dumps(schema["function"], ensure_ascii=False) for schema in schemas]
     return "\n".join(
         ["You can call these tools:", *lines, "To call a tool, write:", EXAMPLES[form]]
@@ -111,20 +110,18 @@ class CallReader:
     def __init__(
         self, form: CallForm, schemas: Sequence[Mapping[str, Any]], *, begun: str = ""
     ) -> None:
-        """`begun` is the beginning of each turn that the prompt holds: the mark of a thought, or
-        nothing.
-        """
+        """Take `begun`, the beginning of each turn in the prompt: a thought's mark, or nothing."""
         self.form = form
         self._begins_in_thought = ends_in_thought(begun)
         self._parameters = {
-            each["function"]["name"]: each["function"]["parameters"] for each in schemas
+            schema["function"]["name"]: schema["function"]["parameters"] for schema in schemas
         }
 
     def read(self, text: str) -> list[ToolCall | WrongCall]:
-        """The calls in the text of a turn, in order; none in its private reasoning. Raises nothing.
+        """Return the calls in the text of a turn, in order, without those in private reasoning.
 
-        A thought that is cut off hides all that follows; what stands before a mark that only closes
-        one was a thought.
+        Raises nothing. A thought that is cut off hides all that follows; text before a mark that
+        only closes one was a thought.
         """
         start = 0
         if self._begins_in_thought:
@@ -132,12 +129,12 @@ class CallReader:
             if mark is None:
                 return []
             start = mark.end
-        return (
-            self._read_tags(text, start) if self.form == "hermes" else self._read_turn(text, start)
-        )
+        if self.form == "hermes":
+            return self._read_tags(text, start)
+        return self._read_turn(text, start)
 
     def _read_tags(self, text: str, start: int) -> list[ToolCall | WrongCall]:
-        """The calls of a text in tags.
+        """Return the calls of a text in tags.
 
         A JSON value may hold any mark: it is passed over as a whole.
         """
@@ -146,8 +143,8 @@ class CallReader:
         while (tag := text.find(_OPEN, position)) >= 0:
             mark = next(thought_marks(text, position, tag), None)
             if mark is None:
-                made, position = self._read_tag(text, tag + len(_OPEN))
-                calls += made
+                tag_calls, position = self._read_tag(text, tag + len(_OPEN))
+                calls += tag_calls
             elif not mark.opens:
                 calls = []
                 position = mark.end
@@ -164,7 +161,7 @@ class CallReader:
         return calls
 
     def _read_tag(self, text: str, start: int) -> tuple[list[ToolCall | WrongCall], int]:
-        """The calls behind an opening tag, and the position behind them."""
+        """Return the calls behind an opening tag, and the position behind them."""
         values, end, error = _json_values(text, start)
         tag = _TAG.search(text, end)
         closes = tag is not None and tag.group() == _CLOSE
@@ -174,14 +171,15 @@ class CallReader:
             error = "there is no JSON between the tags"
         if error is None and closes and behind:
             error = f"{quoted(behind)} stands behind it"
-        after = tag.end() if tag is not None and closes else until
+        position = tag.end() if tag is not None and closes else until
         if error is not None:
-            return [self._invalid(error)], after
-        return [call for value in values for call in self._calls(value)], after
+            return [self._invalid(error)], position
+        return [call for value in values for call in self._calls(value)], position
 
     def _read_turn(self, text: str, start: int) -> list[ToolCall | WrongCall]:
-        """The calls of a text in the form of Llama 3; none in a turn that begins with other text
-        and has no tag.
+        """Return the calls of a text in the form of Llama 3.
+
+        A turn that begins with other text and has no tag has none.
         """
         position = start
         while True:
@@ -197,15 +195,12 @@ class CallReader:
             position = closing.end
 
     def _read_beginning(self, text: str, start: int) -> tuple[list[ToolCall | WrongCall], int]:
-        """The calls with which a text begins, or those behind its tag, and the position behind
-        them.
-        """
+        """Return the calls with which a text begins, or those behind its tag, and their end."""
         tag = text.find(PYTHON_TAG, start)
         values, end, error = _json_values(text, start)
         begins = bool(values) and all(self._is_call(value) for value in _entries(values))
-        begins = begins or (
-            error is not None and _BROKEN_CALL.match(text, _blank_end(text, start)) is not None
-        )
+        if not begins and error is not None:
+            begins = _BROKEN_CALL.match(text, _blank_end(text, start)) is not None
         is_tagged = tag >= 0 and not begins and next(thought_marks(text, start, tag), None) is None
         if is_tagged:
             values, end, error = _json_values(text, tag + len(PYTHON_TAG))
@@ -225,7 +220,7 @@ class CallReader:
         return calls, end
 
     def _is_call(self, value: object) -> bool:
-        """Whether a JSON value without a tag is meant as a call, and not as an answer in JSON."""
+        """Return True if a JSON value without a tag is meant as a call, not as an answer."""
         if not isinstance(value, dict):
             return False
         inner = value.get("function")
@@ -267,13 +262,13 @@ class CallReader:
         if arguments is None:
             arguments = {}
         problem = _misfit(arguments, self._parameters[name])
-        return (
-            WrongCall(f"Error: {name}: {problem}", name) if problem else ToolCall(name, arguments)
-        )
+        if problem:
+            return WrongCall(f"Error: {name}: {problem}", name)
+        return ToolCall(name, arguments)
 
 
 def _entries(values: Sequence[object]) -> list[object]:
-    """The values, with the entries of lists in the place of the lists."""
+    """Return the values, with the entries of lists in the place of the lists."""
     entries: list[object] = []
     for value in values:
         if isinstance(value, list):
@@ -284,9 +279,7 @@ def _entries(values: Sequence[object]) -> list[object]:
 
 
 def _json_values(text: str, start: int) -> tuple[list[Any], int, str | None]:
-    """The JSON values from a position on, the position behind them, and why the next one is none,
-    if it should be.
-    """
+    """Return the JSON values from a position on, their end, and an error if the next is broken."""
     values: list[Any] = []
     end = start
     while True:
@@ -306,7 +299,7 @@ def _json_values(text: str, start: int) -> tuple[list[Any], int, str | None]:
 
 
 def _blank_end(text: str, start: int) -> int:
-    """The position of the first character from `start` on that is no white space."""
+    """Return the position of the first character from `start` on that is not white space."""
     blank = _BLANK.match(text, start)
     return start if blank is None else blank.end()
 
@@ -327,34 +320,35 @@ def _parsed(text: str) -> Any:
 
 
 def _misfit(arguments: object, schema: Mapping[str, Any]) -> str | None:
-    """The reason for which arguments do not fit a tool's parameters; None if they fit."""
-    known = schema.get("properties", {})
+    """Return the reason why arguments do not fit a tool's parameters; None if they fit."""
+    properties = schema.get("properties", {})
     if not isinstance(arguments, dict):
         return f"expected an object of arguments, got {quoted(arguments)}"
-    if missing := [key for key in schema.get("required", []) if key not in arguments]:
-        return f"missing: {', '.join(missing)}"
+    if absent := [key for key in schema.get("required", []) if key not in arguments]:
+        return f"missing: {', '.join(absent)}"
     for key, value in arguments.items():
-        if key not in known:
-            return f"there is no argument {quoted(key)}; the arguments are: {', '.join(known)}"
-        if not _fits(value, known[key]):
+        if key not in properties:
+            return f"there is no argument {quoted(key)}; the arguments are: {', '.join(properties)}"
+        if not _fits(value, properties[key]):
             return (
-                f"{key} must fit the schema {json.dumps(known[key], ensure_ascii=False)}, got"
+                f"{key} must fit the schema {json.dumps(properties[key], ensure_ascii=False)}, got"
                 f" {quoted(value)}"
             )
     return None
 
 
 def _fits(value: object, schema: Mapping[str, Any]) -> bool:
-    """Whether a value has the type that a JSON schema gives, and each entry of a list."""
+    """Return True if a value and each entry of a list have the type of a JSON schema."""
     kinds = schema.get("type", list(_TYPES))
     kinds = [kinds] if isinstance(kinds, str) else kinds
-    whole = isinstance(value, float) and value.is_integer() and "integer" in kinds
-    as_number = isinstance(value, bool) and "boolean" not in kinds
-    fits = not as_number and (
-        whole or any(isinstance(value, _TYPES.get(kind, object)) for kind in kinds)
-    )
-    fits = fits and ("enum" not in schema or value in schema["enum"])
+    is_integer = isinstance(value, float) and value.is_integer() and "integer" in kinds
+    if value is None and "nullable" in schema:
+        return True
+    if isinstance(value, bool) and "boolean" not in kinds:  # a bool is an int in Python
+        return False
+    if not is_integer and not any(isinstance(value, _TYPES.get(kind, object)) for kind in kinds):
+        return False
+    if "enum" in schema and value not in schema["enum"]:
+        return False
     entries = value if isinstance(value, list) else []
-    return (value is None and "nullable" in schema) or (
-        fits and all(_fits(x, schema.get("items", {})) for x in entries)
-    )
+    return all(_fits(entry, schema.get("items", {})) for entry in entries)

@@ -18,9 +18,7 @@ from dapo.environments.starts import EpisodeStarts
 from dapo.types import Episode, Finish, Generation, GenerationRequest, Message
 
 COMPARED_EPISODES = 64
-"""The number of first episodes of several turns that are compared with the chat template's own
-rendering.
-"""
+"""The number of first episodes of several turns that are compared with the chat template."""
 
 
 @dataclass(eq=False)
@@ -45,9 +43,7 @@ class _Running:
     correct: bool | None = None
     error: str | None = None
     repeated: list[tuple["Future[Answer]", float]] = field(default_factory=list)
-    """Answers of calls that were repeated to rebuild the episode, each with the reward that it was
-    paid before.
-    """
+    """Answers of calls that were repeated to rebuild the episode, each with its first reward."""
 
     @property
     def num_sampled(self) -> int:
@@ -56,8 +52,8 @@ class _Running:
     def add_tokens(self, generation: Generation) -> None:
         """Add the tokens of a turn, or of a part of it."""
         start = len(self.token_ids)
-        before = self.versions or ((0, self.version),)
-        self.versions = extended(before, generation, at=start)
+        versions = self.versions or ((0, self.version),)
+        self.versions = extended(versions, generation, at=start)
         self.version = self.version if start else generation.version
         self.token_ids.extend(iter(generation.token_ids))
         self.logprobs.extend(iter(generation.logprobs))
@@ -98,8 +94,7 @@ class _Running:
 
 
 class EpisodeEngine:
-    """A RolloutEngine that plays an episode for each request, with another engine that samples its
-    turns.
+    """A RolloutEngine that plays an episode for each request; another engine samples its turns.
 
     The tokens that are trained are those that were sampled: the prompt of turn k + 1 is the prompt
     of turn k, the ids sampled in turn k, and the ids of the rendered observation. Turn k draws from
@@ -124,13 +119,18 @@ class EpisodeEngine:
         by_load: bool = False,
         warn: Callable[[str], None] | None = None,
     ) -> None:
-        """`starts` opens the episodes, and has given the problems of the requests their prompts.
+        """Play episodes with an engine that samples their turns.
 
-        `by_load`: an answer counts as soon as it has arrived, instead of `environment.lag_polls`
-        after its turn.
-
-        `warn` gets a line for the first of the first episodes that is not as the chat template
-        writes it.
+        Args:
+            engine: samples the turns.
+            pool: the processes of the environments.
+            renderer: encodes observations.
+            config: the section `environment`.
+            starts: opens the episodes, and has given the problems of the requests their prompts.
+            by_load: whether an answer counts as soon as it has arrived, instead of
+                `environment.lag_polls` after its turn.
+            warn: gets a line for the first of the first episodes that the chat template writes
+                differently.
 
         Raises ConfigError if `environment.max_observation_tokens` has no room for a text in the
         chat template.
@@ -154,9 +154,7 @@ class EpisodeEngine:
         self._sampling: dict[str, _Running] = {}
         """The episodes whose turn is being sampled, by the id of its request."""
         self._answering: deque[tuple[int, _Running, Future[Answer]]] = deque()
-        """The episodes whose environment is answering, each with the poll at which the answer
-        counts.
-        """
+        """The episodes whose environment is answering; the answer counts at the poll given."""
 
     @property
     def turn_engine(self) -> RolloutEngine:
@@ -181,9 +179,7 @@ class EpisodeEngine:
         self._engine.submit(turns)
 
     def poll(self) -> list[Generation]:
-        """Advance the turns by one poll of their engine, and return the episodes that have
-        ended.
-        """
+        """Advance the turns by one poll of their engine, and return the finished episodes."""
         self._polls += 1
         if self._sampling:
             for generation in self._engine.poll():
@@ -207,9 +203,7 @@ class EpisodeEngine:
         return due
 
     def _arrived_answers(self) -> "list[tuple[_Running, Future[Answer]]]":
-        """Remove the answers that have arrived; wait for the first one where no turn is being
-        sampled.
-        """
+        """Remove the answers that have arrived; wait for one if no turn is being sampled."""
         if self._answering and not self._sampling:
             wait([future for _, _, future in self._answering], return_when=FIRST_COMPLETED)
         arrived: list[tuple[_Running, Future[Answer]]] = []
@@ -227,13 +221,11 @@ class EpisodeEngine:
         turns = [turn for turn, running in self._sampling.items() if id(running) in chosen]
         for generation in self._engine.abort(turns):
             self._sampling.pop(generation.request_id).add_turn(generation, "")
-        self._answering = deque(each for each in self._answering if id(each[1]) not in chosen)
+        self._answering = deque(entry for entry in self._answering if id(entry[1]) not in chosen)
         return [self._end(self._running[name], "aborted") for name in request_ids]
 
     def suspend(self, request_ids: Sequence[str]) -> list[Generation | Unfinished]:
-        """Stop these episodes; one that waits for its environment goes on waiting, and is not asked
-        again.
-        """
+        """Stop these episodes; if the environment is answering, it is not asked again."""
         chosen = {id(self._running[name]) for name in request_ids}
         partial: dict[int, Generation] = {}
         turns = [turn for turn, running in self._sampling.items() if id(running) in chosen]
@@ -249,24 +241,24 @@ class EpisodeEngine:
             for due, running, _ in self._answering
             if id(running) in chosen
         }
-        self._answering = deque(each for each in self._answering if id(each[1]) not in chosen)
-        found: list[Generation | Unfinished] = []
+        self._answering = deque(entry for entry in self._answering if id(entry[1]) not in chosen)
+        parts: list[Generation | Unfinished] = []
         for name in request_ids:
             running = self._running.pop(name)
             if id(running) in partial:
                 running.add_tokens(partial[id(running)])
             state = running.generation(running.finish)
             handle = running.handle
-            found.append(Unfinished(state, lags.get(id(running)), handle, handle.num_calls))
-        return found
+            parts.append(Unfinished(state, lags.get(id(running)), handle, handle.num_calls))
+        return parts
 
     def resume(self, requests: Sequence[GenerationRequest], parts: Sequence[Unfinished]) -> None:
-        """Go on with suspended episodes.
+        """Continue suspended episodes.
 
         Those that are not open in this process are rebuilt by their calls.
         """
         turns = []
-        begun = []
+        unfinished = []
         for request, part in zip(requests, parts, strict=True):
             assert request.problem is not None
             is_open = part.handle is not None and part.handle.num_calls == part.num_calls
@@ -279,9 +271,9 @@ class EpisodeEngine:
                 self._answering.append((self._polls + part.lag, running, handle.latest))
             else:
                 turns.append(self._next_turn(running))
-                begun.append(Unfinished(replace(generation, request_id=turns[-1].id)))
-        self._answering = deque(sorted(self._answering, key=lambda each: each[0]))
-        cast(SuspendableEngine, self._engine).resume(turns, begun)
+                unfinished.append(Unfinished(replace(generation, request_id=turns[-1].id)))
+        self._answering = deque(sorted(self._answering, key=lambda entry: entry[0]))
+        cast(SuspendableEngine, self._engine).resume(turns, unfinished)
 
     def close(self) -> None:
         self._running.clear()
@@ -293,24 +285,24 @@ class EpisodeEngine:
             self._pool.close()
 
     def _next_turn(self, running: _Running) -> GenerationRequest:
-        """The request for the next turn of an episode."""
+        """Return the request for the next turn of an episode."""
         request = running.request
         turn = running.num_turns
-        left = request.max_new_tokens - running.num_sampled
+        num_left = request.max_new_tokens - running.num_sampled
         limit = self._config.max_turn_tokens
-        follows = replace(
+        next_request = replace(
             request,
             id=f"{request.id}/{turn}",
             prompt_ids=(*request.prompt_ids, *running.token_ids),
-            max_new_tokens=left if limit is None else min(left, limit),
+            max_new_tokens=num_left if limit is None else min(num_left, limit),
             min_new_tokens=0 if turn else request.min_new_tokens,
             seed=keyed_seed(request.seed, "turn", turn) if turn else request.seed,
             problem=None,
             previous=f"{request.id}/{turn - 1}" if turn else None,
             is_continued=turn + 1 < self._config.max_turns,
         )
-        self._sampling[follows.id] = running
-        return follows
+        self._sampling[next_request.id] = running
+        return next_request
 
     def _answer_turn(self, running: _Running, generation: Generation) -> None:
         """Pass a turn to its environment; a turn that was cut ends the episode instead."""
@@ -336,7 +328,7 @@ class EpisodeEngine:
         turns: list[GenerationRequest],
         ended: list[Generation],
     ) -> None:
-        """Go on by an environment's answer: to the next turn, or to the end of the episode."""
+        """Continue with the next turn after an environment's answer, or end the episode."""
         running.error = (
             answer.get("error")
             or self._difference_of_prompt(running)
@@ -350,7 +342,7 @@ class EpisodeEngine:
         reward = answer["reward"] or 0.0
         if len(running.rewards) < running.num_turns:
             running.rewards.append(reward)
-        else:  # `end` pays for an answered turn, too
+        else:  # `end` also gives a reward to an answered turn
             running.rewards[-1] += reward
         if running.is_cut or answer["done"]:
             running.correct = answer["correct"]
@@ -375,34 +367,28 @@ class EpisodeEngine:
             running.error = str(error)
             ended.append(self._end(running, "stop"))
             return
-        given = (
-            [{"role": role, "content": observation}]
-            if isinstance(observation, str)
-            else observation
-        )
-        shown = [
-            {
-                key: self._renderer.shortened(each[key], self._max_text_tokens)
-                for key in ("role", "content", "name")
-                if key in each
-            }
-            for each in given
-        ]
-        running.add_observation(ids, shown)
+        messages = observation
+        if isinstance(observation, str):
+            messages = [{"role": role, "content": observation}]
+        running.add_observation(ids, [self._shortened(message) for message in messages])
         turns.append(self._next_turn(running))
 
+    def _shortened(self, message: Message) -> Message:
+        """Return the message with texts of at most `environment.max_observation_tokens`."""
+        return {
+            key: self._renderer.shortened(message[key], self._max_text_tokens)
+            for key in ("role", "content", "name")
+            if key in message
+        }
+
     def _difference_of_prompt(self, running: _Running) -> str | None:
-        """The reason why the environment's own prompt is not the one that was encoded; None if it
-        is.
-        """
+        """Describe how the environment's prompt differs from the encoded one, or return None."""
         problem = running.request.problem
         assert problem is not None
         return self._starts.difference(problem, running.handle.reset.result()["prompt"])
 
     def _compare(self, running: _Running) -> None:
-        """Warn of an episode whose last turn was sampled behind another text than the chat
-        template's own.
-        """
+        """Warn of an episode whose last turn follows another text than the chat template's own."""
         request = running.request
         if (
             running.num_turns < 2
@@ -412,8 +398,8 @@ class EpisodeEngine:
         ):
             return
         self._to_compare -= 1
-        before = running.sampled[-1][0]
-        ids = (*request.prompt_ids, *running.token_ids[:before])
+        turn_start = running.sampled[-1][0]
+        ids = (*request.prompt_ids, *running.token_ids[:turn_start])
         last = max(
             i for i, message in enumerate(running.messages) if message["role"] == "assistant"
         )
@@ -438,9 +424,7 @@ class EpisodeEngine:
 def _restored(
     request: GenerationRequest, part: Unfinished, handle: EpisodeHandle
 ) -> tuple[_Running, Generation]:
-    """An episode as it was suspended, without the tokens of an unfinished turn, and these as a
-    generation.
-    """
+    """Return an episode as it was suspended, and its unfinished turn as a generation."""
     state = part.generation
     episode = state.episode
     count = len(state.token_ids)
@@ -453,12 +437,10 @@ def _restored(
     if part.lag is None and sampled and sampled[-1][1] == count:
         begin, _ = sampled.pop()
     versions = state.versions or ((0, state.version),)
-    before = tuple(each for each in versions if each[0] < begin)
-    within = [version for start, version in versions if start <= begin][-1]
-    after = (
-        (0, within),
-        *((start - begin, version) for start, version in versions if start > begin),
-    )
+    earlier = tuple((start, version) for start, version in versions if start < begin)
+    turn_version = [version for start, version in versions if start <= begin][-1]
+    later = [(start - begin, version) for start, version in versions if start > begin]
+    turn_versions = ((0, turn_version), *later)
     running = _Running(
         request,
         handle,
@@ -469,16 +451,21 @@ def _restored(
         list(episode.rewards),
         num_turns=episode.num_turns,
         version=state.version,
-        versions=before if len(before) > 1 else None,
+        versions=earlier if len(earlier) > 1 else None,
         tool_calls=episode.tool_calls,
         tool_errors=episode.tool_errors,
         is_cut=episode.is_cut,
         finish=state.finish,
     )
-    rest = array("i", state.token_ids[begin:]), float_array(state.logprobs[begin:])
-    return running, Generation(
-        "", *rest, "aborted", within, versions=after if len(after) > 1 else None
+    turn = Generation(
+        "",
+        array("i", state.token_ids[begin:]),
+        float_array(state.logprobs[begin:]),
+        "aborted",
+        turn_version,
+        versions=turn_versions if later else None,
     )
+    return running, turn
 
 
 def _repeat_calls(running: _Running) -> None:
@@ -493,12 +480,12 @@ def _repeat_calls(running: _Running) -> None:
 
 
 def _difference_of_rewards(running: _Running) -> str | None:
-    """The reason why a rebuilt episode is not the one that it was; None if it is."""
+    """Return an error if calls that were repeated gave different rewards, otherwise None."""
     repeated = running.repeated
     running.repeated = []
     if all((answer.result().get("reward") or 0.0) == reward for answer, reward in repeated):
         return None
     return (
-        "the environment is no function of its seed and its actions: a repeated turn was paid"
-        " differently"
+        "the environment is not deterministic: replaying the same actions with the same seed gave"
+        " a different reward"
     )

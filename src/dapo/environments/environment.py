@@ -26,9 +26,7 @@ class StepResult:
     """
 
     observation: str | Sequence[Message] = ""
-    """The text that the policy reads next; a text is one message of role `tool` after a tool call,
-    else `user`.
-    """
+    """What the policy reads next; a text is a message of role `tool` after a call, else `user`."""
     reward: float | None = None
     """The reward of this turn; None: 0."""
     done: bool = False
@@ -54,7 +52,7 @@ class Environment(Protocol):
         """Answer the text of a turn."""
 
     def end(self) -> StepResult:
-        """Pay the last reward of an episode that is cut because no tokens or turns are left.
+        """Give the last reward of an episode that is cut because no tokens or turns are left.
 
         Optional.
         """
@@ -64,7 +62,7 @@ class Environment(Protocol):
 
 
 def prompt_to_json(prompt: Any) -> Any:
-    """Check what `reset` returned.
+    """Check what `reset` returned, and return it as JSON values.
 
     Raises TypeError if it is neither None, a text nor a list of messages.
     """
@@ -91,9 +89,7 @@ def prompt_to_json(prompt: Any) -> Any:
 
 
 def _has_role(message: Mapping[Any, Any]) -> bool:
-    """Return True if a message has a role and a content; that of calls may be null or a list of
-    parts.
-    """
+    """Return True if a message has a role and a content, which may be null or a list of parts."""
     if not isinstance(message.get("role"), str) or "content" not in message:
         return False
     return isinstance(message["content"], str | list | None)
@@ -146,7 +142,7 @@ def _count(name: str, value: Any) -> int:
 
 def _messages(value: Any, what: str) -> list[dict[str, str]]:
     is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-    if not is_list or not all(_is_message(each) for each in value):
+    if not is_list or not all(_is_message(item) for item in value):
         expected = "a text or a list of messages with the texts `role` and `content`"
         raise TypeError(f"{what} {type(value).__name__} {str(value)[:80]!r}, expected {expected}")
     return [{str(name): str(text) for name, text in message.items()} for message in value]

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 STARTUP_S = 60.0  # time limit for a worker to import its environment
 Answer = Mapping[str, Any]
-"""The answer to a call: the fields of a StepResult, `{"prompt": ...}` after `reset`, or `{"error":
-reason}`.
-"""
+"""An answer: the fields of a StepResult, a `prompt` after `reset`, or an `error`."""
 
 
 class EpisodeHandle:
@@ -45,7 +43,7 @@ class EpisodeHandle:
         """The answered calls, from which another process can rebuild the episode."""
         self.process: WorkerProcess | None = None
         self.error: str | None = None
-        """The reason why the episode cannot go on."""
+        """The reason why the episode cannot continue."""
         reading = {"form": pool.call_form, "begun": pool.begun}
         self.reset = self._submit(
             {"call": "reset", "problem": problem_to_json(problem), "seed": seed, **reading}
@@ -76,15 +74,14 @@ class _Call:
 
 
 class EnvironmentPool:
-    """Plays episodes in `environment.workers` processes, on whose number and order no answer
-    depends.
+    """Plays episodes in `environment.workers` processes, whose number and order change no answer.
 
     Each call may take `environment.timeout_s`. A process that exceeds a limit, dies or changes its
     own state is killed with its children and replaced: the episode that it was serving ends with an
     error, and its other episodes are rebuilt in the new process by repeating their calls. A
-    repeated call that is answered differently is an error of that episode: its environment is no
-    function of its seed and its actions. If a signal killed the process, the call is repeated, too,
-    up to MAX_RETRIES times.
+    repeated call that is answered differently is an error of that episode: its environment is not
+    deterministic. If a signal killed the process, the call is repeated, too, up to MAX_RETRIES
+    times.
     """
 
     def __init__(
@@ -124,13 +121,9 @@ class EnvironmentPool:
         self._closed = False
         self._num_opened = 0
         self.call_form: CallForm | None = None
-        """The form of tool calls in the model's chat template; set before the first episode if
-        there are tools.
-        """
+        """The form of calls in the chat template; set before the first episode with tools."""
         self.begun = ""
-        """The beginning of each turn that the prompt holds, such as the mark of a thought; set like
-        `call_form`.
-        """
+        """The beginning of each turn in the prompt, such as a thought's mark, or an empty text."""
         self._call_s = 0.0
         started: Future[WorkerProcess] = Future()
         self._threads = [
@@ -146,11 +139,8 @@ class EnvironmentPool:
             """The schemas of the environment's tools, for the chat template."""
         except RewardError as error:
             self.close()
-            where = (
-                f"environment.name={config.name}: "
-                if str(error).startswith("the worker process")
-                else ""
-            )
+            is_anonymous = str(error).startswith("the worker process")
+            where = f"environment.name={config.name}: " if is_anonymous else ""
             raise ConfigError(f"{where}{error}") from None
 
     @property
@@ -158,9 +148,7 @@ class EnvironmentPool:
         return self._starter.pids
 
     def read_calls_as(self, renderer: "TurnRenderer") -> None:
-        """Read tool calls in the form of this renderer's chat template, in all episodes that are
-        opened from now on.
-        """
+        """Read tool calls of new episodes in the form of this renderer's chat template."""
         self.call_form = None if renderer.calls is None else renderer.calls.form
         self.begun = renderer.begun
 
@@ -192,7 +180,7 @@ class EnvironmentPool:
         return call.answer
 
     def pop_call_s(self) -> float:
-        """The seconds that workers spent in calls since the last read."""
+        """Return the seconds that workers have spent in calls since the last time."""
         with self._lock:
             seconds = self._call_s
             self._call_s = 0.0
@@ -279,7 +267,7 @@ class EnvironmentPool:
     def _used(
         self, call: _Call, answer: dict[str, Any], worker: WorkerProcess
     ) -> WorkerProcess | None:
-        """Record an answer; returns the worker for the next call."""
+        """Record an answer, and return the worker for the next call."""
         call.episode.process = worker
         if "error" in answer:
             answer["error"] = mask_text(answer["error"])
@@ -291,17 +279,15 @@ class EnvironmentPool:
         return None
 
     def _rebuild(self, episode: EpisodeHandle, worker: WorkerProcess) -> dict[str, Any] | None:
-        """Repeat the calls of an episode that another process has answered; a different answer is
-        an error.
-        """
+        """Repeat an episode's calls in a new process; return an error if an answer differs."""
         if episode.process is worker:
             return None
         for index, (message, expected) in enumerate(episode.calls):
             if self._exchange(worker, message) != expected:
                 name = f"call {index} ({message['call']})"
                 reason = (
-                    f"the environment is no function of its seed and its actions: {name} was"
-                    " answered differently"
+                    "the environment is not deterministic: replaying the same actions with the"
+                    f" same seed gave a different answer to {name}"
                 )
                 return {"error": reason}
         return None
@@ -326,5 +312,5 @@ def _checked(call: str, answer: Answer) -> dict[str, Any]:
         return {"prompt": prompt_to_json(answer["prompt"]), **result}
     if call == "close":
         return result
-    step = StepResult(**{each.name: answer[each.name] for each in fields(StepResult)})
+    step = StepResult(**{item.name: answer[item.name] for item in fields(StepResult)})
     return {**result_to_json(step), **result}

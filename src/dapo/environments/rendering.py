@@ -1,6 +1,4 @@
-"""The tokens between the turns of an episode: appended to the sampled ones, which are never encoded
-again.
-"""
+"""The tokens between the turns of an episode, which are appended to the sampled ones."""
 
 import json
 import re
@@ -23,11 +21,9 @@ Chat: TypeAlias = list[dict[str, Any]]
 
 _START = "\udc00"
 _END = "\udc01"
-"""Surrogates around the text of an observation in a rendered conversation; no text that is encoded
-has any.
-"""
+"""Surrogates around the text of an observation in a rendering; no text that is encoded has any."""
 _TURN = "\udc02"
-"""The text of a turn of which the rendered conversation shows the end."""
+"""The text of a turn whose end a rendered conversation shows."""
 _CALL = ToolCall("sentinel_tool", {"sentinel": _TURN})
 _CALL_PARAMETERS = {
     "type": "object",
@@ -42,18 +38,12 @@ _THOUGHT = "a thought"
 _QUESTION = "a question"
 _ANSWER = "an answer"
 _TURNS_OF_A_PROOF = 8
-"""The turns of the longest conversation that is rendered to prove that a template keeps earlier
-turns.
-"""
+"""The turns of the longest conversation that proves that a template keeps earlier turns."""
 _MARKS_OF_A_TEMPLATE = 48
-"""The most string constants of a template that are tried in a turn; of those, 12 also in pairs
-around a thought.
-"""
-_PAIRED_MARKS = 12
+"""The most string constants of a template that are tried in a turn."""
+_PAIRED_MARKS = 12  # of those constants, also tried in pairs around a thought
 _CHARS_PER_TOKEN = 16
-"""A text with more characters for each token of its limit is cut by characters first: encoding it
-takes seconds.
-"""
+"""A text with more characters per token of its limit is cut first, as encoding it takes seconds."""
 
 
 class TurnRenderer:
@@ -77,26 +67,24 @@ class TurnRenderer:
         history: Literal["exact", "append"] = "exact",
         roles: Sequence[str] | None = None,
     ) -> None:
-        """Find the template's end of a turn and its form of calls, and prove that it can be
-        continued.
+        """Find the template's end of a turn and form of calls, and prove that it can be continued.
 
         Args:
             tokenizer: the model's tokenizer.
             config: the section `data`.
             tools: schemas by `calls.tool_schema`; the prompts show them.
             history: `append` accepts a template that rewrites earlier turns, too, and keeps them as
-            sampled.
+                sampled.
             roles: the roles that observations have; by default `user`, and with tools also `tool`.
 
         Raises:
             DataError: the template rewrites earlier turns, cannot be continued, or writes calls in
-            an unknown form.
+                an unknown form.
         """
         self._tokenizer = tokenizer
         self._config = config
         self.is_exact = history == "exact"
-        """Whether a conversation of turns and observations is the template's own rendering of it.
-        """
+        """Whether a conversation of turns and observations is as the template renders it."""
         self.name = (
             "the chat template of"
             f" {tokenizer.name_or_path.rstrip('/').rpartition('/')[2] or 'the model'}"
@@ -119,15 +107,11 @@ class TurnRenderer:
         self._anchor = self._end or self._token_text(tokenizer.eos_token_id)
         self._find_special_texts()
         self.begun = begun_text(self.prompts)
-        """The beginning of each turn that the prompt holds behind its header, such as `<think>`;
-        often nothing.
-        """
+        """The beginning of each turn behind its header in the prompt, such as `<think>`, or ""."""
         if self.calls is not None:
             self.calls = CallReader(self.calls.form, tools, begun=self.begun)
         self.roles = {role: role for role in roles or (["user", "tool"] if tools else ["user"])}
-        """The template's role for each role of an observation: `user` for `tool` if the template
-        has no such role.
-        """
+        """The template's role for each role of an observation: `tool` may become `user`."""
         if self.prompts.uses_template:
             if "tool" in self.roles and self._behind([_message("tool")]) is None:
                 self.roles["tool"] = "user"
@@ -136,9 +120,7 @@ class TurnRenderer:
                 if history == "exact":
                     self._prove_history(role, behind)
         self.overhead = max(len(self.following("x", ended=True, role=role)) for role in self.roles)
-        """The number of tokens around the text of one observation; with the text's, a bound of
-        those behind a turn.
-        """
+        """The number of tokens around the text of one observation."""
 
     def following(
         self,
@@ -149,36 +131,34 @@ class TurnRenderer:
         end_id: int | None = None,
         limit: int | None = None,
     ) -> tuple[int, ...]:
-        """The ids behind a sampled turn.
+        """Return the ids behind a sampled turn.
 
         Args:
             observation: messages with `role` and `content`, or the text of one message.
             ended: the turn's last id is its end; otherwise the end comes first.
             role: the role of an observation that is a text.
-            end_id: the turn's last id, which is not repeated where the next message begins with it,
-            as in GLM's format.
+            end_id: the turn's last id, which is not repeated if the next message begins with it, as
+                in GLM's format.
             limit: the most tokens of all texts, which are shortened; the result has at most `limit
-            + overhead`.
+                + overhead`.
 
         Raises:
             DataError: a message has another role or no text, or the template rejects the messages.
         """
-        given = (
-            [{"role": role, "content": observation}]
-            if isinstance(observation, str)
-            else observation
-        )
-        if limit is not None and len(given) > limit + self.overhead:  # rendering them takes minutes
+        if isinstance(observation, str):
+            observation = [{"role": role, "content": observation}]
+        count = len(observation)
+        if limit is not None and count > limit + self.overhead:  # rendering them takes minutes
             raise DataError(
-                f"an observation of {len(given):,} messages is longer than {limit} tokens; join"
-                " them"
+                f"an observation of {count:,} messages is longer than {limit} tokens; join them"
             )
-        messages = [self._checked(message) for message in given]
+        messages = [self._checked(message) for message in observation]
         room = limit
         while True:
-            shown = messages if room is None else self._shortened(messages, room)
-            ids = self._encoded(self._text_behind(shown), ended=ended)
-            ids = ids[1:] if end_id is not None and ids[:1] == (end_id,) else ids
+            excerpts = messages if room is None else self._shortened(messages, room)
+            ids = self._encoded(self._text_behind(excerpts), ended=ended)
+            if end_id is not None and ids[:1] == (end_id,):
+                ids = ids[1:]
             if limit is None or room is None or len(ids) <= limit + self.overhead:
                 return ids
             if room == 0:
@@ -188,19 +168,13 @@ class TurnRenderer:
             room = max(0, room - (len(ids) - limit - self.overhead))
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of one turn up to its end; with tools, special tokens of a call are part of
-        it.
-        """
-        return (
-            self.prompts.decode(ids)
-            if self.calls is None
-            else self.prompts.decode_prompt(self._turn_end.cut(ids))
-        )
+        """Return the text of a turn up to its end; with tools, special tokens of a call stay."""
+        if self.calls is None:
+            return self.prompts.decode(ids)
+        return self.prompts.decode_prompt(self._turn_end.cut(ids))
 
     def shortened(self, text: str, limit: int) -> str:
-        """The text in at most `limit` tokens: of a longer one both ends, and the length of the cut
-        between them.
-        """
+        """Return the text in at most `limit` tokens: both ends, and the size of the cut."""
         text = _clean(text)
         half = limit * _CHARS_PER_TOKEN // 2
         by_tokens = len(text) <= 2 * half
@@ -208,21 +182,19 @@ class TurnRenderer:
         if by_tokens and len(head) <= limit:
             return text
         tail = head if by_tokens else self._plain(text[len(text) - half :])
-        kept = limit
-        while kept > 0:
+        num_tokens = limit
+        while num_tokens > 0:
             # half of a character
-            first = self.prompts.decode_prompt(head[: (kept + 1) // 2]).rstrip("\ufffd")
-            last = self.prompts.decode_prompt(tail[len(tail) - kept // 2 :]).lstrip("\ufffd")
-            count = (
-                f"{len(head) - kept:,} tokens"
-                if by_tokens
-                else f"{len(text) - len(first + last):,} characters"
-            )
+            first = self.prompts.decode_prompt(head[: (num_tokens + 1) // 2]).rstrip("\ufffd")
+            last = self.prompts.decode_prompt(tail[len(tail) - num_tokens // 2 :]).lstrip("\ufffd")
+            count = f"{len(text) - len(first + last):,} characters"
+            if by_tokens:
+                count = f"{len(head) - num_tokens:,} tokens"
             result = f"{first}\n[... {count} left out ...]\n{last}"
             excess = len(self._plain(result)) - limit
             if excess <= 0:
                 return result
-            kept -= excess
+            num_tokens -= excess
         starts = (
             self.prompts.decode_prompt(head[:length]).rstrip("\ufffd")
             for length in range(limit, 0, -1)
@@ -235,9 +207,9 @@ class TurnRenderer:
         """Put the tools into the prompts, and find the form of their calls."""
         plain = self.prompts
         self.prompts = PromptEncoder(self._tokenizer, config, tools=tools)
-        shown = self._render(self._history(1)) if plain.uses_template else None
-        if shown is not None and all(tool["function"]["name"] in shown for tool in tools):
-            form = self._call_form(default="hermes" if "<tool_call>" in shown else None)
+        prompt = self._render(self._history(1)) if plain.uses_template else None
+        if prompt is not None and all(tool["function"]["name"] in prompt for tool in tools):
+            form = self._call_form(default="hermes" if "<tool_call>" in prompt else None)
         else:
             self.prompts = plain
             form = self._call_form(default="hermes")
@@ -248,12 +220,12 @@ class TurnRenderer:
         self.calls = CallReader(form, tools)
 
     def _call_form(self, *, default: CallForm | None) -> CallForm:
-        """The form in which the template writes a call, `default` if it writes none.
+        """Return the form in which the template writes a call, `default` if it writes none.
 
         Raises DataError.
         """
         prompt = self._render(self._history(1)) or ""
-        written = None
+        unread_call = None
         for turn in _calling_messages(1):
             text = self._render([*self._history(1), turn], header=False)
             if text is None:
@@ -263,38 +235,31 @@ class TurnRenderer:
                 continue
             if CallReader("hermes", [_CALL_SCHEMA]).read(call) == [_CALL]:
                 return "hermes"
-            if text.startswith(prompt) and CallReader("llama", [_CALL_SCHEMA]).read(
-                text[len(prompt) :]
-            ) == [_CALL]:
+            llama = CallReader("llama", [_CALL_SCHEMA])
+            if text.startswith(prompt) and llama.read(text[len(prompt) :]) == [_CALL]:
                 return "llama"
-            written = written or call
-        if default is None or written is not None:
-            found = (
-                "has tools, and writes no calls"
-                if written is None
-                else f"writes tool calls as {quoted(written)}"
-            )
+            unread_call = unread_call or call
+        if default is None or unread_call is not None:
+            fault = "has tools, and writes no calls"
+            if unread_call is not None:
+                fault = f"writes tool calls as {quoted(unread_call)}"
             raise DataError(
-                f"{self.name} {found}; calls are read as {' or '.join(EXAMPLES.values())}"
+                f"{self.name} {fault}; calls are read as {' or '.join(EXAMPLES.values())}"
             )
         return default
 
     # --- the text behind a turn
 
     def _history(self, questions: int, answer: str = _ANSWER) -> Chat:
-        """A conversation of this number of questions, all but the last with an answer, as a run's
-        prompts begin.
-        """
+        """Return a conversation of this number of questions, all but the last with an answer."""
         turn = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": answer}]
-        system = (
-            []
-            if self._config.system is None
-            else [{"role": "system", "content": self._config.system}]
-        )
-        return [*system, *(turn * questions)[:-1]]
+        messages = (turn * questions)[:-1]
+        if self._config.system is None:
+            return messages
+        return [{"role": "system", "content": self._config.system}, *messages]
 
     def _render(self, messages: Chat, *, header: bool = True, **variables: Any) -> str | None:
-        """The text of messages; None if the template rejects them."""
+        """Return the text of messages; None if the template rejects them."""
         from jinja2 import TemplateError
 
         if not self.prompts.uses_template:
@@ -305,7 +270,7 @@ class TurnRenderer:
             return None
 
     def _checked(self, message: Mapping[str, object]) -> dict[str, str]:
-        """The role in the template, the text and the name of an observation's message.
+        """Return the role in the template, the text and the name of an observation's message.
 
         Raises DataError.
         """
@@ -320,41 +285,37 @@ class TurnRenderer:
         return {"role": self.roles[str(role)], "content": _clean(content), "name": name}
 
     def _shortened(self, messages: Sequence[Mapping[str, str]], limit: int) -> list[dict[str, str]]:
-        """The messages with texts of at most `limit` tokens together, of which the long ones are
-        shortened alike.
-        """
-        made: dict[int, dict[str, str]] = {}
+        """Return the messages with `limit` tokens of text in all; long texts get equal shares."""
+        by_index: dict[int, dict[str, str]] = {}
         for i in sorted(range(len(messages)), key=lambda i: len(messages[i]["content"])):
-            content = self.shortened(messages[i]["content"], limit // (len(messages) - len(made)))
+            share = limit // (len(messages) - len(by_index))
+            content = self.shortened(messages[i]["content"], share)
             limit -= len(self._plain(content))
-            made[i] = {**messages[i], "content": content}
-        return [made[i] for i in range(len(messages))]
+            by_index[i] = {**messages[i], "content": content}
+        return [by_index[i] for i in range(len(messages))]
 
     def _text_behind(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text behind a turn, with observations between marks.
+        """Return the text behind a turn, with observations between marks.
 
         Raises DataError if the template rejects them.
         """
         if not self.prompts.uses_template:
-            return "\n" + "\n".join(_marked(each["content"]) for each in messages) + "\n"
+            return "\n" + "\n".join(_marked(message["content"]) for message in messages) + "\n"
         # some templates want roles to alternate
-        joined = "\n".join(each["content"] for each in messages)
-        for given in (messages, [{"role": "user", "content": joined}]):
+        joined = "\n".join(message["content"] for message in messages)
+        for form in (messages, [{"role": "user", "content": joined}]):
             text = self._behind(
-                [_message(number=number, **each) for number, each in enumerate(given)]
+                [_message(number=number, **message) for number, message in enumerate(form)]
             )
             if text is not None:
                 return text
-        raise DataError(
-            f"{self.name} rejects an observation of {', '.join(each['role'] for each in messages)}"
-        )
+        roles = [message["role"] for message in messages]
+        raise DataError(f"{self.name} rejects an observation of {', '.join(roles)}")
 
     def _behind(
         self, messages: Chat, *, history: Chat | None = None, content: str = _TURN, **variables: Any
     ) -> str | None:
-        """The text that the template puts behind the end of a turn; None if it rejects the messages
-        or loses one.
-        """
+        """Return the template's text behind a turn; None if it rejects or loses a message."""
         count = sum(_START in message["content"] for message in messages)
         results = sum(message["role"] == "tool" for message in messages)
         calling = _calling_messages(results, content.removesuffix(_TURN))
@@ -363,9 +324,11 @@ class TurnRenderer:
             if text is None or _TURN not in text or text.count(_START) != count:
                 continue
             behind = text.rpartition(_TURN)[2]
-            end, found, rest = behind.partition(self._end) if self._end else (behind, "", "")
-            if found and _START not in end:
-                return rest
+            end, separator, following = (
+                behind.partition(self._end) if self._end else (behind, "", "")
+            )
+            if separator and _START not in end:
+                return following
             if "tool_calls" not in turn:
                 return behind  # nothing ends a turn inside of a conversation
         return None
@@ -373,10 +336,9 @@ class TurnRenderer:
     # --- the proof
 
     def _prove_continuation(self, role: str) -> str:
-        """The text behind a turn, which is the same for all histories and has the same tokens
-        alone.
+        """Return the text behind a turn, which has the same tokens alone, for all histories.
 
-        Or DataError.
+        Raises DataError if it does not.
         """
         observation = [_message(role)]
         expected = self._behind(observation)
@@ -384,18 +346,16 @@ class TurnRenderer:
             raise DataError(
                 f"{self.name} rejects or leaves out a message of role {role} behind a turn"
             )
-        found = {
-            f"a history of {2 * n - 1} messages": self._behind(
-                observation, history=self._history(n)
-            )
-            for n in (2, 3)
-        }
+        texts = {}
+        for n in (2, 3):
+            text = self._behind(observation, history=self._history(n))
+            texts[f"a history of {2 * n - 1} messages"] = text
         for opening, close in THOUGHT_MARKS:
             thought = f"{opening}\n{_THOUGHT}\n{close}\n\n"
             earlier = self._behind(observation, history=self._history(2, f"{thought}{_ANSWER}"))
-            found[f"thoughts in {opening}"] = self._behind(observation, content=f"{thought}{_TURN}")
-            found[f"earlier thoughts in {opening}"] = earlier
-        found["an earlier empty turn"] = self._behind(observation, history=self._history(2, ""))
+            texts[f"thoughts in {opening}"] = self._behind(observation, content=f"{thought}{_TURN}")
+            texts[f"earlier thoughts in {opening}"] = earlier
+        texts["an earlier empty turn"] = self._behind(observation, history=self._history(2, ""))
         for turn in _calling_messages(1):
             history = [
                 *self._history(1),
@@ -404,11 +364,12 @@ class TurnRenderer:
                 {"role": "assistant", "content": _ANSWER},
                 *self._history(1),
             ]
-            if (text := self._render(history)) is not None:
-                found["earlier tool calls"] = (
+            text = self._render(history)
+            if text is not None:
+                texts["earlier tool calls"] = (
                     self._behind(observation, history=history) if _TURN in text else None
                 )
-        for cause, text in found.items():
+        for cause, text in texts.items():
             if text is None and cause.startswith("a history"):
                 raise DataError(
                     f"{self.name} rejects {cause} behind which a turn and a message of {role} come"
@@ -416,31 +377,27 @@ class TurnRenderer:
             if text is not None and text != expected:
                 differ = f"{quoted(_unmarked(expected))} became {quoted(_unmarked(text))}"
                 raise DataError(f"what {self.name} puts behind a turn depends on {cause}: {differ}")
-        before = f"{self._render(self._history(1))}{_ANSWER}{self._before_end}{self._end}"
-        whole = self._ids(before + _unmarked(expected))
-        part = self._ids(before)
-        if self._end and whole != part + self._encoded(expected, ended=True):
+        beginning = f"{self._render(self._history(1))}{_ANSWER}{self._before_end}{self._end}"
+        all_ids = self._ids(beginning + _unmarked(expected))
+        beginning_ids = self._ids(beginning)
+        if self._end and all_ids != beginning_ids + self._encoded(expected, ended=True):
             raise DataError(
                 f"the tokens that {self.name} puts behind a turn depend on the text before them"
             )
         return expected
 
     def _prove_history(self, role: str, behind: str) -> None:
-        """Raise DataError if a conversation is not its prompt, the turns and what is behind
-        them.
-        """
+        """Raise DataError unless a conversation is its prompt, turns and the texts behind them."""
         history = self._history(1)
         prompt = self._render(history) or ""
         for removed, messages, sampled in self._samples(role, prompt):
             self._require_kept(history, prompt, role, behind, removed, messages, sampled)
 
     def require_exact(self, problems: Sequence[Problem]) -> None:
-        """Prove with these problems, too, that the template keeps a prompt and the turns behind it.
+        """Raise DataError if the template changes these problems' prompts or turns behind them.
 
-        Raises DataError.
-
-        The proof of the constructor has no system message but the run's, and no prompt of several
-        messages.
+        The constructor proves this only for prompts of one message, behind the run's system
+        message.
         """
         if not self.is_exact or not self.prompts.uses_template:
             return
@@ -463,30 +420,27 @@ class TurnRenderer:
     def difference(
         self, problem: Problem, episode: Sequence[Message], ids: Sequence[int]
     ) -> str | None:
-        """How a conversation differs from the template's own rendering of it; None if it does not,
-        or is rejected.
+        """Describe how a conversation differs from the template's rendering; None if it does not.
 
         Args:
             problem: the episode's problem, with the prompt that was encoded.
             episode: the messages behind the prompt, without the last turn.
-            ids: the ids of the prompt and of what these messages gave, up to the header of the last
-            turn.
+            ids: the ids of the prompt and of these messages, up to the header of the last turn.
+
+        A conversation that the template rejects gives None, too.
         """
-        messages = [
-            *self._messages(problem),
-            *({**each, "role": self._role(each["role"])} for each in episode),
-        ]
-        text = self._render(messages)
+        turns = [{**message, "role": self._role(message["role"])} for message in episode]
+        text = self._render([*self._messages(problem), *turns])
         if text is None:
             return None
         sent = self.prompts.decode_prompt(ids)
-        ours = _without_blanks(sent)
-        own = _without_blanks(text)
-        if ours == own:
+        sent_text = _without_blanks(sent)
+        rendered_text = _without_blanks(text)
+        if sent_text == rendered_text:
             return None
         at = next(
-            (i for i, (a, b) in enumerate(zip(ours, own, strict=False)) if a != b),
-            min(len(ours), len(own)),
+            (i for i, (a, b) in enumerate(zip(sent_text, rendered_text, strict=False)) if a != b),
+            min(len(sent_text), len(rendered_text)),
         )
         return (
             f"{quoted(_around(text, at))} in its own rendering, and {quoted(_around(sent, at))}"
@@ -497,11 +451,13 @@ class TurnRenderer:
         return self.roles.get(role, role)
 
     def _messages(self, problem: Problem) -> Chat:
-        """The messages of a problem's prompt, with the run's instruction and system message."""
+        """Return the messages of a problem's prompt, with the run's instruction and system text."""
         config = self.prompts.config
         return [
-            dict(each)
-            for each in chat_messages(problem, instruction=config.instruction, system=config.system)
+            dict(message)
+            for message in chat_messages(
+                problem, instruction=config.instruction, system=config.system
+            )
         ]
 
     def _require_kept(
@@ -514,9 +470,7 @@ class TurnRenderer:
         messages: Chat,
         sampled: str,
     ) -> None:
-        """Raise DataError unless turns of this text stay as they are in conversations of two and of
-        many turns.
-        """
+        """Raise DataError unless turns of this text stay as they are in all conversations."""
         words = [*sampled.split(), *self._before_end.split(), self._end]
         turn = r"\s*" + r"\s*".join(map(re.escape, words)) + re.escape(behind)
         is_short = bool(removed)
@@ -529,20 +483,17 @@ class TurnRenderer:
                 for text in texts
             ):
                 continue
-            rewrites = (
-                f'removes "{removed}..." from earlier turns'
-                if removed
-                else "rewrites earlier turns"
-            )
-            text = _unmarked(texts[0] or "nothing")
-            example = "" if removed else f" ({quoted(prompt + sampled)} became {quoted(text)})"
+            if removed:
+                change = f'removes "{removed}..." from earlier turns'
+            else:
+                text = _unmarked(texts[0] or "nothing")
+                example = f"{quoted(prompt + sampled)} became {quoted(text)}"
+                change = f"rewrites earlier turns ({example})"
             advice = "environment.history=append keeps them as sampled"
-            raise DataError(f"{self.name} {rewrites}{example}; {advice}")
+            raise DataError(f"{self.name} {change}; {advice}")
 
     def _template_marks(self) -> list[str]:
-        """The string constants of the template that look like marks and that a turn may hold, in
-        order.
-        """
+        """Return the template's string constants that look like marks and may stand in a turn."""
         from jinja2 import Environment, TemplateError
 
         template = self._tokenizer.chat_template
@@ -560,9 +511,7 @@ class TurnRenderer:
         return [mark for mark in marks if self._stays_in_turn(mark)][:_MARKS_OF_A_TEMPLATE]
 
     def _own_pairs(self) -> list[tuple[str, str]]:
-        """The closing marks among the template's string constants, each behind its opening mark;
-        none of calls.
-        """
+        """Return pairs of marks among the template's string constants, without those of calls."""
         closing = [
             mark
             for mark in self._template_marks()
@@ -571,14 +520,12 @@ class TurnRenderer:
         return [(mark.replace("/", "", 1), mark) for mark in closing]
 
     def _stays_in_turn(self, text: str) -> bool:
-        """Whether no token of a text ends the turn."""
+        """Return True if no token of a text ends the turn."""
         ids = self._ids(text)
         return len(self._turn_end.cut(ids)) == len(ids)
 
     def _samples(self, role: str, prompt: str) -> Iterator[tuple[str, Chat, str]]:
-        """Turns: the mark of what may be removed, messages that may stand for the turn, and its
-        sampled text.
-        """
+        """Yield turns: the mark of what may be removed, messages for a turn, its sampled text."""
         begun = self.begun
         marks = [pair for pair in THOUGHT_MARKS if pair[0] in begun] or list(THOUGHT_MARKS)
         calling = [
@@ -587,27 +534,29 @@ class TurnRenderer:
             if _TURN in (self._render([*self._history(1), turn]) or "")
         ]
         if role == "tool" and calling:
-            known = {mark for pair in marks for mark in pair}
-            marks += [pair for pair in self._own_pairs() if not known.intersection(pair)]
+            known_marks = {mark for pair in marks for mark in pair}
+            marks += [pair for pair in self._own_pairs() if not known_marks.intersection(pair)]
             if self.calls is not None and self.calls.form == "llama":
                 marks = []  # the call is the whole turn
-            for opening, close in (*(() if begun.strip() else (("", ""),)), *marks):
+            if not begun.strip():
+                marks = [("", ""), *marks]
+            for opening, close in marks:
                 thought = f"{opening}\n{_THOUGHT}\n{close}\n\n" if opening else ""
                 turn = {**calling[0], "content": thought}
                 text = self._render([*self._history(1), turn, _message(role)]) or ""
-                kept = text.startswith(prompt) and (not opening or _THOUGHT in text)
-                yield (
-                    opening,
-                    [turn],
-                    text[len(prompt) :].partition(self._end)[0] if kept and self._end else thought,
-                )
+                is_intact = text.startswith(prompt) and (not opening or _THOUGHT in text)
+                sampled = thought
+                if is_intact and self._end:
+                    sampled = text[len(prompt) :].partition(self._end)[0]
+                yield opening, [turn], sampled
             return
-        thoughts = [
-            (o, f"{'' if o in begun else o}\n{_THOUGHT}\n{c}\n\n{_ANSWER}") for o, c in marks
-        ]
-        own = self._template_marks()
-        alone = [(mark, f"{_THOUGHT}\n{mark}\n\n{_ANSWER}") for mark in own]
-        paired = own[:_PAIRED_MARKS]
+        thoughts = []
+        for opening, close in marks:
+            beginning = "" if opening in begun else opening
+            thoughts.append((opening, f"{beginning}\n{_THOUGHT}\n{close}\n\n{_ANSWER}"))
+        constants = self._template_marks()
+        alone = [(mark, f"{_THOUGHT}\n{mark}\n\n{_ANSWER}") for mark in constants]
+        paired = constants[:_PAIRED_MARKS]
         pairs = [
             (o, f"{o}\n{_THOUGHT}\n{c}\n\n{_ANSWER}") for o in paired for c in paired if o != c
         ]
@@ -626,38 +575,38 @@ class TurnRenderer:
         return self.prompts.encode_rendered(text)
 
     def _plain(self, text: str) -> tuple[int, ...]:
-        """The ids of an observation alone."""
+        """Return the ids of an observation alone."""
         return self._encoded(_marked(text), ended=True)
 
     def _encoded(self, text: str, *, ended: bool) -> tuple[int, ...]:
-        """The ids of a text behind a turn, in which no text between marks gives a special token."""
-        before = self._anchor if ended else f"{self._before_end}{self._end}"
+        """Return the ids of a text behind a turn; text between marks gives no special tokens."""
+        beginning = self._anchor if ended else f"{self._before_end}{self._end}"
         # of the template and of observations, by turns
         segments = re.split(f"[{_START}{_END}]", text)
-        expected = self._structure(self._ids(before + "x".join(segments[::2])))
-        pieces = [before]
+        expected = self._structure(self._ids(beginning + "x".join(segments[::2])))
+        pieces = [beginning]
         for i, segment in enumerate(segments):
             for j, part in enumerate(self._special_texts.split(segment) if i % 2 else [segment]):
-                pieces[-1] += "" if j % 2 else part
-                pieces += [*part, ""] if j % 2 else []  # a character alone is no special token
-        ids = [each for piece in pieces for each in self._ids(piece)]
+                if j % 2:
+                    pieces += [*part, ""]  # a single character is not a special token
+                else:
+                    pieces[-1] += part
+        ids = [token_id for piece in pieces for token_id in self._ids(piece)]
         # a special token that is found in normalized text, or across a border
         if self._structure(ids) != expected:
-            ids = list(self._ids(before + segments[0]))
+            ids = list(self._ids(beginning + segments[0]))
             for observation, template in zip(segments[1::2], segments[2::2], strict=True):
-                alone = (each for character in observation for each in self._ids(character))
-                ids += [
-                    *(each for each in alone if each not in self._special_ids),
-                    *self._ids(template),
-                ]
+                for character in observation:
+                    character_ids = self._ids(character)
+                    ids += [i for i in character_ids if i not in self._special_ids]
+                ids += self._ids(template)
         return tuple(ids[1:] if ended and self._anchor else ids)
 
     def _structure(self, ids: Sequence[int]) -> list[int]:
-        return [each for each in ids if each in self._special_ids]
+        return [token_id for token_id in ids if token_id in self._special_ids]
 
     def _find_special_texts(self) -> None:
-        """Collect the tokens that must not come from an observation: special ones, and added ones
-        that look like marks.
+        """Collect the special tokens, and added ones like marks, that observations cannot contain.
 
         Added tokens of letters, digits and white space are text, and so is the token for unknown
         text.
@@ -670,24 +619,17 @@ class TurnRenderer:
             i: (str(self._tokenizer.convert_ids_to_tokens(i)), True)
             for i in self._tokenizer.all_special_ids
         }
-        kept = {
-            i: text
-            for i, (text, special) in tokens.items()
-            if special or re.search(r"[^\w\s]", text)
-        }
-        kept = {
-            i: text
-            for i, text in kept.items()
-            if i != self._tokenizer.unk_token_id or "unk" not in text.lower()
-        }
-        self._special_ids = set(kept)
-        texts = sorted(filter(str.strip, kept.values()), key=len, reverse=True)
+        special_texts = {}
+        for i, (text, special) in tokens.items():
+            is_unknown = i == self._tokenizer.unk_token_id and "unk" in text.lower()
+            if not is_unknown and (special or re.search(r"[^\w\s]", text)):
+                special_texts[i] = text
+        self._special_ids = set(special_texts)
+        texts = sorted(filter(str.strip, special_texts.values()), key=len, reverse=True)
         self._special_texts = re.compile(f"({'|'.join(map(re.escape, texts)) or '(?!)'})")
 
     def _token_text(self, token_id: int | None) -> str:
-        """The text of an added token that is encoded as this token and parts what is around it;
-        empty without one.
-        """
+        """Return the text that is encoded as this added token; empty if there is none."""
         added = None if token_id is None else self._tokenizer.added_tokens_decoder.get(token_id)
         if added is None or self._ids(added.content) != (token_id,):
             return ""
@@ -695,8 +637,9 @@ class TurnRenderer:
 
 
 def begun_text(prompts: PromptEncoder) -> str:
-    """What the chat template puts into a prompt behind the header of the turn that it asks for;
-    often nothing.
+    """Return the text that the template puts behind the header of the turn that it asks for.
+
+    It is often empty.
     """
     from jinja2 import TemplateError
 
@@ -710,23 +653,19 @@ def begun_text(prompts: PromptEncoder) -> str:
         )
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError):
         return ""
-    header, found, _ = answered.partition(_TURN)
-    return prompt.removeprefix(header) if found and prompt.startswith(header) else ""
+    header, separator, _ = answered.partition(_TURN)
+    return prompt.removeprefix(header) if separator and prompt.startswith(header) else ""
 
 
 def _clean(text: str) -> str:
-    """The text with lone surrogates replaced: no tokenizer encodes them, and here they are
-    marks.
-    """
-    return (
-        text
-        if text.isascii()
-        else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    )
+    """Return the text without lone surrogates: no tokenizer encodes them, and they are marks."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _marked(text: str) -> str:
-    """The text with marks around it; white space stays outside, where templates remove it."""
+    """Return the text between marks; white space stays outside, where templates remove it."""
     core = text.strip()
     return text.replace(core, f"{_START}{core}{_END}", 1) if core else text
 
@@ -738,15 +677,13 @@ def _unmarked(text: str) -> str:
 def _message(
     role: str, content: str = "an observation", name: str = _CALL.name, number: int = 0
 ) -> dict[str, Any]:
-    """A message of an observation for the template, between marks."""
+    """Return a message of an observation for the template, between marks."""
     result = {"name": name, "tool_call_id": _call_id(number)} if role == "tool" else {}
     return {"role": role, "content": _marked(content), **result}
 
 
 def _calling_messages(results: int, content: str = "") -> Iterator[dict[str, Any]]:
-    """Turns that messages of the role `tool` may follow, in the forms that templates want: a call
-    for each, or one.
-    """
+    """Yield turns that messages of the role `tool` may follow: with a call for each, or one."""
     for count in dict.fromkeys([results, 1]) if results else ():
         for arguments in (_CALL.arguments, json.dumps(_CALL.arguments, ensure_ascii=False)):
             function = {"name": _CALL.name, "arguments": arguments}
@@ -762,12 +699,12 @@ def _call_id(number: int) -> str:
 
 
 def _without_blanks(text: str) -> str:
-    """The text without white space, which templates may add and remove around turns."""
+    """Return the text without white space, which templates add and remove around turns."""
     return "".join(text.split())
 
 
 def _around(text: str, count: int) -> str:
-    """The text around its character number `count` that is no white space."""
+    """Return the text around its character number `count`, not counting white space."""
     places = [i for i, character in enumerate(text) if not character.isspace()]
     place = places[count] if count < len(places) else len(text)
     return text[max(0, place - 20) : place + 40]

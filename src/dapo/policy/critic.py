@@ -1,5 +1,4 @@
-"""The critic of PPO: a value for each response token, from a copy of the policy's network that is
-trained with it.
+"""The critic of PPO: a value for each response token, from a trained copy of the policy.
 
 The value of a token depends only on the tokens before it: like log-probabilities, the values of a
 prefix that several responses of a microbatch share are computed once.
@@ -42,9 +41,7 @@ FOLDER = "critic"  # the folder of a checkpoint that holds the critic
 
 
 class ValueModel(nn.Module):
-    """A language model with a linear layer to one number in place of its head; that layer starts at
-    zero.
-    """
+    """A language model with a linear layer to one number, initially zero, in place of its head."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Copy the network of `model`, which does not change."""
@@ -62,10 +59,10 @@ class ValueModel(nn.Module):
         self.eval()
 
     def forward(self, microbatch: Microbatch) -> Tensor:
-        """`[S]` the values of the microbatch's targets, in float32 or better."""
+        """Return `[S]` values of the microbatch's targets, in float32 or better."""
         hidden = hidden_states(self, microbatch)  # type: ignore[arg-type]  # [M, hidden]
-        of_predictors = self.head(hidden.to(self.head.weight.dtype)).squeeze(1)  # [M]
-        return of_predictors.index_select(0, microbatch.rows)
+        predictor_values = self.head(hidden.to(self.head.weight.dtype)).squeeze(1)  # [M]
+        return predictor_values.index_select(0, microbatch.rows)
 
 
 class Critic:
@@ -92,7 +89,7 @@ class Critic:
 
     @property
     def skipped_in_a_row(self) -> int:
-        """The number of updates skipped since the last successful one."""
+        """Return the number of updates skipped since the last successful one."""
         return self._optimizer.skipped_in_a_row
 
     @explain_out_of_memory(
@@ -106,7 +103,7 @@ class Critic:
         """
         microbatches = pack(samples, max_tokens=self._config.microbatch_tokens, device=self._device)
         return in_callers_order(
-            microbatches, [self.model(each) for each in microbatches], len(samples)
+            microbatches, [self.model(microbatch) for microbatch in microbatches], len(samples)
         )
 
     @explain_out_of_memory(
@@ -115,8 +112,7 @@ class Critic:
         "lower train.microbatch_tokens or set train.recompute=true",
     )
     def backward(self, minibatch: Sequence[Sample]) -> dict[str, float]:
-        """Compute the gradient on samples with `old_values` and `value_targets`; returns the sums
-        for `apply_gradient`.
+        """Compute the gradient on samples with `old_values` and `value_targets`; return the sums.
 
         The loss is the mean over the trained tokens of the minibatch, for every `loss.aggregate`.
         """
@@ -130,8 +126,9 @@ class Critic:
         return add_sums([*map(self._backward, passes), self._optimizer.measure()])
 
     def apply_gradient(self, sums: Mapping[str, float], *, step: int) -> dict[str, float]:
-        """One optimiser update by the gradient of `backward`, which returned `sums`; returns the
-        metrics `critic/*`.
+        """Update the critic by the gradient of `backward`, which returned `sums`.
+
+        Returns the metrics `critic/*`.
 
         The learning rate follows the schedule of `optim` at training step `step` (from 1), with
         `critic.lr` in place of `optim.lr`. The update is skipped if the loss or the gradient's norm
@@ -150,8 +147,7 @@ class Critic:
         return metrics
 
     def writer(self, *, copies: bool) -> Callable[[Path], None]:
-        """A function that writes weights, AdamW's moments and counters into the folder `critic` of
-        a checkpoint.
+        """Return a function that writes the state into the folder `critic` of a checkpoint.
 
         It writes the state, or with `copies` a copy of the present one, until the next copy is
         made. Raises NumericsError if a weight is not finite.
@@ -173,9 +169,7 @@ class Critic:
         load_optimizer(self._optimizer, directory / FOLDER)
 
     def _backward(self, rank_microbatch: RankMicrobatch) -> Mapping[str, Tensor | float]:
-        """Accumulate the gradient of a microbatch's loss; returns the sums over its trained
-        tokens.
-        """
+        """Accumulate a microbatch's gradient; return the sums over its trained tokens."""
         microbatch = pack_microbatch(rank_microbatch, self._device)
         tokens = self._per_token(rank_microbatch, microbatch)
         loss, sums = value_loss(self.model(microbatch), **tokens, clip_range=self._clip_range)
@@ -185,9 +179,7 @@ class Critic:
     def _per_token(
         self, rank_microbatch: RankMicrobatch, microbatch: Microbatch
     ) -> dict[str, Tensor]:
-        """The arguments of `value_loss`: `[S]` each, in the order of the targets, brought to the
-        device in one copy.
-        """
+        """Return the arguments of `value_loss`, `[S]` each, brought to the device in one copy."""
         samples = rank_microbatch.samples
         lengths = np.array(microbatch.lengths)
         rows: dict[str, Any] = {
@@ -197,7 +189,7 @@ class Critic:
         }
         if any(row is None for name in rows for row in rows[name]):
             raise ValueError("the critic needs samples with old_values and value_targets")
-        numbers = {name: np.concatenate(found).astype(np.float64) for name, found in rows.items()}
+        numbers = {name: np.concatenate(parts).astype(np.float64) for name, parts in rows.items()}
         numbers["weights"] = np.repeat(rank_microbatch.weights, lengths)
         in_order = torch.from_numpy(np.stack(list(numbers.values()))[:, microbatch.order])
         on_device = to_device(in_order.to(self.model.head.weight.dtype), self._device)

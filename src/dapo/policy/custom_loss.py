@@ -1,6 +1,4 @@
-"""A custom loss (`loss.function`): loaded by name, checked on an example, differentiated part by
-part.
-"""
+"""A custom loss (`loss.function`): loaded, checked on an example, differentiated in parts."""
 
 import math
 import re
@@ -16,9 +14,7 @@ from dapo.core.loading import Failure, load_callable, try_call
 from dapo.core.rng import keyed_seed, keyed_uniforms
 
 LossFunction: TypeAlias = Callable[..., tuple[Tensor, Mapping[str, Any]]]
-"""`(logprobs, old_logprobs, advantages, mask, weights) -> (loss, metrics)`, as `CustomLoss`
-describes it.
-"""
+"""The function that `CustomLoss` describes."""
 
 EXAMPLE_TOKENS = 12
 SUM_TOLERANCE = 1e-4
@@ -38,8 +34,10 @@ RESERVED = (
 
 @dataclass(frozen=True)
 class CustomLoss:
-    """A function `(logprobs, old_logprobs, advantages, mask, weights) -> (loss, metrics)` in place
-    of Eq. 8.
+    """A loss in place of Eq. 8.
+
+    It has the arguments `(logprobs, old_logprobs, advantages, mask, weights)` and returns `(loss,
+    metrics)`.
 
     It is called with the response tokens of a part of a minibatch, packed into tensors `[T]` of one
     floating type. It returns the scalar to minimise and numbers by name, which are logged as
@@ -51,9 +49,7 @@ class CustomLoss:
     name: str
 
     def __post_init__(self) -> None:
-        """Raise ConfigError unless the function returns a trainable loss for an example of 12
-        tokens.
-        """
+        """Raise ConfigError unless the function returns a trainable loss for 12 example tokens."""
         self._verify(_example())
 
     def differentiate(
@@ -64,7 +60,7 @@ class CustomLoss:
         mask: Tensor,
         weights: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor | float]]:
-        """`[T]` the derivative of the loss by each log-probability, and loss and metrics.
+        """Return `[T]` derivatives of the loss by the log-probabilities, and loss and metrics.
 
         The derivative is 0 where the mask is false or the weight is 0; the function sees a false
         mask in both cases.
@@ -104,13 +100,11 @@ class CustomLoss:
             )
         loss, metrics = returned
         if not isinstance(loss, Tensor) or loss.ndim:
-            got = (
-                f"a tensor of shape {list(loss.shape)}"
-                if isinstance(loss, Tensor)
-                else f"a {type(loss).__name__}"
-            )
+            actual = f"a {type(loss).__name__}"
+            if isinstance(loss, Tensor):
+                actual = f"a tensor of shape {list(loss.shape)}"
             raise error(
-                f"{self.name}: the loss is {got}: expected a scalar tensor, such as (weights *"
+                f"{self.name}: the loss is {actual}: expected a scalar tensor, such as (weights *"
                 " x).sum()"
             )
         if not loss.requires_grad:
@@ -122,11 +116,9 @@ class CustomLoss:
 
     def _number(self, name: Any, value: Any, error: type[DapoError]) -> Tensor | float:
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name) or name in RESERVED:
-            why = (
-                "is reserved for the trainer"
-                if name in RESERVED
-                else "needs a name of letters, digits, underscores"
-            )
+            why = "needs a name of letters, digits, underscores"
+            if name in RESERVED:
+                why = "is reserved for the trainer"
             raise error(f"{self.name}: the metric {name!r} {why}; rename it")
         if isinstance(value, Tensor) and not value.ndim:
             return value.detach()
@@ -137,15 +129,13 @@ class CustomLoss:
         )
 
     def _verify(self, tokens: Sequence[Tensor]) -> None:
-        """Raise ConfigError unless loss and metrics are finite, and the whole equals the sum of its
-        parts.
-        """
-        whole = self._values(tokens)
+        """Raise ConfigError unless loss and metrics are finite and add up over parts."""
+        totals = self._values(tokens)
         parts = [
-            self._values([of[start : start + 5] for of in tokens])
+            self._values([values[start : start + 5] for values in tokens])
             for start in range(0, EXAMPLE_TOKENS, 5)
         ]
-        for name, value in whole.items():
+        for name, value in totals.items():
             if not math.isfinite(value):
                 raise ConfigError(
                     f"{self.name}: {name} is {value} for an example of {EXAMPLE_TOKENS} tokens"
@@ -180,7 +170,7 @@ class CustomLoss:
 
 
 def load_loss(name: str | None) -> CustomLoss | None:
-    """The checked loss of `loss.function`; None if `name` is None. Raises ConfigError."""
+    """Return the checked loss of `loss.function`; None if `name` is None. Raises ConfigError."""
     if name is None:
         return None
     option = "loss.function="
@@ -188,7 +178,7 @@ def load_loss(name: str | None) -> CustomLoss | None:
 
 
 def custom_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """The metrics `loss/NAME` of a custom loss among the sums of a minibatch.
+    """Return the metrics `loss/NAME` of a custom loss among the sums of a minibatch.
 
     Raises LossFailed if one of them is not finite although the loss is.
     """

@@ -1,6 +1,4 @@
-"""Hugging Face formats: weights by name, safetensors files, and model directories that appear
-complete or never.
-"""
+"""Hugging Face formats: named weights, safetensors files, and complete model directories."""
 
 import contextlib
 import copy
@@ -29,9 +27,7 @@ from dapo.types import WeightLayout
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence the progress bars and warnings of transformers and the hub within the block; errors
-    still raise.
-    """
+    """Silence progress bars and warnings of transformers and the hub within the block."""
     with quiet_hub(), contextlib.ExitStack() as stack:
         stack.callback(transformers_logging.set_verbosity, transformers_logging.get_verbosity())
         if transformers_logging.is_progress_bar_enabled():
@@ -51,9 +47,7 @@ def tied_names(model: torch.nn.Module) -> dict[str, str]:
 def layout_of(
     weights: Mapping[str, Tensor], tied: Mapping[str, str], dtype: torch.dtype | None = None
 ) -> WeightLayout:
-    """The layout of stored weights in their own types, or all in `dtype`; `tied` comes from
-    `tied_names`.
-    """
+    """Return the layout of weights in their own types, or all in `dtype`, with `tied_names`."""
     types = {
         name: str(dtype or weight.dtype).removeprefix("torch.") for name, weight in weights.items()
     }
@@ -83,15 +77,13 @@ def with_tied(
     """Each stored weight under its name, then under its further names."""
     for name, tensor in weights:
         yield name, tensor
-        for further, stored in tied.items():
-            if stored == name:
+        for further, source in tied.items():
+            if source == name:
                 yield further, tensor
 
 
 def config_of(model: PreTrainedModel) -> PreTrainedConfig:
-    """A copy of the configuration with the name of the model's class, which a config.json
-    requires.
-    """
+    """Return a copy of the configuration with the model's class, which a config.json needs."""
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     return config
@@ -103,8 +95,13 @@ def write_model_directory(
     tokenizer: PreTrainedTokenizerBase,
     out: Path,
 ) -> None:
-    """Write weights (in their type), configuration, generation settings and tokenizer; `out` is
-    absent or empty.
+    """Write weights, configuration, generation settings and tokenizer.
+
+    Args:
+        tensors: the weights by name, which keep their type.
+        model: has the configuration and the generation settings.
+        tokenizer: the model's tokenizer.
+        out: a directory that is absent or empty.
     """
     with appearing_directory(out) as temporary:
         config = config_of(model)
@@ -124,18 +121,17 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     try:
         save_file(dense, path, metadata={"format": "pt"})
     except SafetensorError as error:
-        if (found := re.search(r"\(os error (\d+)\)", str(error))) is None:
+        match = re.search(r"\(os error (\d+)\)", str(error))
+        if match is None:
             raise
-        code = int(found[1])
+        code = int(match[1])
         raise OSError(code, os.strerror(code), str(path)) from error
     path.chmod(0o644)  # the library lets only the owner read it
 
 
 @contextlib.contextmanager
 def appearing_directory(out: Path) -> Iterator[Path]:
-    """A temporary directory that is renamed to `out` at the end of the block; an error leaves
-    nothing behind.
-    """
+    """Give a temporary directory that becomes `out` at the end of the block, unless it fails."""
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
@@ -157,9 +153,7 @@ def require_new(out: Path) -> None:
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """The file of each weight of a model, which has the same name and shape there as in the
-    model.
-    """
+    """The file of each weight of a model, with the name and shape that it has in the model."""
 
     files: Mapping[str, Path]
 
@@ -170,39 +164,38 @@ class StoredWeights:
 
 
 def find_stored_weights(name_or_path: str | Path, model: PreTrainedModel) -> StoredWeights | None:
-    """The files of `model`, or None if only transformers can read them.
+    """Return the files of `model`, or None if only transformers can read them.
 
     That is the case without safetensors files, if names or shapes differ from the model's, if there
     are buffers, and if transformers would change more of a weight than its number format: quantised
     weights, weights that are kept in float32, and tied weights that are stored twice and may
     differ.
     """
-    kept = [
+    wide_modules = [
         getattr(model, name, None)
         for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
     ]
     tied = tied_names(model)
-    wanted = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-    has_buffers = bool(model.state_dict().keys() - wanted.keys() - tied.keys())
-    if getattr(model.config, "quantization_config", None) or any(kept) or has_buffers:
+    expected = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    has_buffers = bool(model.state_dict().keys() - expected.keys() - tied.keys())
+    if getattr(model.config, "quantization_config", None) or any(wide_modules) or has_buffers:
         return None
     shapes: dict[str, tuple[int, ...]] = {}
-    found: dict[str, Path] = {}
+    files_by_name: dict[str, Path] = {}
     for path in _weight_files(name_or_path):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  (no mapping)
                 shapes[name] = tuple(file.get_slice(name).get_shape())
-                found[name] = path
-    if (
-        any(shapes.get(name) != shape for name, shape in wanted.items())
-        or tied.keys() & found.keys()
-    ):
+                files_by_name[name] = path
+    if any(shapes.get(name) != shape for name, shape in expected.items()):
         return None
-    return StoredWeights({name: found[name] for name in wanted})
+    if tied.keys() & files_by_name.keys():
+        return None
+    return StoredWeights({name: files_by_name[name] for name in expected})
 
 
 def _weight_files(name_or_path: str | Path) -> list[Path]:
-    """The safetensors files that transformers would load, downloaded for a Hugging Face id."""
+    """Return the safetensors files that transformers would load, downloaded if necessary."""
 
     def find(name: str) -> Any:
         return cached_file(str(name_or_path), name, _raise_exceptions_for_missing_entries=False)
@@ -216,6 +209,6 @@ def _weight_files(name_or_path: str | Path) -> list[Path]:
 
 
 def rows_of_rank(size: int, rank: int, ranks: int) -> slice:
-    """The rows of a weight of `size` rows that a rank holds, divided like torch.chunk does."""
-    each = -(-size // ranks)
-    return slice(min(rank * each, size), min((rank + 1) * each, size))
+    """Return a rank's rows of a weight of `size` rows, divided like torch.chunk does."""
+    height = -(-size // ranks)
+    return slice(min(rank * height, size), min((rank + 1) * height, size))

@@ -1,5 +1,4 @@
-"""Log-probabilities and entropies of response tokens, from hidden states and the head's weights,
-chunk by chunk.
+"""Log-probabilities and entropies of tokens from hidden states and a head, chunk by chunk.
 
 For gradients, the caller runs loss and backward of each chunk before the next chunk: the backward
 reuses the forward's probabilities, and no tensor of the size `[tokens, vocabulary]` ever exists.
@@ -31,9 +30,7 @@ is reused. On a GPU, where each operation launches a kernel, it is the whole chu
 
 
 def hidden_states(model: PreTrainedModel, microbatch: Microbatch) -> Tensor:
-    """`[M, hidden]` the last hidden states that predict the microbatch's response tokens;
-    differentiable.
-    """
+    """Return `[M, hidden]` last hidden states that predict response tokens; differentiable."""
     outputs = model.base_model(
         input_ids=microbatch.input_ids.unsqueeze(0),
         position_ids=microbatch.positions.unsqueeze(0),
@@ -53,49 +50,52 @@ def score_tokens(
     differentiable_entropy: bool = False,
     reference: tuple[Tensor, Any] | None = None,
 ) -> tuple[Tensor, ...]:
-    """`[n]` log pi(target) and `[m]` entropy in nats, both of `softmax(logits / temperature)`, for
-    one chunk.
+    """Return `[n]` log pi(target) and `[m]` entropies in nats for one chunk.
+
+    Args:
+        hidden: `[m, hidden]` states.
+        head: a linear layer to the vocabulary, with or without bias.
+        targets: `[n]` token ids.
+        rows: `[n]` the index of the hidden state that predicts each target, ascending; None: each
+            its own.
+        temperature: the distribution is softmax(logits / temperature).
+        differentiable_entropy: whether entropies carry a gradient.
+        reference: the hidden states `[m, width]` and the head of a reference.
 
     The matmuls run in the type of the weights; everything else, and the results, is float32
-    (float64 for float64 weights). Backward may run once; entropies carry a gradient if
-    `differentiable_entropy`.
+    (float64 for float64 weights). Backward may run once.
 
-    `hidden` is `[m, hidden]`, `head` a linear layer to the vocabulary with or without bias,
-    `targets` are `[n]` token ids, and `rows` `[n]` the index of the hidden state that predicts each
-    target, ascending (None: each its own).
-
-    With the hidden states `[m, width]` and the head of a `reference` the third tensor is `[m]`
-    KL(policy || reference) in nats, which carries a gradient for the policy alone: over the entries
-    that both vocabularies have, with both distributions renormalised there. Entries that only one
-    has pad it and belong to no token.
+    With a `reference` the third tensor is `[m]` KL(policy || reference) in nats, which carries a
+    gradient for the policy alone: over the entries that both vocabularies have, with both
+    distributions renormalised there. Entries that only one has pad it and belong to no token.
     """
-    found: tuple[Tensor, ...]
+    bias = getattr(head, "bias", None)
+    scores: tuple[Tensor, ...]
     if reference is None and serves(hidden) and hidden.dtype == head.weight.dtype:
-        of_row = torch.arange(len(hidden)) if rows is None else rows
-        ends = torch.bincount(of_row, minlength=len(hidden)).cumsum(0)
-        logits = linear(hidden, head.weight, getattr(head, "bias", None))
-        found = TokenScores.apply(logits, targets, ends, temperature, differentiable_entropy)
-        return found
+        row_of_target = torch.arange(len(hidden)) if rows is None else rows
+        ends = torch.bincount(row_of_target, minlength=len(hidden)).cumsum(0)
+        logits = linear(hidden, head.weight, bias)
+        scores = TokenScores.apply(logits, targets, ends, temperature, differentiable_entropy)
+        return scores
     reference_logits = None  # [m, V of the reference]
     if reference is not None:
         states, layer = reference
         with torch.no_grad():
             reference_logits = linear(states, layer.weight, getattr(layer, "bias", None))
     settings = _Settings(temperature, differentiable_entropy, reference_logits)
-    found = _Score.apply(hidden, head.weight, getattr(head, "bias", None), targets, rows, settings)
-    return found
+    scores = _Score.apply(hidden, head.weight, bias, targets, rows, settings)
+    return scores
 
 
 def chunk_tokens(vocabulary: int, device_type: str) -> int:
-    """The number of positions whose logits are in memory at a time on a device of that type; at
-    least 1.
-    """
+    """Return the number of positions, at least 1, whose logits are in memory at a time."""
     return max(1, (CUDA_CHUNK_LOGITS if device_type == "cuda" else CHUNK_LOGITS) // vocabulary)
 
 
 def chunk_bytes(vocabulary: int, device_type: str, dtype: torch.dtype) -> int:
-    """The peak bytes per position of a chunk, reached in the forward: all tensors as wide as the
-    vocabulary.
+    """Return the peak bytes per position of a chunk: all tensors as wide as the vocabulary.
+
+    The peak is reached in the forward.
 
     These are the logits in the weights' type `dtype`, the probabilities (in the logits' memory,
     unless that type is narrower than float32), and on a GPU also their logarithms; a CPU computes
@@ -114,19 +114,21 @@ def chunk_bytes(vocabulary: int, device_type: str, dtype: torch.dtype) -> int:
 def chunks(
     num_tokens: int, vocabulary: int, device_type: str, *, tensors: int = 1
 ) -> Iterator[slice]:
-    """Slices that cover `num_tokens` positions, each of `chunk_tokens` except the last.
+    """Return slices that cover `num_tokens` positions, each of `chunk_tokens` except the last.
 
-    `tensors` is the number of tensors as wide as the vocabulary: three with a reference. A chunk
-    with more is shorter, so that none needs more memory.
+    Args:
+        num_tokens: the number of positions.
+        vocabulary: the number of entries of the head.
+        device_type: `cpu` or `cuda`.
+        tensors: the number of tensors as wide as the vocabulary: three with a reference. A chunk
+            with more is shorter, so that none needs more memory.
     """
     return _slices(num_tokens, chunk_tokens(tensors * vocabulary, device_type))
 
 
 @torch.no_grad()
 def token_logprobs(model: PreTrainedModel, microbatch: Microbatch, *, temperature: float) -> Tensor:
-    """`[S]` log-probabilities of the microbatch's targets, float32 or float64, without a
-    gradient.
-    """
+    """Return `[S]` log-probabilities of the targets, float32 or float64, without a gradient."""
     return hidden_logprobs(
         hidden_states(model, microbatch), model.get_output_embeddings(), microbatch, temperature
     )
@@ -136,8 +138,13 @@ def token_logprobs(model: PreTrainedModel, microbatch: Microbatch, *, temperatur
 def hidden_logprobs(
     hidden: Tensor, head: Any, microbatch: Microbatch, temperature: float
 ) -> Tensor:
-    """`[S]` log-probabilities of the microbatch's targets from the hidden states `[M]` that predict
-    them.
+    """Return `[S]` log-probabilities of the targets from hidden states `[M]`.
+
+    Args:
+        hidden: the states that predict the targets.
+        head: a linear layer to the vocabulary.
+        microbatch: has the targets and their rows among the states.
+        temperature: the distribution is softmax(logits / temperature).
     """
     scores = []
     for part in chunks(len(hidden), len(head.weight), hidden.device.type):
@@ -154,11 +161,14 @@ class _Settings(NamedTuple):
 
 
 class _Score(torch.autograd.Function):
-    """With p = softmax(z), z = logits / temperature, entropy H, target y, and q of the reference, K
-    = KL(p || q):
+    """The scores of `score_tokens` with their derivatives.
 
-    d log p_y / dz_v = [v = y] - p_v        dH / dz_v = -p_v (log p_v + H)      dK / dz_v = p_v (log
-    p_v - log q_v - K)
+    With p = softmax(z), z = logits / temperature, entropy H, target y, q of the reference, and
+    K = KL(p || q):
+
+        d log p_y / dz_v = [v = y] - p_v
+        dH / dz_v = -p_v (log p_v + H)
+        dK / dz_v = p_v (log p_v - log q_v - K)
 
     Where the policy has more entries than the reference, the p of K is p_v / sum of p over the
     common entries C, and dK / dz_v = 0 beyond C.
@@ -181,9 +191,7 @@ class _Score(torch.autograd.Function):
         logprobs = p.new_empty(len(targets))
         entropies = p.new_empty(len(p))
         divergences = None if reference_logits is None else p.new_empty(len(p))
-        common = (
-            p.shape[1] if reference_logits is None else min(p.shape[1], reference_logits.shape[1])
-        )
+        common = _common_entries(p, reference_logits)
         # [m, C] log policy - log reference at the common entries, and where the policy has more,
         # their share of p
         differences = None if reference_logits is None else p.new_empty(len(p), common)
@@ -201,8 +209,10 @@ class _Score(torch.autograd.Function):
                 torch.gather(log_p, 1, targets[part, None], out=logprobs[part, None])
             else:
                 chosen = _target_slice(part, rows, len(p))
-                of_block = cells[chosen] - part.start * p.shape[1] if part.start else cells[chosen]
-                torch.index_select(log_p.view(-1), 0, of_block, out=logprobs[chosen])
+                block_cells = cells[chosen]
+                if part.start:
+                    block_cells = block_cells - part.start * p.shape[1]
+                torch.index_select(log_p.view(-1), 0, block_cells, out=logprobs[chosen])
             torch.exp(log_p, out=block)
             if differences is not None and divergences is not None and reference_logits is not None:
                 log_q = _log_softmax(reference_logits[part, :common], temperature)
@@ -238,10 +248,8 @@ class _Score(torch.autograd.Function):
             grad_entropies = None
         if ctx.temperature != 1:
             grad_logprobs = grad_logprobs / ctx.temperature
-            grad_entropies = None if grad_entropies is None else grad_entropies / ctx.temperature
-            grad_divergences = (
-                None if grad_divergences is None else grad_divergences / ctx.temperature
-            )
+            grad_entropies = _divided(grad_entropies, ctx.temperature)
+            grad_divergences = _divided(grad_divergences, ctx.temperature)
         if grad_divergences is not None and shares is not None:
             grad_divergences = grad_divergences / shares
         if cells is None:
@@ -251,12 +259,12 @@ class _Score(torch.autograd.Function):
         for part in _blocks(p):
             block = p[part]
             if differences is not None and grad_divergences is not None:
-                of_block = (
+                block_grad = (
                     differences[part]
                     .sub_(divergences[part, None])
                     .mul_(block[:, : differences.shape[1]])
                 )
-                of_block.mul_(grad_divergences[part, None])
+                block_grad.mul_(grad_divergences[part, None])
             if grad_entropies is None:
                 block.mul_(negated[part, None])
             else:
@@ -277,6 +285,17 @@ class _Score(torch.autograd.Function):
         _, for_weight, for_bias, *_ = ctx.needs_input_grad
         grad_weight = grad.T @ hidden if for_weight else None
         return grad @ weight, grad_weight, grad.sum(dim=0) if for_bias else None, *[None] * 3
+
+
+def _common_entries(logits: Tensor, reference_logits: Tensor | None) -> int:
+    """Return the number of entries that both vocabularies have."""
+    if reference_logits is None:
+        return logits.shape[1]
+    return min(logits.shape[1], reference_logits.shape[1])
+
+
+def _divided(gradient: Tensor | None, temperature: float) -> Tensor | None:
+    return None if gradient is None else gradient / temperature
 
 
 def _compare(
@@ -305,7 +324,7 @@ def _compare(
 
 
 def _target_slice(part: slice, rows: Tensor, num_rows: int) -> slice:
-    """The targets of a slice of the rows.
+    """Return the targets of a slice of the rows.
 
     A slice of all rows, as on a GPU, reads nothing from the device.
     """

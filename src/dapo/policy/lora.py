@@ -1,5 +1,4 @@
-"""Low-rank adapters (LoRA): a linear layer's weight W is frozen, and a product of two small factors
-is trained.
+"""Low-rank adapters (LoRA): a weight W is frozen, and a product of two factors is trained.
 
 An adapted layer computes W x + s B A x with s = alpha / rank. B starts at zero, so training starts
 at the loaded model. Engines and exports receive the merged weights W + s B A under the model's own
@@ -47,7 +46,7 @@ class Adapters:
     seed: int
 
     def initial_factor(self, name: str) -> Tensor:
-        """The initial value of a factor, by its name in the model."""
+        """Return the initial value of a factor, by its name in the model."""
         layer = name.partition(".lora_")[0]
         rows, columns = self.frozen[f"{layer}.weight"].shape
         rank = int(self.settings["rank"])
@@ -62,10 +61,9 @@ class Adapters:
         factors: Mapping[str, Tensor],
         dtype: torch.dtype,
         *,
-        full: Callable[[Tensor], Tensor] = lambda each: each,
+        full: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> NamedWeights:
-        """Every weight in `dtype`: W + s B A if `factors` has its A and B, by their names in the
-        model, else W.
+        """Return every weight in `dtype`: W + s B A if `factors` has its A and B, else W.
 
         They are computed one at a time, in float32 or better; `full` gathers a sharded tensor.
         """
@@ -128,7 +126,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> Ad
 
 
 def adapted_layers(model: PreTrainedModel) -> list[str]:
-    """The names of the linear layers that get adapters, in the model's order.
+    """Return the names of the linear layers that get adapters, in the model's order.
 
     The head and layers with a tied weight get none: an adapter would change only one of the
     weight's two uses.
@@ -144,8 +142,7 @@ def adapted_layers(model: PreTrainedModel) -> list[str]:
 
 
 def saved_weights(directory: str | Path, model: PreTrainedModel) -> SavedWeights | NamedWeights:
-    """A saved policy's complete weights, whether all weights were trained or only adapters of
-    `model`.
+    """Return a saved policy's complete weights, whether all or only adapters were trained.
 
     `model` is the initial model, without adapters. Raises CheckpointError if the adapters do not
     fit it, or if the files cannot be read.
@@ -161,8 +158,7 @@ def saved_weights(directory: str | Path, model: PreTrainedModel) -> SavedWeights
 
 
 def export_adapter(directory: str | Path, source: LoadedModel, out_dir: str | Path) -> None:
-    """Write a saved policy's adapters in peft's own format, for
-    `peft.PeftModel.from_pretrained(model, out_dir)`.
+    """Write a saved policy's adapters in peft's format, for `peft.PeftModel.from_pretrained`.
 
     `source` is the initial model. The directory appears complete or not at all. Raises ConfigError
     if it exists and is not empty, if peft is missing, or if all weights were trained;
@@ -189,7 +185,7 @@ def export_adapter(directory: str | Path, source: LoadedModel, out_dir: str | Pa
 
 
 def factor_names(layer: str) -> tuple[str, str]:
-    """The names of a layer's A `[rank, in]` and B `[out, rank]`."""
+    """Return the names of a layer's A `[rank, in]` and B `[out, rank]`."""
     return f"{layer}.lora_A.{ADAPTER}.weight", f"{layer}.lora_B.{ADAPTER}.weight"
 
 
@@ -211,7 +207,8 @@ def _peft_config(
 ) -> Any:
     kinds = {layer.rpartition(".")[2] for layer in layers}
     alpha = settings["alpha"]
-    matched = {found for found, _ in model.named_modules() if found.rpartition(".")[2] in kinds}
+    module_names = [name for name, _ in model.named_modules()]
+    matched = {name for name in module_names if name.rpartition(".")[2] in kinds}
     return _peft().LoraConfig(
         r=settings["rank"],
         lora_alpha=int(alpha) if alpha == int(alpha) else alpha,
@@ -243,9 +240,9 @@ def _saved_factors(
             )
         down, up = factor_names(layer)
         shapes |= {down: (rank, weight.shape[1]), up: (weight.shape[0], rank)}
-    found = {name: tuple(factor.shape) for name, factor in factors.items()}
-    for name in sorted(found.keys() | shapes.keys()):
-        if (there := found.get(name)) != (here := shapes.get(name)):
+    saved_shapes = {name: tuple(factor.shape) for name, factor in factors.items()}
+    for name in sorted(saved_shapes.keys() | shapes.keys()):
+        if (there := saved_shapes.get(name)) != (here := shapes.get(name)):
             raise CheckpointError(
                 f"{directory} holds adapters of another model: {name} is {there} in the checkpoint"
                 f" and {here} here"

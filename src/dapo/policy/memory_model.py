@@ -21,15 +21,11 @@ RESERVE = 0.1
 buffers, kernels' workspaces, and everything that this model does not count.
 """
 USEFUL_TOKENS = 8192
-"""The microbatch size below which `auto` prefers to recompute: a smaller one leaves a GPU idle
-between its kernels.
-"""
+"""Below this microbatch size, which leaves a GPU idle between kernels, `auto` recomputes."""
 MAX_TOKENS = 32768  # the largest microbatch of `auto`: more tokens make no GPU faster
 ROUNDED_TO = 1024
 SLEEPING_BYTES = 4 * GIB
-"""The bytes that a process keeps on a GPU while another phase uses it: CUDA's context, kernels,
-captured graphs.
-"""
+"""The bytes that a process always keeps on a GPU: CUDA's context, kernels, captured graphs."""
 TRANSIENT = (
     "gradients",
     "all-gathered layers, embedding and head",
@@ -67,37 +63,35 @@ class TrainerMemory:
 
     @property
     def ranks(self) -> int:
-        """The number of processes that the policy is sharded over."""
+        """Return the number of processes that the policy is sharded over."""
         return self.config.distributed.trainer_ranks
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of weights and activations."""
+        """Return the type of weights and activations."""
         return getattr(torch, self.config.model.dtype)
 
     @property
     def element_bytes(self) -> int:
-        """The bytes of a number in `dtype`."""
+        """Return the bytes of a number in `dtype`."""
         return self.dtype.itemsize
 
     @property
     def master_bytes(self) -> int:
-        """The bytes of a master weight, of a gradient, and of each of AdamW's two moments."""
+        """Return the bytes of a master weight, of a gradient, and of each moment of AdamW."""
         return max(4, self.element_bytes)
 
     @property
     def trainable_parameters(self) -> int:
-        """The number of parameters that the optimiser updates: the model's, or its adapters'."""
+        """Return the number of trained parameters: the model's, or its adapters'."""
         lora = self.config.model.lora
-        return (
-            self.dimensions.parameters
-            if lora is None
-            else self.dimensions.lora_parameters(lora.rank)
-        )
+        if lora is None:
+            return self.dimensions.parameters
+        return self.dimensions.lora_parameters(lora.rank)
 
     @property
     def critic_parameters(self) -> int:
-        """The number of parameters of the critic, whose head has one output; 0 without a critic."""
+        """Return the number of parameters of the critic, whose head has one output, or 0."""
         if not self.config.has_critic:
             return 0
         dimensions = self.dimensions
@@ -106,15 +100,13 @@ class TrainerMemory:
 
     @property
     def longest_sequence(self) -> int:
-        """The tokens of the longest prompt and response, which a microbatch must hold because
-        sequences are not cut.
-        """
+        """Return the tokens of the longest sequence, which a microbatch must hold uncut."""
         limits = self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
         limits += self.config.max_observed_tokens
         return min(limits, self.dimensions.max_positions or limits)
 
     def breakdown(self, tokens: int, *, recompute: bool) -> dict[str, float]:
-        """The bytes by part at the peak of an update in microbatches of `tokens`."""
+        """Return the bytes by part at the peak of an update in microbatches of `tokens`."""
         logit_tokens = min(tokens, chunk_tokens(self.dimensions.vocabulary, self.device_type))
         logits = logit_tokens * chunk_bytes(
             self.dimensions.vocabulary, self.device_type, self.dtype
@@ -127,7 +119,7 @@ class TrainerMemory:
         }
 
     def state(self) -> dict[str, float]:
-        """The bytes by part that persist between microbatches: weights, gradients, moments."""
+        """Return the bytes by part that persist: weights, gradients, moments."""
         dimensions = self.dimensions
         n = self.ranks
         e = self.element_bytes
@@ -159,25 +151,24 @@ class TrainerMemory:
         return breakdown
 
     def _teacher_parameters(self) -> int:
-        """The number of parameters of the model of `loss.reference.model`; 0 without one, the
-        policy's if its sizes are unknown.
+        """Return the number of parameters of `loss.reference.model`, or 0.
+
+        If its sizes are unknown, the number is the policy's.
         """
         name = self.config.loss.teacher
         if name is None:
             return 0
-        found = find_dimensions(self.config.model.model_copy(update={"name": name}))
-        return (found or self.dimensions).parameters
+        dimensions = find_dimensions(self.config.model.model_copy(update={"name": name}))
+        return (dimensions or self.dimensions).parameters
 
     def kept_bytes(self) -> float:
-        """The bytes that a trainer keeps on its GPU while engines sample."""
+        """Return the bytes that a trainer keeps on its GPU while engines sample."""
         return SLEEPING_BYTES + sum(
             size for name, size in self.state().items() if name not in TRANSIENT
         )
 
     def paged_engine_bytes(self) -> float | None:
-        """The bytes that an engine with a paged cache of a given size takes on each of its GPUs;
-        None for another.
-        """
+        """Return an engine's bytes per GPU if its paged cache has a given size, otherwise None."""
         rollout = self.config.rollout
         cache = getattr(rollout.engine_options, "cache_gib", None)
         if cache is None:
@@ -186,9 +177,7 @@ class TrainerMemory:
         return weights + cache * GIB + SLEEPING_BYTES
 
     def activation_bytes(self, *, recompute: bool) -> float:
-        """The bytes per token of a microbatch that autograd keeps from the forward to the
-        backward.
-        """
+        """Return the bytes per token that autograd keeps from the forward to the backward."""
         dimensions = self.dimensions
         e = self.element_bytes
         layer = self._layer_bytes()
@@ -205,7 +194,7 @@ class TrainerMemory:
         return around + dimensions.layers * e * dimensions.hidden + layer
 
     def gradient_bytes(self) -> float:
-        """The bytes per token of the gradients in memory at a time.
+        """Return the bytes per token of the gradients in memory at a time.
 
         These are the gradients of three products of a feed-forward layer, of its input, of the
         residual and of the last hidden states, and the last hidden states themselves.
@@ -213,9 +202,7 @@ class TrainerMemory:
         return self.element_bytes * (3 * self.dimensions.intermediate + 4 * self.dimensions.hidden)
 
     def _layer_bytes(self) -> float:
-        """The bytes per token that one layer keeps, counted for transformers' layers with packed
-        attention.
-        """
+        """Return the bytes per token that a layer of transformers keeps with packed attention."""
         dimensions = self.dimensions
         e = self.element_bytes
         queries = dimensions.heads * dimensions.head_dim
@@ -229,9 +216,7 @@ class TrainerMemory:
         return norms + self._attention_bytes(queries, keys) + products
 
     def _attention_bytes(self, queries: int, keys: int) -> float:
-        """The bytes per token that attention keeps, including one float32 logarithm of a sum per
-        head.
-        """
+        """Return the bytes per token that attention keeps, with a float32 number per head."""
         e = self.element_bytes
         log_sums = 4 * self.dimensions.heads
         # queries, outputs, keys and values, each once (varlen_attention.py)
@@ -242,8 +227,7 @@ class TrainerMemory:
         return e * (3 * queries + 2 * keys * self._repeated_keys()) + log_sums
 
     def _norm_bytes(self, width: int) -> float:
-        """The bytes per token that an RMSNorm keeps: its input, the normed values, and its output
-        for the next product.
+        """Return the bytes per token that an RMSNorm keeps: input, normed values and output.
 
         The input is widened to float32; Gemma also multiplies by the weights in float32. A GPU's
         kernel keeps the input and the output (`cpu_kernels.fuse_layers`), but Gemma has none.
@@ -255,9 +239,7 @@ class TrainerMemory:
         return width * (2 * e if self.device_type == "cuda" else wide + 2 * e)
 
     def _repeated_keys(self) -> float:
-        """The number of keys per token: a group's prompt is packed once, but each response gathers
-        its keys.
-        """
+        """Return the keys per token: prompts are packed once, but responses gather their keys."""
         size = self.config.rollout.group_size
         prompt = self.lengths.prompt
         response = self.lengths.response
@@ -265,9 +247,7 @@ class TrainerMemory:
 
 
 def trainer_bytes(shares: GpuShares, capacity: float, memory: TrainerMemory | None) -> float:
-    """The bytes of a GPU that each of its trainer ranks may fill; `memory` is None for a model of
-    unknown sizes.
-    """
+    """Return the bytes of a GPU that each trainer rank may fill; `memory` None: sizes unknown."""
     if shares.alternates:
         return (capacity - shares.engines * SLEEPING_BYTES) / shares.trainers
     if shares.is_shared and memory is not None:
@@ -282,9 +262,7 @@ class FreeMemory:
     """The GPU memory that is available to a training process."""
 
     available: float
-    """The bytes before the reserve: the free memory, or the process's share of a device with
-    several processes.
-    """
+    """The bytes before the reserve: the free memory, or the process's share of a device."""
     origin: str  # the origin of the number, for messages
 
 
@@ -294,16 +272,16 @@ def resolve_microbatches(
     gpu: FreeMemory | None,
     lengths: ResponseLengths | None = None,
 ) -> tuple[Config, str | None]:
-    """Resolve `train.microbatch_tokens` and `train.recompute`; returns the configuration and a line
-    with the reason.
+    """Resolve `train.microbatch_tokens` and `train.recompute`; return also the reason, a line.
+
+    Args:
+        config: the configuration, with `model.dtype` resolved.
+        dimensions: the sizes of the model; None if they are unknown: CPU_TOKENS with recomputation.
+        gpu: the memory to fill; None: the policy trains on a CPU, where `auto` has fixed values.
+        lengths: mean lengths; None: the expected ones.
 
     There is no recomputation if a useful microbatch (USEFUL_TOKENS, and the longest sequence) fits;
-    then as many tokens as fit. If the model's `dimensions` are unknown (None): CPU_TOKENS with
-    recomputation.
-
-    `model.dtype` is resolved. `gpu` is the memory to fill; None: the policy trains on a CPU, where
-    `auto` has fixed values. `lengths` are mean lengths; None: the expected ones. Raises ConfigError
-    if nothing fits.
+    then as many tokens as fit. Raises ConfigError if nothing fits.
     """
     tokens = config.train.microbatch_tokens
     recompute = config.train.recompute
@@ -312,11 +290,9 @@ def resolve_microbatches(
     if gpu is None or dimensions is None:
         tokens = tokens or CPU_TOKENS
         recompute = gpu is not None if recompute is None else recompute
-        reason = (
-            None
-            if gpu is None
-            else f"{_chosen(tokens, recompute)}: the sizes of {config.model.name} are unknown"
-        )
+        reason = None
+        if gpu is not None:
+            reason = f"{_chosen(tokens, recompute)}: the sizes of {config.model.name} are unknown"
     else:
         memory = TrainerMemory(config, dimensions, lengths or ResponseLengths.expected(config))
         tokens, recompute = _largest_microbatch(memory, gpu)
@@ -325,24 +301,23 @@ def resolve_microbatches(
 
 
 def _largest_microbatch(memory: TrainerMemory, gpu: FreeMemory) -> tuple[int, bool]:
-    """The tokens of a microbatch and whether to recompute; the configuration sets at most one of
-    them.
-    """
-    given = memory.config.train.microbatch_tokens
+    """Return the tokens of a microbatch and whether to recompute; one of them may be set."""
+    configured = memory.config.train.microbatch_tokens
     given_recompute = memory.config.train.recompute
-    needed = max(given or 0, memory.longest_sequence)
+    minimum = max(configured or 0, memory.longest_sequence)
     choices = [False, True] if given_recompute is None else [given_recompute]
     for recompute in choices:
         fitting = fitting_tokens(memory, gpu, recompute=recompute)
         is_last = recompute == choices[-1]
-        if fitting >= (needed if is_last or given else max(needed, USEFUL_TOKENS)):
+        least = minimum if is_last or configured else max(minimum, USEFUL_TOKENS)
+        if fitting >= least:
             rounded = min(MAX_TOKENS, fitting // ROUNDED_TO * ROUNDED_TO)
-            return given or max(rounded, memory.longest_sequence), recompute
-    raise ConfigError(_too_little(memory, gpu, needed, choices[-1]))
+            return configured or max(rounded, memory.longest_sequence), recompute
+    raise ConfigError(_too_little(memory, gpu, minimum, choices[-1]))
 
 
 def fitting_tokens(memory: TrainerMemory, gpu: FreeMemory, *, recompute: bool) -> int:
-    """The tokens of the largest microbatch that fits, at least 0."""
+    """Return the tokens of the largest microbatch that fits, at least 0."""
     available = (1 - RESERVE) * gpu.available
     low = 0
     high = 10**8
@@ -354,9 +329,7 @@ def fitting_tokens(memory: TrainerMemory, gpu: FreeMemory, *, recompute: bool) -
 
 
 def _held(memory: TrainerMemory, tokens: int, *, recompute: bool) -> dict[str, float]:
-    """The bytes by part during an update, with the weights of an engine in the same process; its
-    cache is empty.
-    """
+    """Return the bytes by part during an update, with an engine's weights but an empty cache."""
     held = memory.breakdown(tokens, recompute=recompute)
     if not memory.config.is_multiprocess:
         held["the engine's weights"] = memory.element_bytes * memory.dimensions.parameters

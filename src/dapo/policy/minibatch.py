@@ -1,6 +1,4 @@
-"""The part of a minibatch that an update computes: its samples with their loss weights, and the
-numbers per token.
-"""
+"""The part of a minibatch that an update computes, with loss weights and numbers per token."""
 
 from collections.abc import Sequence
 
@@ -18,11 +16,16 @@ from dapo.types import Sample
 def partition_minibatch(
     minibatch: Sequence[Sample], config: Config, *, ranks: int, every_sample: bool = False
 ) -> list[tuple[RankMicrobatch, ...]]:
-    """The passes of an update on each rank: the samples that can carry a gradient, with their loss
-    weights.
+    """Return each rank's passes of an update: samples that can have a gradient, and weights.
 
-    Samples with an advantage of exactly 0 are left out, unless the KL or entropy term or a custom
-    loss (`loss.function`) can need them, or `every_sample` is set.
+    Args:
+        minibatch: whole groups.
+        config: the configuration.
+        ranks: the number of ranks.
+        every_sample: whether samples with an advantage of exactly 0 are needed in any case.
+
+    Samples with an advantage of exactly 0 are otherwise left out, unless the KL or entropy term or
+    a custom loss (`loss.function`) can need them.
     """
     if len({sample.old_logprobs is None for sample in minibatch}) > 1:
         raise ValueError("either all samples of a minibatch have old_logprobs or none has")
@@ -41,7 +44,7 @@ def partition_minibatch(
 def loss_weights(
     minibatch: Sequence[Sample], config: Config, *, aggregate: Aggregate | None = None
 ) -> Tensor:
-    """`[N]` float64: the loss weight of each trained token of each sample of a minibatch.
+    """Return `[N]` float64: the loss weight of each trained token of each sample.
 
     It is the weight of Eq. 12 (by `aggregate`, or else `loss.aggregate`) over the whole minibatch,
     samples without a gradient included.
@@ -60,7 +63,14 @@ def loss_tokens(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """The `tokens` of `objective.gradient_terms`, `[S]` each, in the order of the targets.
+    """Return the `tokens` of `objective.gradient_terms`, `[S]` each, in the order of targets.
+
+    Args:
+        rank_microbatch: the samples and their weights.
+        microbatch: their tensors.
+        loss: the section `loss`.
+        dtype: the type of the numbers.
+        device: their device, to which they come in one copy.
 
     `reference` is among them if a teacher behind a server has scored the samples.
 
@@ -113,7 +123,7 @@ def loss_tokens(
 
 
 def whole_responses(microbatch: Microbatch, device: torch.device) -> Responses:
-    """The response of each of a microbatch's S targets, on the device."""
+    """Return the response of each of a microbatch's S targets, on the device."""
     lengths = torch.tensor(microbatch.lengths)
     order = torch.from_numpy(microbatch.order)
     index = torch.arange(len(lengths)).repeat_interleave(lengths)[order]

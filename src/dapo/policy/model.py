@@ -1,6 +1,4 @@
-"""Loading a language model with its tokenizer and end tokens, and exporting one as a Hugging Face
-directory.
-"""
+"""Loads language models with tokenizer and end tokens, and exports Hugging Face directories."""
 
 import contextlib
 import json
@@ -76,7 +74,7 @@ LESS_ON_A_GPU = (
 
 
 def device_of(device: str, process: str = "torch") -> str:
-    """The device of `train.device` on the machine of this process.
+    """Return the device of `train.device` on the machine of this process.
 
     Raises ConfigError, which names the `process`, where CUDA is required and absent, and for an
     unusable driver.
@@ -98,8 +96,7 @@ def device_of(device: str, process: str = "torch") -> str:
 
 
 def unusable_driver() -> str | None:
-    """Describe, with both versions, an NVIDIA driver with which this torch finds no GPU; None if
-    that is not the case.
+    """Describe an NVIDIA driver, with versions, with which torch finds no GPU; None without one.
 
     A container without GPUs sees the driver of its host, but no device of it.
     """
@@ -108,8 +105,8 @@ def unusable_driver() -> str | None:
         return None
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return None
-    found = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text(encoding="utf-8"))
-    version = "of an unknown version" if found is None else found[0]
+    match = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text(encoding="utf-8"))
+    version = "of an unknown version" if match is None else match[0]
     least = ", which needs 580 or newer" if torch.version.cuda.startswith("13.") else ""
     built = f"torch {torch.__version__} is built for CUDA {torch.version.cuda}{least}"
     return f"this machine's NVIDIA driver {version} gives torch no GPU: {built}"
@@ -125,24 +122,29 @@ def load_model(
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Load a model by alias (one of MODEL_ALIASES), directory or Hugging Face id, in `dtype` on
-    `device`.
+    """Load a model.
 
-    On the device `meta` no weight is read, and buffers, such as RoPE's frequencies, are on the CPU.
-    `trust_remote_code` runs Python code that comes with the model. Raises ConfigError if there is
-    no such model, if a directory lacks configuration, weights or tokenizer, if some weights would
-    stay random, or if nothing ends a response: the files name no end token, and there is no chat
-    template that could.
+    Args:
+        name: an alias (one of MODEL_ALIASES), a directory or a Hugging Face id.
+        dtype: the type of the weights.
+        device: the device of the weights. On `meta` none is read, and buffers, such as RoPE's
+            frequencies, are on the CPU.
+        trust_remote_code: whether to run Python code that comes with the model.
+
+    Raises ConfigError if there is no such model, if a directory lacks configuration, weights or
+    tokenizer, if some weights would stay random, or if nothing ends a response: the files name no
+    end token, and there is no chat template that could.
     """
     model: Any
-    stored = None
+    weight_files = None
     with quiet_transformers():
         if name == "tiny-random":
             model, tokenizer = tiny_random(dtype)
             if torch.device(device).type == "meta":
                 model = _without_weights(model.config, dtype)
         elif torch.device(device).type == "meta":
-            model, tokenizer, stored = _meta_model(name, _resolve(name), dtype, trust_remote_code)
+            path = _resolve(name)
+            model, tokenizer, weight_files = _meta_model(name, path, dtype, trust_remote_code)
         else:
             model, tokenizer = _from_pretrained(name, _resolve(name), dtype, trust_remote_code)
     stop_ids = find_stop_ids(model, tokenizer)
@@ -153,7 +155,7 @@ def load_model(
         )
     if torch.device(device).type != "meta":
         model.to(device)
-    return LoadedModel(model.eval(), tokenizer, stop_ids, name, stored)
+    return LoadedModel(model.eval(), tokenizer, stop_ids, name, weight_files)
 
 
 def load_teacher(
@@ -175,31 +177,29 @@ def load_teacher(
 
 
 def require_same_vocabulary(policy: LoadedModel, teacher: LoadedModel) -> None:
-    """Raise ConfigError, with the first token that differs, unless both tokenizers give each token
-    the same id.
-    """
-    own, other = (each.tokenizer.get_vocab() for each in (policy, teacher))
-    differing = {token for token, _ in own.items() ^ other.items()}
+    """Raise ConfigError, with the first difference, unless both tokenizers have the same ids."""
+    ids = policy.tokenizer.get_vocab()
+    teacher_ids = teacher.tokenizer.get_vocab()
+    differing = {token for token, _ in ids.items() ^ teacher_ids.items()}
     if not differing:
         return
-    first = min(
-        differing,
-        key=lambda token: (min(own.get(token, math.inf), other.get(token, math.inf)), token),
-    )
+
+    def order(token: str) -> tuple[float, str]:
+        return min(ids.get(token, math.inf), teacher_ids.get(token, math.inf)), token
+
+    first = min(differing, key=order)
     raise ConfigError(
         f"loss.reference.model={teacher.name} has another vocabulary than {policy.name}:"
-        f" {len(differing):,} tokens differ, the first is {first!r} (id {own.get(first, 'none')}"
-        f" here, {other.get(first, 'none')} there); the divergence compares tokens of equal ids, so"
-        " choose a teacher of the policy's family"
+        f" {len(differing):,} tokens differ, the first is {first!r} (id {ids.get(first, 'none')}"
+        f" here, {teacher_ids.get(first, 'none')} there); the divergence compares tokens of equal"
+        " ids, so choose a teacher of the policy's family"
     )
 
 
 def load_for_sharding(
     name: str, *, dtype: torch.dtype, trust_remote_code: bool = False
 ) -> LoadedModel:
-    """Load a model without weights if each rank can read its own rows later, else with all
-    weights.
-    """
+    """Load a model without weights if ranks can read their rows later, else with all weights."""
     loaded = load_model(name, dtype=dtype, device="meta", trust_remote_code=trust_remote_code)
     if loaded.stored is not None:
         return loaded
@@ -209,8 +209,7 @@ def load_for_sharding(
 def load_meta_model(
     name: str, *, trust_remote_code: bool = False, local_files_only: bool = False
 ) -> PreTrainedModel:
-    """Load a model on the meta device: its configuration, and the names and shapes of its weights,
-    without values.
+    """Load a model's configuration, and its weights' names and shapes, on the meta device.
 
     Raises ConfigError if there is no such model; `local_files_only` restricts the search to this
     machine.
@@ -228,9 +227,7 @@ def load_meta_model(
 def _without_weights(
     config: Any, dtype: torch.dtype, *, trust_remote_code: bool = False
 ) -> PreTrainedModel:
-    """A model with its weights on the meta device and its buffers on the CPU, because no file holds
-    those.
-    """
+    """Return a model with weights on the meta device; buffers, which no file has, on the CPU."""
     # with torch.device("meta") the buffers would have no values either
     # declared for hooks that return nothing
     register: Any = register_module_parameter_registration_hook
@@ -246,7 +243,7 @@ def _without_weights(
 
 
 def _without_values(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter:
-    """The parameter on the meta device, with its own attributes."""
+    """Return the parameter on the meta device, with its own attributes."""
     empty = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
     vars(empty).update(vars(parameter))
     return empty
@@ -269,9 +266,7 @@ def _meta_model(
 def load_local_tokenizer(
     name: str, *, trust_remote_code: bool = False
 ) -> tuple[PreTrainedTokenizerBase, tuple[int, ...]] | None:
-    """A model's tokenizer and the end tokens that its files name; None if they are not on this
-    machine.
-    """
+    """Return tokenizer and end tokens of a model; None if they are not on this machine."""
     if name == "tiny-random":
         model, tokenizer = tiny_random(torch.float32)
         return tokenizer, find_stop_ids(model, tokenizer)
@@ -299,21 +294,19 @@ def load_local_tokenizer(
 
 
 def find_stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The union of the end tokens that generation settings, model configuration and tokenizer name,
-    ascending.
-    """
+    """Return all end tokens of generation settings, configuration and tokenizer, ascending."""
     return _union_of_ends(model.generation_config, model.config, tokenizer)
 
 
 def _union_of_ends(*sources: object) -> tuple[int, ...]:
-    found: set[int] = set()
+    stop_ids: set[int] = set()
     for source in sources:
         ids = getattr(source, "eos_token_id", None)
         if isinstance(ids, list | tuple):
-            found.update(ids)
+            stop_ids.update(ids)
         elif ids is not None:
-            found.add(ids)
-    return tuple(sorted(found))
+            stop_ids.add(ids)
+    return tuple(sorted(stop_ids))
 
 
 def export_model(
@@ -327,16 +320,16 @@ def export_model(
     """
     out = Path(out_dir)
     require_new(out)
-    given = dict(tensors)
-    stored = dict(source.model.named_parameters()).keys()
+    weights = dict(tensors)
+    names = dict(source.model.named_parameters()).keys()
     tied = tied_names(source.model).keys()
-    if differing := sorted(given.keys() ^ (stored | tied)):
+    if differing := sorted(weights.keys() ^ (names | tied)):
         raise ValueError(
             f"{len(differing)} weight names differ from {source.name}'s, the first is"
             f" {differing[0]}"
         )
     write_model_directory(
-        {name: given[name] for name in stored}, source.model, source.tokenizer, out
+        {name: weights[name] for name in names}, source.model, source.tokenizer, out
     )
 
 
@@ -398,7 +391,7 @@ def _as_config_error(name: str) -> Iterator[None]:
 
 
 def _resolve(name: str) -> str | Path:
-    """The directory or id under which transformers finds the model.
+    """Return the directory or id under which transformers finds the model.
 
     Raises ConfigError for an incomplete directory.
     """

@@ -1,6 +1,4 @@
-"""The sizes of a model, computed from its configuration on the meta device, without reading
-weights.
-"""
+"""The sizes of a model, from its configuration on the meta device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,16 +30,12 @@ PUBLISHED: Mapping[str, tuple[Any, ...]] = {
     "Qwen/Qwen2.5-0.5B-Instruct": ("qwen2", 896, 4864, 24, 14, 2, 151936, True, 32768),
     "Qwen/Qwen2.5-32B": ("qwen2", 5120, 27648, 64, 40, 8, 152064, False, 131072),
 }
-"""The sizes in the published config.json of the shipped configurations' models, for checking them
-offline.
-"""
+"""The sizes in the config.json of shipped configurations' models, to check them offline."""
 
 
 @dataclass(frozen=True)
 class ModelDimensions:
-    """The sizes of a Llama-like decoder: grouped attention heads, a gated feed-forward layer,
-    RMSNorm.
-    """
+    """The sizes of a Llama-like decoder: grouped heads, a gated feed-forward layer, RMSNorm."""
 
     layers: int
     hidden: int
@@ -63,18 +57,16 @@ class ModelDimensions:
     max_positions: int | None
 
     def cache_bytes(self, element_bytes: int) -> int:
-        """The bytes of the keys and values of one token in all layers."""
+        """Return the bytes of the keys and values of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
 
     def lora_parameters(self, rank: int) -> int:
-        """The number of adapter parameters: `rank` times the inputs and outputs of each linear
-        layer.
-        """
+        """Return the number of adapter parameters: `rank` times all inputs and outputs."""
         return rank * self.linear_widths
 
 
 def find_dimensions(model: ModelConfig, *, local_files_only: bool = True) -> ModelDimensions | None:
-    """The sizes of a model by alias, directory or Hugging Face id, from its config.json.
+    """Return the sizes of a model by alias, directory or Hugging Face id, from its config.json.
 
     Returns None if there is no configuration, or if its family is not in FAMILIES. Unless
     `local_files_only`, a missing config.json is downloaded.
@@ -90,17 +82,15 @@ def find_dimensions(model: ModelConfig, *, local_files_only: bool = True) -> Mod
     return dimensions_of(meta)
 
 
-def dimensions_from_sizes(*sizes: Any, **more: Any) -> ModelDimensions | None:
-    """The dimensions of a model from the values of _FIELDS in its config.json, and of further
-    fields.
-    """
+def dimensions_from_sizes(*sizes: Any, **fields: Any) -> ModelDimensions | None:
+    """Return a model's sizes from the values of _FIELDS and further fields of its config.json."""
     with torch.device("meta"):
-        config = AutoConfig.for_model(**dict(zip(_FIELDS, sizes, strict=True)), **more)
+        config = AutoConfig.for_model(**dict(zip(_FIELDS, sizes, strict=True)), **fields)
         return dimensions_of(AutoModelForCausalLM.from_config(config))
 
 
 def dimensions_of(model: PreTrainedModel) -> ModelDimensions | None:
-    """The sizes of a model, with or without weights; None if its family is not in FAMILIES."""
+    """Return the sizes of a model; None if its family is not in FAMILIES."""
     if model.config.model_type not in FAMILIES:
         return None
     decoder: Any = model.base_model

@@ -1,6 +1,4 @@
-"""The training objective on packed tokens: the policy loss with its KL and entropy terms, and its
-metrics.
-"""
+"""The training objective on packed tokens: policy loss, KL and entropy terms, and metrics."""
 
 import math
 from collections import defaultdict
@@ -51,16 +49,18 @@ def gradient_terms(
     responses: Responses | None = None,
     logprobs: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """The `tokens` of a microbatch with the terms of `objective_gradient` that are known before its
-    parts are scored.
+    """Return `tokens` with the terms of `objective_gradient` that need no scores of parts.
 
-    `tokens` are `[S]` each: `advantages`, `weights` and `mask`; if known also the log-probabilities
-    `old`, `engine` and `reference`. Without `old` the tokens are on policy: their ratio is 1.
+    Args:
+        tokens: `[S]` each: `advantages`, `weights` and `mask`; if known also the log-probabilities
+            `old`, `engine` and `reference`. Without `old` the tokens are on policy: their ratio is
+            1.
+        config: the section `loss`.
+        responses: the whole responses, for a loss that `needs_whole_responses`.
+        logprobs: the policy's `[S]`, for such a loss unless `knows_responses`.
 
-    A loss that `needs_whole_responses` has its quantities of whole responses computed here, once,
-    as factors of tokens: the results can be cut between any two tokens. It needs `responses`, and
-    the policy's `logprobs` `[S]` unless `knows_responses`. Raises ValueError if tokens of a
-    response are missing.
+    Quantities of whole responses are computed here, once, as factors of tokens: the results can be
+    cut between any two tokens. Raises ValueError if tokens of a response are missing.
     """
     mask = tokens["mask"]
     weights = tokens["weights"]
@@ -79,9 +79,7 @@ def gradient_terms(
 
 
 def knows_responses(tokens: Mapping[str, Tensor], config: LossConfig) -> bool:
-    """Whether `gradient_terms` need no log-probabilities of the policy: those of pi_old are
-    enough.
-    """
+    """Return True if `gradient_terms` need no log-probabilities but those of pi_old."""
     return not config.needs_whole_responses or (
         "old" in tokens and not SURROGATES[config.surrogate].needs_whole_responses
     )
@@ -93,11 +91,16 @@ def objective_gradient(
     config: LossConfig,
     custom: CustomLoss | None = None,
 ) -> Slopes:
-    """The derivatives of the loss at a part of the tokens of a microbatch, of any size.
+    """Return the derivatives of the loss at a part of the tokens of a microbatch, of any size.
+
+    Args:
+        logprobs: the policy's log-probabilities of these tokens.
+        terms: `gradient_terms` of the same tokens.
+        config: the section `loss`.
+        custom: the user's loss, if any.
 
     A token of weight 0, also one that the engine correction masks, has derivatives of exactly 0:
-    its weight multiplies the surrogate, the KL term and the entropy term. `terms` are
-    `gradient_terms` of the same tokens.
+    its weight multiplies the surrogate, the KL term and the entropy term.
     """
     old = terms.get("old", logprobs)
     mask = terms["mask"]
@@ -133,9 +136,7 @@ def _surrogate_gradient(
     config: LossConfig,
     responses: Responses | None = None,
 ) -> Tensor:
-    """The derivative of the loss of `loss.surrogate` by each log-probability, without the engine
-    correction.
-    """
+    """Return the derivatives of the loss of `loss.surrogate`, without the engine correction."""
     leaf = logprobs.detach().clone().requires_grad_()
     with torch.enable_grad():
         loss, _ = _surrogate_loss(
@@ -153,7 +154,7 @@ def _surrogate_loss(
     config: LossConfig,
     responses: Responses | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of `loss.surrogate`, and the sums about its tokens."""
+    """Return the loss of `loss.surrogate`, and the sums about its tokens."""
     surrogate = SURROGATES[config.surrogate]
     keywords = _bounds(config)
     if surrogate.needs_whole_responses:
@@ -168,8 +169,8 @@ def _engine_weights(
 ) -> Tensor:
     cap = config.engine_correction
     assert cap is not None
-    of_responses = config.engine_ratio == "sequence"
-    if of_responses and responses is None:
+    by_response = config.engine_ratio == "sequence"
+    if by_response and responses is None:
         raise ValueError("loss.engine_ratio=sequence needs the responses of the tokens")
     return engine_weights(
         old,
@@ -177,14 +178,12 @@ def _engine_weights(
         tokens["mask"],
         cap=cap,
         over_cap=config.engine_over_cap,
-        responses=responses if of_responses else None,
+        responses=responses if by_response else None,
     )
 
 
 def _correction(old: Tensor, terms: Mapping[str, Tensor], config: LossConfig) -> Tensor | None:
-    """The engine correction of each token: that of `gradient_terms`, or on policy by token that of
-    `old`.
-    """
+    """Return each token's engine correction, of `gradient_terms` or, on policy, of `old`."""
     if config.engine_correction is None or "correction" in terms:
         return terms.get("correction")
     return _engine_weights(old, terms, config, None)
@@ -193,20 +192,16 @@ def _correction(old: Tensor, terms: Mapping[str, Tensor], config: LossConfig) ->
 def corrected_weights(
     old: Tensor, terms: Mapping[str, Tensor], config: LossConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The tokens' loss weights times the engine correction, and the sums that describe the
-    correction.
-    """
+    """Return the loss weights times the engine correction, and sums that describe it."""
     mask = terms["mask"]
     weights = terms["weights"]
     correction = _correction(old, terms, config)
     if correction is None:
         return weights, {}
     assert config.engine_correction is not None
-    changed = (
-        (correction == 0)
-        if config.engine_over_cap == "mask"
-        else (correction >= config.engine_correction)
-    )
+    changed = correction >= config.engine_correction
+    if config.engine_over_cap == "mask":
+        changed = correction == 0
     return weights * correction, {
         "engine_weight": torch.where(mask, correction, 0.0).sum(dtype=torch.float64),
         "engine_truncated": (mask & changed).sum(),
@@ -225,37 +220,44 @@ def objective_sums(
     responses: Responses | None = None,
     with_nll: bool = False,
 ) -> dict[str, Tensor | float]:
-    """Sums over the trained tokens that describe the loss, on the tokens' device.
+    """Return sums over the trained tokens that describe the loss, on the tokens' device.
 
-    `logprobs`, `entropies` and `divergences` (`kl_estimator: full`), in nats, are `[S]`, of the
-    policy that trains; `terms` are `gradient_terms`, `responses` the same as there. For a custom
-    loss, `custom` is `add_values` of the sums that `objective_gradient` returned for all parts.
+    Args:
+        logprobs: `[S]` in nats, of the policy that trains.
+        entropies: `[S]` in nats.
+        terms: `gradient_terms`.
+        config: the section `loss`.
+        custom: for a custom loss, `add_values` of the sums that `objective_gradient` returned for
+            all parts.
+        divergences: `[S]` in nats, for `kl_estimator: full`.
+        responses: as in `gradient_terms`.
+        with_nll: whether to add the negative log-likelihood.
+
     Masked tokens count as 0 instead of being left out: a selection would wait for the device.
     """
     mask = terms["mask"]
     old = terms.get("old", logprobs)
     corrected, about_correction = corrected_weights(old, terms, config)
     loss, sums = _surrogate_loss(logprobs, old, corrected, terms, config, responses)
-    found: dict[str, Tensor | float] = {**sums, "loss": loss}
+    results: dict[str, Tensor | float] = {**sums, "loss": loss}
     if custom is not None:
-        found = {
-            name: value for name, value in found.items() if not name.startswith("clipped_")
-        } | dict(custom)
-    found |= about_correction | {"entropy": torch.where(mask, entropies, 0.0).sum()}
+        results = {k: value for k, value in results.items() if not k.startswith("clipped_")}
+        results |= custom
+    results |= about_correction | {"entropy": torch.where(mask, entropies, 0.0).sum()}
     if with_nll:  # of demonstrations, whose loss of Eq. 8 is a constant
-        found["nll"] = torch.where(mask, -logprobs, 0.0).sum()
+        results["nll"] = torch.where(mask, -logprobs, 0.0).sum()
     if "engine" in terms:
         gaps = torch.where(mask, (terms["engine"] - old).abs(), 0.0)
-        found["gap"] = gaps.sum()
-        found["gap_tokens"] = mask.sum()
-        found["gap_max"] = gaps.max()
+        results["gap"] = gaps.sum()
+        results["gap_tokens"] = mask.sum()
+        results["gap_max"] = gaps.max()
     if "reference" in terms:
-        found["kl"] = kl_penalty(
+        results["kl"] = kl_penalty(
             logprobs, terms["reference"], mask, corrected, estimator=config.kl_estimate
         )
     elif divergences is not None:
-        found["kl"] = torch.where(mask, divergences * corrected, 0.0).sum()
-    return found
+        results["kl"] = torch.where(mask, divergences * corrected, 0.0).sum()
+    return results
 
 
 def add_values(parts: Sequence[Mapping[str, Tensor | float]]) -> dict[str, Tensor | float]:
@@ -269,8 +271,9 @@ def _bounds(config: LossConfig) -> dict[str, Any]:
 
 
 def add_sums(parts: Iterable[Mapping[str, Tensor | float]]) -> dict[str, float]:
-    """Add sums over microbatches or ranks by name (names ending in `_max`: the maximum); missing
-    names read as 0.
+    """Add sums over microbatches or ranks by name; for `_max` take the maximum.
+
+    Missing names read as 0.
 
     All tensors come to main memory in one copy.
     """
@@ -289,9 +292,7 @@ def add_sums(parts: Iterable[Mapping[str, Tensor | float]]) -> dict[str, float]:
 
 
 def objective_metrics(sums: Mapping[str, float], config: LossConfig) -> dict[str, float]:
-    """The metrics of a whole minibatch from its sums; means over trained tokens only if there are
-    any.
-    """
+    """Return the metrics of a minibatch from its sums; means only if there are trained tokens."""
     count = sums["tokens"]
     metrics = {"loss/policy": sums["loss"], "optim/update_tokens": count}
     if separate := sums["separate_positions"]:
@@ -318,9 +319,7 @@ def objective_metrics(sums: Mapping[str, float], config: LossConfig) -> dict[str
 
 
 def require_engine_agrees(metrics: Mapping[str, float], config: LossConfig) -> None:
-    """Raise EngineError if the engine's log-probabilities are used as pi_old but differ from the
-    policy's.
-    """
+    """Raise EngineError if pi_old is the engine's but differs from the policy's."""
     gap = metrics.get("rollout/engine_logprob_gap_max", 0.0)
     if config.old_logprobs == "engine" and not gap <= MAX_OLD_LOGPROB_GAP:
         raise EngineError(
@@ -331,9 +330,7 @@ def require_engine_agrees(metrics: Mapping[str, float], config: LossConfig) -> N
 
 
 def is_valid_update(metrics: Mapping[str, float], config: LossConfig) -> bool:
-    """Whether the loss is finite, and the policy within `loss.max_approx_kl` of the one that
-    sampled the tokens.
-    """
+    """Return True if the loss is finite and the policy within `loss.max_approx_kl`."""
     approx_kl = metrics.get("loss/approx_kl", 0.0)
     limit = config.max_approx_kl
     return math.isfinite(metrics["loss/policy"]) and (limit is None or approx_kl <= limit)

@@ -1,5 +1,4 @@
-"""AdamW on full-precision master weights, with the learning rate's schedule and the check for
-invalid gradients.
+"""AdamW on full-precision master weights, with a schedule and a check for bad gradients.
 
 A bfloat16 model holds rounded copies of float32 master weights: its gradients are added up in
 float32, and the copies are synced from them after each update. In float32 and float64 the model's
@@ -35,21 +34,15 @@ def learning_rate(
     num_steps: int = 0,
     min_fraction: float = 0.0,
 ) -> float:
-    """Linear warm-up over training steps, then `lr`, or a decay from it to `min_fraction * lr` in
-    step `num_steps`.
+    """Return the rate of a step: linear warm-up, then `lr`, or a decay from it.
 
-    The rate depends only on the step number. With p = (step - warmup_steps) / (num_steps -
-    warmup_steps), the completed part of the decay, and f = `min_fraction`, it is `lr` times
-
-    - during the warm-up, steps 1 to `warmup_steps`: step / warmup_steps;
-    - `constant`: 1;
-    - `linear`: f + (1 - f) (1 - p);
-    - `cosine`: f + (1 - f) (1 + cos(pi p)) / 2.
-
-    Example: at lr 1.0 with 2 warm-up steps, 6 steps and f = 0.2, the rates of `linear` are 0.5, 1,
-    0.8, 0.6, 0.4, 0.2.
-
-    Raises ValueError if `step` is below 1.
+    Args:
+        step: the training step, from 1.
+        lr: the rate after the warm-up.
+        warmup_steps: the number of steps of the warm-up.
+        schedule: `linear` and `cosine` decay; `constant` does not.
+        num_steps: the step in which the decay ends.
+        min_fraction: the end of the decay, as a fraction of `lr`.
     """
     if step < 1:
         raise ValueError(f"training steps count from 1, got {step}")
@@ -58,12 +51,12 @@ def learning_rate(
     if schedule == "constant":
         return lr
     over = min(1.0, (step - warmup_steps) / max(1, num_steps - warmup_steps))
-    left = 1 - over if schedule == "linear" else (1 + cos(math.pi * over)) / 2
-    return lr * (min_fraction + (1 - min_fraction) * left)
+    share = 1 - over if schedule == "linear" else (1 + cos(math.pi * over)) / 2
+    return lr * (min_fraction + (1 - min_fraction) * share)
 
 
 def schedule_of(optim: OptimConfig, num_steps: int) -> dict[str, Any]:
-    """The keyword arguments of `learning_rate` from the options, except `lr`."""
+    """Return the keyword arguments of `learning_rate` from the options, except `lr`."""
     return {
         "warmup_steps": optim.warmup_steps,
         "schedule": optim.decay[0],
@@ -97,17 +90,12 @@ class MasterAdamW:
         # by name, in the model's type: `master_weights`, rounded
         self.model_weights = self._trained(model)
         self.master_weights = {
-            name: (
-                p
-                if p.dtype in (torch.float32, torch.float64)
-                else torch.nn.Parameter(p.detach().float())
-            )
-            for name, p in self.model_weights.items()
+            name: _master_weight(weight) for name, weight in self.model_weights.items()
         }
         self.tied = {
-            name: stored
-            for name, stored in tied_names(model).items()
-            if stored in self.model_weights
+            name: target
+            for name, target in tied_names(model).items()
+            if target in self.model_weights
         }
         pairs = zip(self.model_weights.values(), self.master_weights.values(), strict=True)
         self._copies = [(working, master) for working, master in pairs if working is not master]
@@ -121,9 +109,7 @@ class MasterAdamW:
             trained, lr=config.lr, betas=config.betas, weight_decay=decay, fused=True
         )
         self._not_finite: Tensor | None = None
-        """Whether a weight was infinite or NaN after the last update, on the device; None before
-        the first update.
-        """
+        """Whether a weight was infinite or NaN after the last update; None before the first."""
         self.num_updates = 0  # the number of updates, without skipped ones
         self.skipped_in_a_row = 0
 
@@ -136,8 +122,9 @@ class MasterAdamW:
             parameter.grad = None
 
     def measure(self) -> dict[str, Tensor]:
-        """The measurements for `update`: the squared norm of the gradients, and whether a weight is
-        not finite.
+        """Return the squared norm of the gradients, and whether a weight is not finite.
+
+        They are the measurements for `update`.
 
         Both stay on the device and add up over ranks, like the sums of the loss: an update waits
         for the device once.
@@ -203,9 +190,7 @@ class MasterAdamW:
 
     @torch.no_grad()
     def _sums(self) -> Tensor:
-        """The sum of each weight, which shows any inf and nan in one fast pass; finite weights may
-        overflow it.
-        """
+        """Sum each weight, which shows inf and nan in a fast pass; finite weights may overflow."""
         return torch.stack([master.sum() for master in self.master_weights.values()])
 
     @torch.no_grad()
@@ -216,7 +201,7 @@ class MasterAdamW:
             torch._foreach_copy_(working, master)
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """`exp_avg` and `exp_avg_sq` by parameter name; empty before the first update."""
+        """Return `exp_avg` and `exp_avg_sq` by parameter name; empty before the first update."""
         state = self._adamw.state
         return {
             kind: {
@@ -256,6 +241,13 @@ class MasterAdamW:
         self._not_finite = None
         self.num_updates = num_updates
         self.skipped_in_a_row = skipped_in_a_row
+
+
+def _master_weight(weight: torch.nn.Parameter) -> torch.nn.Parameter:
+    """Return a weight of full precision itself, or a float32 copy of a narrower one."""
+    if weight.dtype in (torch.float32, torch.float64):
+        return weight
+    return torch.nn.Parameter(weight.detach().float())
 
 
 def _move_gradient(master: torch.nn.Parameter, working: Tensor) -> None:

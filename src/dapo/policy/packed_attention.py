@@ -1,5 +1,4 @@
-"""Attention over a packed stream of token sequences, for any model that uses transformers'
-attention interface.
+"""Attention over a packed stream of sequences, in transformers' attention interface.
 
 The other parts of a transformer work on single tokens, so they run on the flat stream unchanged. A
 token attends only to its own sequence. A prefix that several sequences share is stored once; the
@@ -42,9 +41,7 @@ A batch with a larger one also computes the queries of its contexts, which makes
 without a mask; unless these outnumber its own, and would take more memory than the mask.
 """
 CUDA_KEY_MULTIPLE = 16
-"""The multiple of keys with which CUDA's kernels use a mask without padding a copy of it in every
-layer.
-"""
+"""The multiple of keys for which CUDA's kernels do not copy and pad a mask in every layer."""
 UNSUPPORTED_FIELDS = {
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
@@ -54,15 +51,11 @@ UNSUPPORTED_FIELDS = {
     "output_multiplier": None,
     "attention_chunk_size": None,
 }
-"""Configuration fields that change logits or attention in unsupported ways, and the value that
-turns each off.
-"""
+"""Configuration fields with unsupported effects, and the value that turns each off."""
 UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias")
 """Unsupported arguments of a layer's attention call: soft cap, sinks, biases."""
 UNSUPPORTED_ROPE = ("dynamic", "longrope")
-"""RoPE types whose angles depend on the longest sequence of a batch, and so on the rest of the
-stream.
-"""
+"""RoPE types whose angles depend on the longest sequence, and so on the rest of the stream."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +73,7 @@ class SegmentBatch:
     """Cached masks, shared by all layers."""
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """`[N or 1, 1, Q, K]` 0 where a query sees a key, else -inf; None for plain causal
-        attention.
-        """
+        """Return `[N or 1, 1, Q, K]`: 0 where a query sees a key, else -inf; None: plain causal."""
         if (window, dtype) not in self.masks:
             self.masks[window, dtype] = self._make_mask(window, dtype)
         return self.masks[window, dtype]
@@ -102,11 +93,11 @@ class SegmentBatch:
         # a padded query after the last key would see no key in a window, and some kernels return
         # NaN for such a row
         query = query.clamp(max=num_keys - 1)
-        seen = key <= query  # [N or 1, Q, K]
+        visible = key <= query  # [N or 1, Q, K]
         if window is not None:
-            seen &= key > query - window
-        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
-            ~seen, -torch.inf
+            visible &= key > query - window
+        return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
+            ~visible, -torch.inf
         )[:, None]
 
 
@@ -134,16 +125,14 @@ class PackedAttentionPlan:
     _varlen: dict[int | None, VarlenPlan] = field(default_factory=dict, repr=False)
 
     def needed(self, window: int | None) -> int | None:
-        """The window, None where all keys of a segment are within it."""
-        return (
-            None
-            if window is None or window >= max(len(each.keys) for each in self.segments)
-            else window
-        )
+        """Return the window, None if all keys of a segment are within it."""
+        if window is None:
+            return None
+        return None if window >= max(len(segment.keys) for segment in self.segments) else window
 
     @cached_property
     def compiled(self) -> Segments:
-        """The segments for the compiled kernel of a CPU."""
+        """Return the segments for the compiled kernel of a CPU."""
         keys = [segment.keys for segment in self.segments]
         starts, lengths = np.array(
             [(segment.start, segment.length) for segment in self.segments]
@@ -152,9 +141,7 @@ class PackedAttentionPlan:
         return Segments(*map(torch.from_numpy, (starts, lengths, offsets, np.concatenate(keys))))
 
     def varlen(self, window: int | None) -> VarlenPlan:
-        """The plan for the kernel of variable lengths; `window` limits the keys that a query sees
-        (None: no limit).
-        """
+        """Return the plan for the varlen kernel; `window` limits a query's keys."""
         window = self.needed(window)
         if window not in self._varlen:
             self._varlen[window] = build_varlen_plan(self.segments, self.device, window)
@@ -162,29 +149,30 @@ class PackedAttentionPlan:
 
     @cached_property
     def padded(self) -> PaddedBatches:
-        """The batches for PyTorch's attention."""
+        """Return the batches for PyTorch's attention."""
         buckets = bucket_by_length(self.segments)
         outputs = np.empty(sum(segment.length for segment in self.segments), np.int64)
         parts: list[np.ndarray] = []
         offset = 0
         for bucket in buckets:
-            queries, keys, first, own = self._indices(bucket)
-            outputs[queries[own]] = offset + np.flatnonzero(own)
+            queries, keys, first, is_query = self._indices(bucket)
+            outputs[queries[is_query]] = offset + np.flatnonzero(is_query)
             offset += queries.size
             parts += [queries.ravel(), keys.ravel(), first.ravel()]
         on_device = to_device(torch.from_numpy(np.concatenate([*parts, outputs])), self.device)
-        *indices, of_outputs = on_device.split([*map(len, parts), len(outputs)])
+        *indices, output_indices = on_device.split([*map(len, parts), len(outputs)])
         blocks = [
             SegmentBatch(queries, keys, len(bucket), first)
             for bucket, queries, keys, first in zip(
                 buckets, indices[::3], indices[1::3], indices[2::3], strict=True
             )
         ]
-        return PaddedBatches(tuple(blocks), of_outputs)
+        return PaddedBatches(tuple(blocks), output_indices)
 
     def _indices(self, bucket: Sequence[Segment]) -> tuple[np.ndarray, ...]:
-        """Stream indices of queries `[N, Q]` and keys `[N, K]`; the first query's key `[N or 1,
-        1]`; own queries.
+        """Return stream indices of queries `[N, Q]` and keys `[N, K]`.
+
+        Also returns the first query's key `[N or 1, 1]`, and which queries are the segment's own.
         """
         # [N, 1]
         length, total = np.array([(segment.length, len(segment.keys)) for segment in bucket]).T[
@@ -204,8 +192,8 @@ class PackedAttentionPlan:
         keys[np.arange(num_keys) < total] = np.concatenate([segment.keys for segment in bucket])
         at = first + np.arange(num_queries)  # [N, Q] the position of a query among the keys
         queries = np.take_along_axis(keys, np.minimum(at, num_keys - 1), axis=1)
-        own = (at >= context) & (at < total)
-        return queries, keys, first[:1] if (first == first[0]).all() else first, own
+        is_query = (at >= context) & (at < total)
+        return queries, keys, first[:1] if (first == first[0]).all() else first, is_query
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
@@ -223,7 +211,7 @@ def use_packed_attention(model: PreTrainedModel) -> None:
 
 
 def unsupported_model_error(model: PreTrainedModel, problem: str) -> ConfigError:
-    """The error for a model that packed sequences would compute wrongly."""
+    """Return the error for a model that packed sequences would compute wrongly."""
     return ConfigError(
         f"models of type {model.config.model_type} cannot be trained here: {problem}; "
         "use a Llama, Qwen2, Qwen3 or Mistral model"
@@ -260,17 +248,23 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     packed_attention_plan: PackedAttentionPlan | None = None,
-    **others: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of every layer, in the interface of transformers; returns `[1, T,
-    heads, d]` and None.
+    """Attend in every layer, in the interface of transformers; return `[1, T, heads, d]`, None.
 
-    `query` is `[1, heads, T, d]`, `key` and `value` are `[1, kv_heads, T, d]`; `sliding_window` is
-    the number of keys that a query sees, its own included. Raises ConfigError if one of `others` is
-    in UNSUPPORTED_ARGUMENTS.
+    Args:
+        module: the attention module.
+        query: `[1, heads, T, d]`.
+        key: `[1, kv_heads, T, d]`.
+        value: like `key`.
+        attention_mask: unused: the plan has the segments.
+        scaling: the factor of scores.
+        sliding_window: the number of keys that a query sees, its own included.
+        packed_attention_plan: the segments of the stream.
+        options: other arguments of transformers; those in UNSUPPORTED_ARGUMENTS raise ConfigError.
     """
     for name in UNSUPPORTED_ARGUMENTS:
-        if others.get(name) is not None:
+        if options.get(name) is not None:
             raise ConfigError(
                 f"{type(module).__name__} cannot be trained here: packed attention has no {name}"
             )
@@ -299,7 +293,7 @@ def _attend(
     scaling: float | None,
     window: int | None,
 ) -> Tensor:
-    """The `[N * Q, heads, d]` outputs of one batch."""
+    """Return the `[N * Q, heads, d]` outputs of one batch."""
     q = _gather_segments(query, block.queries, block.size)
     k, v = (_gather_segments(states, block.keys, block.size) for states in (key, value))
     mask = block.mask(window, q.dtype)
@@ -319,5 +313,5 @@ def _attend(
 
 
 def _gather_segments(states: Tensor, indices: Tensor, size: int) -> Tensor:
-    """`[T, heads, d]` -> `[N, heads, L, d]`."""
+    """Gather `[N, heads, L, d]` from `[T, heads, d]`."""
     return states.index_select(0, indices).unflatten(0, (size, -1)).transpose(1, 2)

@@ -1,6 +1,4 @@
-"""Prepares a model's forward for training: packed sequences, checked to compute the same, and
-recomputed layers.
-"""
+"""Prepares a model's forward for training: packed sequences, verified, recomputed layers."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,18 +25,13 @@ from dapo.policy.packing import in_callers_order, pack
 from dapo.types import Sample
 
 MIN_TOLERANCE = 1e-3
-"""Nats by which packed and plain log-probabilities may always differ on average; a wrong mask gives
-0.05 or more.
-"""
+"""Nats by which packed and plain scores may differ on average; a wrong mask gives 0.05 or more."""
 ROUNDING_FACTOR = 4
-"""They may also differ by this multiple of the mean difference between two plain forwards that
-round differently.
-"""
+"""They may also differ by this multiple of the mean difference of two roundings."""
 
 
 def use_packed_forward(model: PreTrainedModel) -> None:
-    """Switch `model` to packed attention, and check on a few tokens that it still computes the
-    same.
+    """Switch `model` to packed attention, and check on a few tokens that it computes the same.
 
     Raises ConfigError if it does not, for example because the architecture mixes tokens outside of
     attention or changes logits after the head.
@@ -47,9 +40,7 @@ def use_packed_forward(model: PreTrainedModel) -> None:
 
 
 def prepare_packed_forward(model: PreTrainedModel) -> str | None:
-    """Switch to packed attention and fused layers; returns the attention before, or None if that
-    was packed.
-    """
+    """Switch to packed attention and fused layers; return the attention before, None if packed."""
     if (plain := model.config._attn_implementation) == IMPLEMENTATION:
         return None
     use_packed_attention(model)
@@ -59,8 +50,7 @@ def prepare_packed_forward(model: PreTrainedModel) -> str | None:
 
 @torch.no_grad()
 def check_packed_forward(model: PreTrainedModel, plain: str | None, sharded: Any = None) -> None:
-    """Raise ConfigError if log-probabilities of packed sequences differ from those of single
-    sequences.
+    """Raise ConfigError if packed sequences have other log-probabilities than single ones.
 
     Rounding is measured on the same device, in the same type: the difference that a padded batch
     and the other of PyTorch's two attentions make to a plain forward.
@@ -92,9 +82,7 @@ def check_packed_forward(model: PreTrainedModel, plain: str | None, sharded: Any
 
 
 def _packed_differences(model: PreTrainedModel, plain: str, sharded: Any) -> list[float]:
-    """Mean differences in nats from `plain` single sequences: of packed ones, and of plain ones
-    rounded differently.
-    """
+    """Return mean differences in nats from single sequences, of packed and of padded ones."""
     run = sharded or (lambda compute: compute())
     ids = tuple((7 * i + 3) % model.config.get_text_config().vocab_size for i in range(15))
     prompts = (ids[:3], ids[3:8])
@@ -113,34 +101,32 @@ def _packed_differences(model: PreTrainedModel, plain: str, sharded: Any) -> lis
     alone = [score for sample in samples for score in _plain_logprobs(model, run, [sample])]
     model.set_attn_implementation(IMPLEMENTATION)
     return [
-        fmean(abs(a - b) for a, b in zip(other, alone, strict=True)) for other in (packed, padded)
+        fmean(abs(a - b) for a, b in zip(logprobs, alone, strict=True))
+        for logprobs in (packed, padded)
     ]
 
 
 def _plain_logprobs(
     model: PreTrainedModel, run: Callable[..., Tensor], samples: list[Sample]
 ) -> list[float]:
-    """The log-probabilities of all responses from the model's own forward over one batch, padded at
-    the end.
-    """
+    """Return all responses' log-probabilities from the model's forward over a padded batch."""
     rows = [
         torch.tensor((*sample.prompt_ids, *sample.response_ids), device=model.device)
         for sample in samples
     ]
     ids = pad_sequence(rows, batch_first=True)
-    of_batch = run(lambda: model(input_ids=ids, use_cache=False).logits)[:, :-1]  # [N, T - 1, V]
-    log_p = of_batch.to(torch.promote_types(of_batch.dtype, torch.float32)).log_softmax(dim=2)
+    logits = run(lambda: model(input_ids=ids, use_cache=False).logits)[:, :-1]  # [N, T - 1, V]
+    log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=2)
     scores = log_p.gather(2, ids[:, 1:, None]).squeeze(2)
     spans = [
         slice(len(sample.prompt_ids) - 1, len(row) - 1)
         for sample, row in zip(samples, rows, strict=True)
     ]
-    return torch.cat([of_row[span] for of_row, span in zip(scores, spans, strict=True)]).tolist()
+    return torch.cat([score[span] for score, span in zip(scores, spans, strict=True)]).tolist()
 
 
 def recompute_layers(model: torch.nn.Module) -> int:
-    """Make every decoder layer of `model` keep only its input for the backward; returns the number
-    of layers.
+    """Make each decoder layer keep only its input for the backward; return their number.
 
     Gradients are the same to the bit. transformers' own switch works only in training mode, and a
     policy is in evaluation mode, without dropout. Call it before the layers are sharded. Raises

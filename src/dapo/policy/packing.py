@@ -1,5 +1,4 @@
-"""Packs samples into microbatches: token streams without padding, in which shared prefixes are
-stored once.
+"""Packs samples into microbatches, streams without padding that store shared prefixes once.
 
 A sequence is a prompt and its response. Each distinct prefix of a microbatch's sequences is one
 position of the stream, so the tokens with which two sequences begin alike, such as the prompt of a
@@ -59,15 +58,12 @@ class RankMicrobatch:
 DUMMY_MICROBATCH = RankMicrobatch(
     (), (Sample(0, (0,), (0,), 0.0, 0.0, (0.0,), (0.0,), (False,)),), (0.0,)
 )
-"""A pass over one masked token, for a rank without samples: FSDP's collectives need every rank in
-every pass.
-"""
+"""A pass over one masked token for a rank without samples, as FSDP needs all ranks in a pass."""
 
 
 @dataclass(frozen=True)
 class Microbatch:
-    """The tensors of a rank microbatch: a stream of T positions; M of them predict the S response
-    tokens.
+    """The tensors of a microbatch: of T stream positions M predict the S response tokens.
 
     Example: the prompt (10, 11) with responses (20, 21, 22), (20, 31) and (40, 41) has input_ids
     (10, 11, 20, 21, 40) and positions (0, 1, 2, 3, 2). The stream indices (1, 2, 3, 4) predict 3,
@@ -96,24 +92,20 @@ class Microbatch:
         return len(self.input_ids)
 
     def target_slice(self, predictors: slice) -> slice:
-        """The targets of a slice of the predictors."""
+        """Return the targets of a slice of the predictors."""
         return slice(
             int(self.first_target[predictors.start]), int(self.first_target[predictors.stop])
         )
 
     def local_rows(self, predictors: slice) -> Tensor | None:
-        """The index within a slice of predictors of each target's predictor; None: each predicts
-        one target.
-        """
+        """Return each target's predictor in a slice of them; None: each predicts one target."""
         targets = self.target_slice(predictors)
         if targets.stop - targets.start == predictors.stop - predictors.start:
             return None
         return self.rows[targets] - predictors.start if predictors.start else self.rows[targets]
 
     def sum_over_targets(self, values: Tensor, predictors: slice) -> Tensor:
-        """The sum over its targets for each of a slice of predictors; `values` are those of the
-        slice's targets.
-        """
+        """Sum the slice's target `values` for each predictor of a slice."""
         rows = self.local_rows(predictors)
         size = predictors.stop - predictors.start
         return values if rows is None else values.new_zeros(size).index_add_(0, rows, values)
@@ -126,18 +118,21 @@ def partition(
     ranks: int,
     max_tokens: int,
 ) -> list[tuple[RankMicrobatch, ...]]:
-    """Distribute samples over ranks and passes: one tuple of passes for each rank, all of the same
-    length.
+    """Return a tuple of passes, samples with weights, for each rank, all of the same length.
+
+    Args:
+        samples: the samples of a group are adjacent; those without response tokens are left out.
+        weights: the samples' loss weights; None: 0, for scoring only.
+        ranks: the number of ranks.
+        max_tokens: the most prompt and response tokens per pass, shared prefixes of a group counted
+            once; a longer sequence gets a pass of its own, uncut.
 
     A shared prefix is computed once, or once per chunk if the group is cut; a cut keeps responses
     with long shared prefixes together. One rank gets nearly full microbatches of similar lengths.
     Several ranks get loads as equal as whole chunks allow, in as few passes as possible.
 
-    Samples of a group are adjacent; samples without response tokens are left out. `weights` are
-    their loss weights (None: 0, for scoring only). `max_tokens` limits prompt and response tokens
-    per pass, shared prefixes of a group counted once; a longer sequence gets a pass of its own,
-    uncut. Raises ValueError if a prompt is empty, so that nothing predicts the first token, or a
-    group's samples are not adjacent.
+    Raises ValueError if a prompt is empty, so that nothing predicts the first token, or a group's
+    samples are not adjacent.
     """
     groups = ordered_groups(samples)
     chunks = [chunk for group in groups for chunk in group.cut(max_tokens)]
@@ -162,17 +157,15 @@ def partition(
         for rank, content in zip(order, bins[start : start + ranks], strict=True):
             load[rank] += _num_tokens(content)
             indices = tuple(i for chunk in content for i in chunk.indices)
-            found = RankMicrobatch(
+            rank_microbatch = RankMicrobatch(
                 indices, tuple(samples[i] for i in indices), tuple(weights[i] for i in indices)
             )
-            partitions[rank].append(found if indices else DUMMY_MICROBATCH)
+            partitions[rank].append(rank_microbatch if indices else DUMMY_MICROBATCH)
     return [tuple(passes) for passes in partitions]
 
 
 def first_groups(samples: Sequence[Sample], *, ranks: int, max_tokens: int) -> int:
-    """The number of samples in the first groups, at least one, whose tokens fit into one pass of
-    every rank.
-    """
+    """Return the number of samples in the first groups, at least one, that fit into one pass."""
     num_first = num_tokens = 0
     for _, members in groupby(samples, key=lambda sample: sample.group_id):
         group = list(members)
@@ -185,9 +178,7 @@ def first_groups(samples: Sequence[Sample], *, ranks: int, max_tokens: int) -> i
 
 @dataclass(frozen=True)
 class OrderedGroup:
-    """The samples of a group with a non-empty response, in lexicographic order of their
-    responses.
-    """
+    """A group's samples with non-empty responses, in lexicographic order of the responses."""
 
     prompt_length: int
     indices: tuple[int, ...]
@@ -213,7 +204,7 @@ class OrderedGroup:
 
 
 def ordered_groups(samples: Sequence[Sample]) -> list[OrderedGroup]:
-    """The groups of `samples`. Raises ValueError like `partition`."""
+    """Return the groups of `samples`. Raises ValueError like `partition`."""
     groups = [
         list(members)
         for _, members in groupby(range(len(samples)), key=lambda i: samples[i].group_id)
@@ -234,26 +225,26 @@ def ordered_groups(samples: Sequence[Sample]) -> list[OrderedGroup]:
             raise ValueError(f"the samples of group {first.group_id} have different prompts")
         scored = [i for i in members if len(samples[i].response_ids)]
         responses = [token_array(samples[i].response_ids) for i in scored]
-        found = sorted_prefixes(responses)
-        indices = [scored[at] for at in found.order]
-        lengths = [len(responses[at]) for at in found.order]
+        prefixes = sorted_prefixes(responses)
+        indices = [scored[at] for at in prefixes.order]
+        lengths = [len(responses[at]) for at in prefixes.order]
         ordered.append(
-            OrderedGroup(len(first.prompt_ids), tuple(indices), tuple(lengths), tuple(found.shared))
+            OrderedGroup(
+                len(first.prompt_ids), tuple(indices), tuple(lengths), tuple(prefixes.shared)
+            )
         )
     return ordered
 
 
 def _first_fit(chunks: Sequence[PromptChunk], max_tokens: int) -> list[list[PromptChunk]]:
-    """Bins for one rank: chunks by descending mean length, each in the first bin with enough
-    room.
-    """
+    """Return a rank's bins: chunks by descending mean length, each in the first with room."""
     bins: list[list[PromptChunk]] = []
     room = np.full(len(chunks), max_tokens)
     for chunk in sorted(
         chunks, key=lambda chunk: (-chunk.num_tokens / len(chunk.indices), chunk.indices)
     ):
-        needed = min(chunk.num_tokens, max_tokens)  # a longer chunk gets an empty bin
-        at = int((room[: len(bins) + 1] >= needed).argmax())
+        size = min(chunk.num_tokens, max_tokens)  # a longer chunk gets an empty bin
+        at = int((room[: len(bins) + 1] >= size).argmax())
         if at == len(bins):
             bins.append([])
         bins[at].append(chunk)
@@ -281,12 +272,12 @@ def _balanced(
 
 
 def min_passes(sizes: Sequence[int], *, ranks: int, max_tokens: int) -> int:
-    """A lower bound on the number of passes for chunks of these sizes, the largest first."""
-    taken = np.minimum(sizes, max_tokens)
+    """Return a lower bound on the passes for chunks of these sizes, the largest first."""
+    num_tokens = np.minimum(sizes, max_tokens)
     # the first n chunks have at least the size of the last of them, so a bin holds at most
     # max_tokens // size of them
-    bins = np.arange(1, len(taken) + 1) / (max_tokens // taken)
-    return math.ceil(max(taken.sum() / max_tokens, bins.max(initial=0)) / ranks)
+    bins = np.arange(1, len(num_tokens) + 1) / (max_tokens // num_tokens)
+    return math.ceil(max(num_tokens.sum() / max_tokens, bins.max(initial=0)) / ranks)
 
 
 def _fill(
@@ -311,7 +302,7 @@ def _num_tokens(chunks: Sequence[PromptChunk]) -> int:
 def pack(
     samples: Sequence[Sample], *, max_tokens: int, device: str | torch.device = "cpu"
 ) -> list[Microbatch]:
-    """The microbatches of `partition` on one rank, as tensors on `device`."""
+    """Return the microbatches of `partition` on one rank, as tensors on `device`."""
     (passes,) = partition(samples, ranks=1, max_tokens=max_tokens)
     return [pack_microbatch(rank_microbatch, device) for rank_microbatch in passes]
 
@@ -367,27 +358,28 @@ def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device)
 
 
 def _stream_indices(
-    sequences: Sequence[np.ndarray], found: SortedPrefixes
+    sequences: Sequence[np.ndarray], prefixes: SortedPrefixes
 ) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
-    """The stream indices of each sequence without its last token; and (sequence, first new token)
-    where any is new.
+    """Return each sequence's stream indices without its last token, and where it is new.
+
+    The second list has pairs of a sequence and its first new token.
     """
     paths: list[np.ndarray] = [np.empty(0, np.int64)] * len(sequences)
     segments: list[tuple[int, int]] = []
     end = 0
-    before = paths[0]
-    for i, shared in zip(found.order, found.shared, strict=True):
+    previous = paths[0]
+    for i, shared in zip(prefixes.order, prefixes.shared, strict=True):
         length = len(sequences[i]) - 1
-        shared = min(shared, length, len(before))
+        shared = min(shared, length, len(previous))
         if num_new := length - shared:
             segments.append((i, shared))
-        before = paths[i] = np.concatenate([before[:shared], np.arange(end, end + num_new)])
+        previous = paths[i] = np.concatenate([previous[:shared], np.arange(end, end + num_new)])
         end += num_new
     return paths, segments
 
 
 def rows_of(scores: Tensor, microbatch: Microbatch) -> list[Sequence[float]]:
-    """The `[S]` scores of a microbatch's targets as one row per sample."""
+    """Return the `[S]` scores of a microbatch's targets as one row per sample."""
     scored = scores.detach().cpu().numpy()
     numbers = np.empty_like(scored)
     numbers[microbatch.order] = scored
@@ -401,8 +393,7 @@ def rows_of(scores: Tensor, microbatch: Microbatch) -> list[Sequence[float]]:
 def in_callers_order(
     microbatches: Sequence[Microbatch], scores: Sequence[Tensor], num_samples: int
 ) -> list[Sequence[float]]:
-    """The `[S]` scores of each microbatch as one row per sample, in the order of the packed list of
-    samples.
+    """Return each microbatch's `[S]` scores as rows, in the order of the packed samples.
 
     A sample without response tokens gets an empty row.
     """

@@ -1,6 +1,4 @@
-"""The trained model: its log-probabilities before a step, and the optimiser updates of Algorithm 1,
-line 11.
-"""
+"""The trained model: scores before a step, and the updates of Algorithm 1, line 11."""
 
 import copy
 import math
@@ -61,7 +59,7 @@ from dapo.types import Sample
 
 
 def peak_gpu_memory(device: torch.device, cuda: Any = torch.cuda) -> dict[str, float]:
-    """The metric `time/peak_gpu_memory_gib` since the last call on a GPU; empty on a CPU."""
+    """Return `time/peak_gpu_memory_gib` since the last call on a GPU; nothing on a CPU."""
     if device.type != "cuda" or not cuda.is_available():
         return {}
     peak = cuda.max_memory_allocated(device)
@@ -122,19 +120,15 @@ class PolicyCore:
 
     @property
     def skipped_in_a_row(self) -> int:
-        """The number of updates skipped since the last successful one, of the policy or of its
-        critic.
-        """
-        of_critic = 0 if self.critic is None else self.critic.skipped_in_a_row
-        return max(self._optimizer.skipped_in_a_row, of_critic)
+        """Return the number of skipped updates in a row, of the policy or of its critic."""
+        critic_skips = 0 if self.critic is None else self.critic.skipped_in_a_row
+        return max(self._optimizer.skipped_in_a_row, critic_skips)
 
     def _use_packed_forward(self) -> None:
         use_packed_forward(self._model)
 
     def _make_reference(self) -> Any:
-        """The frozen model of `loss.reference.model` in the policy's type, or a copy of the initial
-        policy.
-        """
+        """Return the frozen model of `loss.reference.model`, or a copy of the initial policy."""
         if self._config.loss.teacher is None:
             return copy.deepcopy(self._model).requires_grad_(False)
         teacher = load_teacher(
@@ -148,9 +142,7 @@ class PolicyCore:
         return MasterAdamW(self._model, self._config.optim, lora=lora)
 
     def _reference_logprobs(self, microbatch: Microbatch) -> Tensor:
-        """`[S]` log-probabilities of the reference: the frozen copy, or the model without its
-        adapters.
-        """
+        """Return `[S]` log-probabilities of the frozen copy, or the model without adapters."""
         if self._reference is not None:
             return self._score(microbatch, self._reference.model)
         assert self._adapters is not None
@@ -159,9 +151,7 @@ class PolicyCore:
 
     @contextmanager
     def _reference_states(self, microbatch: Microbatch) -> Iterator[tuple[Tensor, Any]]:
-        """The reference's hidden states `[M, width]` that predict the targets, and its head, for a
-        divergence.
-        """
+        """Give the reference's states `[M, width]` and its head, for a divergence."""
         model = self._model if self._reference is None else self._reference.model
         adapters = self._adapters if self._reference is None else None
         with torch.no_grad(), nullcontext() if adapters is None else adapters.disabled():
@@ -169,20 +159,18 @@ class PolicyCore:
         yield states, model.get_output_embeddings()
 
     def _token_kl(self, microbatch: Microbatch) -> Tensor:
-        """`[S]` the estimate of the divergence from the policy to the reference at each token."""
-        own = self._score(microbatch, self._model)
+        """Return `[S]` estimates of the divergence from the policy to the reference."""
+        logprobs = self._score(microbatch, self._model)
         reference = self._reference_logprobs(microbatch)
-        every_token = torch.ones_like(own, dtype=torch.bool)
-        return token_kl(own, reference, every_token, estimator=self._config.loss.kl_estimate)
+        every_token = torch.ones_like(logprobs, dtype=torch.bool)
+        return token_kl(logprobs, reference, every_token, estimator=self._config.loss.kl_estimate)
 
     def _local_weights(self, model: Any) -> dict[str, Tensor]:
-        """The weights that this process holds of a model from `_distribute`."""
+        """Return the weights that this process holds of a model."""
         return {name: weight.detach() for name, weight in model.named_parameters()}
 
     def _begin_step(self, step: int) -> None:
-        """Update the state that changes between steps, before step `step` uses it: reference and
-        entropy weight.
-        """
+        """Update the reference and the entropy weight before step `step` uses them."""
         if self._entropy_bonus is not None:
             self._entropy_bonus = self._entropy_bonus.at_step(step)
         if self._reference is not None and self._reference.is_updated:
@@ -190,14 +178,14 @@ class PolicyCore:
 
     @property
     def _loss(self) -> LossConfig:
-        """The options of the next update's loss, with the current entropy weight."""
+        """Return the options of the next update's loss, with the current entropy weight."""
         loss = self._config.loss
         if loss.entropy_target is None or self._entropy_bonus is None:
             return loss
         return loss.model_copy(update={"entropy_coef": self._entropy_bonus.weight})
 
     def _state(self) -> State:
-        """The content of a checkpoint. Later updates change its tensors in place."""
+        """Return the content of a checkpoint. Later updates change its tensors in place."""
         tensors, counters = state_of(self._optimizer)
         if self._entropy_bonus is not None:
             counters = {**counters, ENTROPY_BONUS: asdict(self._entropy_bonus)}
@@ -207,9 +195,7 @@ class PolicyCore:
         return State(tensors, counters)
 
     def _load(self, directory: Path, read: ReadTensors = read_tensors) -> None:
-        """Restore a checkpoint; a reference or entropy bonus that it lacks keeps its initial
-        state.
-        """
+        """Restore a checkpoint; a reference or entropy bonus that it lacks stays as it is."""
         load_optimizer(self._optimizer, directory, read=read)
         counters = read_counters(directory)
         if (
@@ -257,9 +243,7 @@ class PolicyCore:
 
     @contextmanager
     def _head(self) -> Iterator[Any]:
-        """The layer that scores chunks of a microbatch; its weights' gradient is complete when the
-        block ends.
-        """
+        """Give the layer that scores chunks; its gradient is complete when the block ends."""
         yield self._model.get_output_embeddings()
 
     def _backward(
@@ -279,18 +263,16 @@ class PolicyCore:
         tokens = loss_tokens(rank_microbatch, microbatch, loss, dtype, self._model.device)
         if loss.has_kl_term and not loss.has_full_kl and "reference" not in tokens:
             tokens["reference"] = self._reference_logprobs(microbatch)
-        responses = (
-            whole_responses(microbatch, self._model.device) if loss.needs_whole_responses else None
-        )
+        responses = None
+        if loss.needs_whole_responses:
+            responses = whole_responses(microbatch, self._model.device)
         scores = []
         gradients = []
         parts = []
         with ExitStack() as stack:
-            reference = (
-                stack.enter_context(self._reference_states(microbatch))
-                if loss.has_full_kl
-                else None
-            )
+            reference = None
+            if loss.has_full_kl:
+                reference = stack.enter_context(self._reference_states(microbatch))
             hidden = hidden_states(self._model, microbatch)  # [M, hidden]
             head = stack.enter_context(self._head())
             logprobs_before = None
@@ -303,17 +285,13 @@ class PolicyCore:
                 inputs = hidden.detach()[part].requires_grad_()
                 score = self._score_chunk(inputs, head, microbatch, part, reference)
                 scores.append([values.detach() for values in score])
-                slopes, values_of_part = self._slopes(
-                    scores[-1][0], terms, microbatch, part, own_loss
-                )
-                parts.append(values_of_part)
+                slopes, part_values = self._slopes(scores[-1][0], terms, microbatch, part, own_loss)
+                parts.append(part_values)
                 torch.autograd.backward([score[k] for k in slopes], list(slopes.values()))
                 assert inputs.grad is not None
                 gradients.append(inputs.grad)
         hidden.backward(torch.cat(gradients))
-        logprobs, *of_rows = map(torch.cat, zip(*scores, strict=True))
-        entropies, divergences = (*(values[microbatch.rows] for values in of_rows), None)[:2]
-        assert entropies is not None
+        logprobs, entropies, divergences = _joined_scores(scores, microbatch)
         values = None if custom is None else add_values(parts)
         with_nll = self._config.is_supervised
         sums = objective_sums(
@@ -342,7 +320,7 @@ class PolicyCore:
         part: slice,
         reference: tuple[Tensor, Any] | None,
     ) -> Sequence[Tensor]:
-        """The scores of a chunk of hidden states (`score_tokens`)."""
+        """Return the scores of a chunk of hidden states (`score_tokens`)."""
         return score_tokens(
             inputs,
             head,
@@ -361,25 +339,32 @@ class PolicyCore:
         part: slice,
         custom: CustomLoss | None,
     ) -> tuple[dict[int, Tensor], Mapping[str, Tensor | float]]:
-        """The derivatives of the loss by the scores of a chunk, by their index, and the sums of a
-        custom loss.
-        """
+        """Return a chunk's derivatives by score, by index, and the sums of a custom loss."""
         chosen = microbatch.target_slice(part)
-        of_part = {name: values[chosen] for name, values in terms.items()}
-        found = objective_gradient(logprobs, of_part, self._loss, custom)
-        slopes = {0: found.by_logprob}
-        if found.by_entropy is not None:
-            slopes[1] = microbatch.sum_over_targets(found.by_entropy, part)
-        if found.by_divergence is not None:
-            slopes[2] = microbatch.sum_over_targets(found.by_divergence, part)
-        return slopes, found.values
+        part_terms = {name: values[chosen] for name, values in terms.items()}
+        gradient = objective_gradient(logprobs, part_terms, self._loss, custom)
+        slopes = {0: gradient.by_logprob}
+        if gradient.by_entropy is not None:
+            slopes[1] = microbatch.sum_over_targets(gradient.by_entropy, part)
+        if gradient.by_divergence is not None:
+            slopes[2] = microbatch.sum_over_targets(gradient.by_divergence, part)
+        return slopes, gradient.values
+
+
+def _joined_scores(
+    scores: Sequence[Sequence[Tensor]], microbatch: Microbatch
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Join the scores of all chunks: `[S]` log-probabilities, entropies and divergences, if any."""
+    logprobs, *row_scores = map(torch.cat, zip(*scores, strict=True))
+    token_scores = [values[microbatch.rows] for values in row_scores]
+    return logprobs, token_scores[0], token_scores[1] if len(token_scores) > 1 else None
 
 
 class Policy(PolicyCore):
     """A policy in one process."""
 
     def weights(self, *, version: int) -> NamedWeights:
-        """The weights for engines: adapters merged, in the type that the model computes in.
+        """Return the weights for engines: adapters merged, in the type of the computation.
 
         They are read when they are iterated over. `version` is ignored here: it names weights that
         a trainer group writes to a file. Checkpoints hold the master weights unrounded (`save`).
@@ -398,16 +383,14 @@ class Policy(PolicyCore):
         torch.OutOfMemoryError, "the old log-probabilities", SMALLER_MICROBATCHES
     )
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples, in order, with `old_logprobs`: pi_old of a step with several updates (Eq.
-        6).
-        """
+        """Return the samples with `old_logprobs`: pi_old of a step with several updates (Eq. 6)."""
         rows = self._score_all(samples, lambda microbatch: self._score(microbatch, self._model))
         return [
             replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)
         ]
 
     def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
-        """The critic's value of each response token, one row per sample.
+        """Return the critic's value of each response token, one row per sample.
 
         Needs `advantage.estimator: gae`.
         """
@@ -423,8 +406,7 @@ class Policy(PolicyCore):
         torch.OutOfMemoryError, "the divergence to the reference", SMALLER_MICROBATCHES
     )
     def token_kl(self, samples: Sequence[Sample], *, step: int) -> list[Sequence[float]]:
-        """The divergence from the policy to the reference at each token, by `loss.kl_estimator`,
-        for rewards.
+        """Return the divergence from the reference at each token, by `loss.kl_estimator`.
 
         Tokens that are masked or were not sampled are included, and `loss.kl_coef` is not applied.
         Call it before step `step` updates the policy; the reference is that step's. There is no
@@ -434,7 +416,7 @@ class Policy(PolicyCore):
         return self._score_all(samples, self._token_kl)
 
     def response_kl(self, samples: Sequence[Sample], *, step: int) -> list[float]:
-        """The sum of `token_kl` over each sample's sampled tokens."""
+        """Return the sum of `token_kl` over each sample's sampled tokens."""
         rows = zip(self.token_kl(samples, step=step), samples, strict=True)
         return [math.fsum(select(row, sample.sampled)) for row, sample in rows]
 
@@ -450,8 +432,7 @@ class Policy(PolicyCore):
     def update(
         self, minibatch: Sequence[Sample], *, step: int, custom: CustomLoss | None = None
     ) -> dict[str, float]:
-        """One optimiser update on whole groups, at the learning rate of training step `step` (from
-        1).
+        """Update the policy on whole groups, at the learning rate of training step `step` (from 1).
 
         Samples without `old_logprobs` are on policy: their ratio is 1. Samples with an advantage of
         exactly 0 count in the loss weights (Eq. 12), but are computed only if KL, entropy or a
@@ -469,8 +450,8 @@ class Policy(PolicyCore):
         custom loss failed.
         """
         if self.critic is not None and step <= self._config.critic.pretrain_steps:
-            of_critic = self.critic.apply_gradient(self.critic.backward(minibatch), step=step)
-            return of_critic | {"optim/lr": 0.0, "optim/update_tokens": 0.0, "optim/skipped": 0.0}
+            metrics = self.critic.apply_gradient(self.critic.backward(minibatch), step=step)
+            return metrics | {"optim/lr": 0.0, "optim/update_tokens": 0.0, "optim/skipped": 0.0}
         custom = custom or self._custom_loss
         self._begin_step(step)
         (passes,) = partition_minibatch(
@@ -479,16 +460,14 @@ class Policy(PolicyCore):
         self._optimizer.zero_grad()
         sums = list(map(partial(self._backward, custom=custom), passes))
         # both gradients before either is applied: an update that fails in between changes nothing
-        of_critic = {} if self.critic is None else self.critic.backward(minibatch)
+        critic_sums = {} if self.critic is None else self.critic.backward(minibatch)
         metrics = self._apply_gradient(add_sums([*sums, self._optimizer.measure()]), step=step)
-        return (
-            metrics
-            if self.critic is None
-            else metrics | self.critic.apply_gradient(of_critic, step=step)
-        )
+        if self.critic is not None:
+            metrics |= self.critic.apply_gradient(critic_sums, step=step)
+        return metrics
 
     def gradient(self, minibatch: Sequence[Sample], loss: LossConfig) -> dict[str, Tensor]:
-        """The unclipped gradient of a loss on whole groups by the name of each trained weight.
+        """Return the unclipped gradient of a loss on whole groups, by trained weight.
 
         Weights and moments do not change. A custom loss is ignored.
         """
@@ -508,8 +487,9 @@ class Policy(PolicyCore):
             self._optimizer.zero_grad()
 
     def save(self, directory: str | Path) -> None:
-        """Write the trained weights, AdamW's moments and counters into an existing `directory`, a
-        critic's below it.
+        """Write weights, AdamW's moments and counters into `directory`, a critic's below it.
+
+        The directory exists.
 
         Raises NumericsError, and writes nothing, if a weight is not finite; OSError if writing
         fails.
@@ -526,9 +506,7 @@ class Policy(PolicyCore):
         return self._writer(copies=True)
 
     def _writer(self, *, copies: bool) -> Callable[[Path], None]:
-        """A function that writes the state, or with `copies` a copy of the present one, into a
-        directory.
-        """
+        """Return a function that writes the state, or a copy of the present one, into a folder."""
         self._optimizer.require_finite()
         write_critic = None if self.critic is None else self.critic.writer(copies=copies)
         state = self._copy.take(self._state()) if copies else self._state()

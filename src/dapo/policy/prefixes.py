@@ -12,8 +12,7 @@ HEAD_TOKENS = 64
 
 @dataclass(frozen=True)
 class SortedPrefixes:
-    """The lexicographic order of N sequences of token ids, in which a prefix precedes the sequences
-    that begin with it.
+    """The lexicographic order of N token sequences; prefixes come before longer sequences.
 
     In this order the new nodes of the prefix tree are, for each sequence, its tokens after those
     shared with its predecessor.
@@ -21,9 +20,7 @@ class SortedPrefixes:
 
     order: list[int]  # `[N]` the indices of the sequences
     shared: list[int]
-    """`[N]` the number of first tokens shared with the predecessor in `order`; no earlier sequence
-    shares more.
-    """
+    """`[N]` first tokens shared with the predecessor in `order`; no earlier one shares more."""
 
 
 def token_array(token_ids: Sequence[int]) -> np.ndarray:
@@ -44,9 +41,9 @@ def sorted_prefixes(sequences: Sequence[np.ndarray]) -> SortedPrefixes:
         tied = list(equal)
         order += tied if len(tied) == 1 else sorted(tied, key=lambda i: _key(sequences[i]))
     shared = [0] * len(order)
-    for k, (before, i) in enumerate(pairwise(order), start=1):
-        end = None if heads[before] == heads[i] else HEAD_TOKENS
-        shared[k] = _common(sequences[before][:end], sequences[i][:end])
+    for k, (previous, i) in enumerate(pairwise(order), start=1):
+        end = None if heads[previous] == heads[i] else HEAD_TOKENS
+        shared[k] = _common(sequences[previous][:end], sequences[i][:end])
     return SortedPrefixes(order, shared)
 
 
@@ -56,7 +53,7 @@ def _key(sequence: np.ndarray) -> bytes:
 
 
 def _common(first: np.ndarray, second: np.ndarray) -> int:
-    """The length of the longest shared prefix."""
+    """Return the length of the longest shared prefix."""
     length = min(len(first), len(second))
     differ = first[:length] != second[:length]
     return int(differ.argmax()) if differ.any() else length

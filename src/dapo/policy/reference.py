@@ -1,6 +1,4 @@
-"""The reference model of the KL divergence: the initial policy, or the policy of an earlier
-step.
-"""
+"""The reference model of the KL divergence: the initial policy, or that of an earlier step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +12,7 @@ REFERENCE_STEP = "reference_step"
 
 
 class Reference:
-    """A frozen copy of the policy in the type that the policy computes in, sharded over the same
-    ranks.
-    """
+    """A frozen copy of the policy in its computing type, sharded over the same ranks."""
 
     def __init__(self, model: Any, weights: Mapping[str, Tensor], *, every: int | None) -> None:
         """Take ownership of `model`, a copy of the initial policy.
@@ -31,12 +27,11 @@ class Reference:
 
     @property
     def is_updated(self) -> bool:
-        """Whether it copies later policies, so that checkpoints must include it."""
+        """Return True if it copies later policies, so that checkpoints must include it."""
         return self._every is not None
 
     def sync_to(self, policy: Mapping[str, Tensor], *, step: int) -> None:
-        """Copy the weights of `policy` if a copy is due before training step `step` (from 1)
-        changes them.
+        """Copy the weights of `policy` if it is due before training step `step` (from 1).
 
         Whether it is due depends only on the step number, so a resumed run copies at the same
         steps.

@@ -8,9 +8,7 @@ import numpy as np
 
 
 class Segment(NamedTuple):
-    """Consecutive tokens of the stream, with their context, which may lie anywhere in the
-    stream.
-    """
+    """Consecutive tokens of the stream, with their context, which may lie anywhere in it."""
 
     # stream indices of the context, then of the segment's own tokens, in the order of their
     # positions
@@ -19,18 +17,17 @@ class Segment(NamedTuple):
 
     @property
     def context_length(self) -> int:
-        """The number of context tokens."""
+        """Return the number of context tokens."""
         return len(self.keys) - self.length
 
     @property
     def start(self) -> int:
-        """The stream index of its first own token."""
+        """Return the stream index of its first own token."""
         return int(self.keys[-self.length])
 
 
 def bucket_by_length(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Lists of segments whose lengths differ by less than a factor of two: less than half of a
-    batch is padding.
+    """Return lists of segments of similar length, so that less than half of a batch is padding.
 
     Segments without context need no mask, so they get buckets of their own.
     """

@@ -1,6 +1,4 @@
-"""Copies between main memory and a device: to the device without waiting, back in one copy for many
-numbers.
-"""
+"""Copies between main memory and a device: without waiting, or many numbers in one copy."""
 
 from collections.abc import Sequence
 
@@ -9,14 +7,12 @@ from torch import Tensor
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy `values` to `device`; to a GPU without waiting, from page-locked memory that torch keeps
-    until the end.
-    """
+    """Copy `values` to `device`; to a GPU without waiting, from page-locked memory."""
     if device.type == "cuda" and torch.cuda.is_available():
         values = values.pin_memory()
     return values.to(device, non_blocking=True)
 
 
 def to_numbers(scalars: Sequence[Tensor]) -> list[float]:
-    """The 0-dim tensors of one device as numbers, in one copy that waits for the device."""
+    """Return the 0-dim tensors of one device as numbers, in one copy that waits for it."""
     return torch.stack([scalar.double() for scalar in scalars]).tolist() if scalars else []

@@ -1,5 +1,4 @@
-"""Attention over a packed stream by the flash-attention kernel of `torch.nn.attention.varlen`:
-16-bit types on a GPU.
+"""Attention over a packed stream by `torch.nn.attention.varlen`: 16-bit types on a GPU.
 
 All segments attend in one call without padding, masks or repeated heads. To the kernel a segment is
 a sequence: its queries are its own tokens, its keys those of its context and its own, and the last
@@ -29,9 +28,7 @@ from dapo.policy.segments import Segment
 from dapo.policy.transfer import to_device
 
 KEYS_PER_CALL = 2**16
-"""The most keys of one call with several sequences, which bounds the copies of a context that many
-segments share.
-"""
+"""The most keys of a call with several sequences, which bounds copies of a shared context."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +53,7 @@ class VarlenPlan:
 
 
 def attends_by_varlen(query: Tensor, value: Tensor) -> bool:
-    """Whether the kernel is used for a layer with these states, `[T, heads, d]` and `[T, kv_heads,
-    d]`.
-    """
+    """Return True if the kernel serves states `[T, heads, d]` and `[T, kv_heads, d]`."""
     if query.device.type != "cuda" or value.shape[2] != query.shape[2]:
         return False
     capability = torch.cuda.get_device_capability(query.device)
@@ -66,9 +61,7 @@ def attends_by_varlen(query: Tensor, value: Tensor) -> bool:
 
 
 def supports_varlen(dtype: torch.dtype, head_width: int, capability: tuple[int, int]) -> bool:
-    """Whether the kernel runs forward and backward for heads of that width on a GPU of that compute
-    capability.
-    """
+    """Return True if the kernel runs both ways for that width and compute capability."""
     return (
         dtype in (torch.bfloat16, torch.float16)
         and capability >= BFLOAT16_CAPABILITY
@@ -80,7 +73,7 @@ def supports_varlen(dtype: torch.dtype, head_width: int, capability: tuple[int, 
 def padded_attention_notes(
     dtype: torch.dtype, device_type: str, capability: tuple[int, int] | None
 ) -> list[str]:
-    """A warning if training in 16 bits on a GPU cannot use the kernel, with the reason.
+    """Return a warning, with the reason, if 16-bit training on a GPU cannot use the kernel.
 
     `capability` is the GPU's compute capability; None: the GPU is on another machine.
     """
@@ -92,11 +85,11 @@ def padded_attention_notes(
     ):
         return []
     name = str(dtype).removeprefix("torch.")
-    found = ".".join(map(str, capability))
+    capability_text = ".".join(map(str, capability))
     return [
-        f"warning: model.dtype={name} on a GPU of compute capability {found}, below 8.0: bfloat16"
-        " is emulated, and updates attend in padded batches, which takes several times as long for"
-        " long responses; model.dtype=auto takes float32 there"
+        f"warning: model.dtype={name} on a GPU of compute capability {capability_text}, below 8.0:"
+        " bfloat16 is emulated, and updates attend in padded batches, which takes several times as"
+        " long for long responses; model.dtype=auto takes float32 there"
     ]
 
 
@@ -107,9 +100,13 @@ def build_varlen_plan(
     *,
     keys_per_call: int = KEYS_PER_CALL,
 ) -> VarlenPlan:
-    """The plan for segments that follow each other in the stream without a gap.
+    """Return the plan for segments that follow each other in the stream without a gap.
 
-    `window` is the number of keys that a query sees, its own included; None: all before it.
+    Args:
+        segments: the segments.
+        device: the device of the plan.
+        window: the number of keys that a query sees, its own included; None: all before it.
+        keys_per_call: the most keys of a call with several sequences.
     """
     parts = _neighbours(segments, window, keys_per_call)
     calls = tuple(_call(neighbours, device, window) for neighbours in parts)
@@ -119,8 +116,14 @@ def build_varlen_plan(
 def varlen_attention(
     query: Tensor, key: Tensor, value: Tensor, plan: VarlenPlan, *, scale: float | None
 ) -> Tensor:
-    """`[T, heads, d]` outputs, differentiable once; query `[T, heads, d]`, key and value `[T,
-    kv_heads, d]`.
+    """Return `[T, heads, d]` outputs, differentiable once.
+
+    Args:
+        query: `[T, heads, d]`.
+        key: `[T, kv_heads, d]`.
+        value: like `key`.
+        plan: the calls of the kernel.
+        scale: the factor of scores.
     """
     # defines the operators; slow, and useless on a CPU
     from torch.nn.attention import varlen  # noqa: F401
@@ -182,8 +185,9 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _visible_context(segment: Segment, window: int | None) -> int:
-    """The number of context tokens that a segment's first query sees; its other queries see no
-    more.
+    """Return the number of context tokens that a segment's first query sees.
+
+    Its other queries see no more.
     """
     return segment.context_length if window is None else min(segment.context_length, window - 1)
 
@@ -191,19 +195,19 @@ def _visible_context(segment: Segment, window: int | None) -> int:
 def _neighbours(
     segments: Sequence[Segment], window: int | None, keys_per_call: int
 ) -> Iterator[list[Segment]]:
-    """The segments in stream order, cut into calls of at most `keys_per_call` keys."""
-    found: list[Segment] = []
+    """Cut the segments, in stream order, into calls of at most `keys_per_call` keys."""
+    call: list[Segment] = []
     num_keys = 0
     for segment in sorted(segments, key=lambda segment: segment.start):
         keys = _visible_context(segment, window) + segment.length
-        if found and num_keys + keys > keys_per_call:
-            yield found
-            found = []
+        if call and num_keys + keys > keys_per_call:
+            yield call
+            call = []
             num_keys = 0
-        assert not found or found[-1].start + found[-1].length == segment.start
-        found.append(segment)
+        assert not call or call[-1].start + call[-1].length == segment.start
+        call.append(segment)
         num_keys += keys
-    yield found
+    yield call
 
 
 def _call(segments: Sequence[Segment], device: torch.device, window: int | None) -> VarlenCall:
@@ -212,7 +216,7 @@ def _call(segments: Sequence[Segment], device: torch.device, window: int | None)
         for segment in segments
     ]
     num_queries = [segment.length for segment in segments]
-    num_keys = [len(each) for each in keys]
+    num_keys = [len(sequence) for sequence in keys]
     cumulative = [np.cumsum([0, *lengths]) for lengths in (num_queries, num_keys)]
     numbers = np.concatenate([*keys, *cumulative]).astype(np.int32)
     on_device = to_device(torch.from_numpy(numbers), device)

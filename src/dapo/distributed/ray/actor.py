@@ -1,6 +1,4 @@
-"""The actor in a Ray worker's process: holds one object and answers calls on it, like
-worker_main.py.
-"""
+"""The actor in a Ray worker's process: holds an object and answers calls on it."""
 
 import os
 import pkgutil
@@ -34,22 +32,16 @@ class ActorInfo:
 
 
 class WorkerActor:
-    """Executes calls one at a time, in the main thread of its process, and answers as `try_call`
-    does.
-    """
+    """Executes calls one at a time, in the process's main thread; answers like `try_call`."""
 
     def __init__(self, secrets: Collection[str] = ()) -> None:
-        """Forget the node's secrets but the named ones, so that neither this process nor its
-        children use them.
-        """
+        """Forget the node's secrets but the named ones, also for children of this process."""
         self._target: Any = None
         for name in os.environ.keys() - public_environment({*secrets, *AUTHENTICATION}).keys():
             del os.environ[name]
 
     def handshake(self, name: str, logs: Path, weights: Path | None) -> tuple[bool, ActorInfo]:
-        """Redirect the output to the run's logs if the node sees them, and report where the actor
-        runs.
-        """
+        """Redirect output to the run's logs if the node sees them; report where the actor runs."""
         import ray.util
 
         if logs.is_dir():

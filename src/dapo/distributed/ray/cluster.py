@@ -1,6 +1,4 @@
-"""Joins a Ray cluster, or starts a private one on this machine: loopback addresses, and a secret of
-its own.
-"""
+"""Joins a Ray cluster, or starts a private one here with loopback addresses and a secret."""
 
 import logging
 import os
@@ -39,7 +37,7 @@ def connect(address: str | None) -> "PrivateCluster | None":
 
 
 def import_ray() -> Any:
-    """The module `ray`. Raises LaunchError where it is not installed."""
+    """Return the module `ray`. Raises LaunchError if it is not installed."""
     try:
         import ray
     except ImportError as error:
@@ -50,9 +48,7 @@ def import_ray() -> Any:
 
 
 def describe_exposure(config: Config, *, machines: int, has_token: bool) -> str | None:
-    """A line on connections between the machines of a cluster that carry no secret; None without
-    any.
-    """
+    """Describe connections between a cluster's machines without a secret; None without any."""
     exposed = (
         [] if has_token else ["Ray, which runs code for whoever connects (set RAY_AUTH_MODE=token)"]
     )
@@ -69,8 +65,7 @@ def describe_exposure(config: Config, *, machines: int, has_token: bool) -> str 
 
 
 class PrivateCluster:
-    """The settings of a private cluster on this machine: loopback addresses, a secret, a folder for
-    Unix sockets.
+    """The settings of a private cluster: loopback addresses, a secret, a folder for sockets.
 
     Ray reads them from the process; `close` restores the old ones, for a cluster that is joined
     later.
@@ -150,13 +145,11 @@ def _init(address: str | None, private: PrivateCluster | None) -> None:
         # it would print pages of a node's log for each lost worker; WorkerDied has the reason
         ray_driver._worker_logs_enabled = False
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+        if address is None:
+            raise LaunchError(f"Ray could not be started on this machine: {error}") from error
         raise LaunchError(
-            f"Ray could not be started on this machine: {error}"
-            if address is None
-            else (
-                f"the Ray cluster of launcher=ray:{address} could not be joined; check that the"
-                f" address and, with RAY_AUTH_MODE=token, the token are those of its head: {error}"
-            )
+            f"the Ray cluster of launcher=ray:{address} could not be joined; check that the"
+            f" address and, with RAY_AUTH_MODE=token, the token are those of its head: {error}"
         ) from error
 
 
@@ -164,8 +157,8 @@ def _check_reachable(address: str) -> None:
     """Raise ConnectionError or OSError if nothing listens there: Ray itself would retry forever."""
     from ray._private.services import canonicalize_bootstrap_address
 
-    found = canonicalize_bootstrap_address(address)  # `auto` is looked up
-    if found is None:
+    location = canonicalize_bootstrap_address(address)  # `auto` is looked up
+    if location is None:
         raise ConnectionError("no Ray is running on this machine")
-    host, _, port = found.rpartition(":")
+    host, _, port = location.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()

@@ -1,6 +1,4 @@
-"""`launcher: ray`: workers are actors on an existing Ray cluster, or on one that is started here
-for the run.
-"""
+"""`launcher: ray`: workers are actors on a Ray cluster, which may be started for the run."""
 
 import threading
 import time
@@ -48,9 +46,7 @@ class RayWorker:
         self._callbacks = callbacks
         self._lock = threading.Lock()
         self._pending: dict[Future[Any], Sequence[Any]] = {}
-        """The pending calls with their arguments, which keep published weights alive while a worker
-        reads them.
-        """
+        """The pending calls with their arguments, which keep published weights alive."""
         self.exit_message: str | None = None
 
     @property
@@ -66,14 +62,11 @@ class RayWorker:
 
         Raises EngineError if they are gone.
         """
-        sent = [
-            (
-                each.for_worker(reads_files=self.known_info.reads_files)
-                if isinstance(each, RayWeights)
-                else each
-            )
-            for each in arguments
-        ]
+        sent = []
+        for argument in arguments:
+            if isinstance(argument, RayWeights):
+                argument = argument.for_worker(reads_files=self.known_info.reads_files)
+            sent.append(argument)
         return self.send("call", method, sent, options)
 
     def send(self, entry: str, /, *arguments: Any) -> "Future[Any]":
@@ -188,12 +181,14 @@ class RayLauncher:
         address: str | None = None,
         use_shared_memory: bool = True,
     ) -> None:
-        """`timeout_s` bounds a start, until all objects exist.
+        """Start workers on a Ray cluster.
 
-        `address` is a cluster's `HOST:PORT`, or `auto`.
-
-        Workers that see this machine's shared memory get weights through it, unless
-        `use_shared_memory` is off; other workers get them through Ray's object store.
+        Args:
+            logs: the folder of the workers' logs.
+            timeout_s: bounds a start, until all objects exist.
+            address: a cluster's `HOST:PORT`, or `auto`.
+            use_shared_memory: whether workers that see this machine's shared memory get weights
+                through it; others get them through Ray's object store.
         """
         self._logs = logs.resolve()
         self._timeout_s = timeout_s
@@ -208,12 +203,12 @@ class RayLauncher:
 
     @property
     def nodes(self) -> list[Node]:
-        """The live nodes of the cluster. Raises LaunchError if it cannot be reached."""
+        """Return the live nodes of the cluster. Raises LaunchError if it cannot be reached."""
         self._connect()
         return cluster_nodes()
 
     def exposure_note(self, config: Config) -> str | None:
-        """A line on connections between several machines that carry no secret.
+        """Describe connections between machines that carry no secret; None without any.
 
         Raises LaunchError as `nodes`.
         """
@@ -236,27 +231,22 @@ class RayLauncher:
         self._workers = [worker for worker in self._workers if worker.exit_message is None]
         # a lost worker returns to the GPUs that others still use
         for name, spec in zip(names, specs, strict=True):
-            bundle = (
-                self._bundles.pop(name, None)
-                if spec.shares is None
-                else self._bundles[spec.shares[0]]
-            )
+            bundle = self._take_bundle(name, spec)
             if bundle is not None and bundle[0].join():
                 self._bundles[name] = bundle
         new = {
             name: spec for name, spec in zip(names, specs, strict=True) if name not in self._bundles
         }
+        gpus_left = None
+        if self._private is not None:
+            gpus_left = sum(n.gpus for n in self.nodes) - sum(w.gpus for w in self._workers)
         reservations = reserve(
             list(new),
             list(new.values()),
             together=together,
             timeout_s=self._timeout_s,
             counts_cpus=self._private is None,
-            gpus_left=(
-                None
-                if self._private is None
-                else sum(n.gpus for n in self.nodes) - sum(w.gpus for w in self._workers)
-            ),
+            gpus_left=gpus_left,
         )
         self._bundles |= dict(zip(new, reservations, strict=True))
         workers = [
@@ -319,10 +309,14 @@ class RayLauncher:
         for worker, future in zip(workers, created, strict=True):
             wait(future, what=worker.name, see=f"its output is in {worker.log}")
 
+    def _take_bundle(self, name: str, spec: WorkerSpec) -> tuple[Reservation, int] | None:
+        """Take the bundle of a lost worker, or look up the one that it shares."""
+        if spec.shares is None:
+            return self._bundles.pop(name, None)
+        return self._bundles[spec.shares[0]]
+
     def _start(self, name: str, spec: WorkerSpec) -> Any:
-        """Start the actor in the worker's bundle, on the GPUs that Ray chooses or on one of another
-        worker's.
-        """
+        """Start the actor in the worker's bundle, on GPUs of its own or of another worker."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

@@ -1,6 +1,4 @@
-"""Reserves resources for workers on a Ray cluster as placement groups; errors name the demand and
-the cluster.
-"""
+"""Reserves resources for workers as placement groups; errors name demand and cluster."""
 
 import threading
 from collections.abc import Sequence
@@ -13,9 +11,7 @@ UNCOUNTED_CPUS = 0.001
 
 
 class Reservation:
-    """A placement group, removed when its last worker is gone; a lost worker is started again in
-    its bundle.
-    """
+    """A placement group, removed with its last worker; a lost worker returns to its bundle."""
 
     def __init__(self, bundles: Sequence[dict[str, float]]) -> None:
         from ray.util import placement_group
@@ -57,12 +53,17 @@ def reserve(
     counts_cpus: bool,
     gpus_left: float | None,
 ) -> list[tuple[Reservation, int]]:
-    """Reserve resources; returns the placement group of each worker, and the index of its bundle.
+    """Reserve resources; return each worker's placement group and the index of its bundle.
 
-    Workers get a group each, or `together` one for all. Nodes that join the cluster meanwhile are
-    used. Without `counts_cpus` processes share the CPUs. `gpus_left` is the number of GPUs that
-    this run has not reserved; None: the cluster may grow. Raises LaunchError after `timeout_s`, or
-    at once for more than `gpus_left`.
+    Args:
+        names: the workers' names, for the message.
+        specs: the workers' specs.
+        together: whether one group has all workers, instead of a group each.
+        timeout_s: how long to wait, also for nodes that join the cluster.
+        counts_cpus: whether CPUs are reserved; otherwise processes share them.
+        gpus_left: the number of GPUs that this run has not reserved; None: the cluster may grow.
+
+    Raises LaunchError after `timeout_s`, or at once for more than `gpus_left`.
     """
     import ray
 
@@ -71,10 +72,8 @@ def reserve(
             f"not enough resources for {describe_demand(names, specs)}; {describe_cluster()}"
         )
     bundles = [bundle_of(spec, counts_cpus=counts_cpus) for spec in specs]
-    reservations = [
-        Reservation(part)
-        for part in ([bundles] if together and bundles else [[each] for each in bundles])
-    ]
+    parts = [bundles] if together and bundles else [[bundle] for bundle in bundles]
+    reservations = [Reservation(part) for part in parts]
     placed = [
         (reservation, index)
         for reservation in reservations
@@ -98,7 +97,7 @@ def reserve(
 
 
 def bundle_of(spec: WorkerSpec, *, counts_cpus: bool) -> dict[str, float]:
-    """The resources of one worker, all of them on one node."""
+    """Return the resources of one worker, all of them on one node."""
     return {
         "CPU": spec.cpus if counts_cpus and (spec.cpus or spec.gpus) else UNCOUNTED_CPUS,
         "GPU": spec.gpus,
@@ -106,7 +105,7 @@ def bundle_of(spec: WorkerSpec, *, counts_cpus: bool) -> dict[str, float]:
 
 
 def cluster_nodes() -> list[Node]:
-    """The live nodes of the cluster."""
+    """Return the live nodes of the cluster."""
     import ray
 
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -116,19 +115,19 @@ def cluster_nodes() -> list[Node]:
 
 
 def describe_demand(names: Sequence[str], specs: Sequence[WorkerSpec]) -> str:
-    """`engine-0, engine-1 (1 CPU, 1 GPU each; 2 CPUs, 2 GPUs in all)`."""
+    """Return text like `engine-0, engine-1 (1 CPU, 1 GPU each; 2 CPUs, 2 GPUs in all)`."""
     by_demand: dict[tuple[float, float], list[str]] = {}
     for name, spec in zip(names, specs, strict=True):
         by_demand.setdefault((spec.cpus, spec.gpus), []).append(name)
     groups = by_demand.items()
-    each = [
+    demands = [
         f"{', '.join(same)} ({_amounts(*demand)}{' each' if len(same) > 1 else ''})"
         for demand, same in groups
     ]
     if len(names) == 1:
-        return each[0]
+        return demands[0]
     in_all = _amounts(sum(b.cpus for b in specs), sum(b.gpus for b in specs))
-    return f"{' and '.join(each)}, {in_all} in all"
+    return f"{' and '.join(demands)}, {in_all} in all"
 
 
 def describe_cluster() -> str:

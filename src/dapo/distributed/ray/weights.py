@@ -1,5 +1,4 @@
-"""Weights between machines: the content of a weights file in Ray's object store, fetched once per
-node.
+"""Weights between machines: a file's content in Ray's object store, fetched once per node.
 
 A process that needs a version writes it to its machine's shared memory, for itself and its
 children.
@@ -19,9 +18,7 @@ from dapo.distributed.weight_files import WeightsFile, WeightsFolder, write_chun
 
 @dataclass
 class RayWeights:
-    """Published weights: a file, or its content in the object store for a process that does not see
-    the file.
-    """
+    """Published weights: a file, or its content for a process that does not see the file."""
 
     file: WeightsFile
     timeout_s: float
@@ -36,7 +33,7 @@ class RayWeights:
         return self.file.version
 
     def for_worker(self, *, reads_files: bool) -> "WeightsFile | RayWeights":
-        """The form that a worker can read; the object store keeps the content while that exists.
+        """Return the form that a worker can read, which keeps the content in the object store.
 
         Raises EngineError.
         """
@@ -49,7 +46,7 @@ class RayWeights:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[WeightsFile]:
-        """The weights; fetched ones are in a file of this process, which ends with the block.
+        """Give the weights; fetched ones are in a file of this process, which ends with the block.
 
         Raises EngineError.
         """

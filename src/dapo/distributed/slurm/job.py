@@ -48,19 +48,17 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """The folder of script, logs and the copy of the config; a run's own directory must be
-        new.
-        """
+        """Return the folder of script, logs and config; a run's own directory must be new."""
         return folder_of(self.run_dir)
 
 
 def folder_of(run_dir: Path) -> Path:
-    """`runs/NAME` -> `runs/NAME.slurm`."""
+    """Return `runs/NAME.slurm` for `runs/NAME`."""
     return run_dir.with_name(f"{run_dir.name}.slurm")
 
 
 def batch_script(job: Job, allocation: Allocation) -> str:
-    """The whole script. Raises ConfigError for a value that Slurm would refuse or misread."""
+    """Return the script. Raises ConfigError for a value that Slurm would refuse or misread."""
     variables = {
         "run_dir": str(job.run_dir),
         "config": str(job.config),
@@ -87,7 +85,7 @@ def batch_script(job: Job, allocation: Allocation) -> str:
 
 
 def directives(job: Job, allocation: Allocation) -> list[str]:
-    """The options on the `#SBATCH` lines."""
+    """Return the options on the `#SBATCH` lines."""
     if allocation.time is not None and seconds_of(allocation.time) <= allocation.stop_before_s:
         raise ConfigError(
             f"--time {allocation.time} ends before the signal that comes {allocation.stop_before_s}"
@@ -114,12 +112,12 @@ def directives(job: Job, allocation: Allocation) -> list[str]:
 
 
 def seconds_of(time: str) -> float:
-    """The seconds of a time limit in sbatch's format; 0 means none. Raises ConfigError."""
+    """Return the seconds of a time limit of sbatch; 0 means none. Raises ConfigError."""
     if time.lower() in ("infinite", "unlimited"):
         return float("inf")
     if (match := _TIME.fullmatch(time)) is not None:
-        days, rest = match.groups()
-        fields = [int(field) for field in rest.split(":")]
+        days, clock = match.groups()
+        fields = [int(field) for field in clock.split(":")]
         if days is None and len(fields) < 3:
             fields.insert(0, 0)  # MINUTES, MINUTES:SECONDS
         hours, minutes, seconds = [*fields, 0, 0][:3]
@@ -159,7 +157,7 @@ def submit(script: Path) -> str:
 
 
 def _setup_lines(setup: str) -> list[str]:
-    """The user's shell lines, unchanged; the job ends if they fail."""
+    """Return the user's shell lines, unchanged; the job ends if they fail."""
     message = shlex.quote(f"dapo submit: this failed: {' '.join(setup.split())}")
     return ["{", setup, "} || {", f"    echo {message} >&2", "    exit 1", "}"]
 
@@ -171,9 +169,7 @@ def _name(option: str, value: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quote for a #SBATCH line: Slurm reads double quotes and backslashes like a shell, but no
-    dollars.
-    """
+    """Quote for a #SBATCH line: Slurm reads quotes and backslashes like a shell, not dollars."""
     if "\n" in text:
         raise ConfigError(
             f"{text!r} contains a line break, which a batch script's options cannot hold"

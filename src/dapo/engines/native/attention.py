@@ -34,9 +34,7 @@ VarlenAttention: TypeAlias = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Attention of a decode step without a mask: a row's query sees the row's positions up to its
-    own.
-    """
+    """Attention of a decode step without a mask: a query sees its row up to its own position."""
 
     attend: VarlenAttention
     num_splits: int | None
@@ -49,7 +47,7 @@ class RowLengths:
     def __call__(
         self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None
     ) -> Tensor:
-        """Attention of `[n, heads, d]` over `[positions, kv_heads, d]`; returns `[n, heads, d]`."""
+        """Attend with `[n, heads, d]` over `[positions, kv_heads, d]`; return `[n, heads, d]`."""
         # (-1, -1) is causal for a single query at the end of its row, and lets the kernel read keys
         # once for the heads that share them. The left bound of a window does not count the query's
         # own position.
@@ -93,11 +91,18 @@ def native_attention(
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Scaled dot-product attention of `[n, heads, q, d]` over `[n, kv_heads, length, d]`; returns
-    `[n, q, heads, d]`.
+    """Return scaled dot-product attention `[n, q, heads, d]`.
 
-    With `RowLengths` instead of a mask, keys and values are `[positions, kv_heads, d]` from
-    `cache.LengthSlots`. Raises EngineError for features in `UNSUPPORTED`.
+    Args:
+        module: the attention module of a layer.
+        query: `[n, heads, q, d]`.
+        key: `[n, kv_heads, length, d]`; with `RowLengths` `[positions, kv_heads, d]` from
+            `cache.LengthSlots`.
+        value: of the shape of `key`.
+        attention_mask: the mask, or what replaces it in a decode step; None: causal.
+        scaling: the factor of scores; None: 1 / sqrt(d).
+        dropout: unused; transformers passes it.
+        kwargs: other arguments of transformers; those in `UNSUPPORTED` raise EngineError.
     """
     for name, what in UNSUPPORTED.items():
         if kwargs.get(name) is not None:
@@ -145,22 +150,32 @@ def native_mask(
     local_size: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    **others: object,
+    **options: object,
 ) -> Tensor | RowLengths | Rows | None:
-    """The positions that queries may attend to, from the model's own `mask_function(batch, head,
-    query, key)`.
+    """Return the positions that queries may attend to.
+
+    Args:
+        q_length: the number of queries.
+        kv_length: the number of positions.
+        q_offset: the position of the first query, `[n]` if rows begin at different positions.
+        mask_function: the model's own function of batch, head, query and key.
+        allow_is_causal_skip: whether plain causal attention may go without a mask.
+        local_size: the size of a sliding window; None: no window.
+        dtype: the type of a mask of numbers.
+        device: the device of the mask.
+        options: other arguments of transformers.
 
     A prefill gets `[1, 1, q, q_offset + q]` booleans, or None for plain causal attention
-    (`q_offset` 0). A decode step and a prefill whose rows begin at different positions (`q_offset`
-    `[n]`) get `[n, 1, q, kv_length]` of 0 and -inf in `dtype`, because attention on the CPU would
-    convert booleans once per layer. A decode step with `RowLengths` as `q_offset` gets them back,
-    with the window of the model's mask function.
+    (`q_offset` 0). A decode step and a prefill with `q_offset` `[n]` get `[n, 1, q, kv_length]` of
+    0 and -inf in `dtype`, because attention on the CPU would convert booleans once per layer. A
+    decode step with `RowLengths` as `q_offset` gets them back, with the window of the model's mask
+    function.
     """
     if mask_function is None:
         raise EngineError("a model without a mask function")
     if isinstance(q_offset, RowLengths | Rows):
         # set by transformers where a model extends its causal or sliding mask
-        if others.get("use_vmap"):
+        if options.get("use_vmap"):
             raise EngineError("a mask function of its own")
         if local_size is None:
             return q_offset

@@ -1,5 +1,4 @@
-"""Keys and values: of running sequences in slots written in place, of prompts until their groups
-have started.
+"""Keys and values: of running sequences in slots, of prompts until their groups have started.
 
 All are transformers caches, so the model's own forward fills them. A slot is a row of the cache;
 `rows` and `capacity` grow as needed, and all memory is freed when nothing runs. Growing replaces
@@ -40,9 +39,7 @@ class PromptCache(KeyValueCache):
     """The keys and values of one prefill, per layer `[prompts, kv_heads, positions, d]`."""
 
     def __init__(self, prefix: "PromptCache | None" = None) -> None:
-        """`prefix`: keys and values `[1, ...]` of the first positions of every prompt, which are
-        not computed again.
-        """
+        """Take the keys and values `[1, ...]` of a prefix of all prompts, or None."""
         super().__init__()
         self._prefix = prefix
         self._offset = 0 if prefix is None else prefix.keys[0].shape[2]
@@ -57,9 +54,7 @@ class PromptCache(KeyValueCache):
         *args: object,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of a layer; returns those that a prefill attends to, the prefix
-        first.
-        """
+        """Store the keys and values of a layer; return those that a prefill attends to."""
         if layer_idx != len(self.keys):
             raise ValueError(
                 f"layer {layer_idx} stores keys and values, but layer {len(self.keys)} is next"
@@ -81,13 +76,11 @@ class PromptCache(KeyValueCache):
         return self._offset
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """(number of positions attended to, the first of them)."""
+        """Return the number of positions attended to, and the first of them."""
         return self._offset + query_length, 0
 
     def select(self, index: int, length: int) -> "PromptCache":
-        """A contiguous copy of one prompt's first positions, so that the whole prefill can be
-        freed.
-        """
+        """Return a contiguous copy of a prompt's first positions, so the prefill can be freed."""
         single = PromptCache()
         layout = torch.contiguous_format  # `addresses` does not tell a model's layout
         single.keys = [
@@ -101,7 +94,7 @@ class PromptCache(KeyValueCache):
 
     @property
     def addresses(self) -> list[list[int]]:
-        """For each layer the memory addresses of its keys and its values."""
+        """Return for each layer the memory addresses of its keys and its values."""
         return [
             [states.data_ptr() for states in layer]
             for layer in zip(self.keys, self.values, strict=True)
@@ -113,9 +106,7 @@ class PromptCache(KeyValueCache):
 
 
 class ContinuedCache(PromptCache):
-    """The keys and values of a prefill whose prompts begin with other prefixes each, which are not
-    computed again.
-    """
+    """The keys and values of a prefill whose prompts have different prefixes, computed before."""
 
     def __init__(self, prefixes: Sequence[PromptCache]) -> None:
         super().__init__()
@@ -133,25 +124,23 @@ class ContinuedCache(PromptCache):
         *args: object,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of a layer right behind each prompt's prefix; returns all of
-        them.
-        """
+        """Store the keys and values of a layer behind each prompt's prefix; return them all."""
         rows = torch.arange(len(key_states), device=key_states.device)[:, None]
         positions = self._starts[:, None] + torch.arange(
             key_states.shape[2], device=key_states.device
         )
-        for states, stored in ((key_states, "keys"), (value_states, "values")):
+        for states, attribute in ((key_states, "keys"), (value_states, "values")):
             n, heads, width, d = states.shape
-            whole = states.new_zeros(n, heads, self._offset + width, d)
+            extended = states.new_zeros(n, heads, self._offset + width, d)
             for row, prefix in enumerate(self._prefixes):
-                first = getattr(prefix, stored)[layer_idx][0]
-                whole[row, :, : first.shape[1]] = first
-            whole[rows, :, positions] = states.transpose(1, 2)
-            getattr(self, stored).append(whole)
+                beginning = getattr(prefix, attribute)[layer_idx][0]
+                extended[row, :, : beginning.shape[1]] = beginning
+            extended[rows, :, positions] = states.transpose(1, 2)
+            getattr(self, attribute).append(extended)
         return self.keys[layer_idx], self.values[layer_idx]
 
     def get_query_offset(self, layer_idx: int = 0) -> Tensor:  # type: ignore[override]
-        """`[n]` position of each prompt's first query."""
+        """Return `[n]` positions of each prompt's first query."""
         return self._starts
 
 
@@ -187,23 +176,25 @@ class SlotCache(KeyValueCache):
     ) -> None:
         """Make room for `rows` sequences of `length` positions.
 
-        `limit`, the longest reservation, bounds the growth of the capacity. With `max_rows` the
-        rows grow by at least half, up to that number, so that copying is rare. A cache with more
-        than `max_positions` in total shrinks.
+        Args:
+            rows: the number of sequences.
+            length: the positions of the longest.
+            limit: the longest reservation, which bounds the growth of the capacity.
+            max_rows: if given, rows grow by at least half, up to this number, to copy rarely.
+            max_positions: if given, a cache with more positions in total shrinks.
         """
         is_small = max_positions is None or self.rows * self.capacity <= max_positions
         if self.fits(rows, length) and is_small:
             return
         if length > self.capacity:
-            wanted = max(length, self.capacity + self.capacity // 2)
-            self.capacity = max(length, min(-(-wanted // BLOCK) * BLOCK, limit))
+            target = max(length, self.capacity + self.capacity // 2)
+            self.capacity = max(length, min(-(-target // BLOCK) * BLOCK, limit))
         else:
             self.capacity = min(self.capacity, max(length, limit))
-        self.rows = (
-            rows
-            if max_rows is None or rows <= self.rows
-            else max(rows, min(self.rows * 3 // 2, max_rows))
-        )
+        if max_rows is None or rows <= self.rows:
+            self.rows = rows
+        else:
+            self.rows = max(rows, min(self.rows * 3 // 2, max_rows))
         self._clear_graphs()
         for index, tensor in enumerate(self.tensors):
             self.tensors[index] = self._resized(tensor)
@@ -211,8 +202,9 @@ class SlotCache(KeyValueCache):
     def store(
         self, prompts: PromptCache, sources: Sequence[int], rows: Sequence[int], length: int
     ) -> None:
-        """Copy the first `length` positions of prompt `sources[i]` into row `rows[i]`; call
-        `reserve` before.
+        """Copy the first `length` positions of prompt `sources[i]` into row `rows[i]`.
+
+        Call `reserve` before.
         """
         if not self.tensors:
             self.tensors = [self._resized(states[:0]) for states in self._as_stored(prompts)]
@@ -223,7 +215,7 @@ class SlotCache(KeyValueCache):
         self._copy(self.tensors, self.tensors, sources, rows, length)
 
     def row(self, index: int, length: int, prompt: PromptCache | None = None) -> PromptCache:
-        """A copy of the first `length` positions of a row, behind those of `prompt`."""
+        """Return a copy of the first `length` positions of a row, behind those of `prompt`."""
         copied = PromptCache()
         copied.keys, copied.values = self._row_states(index, length)
         if prompt is not None:
@@ -236,17 +228,15 @@ class SlotCache(KeyValueCache):
         return copied
 
     def begin_step(self, positions: Tensor, longest: int, rows: Rows | None = None) -> None:
-        """Prepare a forward that writes row i at `positions[i]` `[n]`; the longest row then has
-        `longest` positions.
-        """
+        """Prepare a forward that writes row i at `positions[i]`; `longest` is the longest row."""
         raise NotImplementedError
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The number of positions before this step, in the longest row."""
+        """Return the number of positions before this step, in the longest row."""
         return self._length - 1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """(number of positions attended to, the first of them)."""
+        """Return the number of positions attended to, and the first of them."""
         return self._length, 0
 
     def release(self) -> None:
@@ -259,13 +249,11 @@ class SlotCache(KeyValueCache):
             self.graphs.clear()
 
     def _as_stored(self, prompts: PromptCache) -> Iterable[Tensor]:
-        """The prompts' keys and values, one tensor at a time, in the order and with the dimensions
-        of the slots.
-        """
+        """Return the prompts' keys and values, one tensor at a time, as the slots order them."""
         raise NotImplementedError
 
     def _row_states(self, index: int, length: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Copies of a row's keys and values, per layer `[1, kv_heads, length, d]`."""
+        """Return copies of a row's keys and values, per layer `[1, kv_heads, length, d]`."""
         raise NotImplementedError
 
     def _copy(
@@ -282,9 +270,9 @@ class SlotCache(KeyValueCache):
         ).unbind()
         for from_, to in zip(source, target, strict=True):
             # the last token of a sequence may not have a position yet
-            stored = min(length, from_.shape[self.position_dim], to.shape[self.position_dim])
-            copied = from_.narrow(self.position_dim, 0, stored).index_select(0, source_rows)
-            to.narrow(self.position_dim, 0, stored).index_copy_(0, target_rows, copied)
+            width = min(length, from_.shape[self.position_dim], to.shape[self.position_dim])
+            copied = from_.narrow(self.position_dim, 0, width).index_select(0, source_rows)
+            to.narrow(self.position_dim, 0, width).index_copy_(0, target_rows, copied)
 
     def _resized(self, tensor: Tensor) -> Tensor:
         shape = list(tensor.shape)
@@ -309,9 +297,7 @@ class MaskedSlots(SlotCache):
     position_dim = 2
 
     def __init__(self, *, compiled: bool = False) -> None:
-        """`compiled`: whether a decode step attends by `cpu_kernels`, where it supports the
-        tensors.
-        """
+        """Take `compiled`: whether `cpu_kernels` attend in a decode step, if they can."""
         super().__init__()
         self._flat_indices: dict[int, Tensor] = {}
         self._query_offset: Tensor | Rows = self._positions
@@ -334,9 +320,7 @@ class MaskedSlots(SlotCache):
         *args: object,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
-        """Write one position per row, `[n, kv_heads, 1, d]`; returns views `[n, kv_heads, length,
-        d]` of the slots.
-        """
+        """Write a position per row, `[n, kv_heads, 1, d]`; return `[n, kv_heads, length, d]`."""
         keys = self.tensors[layer_idx]
         values = self.tensors[len(self.tensors) // 2 + layer_idx]
         n, heads = key_states.shape[:2]
@@ -360,9 +344,7 @@ class MaskedSlots(SlotCache):
         return keys, values
 
     def get_query_offset(self, layer_idx: int = 0) -> Tensor | Rows:  # type: ignore[override]
-        """`[n]` position of each row's query, with the shared prompts; `attention.native_mask`
-        reads it.
-        """
+        """Return `[n]` positions of the rows' queries, or `Rows` with the shared prompts."""
         return self._query_offset
 
     def _as_stored(self, prompts: PromptCache) -> Iterable[Tensor]:
@@ -429,8 +411,9 @@ class LengthSlots(SlotCache):
         )
 
     def update_fused(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Write one position per row, `[n, 1, 2 * kv_heads, d]`; returns views `[n * capacity,
-        kv_heads, d]`.
+        """Write a position per row, `[n, 1, 2 * kv_heads, d]`.
+
+        Returns views `[n * capacity, kv_heads, d]`.
         """
         slots = self.tensors[layer_idx].flatten(0, 1)
         slots.index_copy_(0, self._flat_indices, key_values.squeeze(1))
@@ -438,7 +421,7 @@ class LengthSlots(SlotCache):
         return keys, values
 
     def get_query_offset(self, layer_idx: int = 0) -> RowLengths | None:  # type: ignore[override]
-        """The rows' lengths, which `attention.native_mask` accepts instead of positions."""
+        """Return the rows' lengths, which `attention.native_mask` accepts instead of positions."""
         return self._row_lengths
 
     def _as_stored(self, prompts: PromptCache) -> Iterable[Tensor]:

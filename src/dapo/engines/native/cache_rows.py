@@ -1,5 +1,4 @@
-"""Rows of the cache as nodes of a tree: sequences of equal tokens share a row, and split where
-their tokens differ.
+"""Rows of the cache as nodes of a tree: sequences share a row until their tokens differ.
 
 If sequences split and no row is free, the later branches pause; their old row keeps their keys and
 values. A paused branch resumes in a free row, or in its old row once the earlier branches there
@@ -33,13 +32,12 @@ class Row:
     paused: list[BranchGroup] = field(default_factory=list)
     """The paused branches, the longest last.
 
-    The row holds the tokens of all, and advancing the last one overwrites no
-    other's.
+    The row holds the tokens of all, and advancing the last one overwrites no other's.
     """
 
     @property
     def length(self) -> int:
-        """The number of tokens of the active branch that the row holds."""
+        """Return the number of tokens of the active branch that the row holds."""
         return self.active[0].row_length
 
     @property
@@ -47,8 +45,9 @@ class Row:
         return [self.active, *self.paused]
 
     def split(self) -> None:
-        """Drop finished sequences and split the active branch by last tokens; the first part stays
-        active.
+        """Drop finished sequences and split the active branch by last tokens.
+
+        The first part stays active.
         """
         if len(self.active) == 1 and self.active[0].finish is None:
             return
@@ -60,9 +59,9 @@ class Row:
         self._resume()
 
     def remove(self, names: Collection[str]) -> None:
-        kept = [[seq for seq in branch if seq.request.id not in names] for branch in self.branches]
-        self.active = kept[0]
-        self.paused = [branch for branch in kept[1:] if branch]
+        branches = [_without(branch, names) for branch in self.branches]
+        self.active = branches[0]
+        self.paused = [branch for branch in branches[1:] if branch]
         if not self.active:
             self._resume()
 
@@ -77,7 +76,7 @@ class Rows:
         self._rows: list[Row | None] = []  # None: free
 
     def __len__(self) -> int:
-        """The number of rows in use, and of free rows before the last of them."""
+        """Return the number of rows in use, and of free rows before the last of them."""
         return len(self._rows)
 
     @property
@@ -86,9 +85,9 @@ class Rows:
 
     @property
     def sequences(self) -> list[RunningSequence]:
-        """All sequences in the order of their start."""
-        found = [seq for row in self.in_use for branch in row.branches for seq in branch]
-        return sorted(found, key=lambda seq: seq.order)
+        """Return all sequences in the order of their start."""
+        sequences = [seq for row in self.in_use for branch in row.branches for seq in branch]
+        return sorted(sequences, key=lambda seq: seq.order)
 
     @property
     def num_branches(self) -> int:
@@ -122,9 +121,7 @@ class Rows:
         return index
 
     def assign_rows(self, limit: int) -> RowCopies:
-        """Give paused branches, in the order of their start, separate rows while fewer than `limit`
-        are in use.
-        """
+        """Give paused branches rows while fewer than `limit` are in use, the oldest first."""
         free = limit - len(self.in_use)
         if free <= 0 or not self.has_paused:
             return RowCopies([], [], 0)
@@ -166,6 +163,10 @@ class Rows:
         self._rows = [row if row is not None and row.active else None for row in self._rows]
 
 
+def _without(branch: BranchGroup, names: Collection[str]) -> BranchGroup:
+    return [seq for seq in branch if seq.request.id not in names]
+
+
 def flat(branches: Sequence[BranchGroup]) -> BranchGroup:
-    """The sequences of all branches."""
+    """Return the sequences of all branches."""
     return [seq for branch in branches for seq in branch]

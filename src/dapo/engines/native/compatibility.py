@@ -29,13 +29,9 @@ MIN_TOLERANCE = {
     torch.bfloat16: 0.02,
     torch.float16: 0.02,
 }
-"""Differences of logits, relative to their spread, that are always allowed; a wrong mask or scale
-gives 0.1 to 2.
-"""
+"""Allowed differences of logits, relative to their spread; a wrong mask or scale gives 0.1 to 2."""
 ROUNDING_FACTOR = 4
-"""They may also differ by this multiple of what a padded batch and PyTorch's other attention change
-in a forward.
-"""
+"""Multiple of the effect of padding and PyTorch's other attention that is allowed, too."""
 
 
 def patch_model(
@@ -46,14 +42,17 @@ def patch_model(
     reproducible: bool = True,
     model_kernels: ModelKernels | None = None,
 ) -> Forward:
-    """Give the model the engine's attention and decoder layers, check its logits, and return its
-    `Forward`.
+    """Give the model the engine's attention and layers, check its logits, and return its `Forward`.
 
-    The model is in evaluation mode. `rows` is the usual number of rows of a decode step, `kernels`
-    are those of prepacked weights by shape (`rollout.native.kernels`), and `model_kernels` replaces
-    those for the model's device and type. With `reproducible`, attention rounds independently of
-    the rest of the batch. Raises EngineError if the engine cannot reproduce the model's plain
-    forward: its own attention is restored, but its layers may stay fused.
+    Args:
+        model: a model in evaluation mode.
+        rows: the usual number of rows of a decode step.
+        kernels: the kernels of prepacked weights by shape (`rollout.native.kernels`).
+        reproducible: whether attention rounds independently of the rest of the batch.
+        model_kernels: replaces the kernels for the model's device and type.
+
+    Raises EngineError if the engine cannot reproduce the model's plain forward: the model's own
+    attention is restored, but its layers may stay fused.
     """
     for problem in _known_problems(model):
         raise _unsupported_model_error(model, problem)
@@ -88,9 +87,9 @@ def patch_model(
         error = max(map(_relative_error, _engine_logits(model, forward), samples))
         if not error <= tolerance:
             difference = (
-                f"the engine's logits differ from its plain forward by {error:.2g} of their spread"
+                f"the engine's logits differ from its plain forward by {error:.2g} of their spread,"
+                f" and rounding explains at most {tolerance:.2g}"
             )
-            difference += f", and rounding explains at most {tolerance:.2g}"
     except Exception as error:  # any error is possible: the model was not written for this cache
         difference = f"it does not run on the engine's cache and attention ({error})"
         cause = error
@@ -111,17 +110,17 @@ def _known_problems(model: PreTrainedModel) -> Iterator[str]:
     for name in ("final_logit_softcapping", "attn_logit_softcapping"):
         if getattr(config, name, None) is not None:
             yield f"its logits are soft-capped ({name}={getattr(config, name)})"
-    if other := sorted(set(getattr(config, "layer_types", None) or ()) - KNOWN_LAYERS):
-        yield f"it has layers of type {', '.join(other)}"
+    if unknown_types := sorted(set(getattr(config, "layer_types", None) or ()) - KNOWN_LAYERS):
+        yield f"it has layers of type {', '.join(unknown_types)}"
     if any(name.endswith("sinks") for name, _ in model.named_parameters()):
         yield "it has attention sinks"
     rope = getattr(config, "rope_parameters", None) or {}  # may differ between types of layers
     entries = [entry for entry in (rope, *rope.values()) if isinstance(entry, dict)]
-    if found := LENGTH_DEPENDENT_ROPE & {entry.get("rope_type") for entry in entries}:
+    if rope_types := LENGTH_DEPENDENT_ROPE & {entry.get("rope_type") for entry in entries}:
         # a response would depend on the lengths of other sequences in its batch
         yield (
-            f"its rotary embedding ({', '.join(sorted(found))}) depends on the longest sequence in"
-            " the batch"
+            f"its rotary embedding ({', '.join(sorted(rope_types))}) depends on the longest"
+            " sequence in the batch"
         )
     if not getattr(model, "_supports_attention_backend", False):
         yield "its attention cannot be replaced through transformers' AttentionInterface"
@@ -130,9 +129,7 @@ def _known_problems(model: PreTrainedModel) -> Iterator[str]:
 
 
 def _test_sequences(model: PreTrainedModel) -> list[list[int]]:
-    """Fixed pseudo-random token ids: two prompts of different lengths, each followed by the tokens
-    to decode.
-    """
+    """Return fixed pseudo-random tokens: two prompts of different lengths, then those to decode."""
     size = next(model.get_input_embeddings().parameters()).shape[0]
     lengths = enumerate(length + DECODE_STEPS for length in PROMPT_LENGTHS)
     return [[int(u * size) for u in keyed_uniforms(seed, length)] for seed, length in lengths]
@@ -140,8 +137,9 @@ def _test_sequences(model: PreTrainedModel) -> list[list[int]]:
 
 @torch.inference_mode()
 def _plain_logits(model: PreTrainedModel, sequences: list[list[int]]) -> list[Tensor]:
-    """`[DECODE_STEPS + 1, vocabulary]` per sequence, of the model's own forward over one batch,
-    padded at the end.
+    """Return the model's own logits per sequence, `[DECODE_STEPS + 1, vocabulary]`.
+
+    One forward computes all sequences, padded at the end.
     """
     batch = pad_sequence(
         [torch.tensor(ids, device=model.device) for ids in sequences], batch_first=True
@@ -155,7 +153,7 @@ def _plain_logits(model: PreTrainedModel, sequences: list[list[int]]) -> list[Te
 
 @torch.inference_mode()
 def _engine_logits(model: PreTrainedModel, forward: Forward) -> list[Tensor]:
-    """The same logits as the engine computes them: prompts together, then one token at a time."""
+    """Return the engine's logits: prompts together, then one token at a time."""
     sequences = _test_sequences(model)
     n = len(sequences)
     longest = max(PROMPT_LENGTHS)
@@ -177,14 +175,11 @@ def _engine_logits(model: PreTrainedModel, forward: Forward) -> list[Tensor]:
     return list(torch.stack(steps, 1))
 
 
-def _relative_error(ours: Tensor, theirs: Tensor) -> float:
-    """The error of `ours` relative to the spread of `theirs`, without a constant added to all
-    logits of a position.
-    """
-    expected, found = (
-        logits.double() - logits.double().mean(-1, keepdim=True) for logits in (theirs, ours)
-    )
-    return float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+def _relative_error(logits: Tensor, reference: Tensor) -> float:
+    """Return the error relative to the reference's spread, up to a constant per position."""
+    expected = reference.double() - reference.double().mean(-1, keepdim=True)
+    actual = logits.double() - logits.double().mean(-1, keepdim=True)
+    return float((actual - expected).square().mean().sqrt() / expected.square().mean().sqrt())
 
 
 def _unsupported_model_error(model: PreTrainedModel, problem: str) -> EngineError:

@@ -1,5 +1,4 @@
-"""Decode steps as CUDA graphs: the host launches all layers at once instead of hundreds of kernels
-one by one.
+"""Decode steps as CUDA graphs: the host launches all layers at once, not kernel by kernel.
 
 Launching the kernels of a step from Python takes several times as long as a GPU takes to run them.
 """
@@ -39,8 +38,7 @@ class DecodeGraphs:
         self._pool = None
 
     def run(self, ids: Tensor, positions: Tensor, compute: Compute, *, max_rows: int) -> Tensor:
-        """`compute(ids, positions)` for `[n]` numbers each, of which it returns one row each, `[n,
-        hidden]`.
+        """Return `compute(ids, positions)` for `[n]` numbers each: `[n, hidden]`.
 
         It is called with up to `max_rows` rows, whose ids and positions are those of earlier steps.
         The result is valid until the next call.
@@ -77,9 +75,7 @@ class _Graph:
 
 
 def capture(compute: Callable[[], Tensor], pool: Pool) -> tuple[Callable[[], None], Tensor]:
-    """Record the kernels of `compute` without running them; returns what runs them and the tensor
-    that they fill.
-    """
+    """Record the kernels of `compute` without running them; return a launcher and its result."""
     graph = torch.cuda.CUDAGraph()
     stream = _capture_stream()
     torch.cuda.empty_cache()  # a pool of graphs takes no memory that is cached outside of it
@@ -104,6 +100,6 @@ def _capture_stream() -> torch.cuda.Stream:
 
 
 def padded_rows(n: int) -> int:
-    """The number of rows of the graph for `n` rows."""
+    """Return the number of rows of the graph for `n` rows."""
     unit = max(MIN_UNIT, 2 ** (n - 1).bit_length() // (2 * UNITS))
     return -(-n // unit) * unit

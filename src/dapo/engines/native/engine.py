@@ -95,27 +95,23 @@ class NativeEngine(EngineState):
         self._memory = (
             CudaMemory(model.device) if memory is None and model.device.type == "cuda" else memory
         )
-        self._cache, self._compiled = (
-            self._forward.model_kernels.new_slots(),
-            self._forward.model_kernels.compiled,
-        )
+        self._cache = self._forward.model_kernels.new_slots()
+        self._compiled = self._forward.model_kernels.compiled
         self._rows = Rows()
         # the prompts that several rows share
         self._prompts: dict[tuple[int, ...], PromptCache] = {}
         self._prefix: PromptPrefix | None = None
         """The common prefix of the prefilled prompts; dropped when nothing is in flight."""
         self._continued: dict[str, PromptPrefix] = {}
-        """Finished responses that later requests may continue, by the id of their request, the
-        oldest first.
-        """
+        """Finished responses that requests may continue, by request id, the oldest first."""
         self._max_continued_tokens: int | None = None
         self.stats = EngineStats()
 
     @property
     def cache_bytes(self) -> int:
-        """The current size of the slots, of shared prompts and of responses to continue."""
-        others = [*self._prompts.values(), *(prefix.cache for prefix in self._continued.values())]
-        return self._cache.num_bytes + sum(prompt.num_bytes for prompt in others)
+        """Return the current size of the slots, of shared prompts and of responses to continue."""
+        caches = [*self._prompts.values(), *(prefix.cache for prefix in self._continued.values())]
+        return self._cache.num_bytes + sum(prompt.num_bytes for prompt in caches)
 
     @property
     def in_flight(self) -> list[str]:
@@ -148,8 +144,7 @@ class NativeEngine(EngineState):
     @explain_out_of_memory(torch.OutOfMemoryError, "generation", FEWER_SLOTS)
     @torch.inference_mode()
     def poll(self) -> list[Generation]:
-        """Sample one token for every sequence that has a row, start waiting requests, and return
-        finished generations.
+        """Sample a token for each running sequence, start requests, return finished responses.
 
         Raises EngineError if the logits are not finite; the engine can then only be closed.
         """
@@ -160,12 +155,9 @@ class NativeEngine(EngineState):
         self._drop_prompts()
         self._assign_rows()
         rows = self._rows
-        waiting = self._scheduler.waiting
-        started = (
-            self._scheduler.admit(rows.sequences, len(rows.in_use), rows.num_branches)
-            if waiting
-            else []
-        )
+        started: list[BranchGroup] = []
+        if self._scheduler.waiting:
+            started = self._scheduler.admit(rows.sequences, len(rows.in_use), rows.num_branches)
         self._copy(self._rows.compact(spare=len(started)))
         finished += self._start(started)
         self._free_buffers()
@@ -196,9 +188,8 @@ class NativeEngine(EngineState):
     def _decode(self) -> list[Generation]:
         """Run one decode step of all rows, and free the finished rows."""
         branches = [row.active for row in self._rows.in_use]
-        tokens, positions = zip(
-            *[(branch[0].token_ids[-1], branch[0].length - 1) for branch in branches], strict=True
-        )
+        tokens = [branch[0].token_ids[-1] for branch in branches]
+        positions = [branch[0].length - 1 for branch in branches]
         longest = max(branch[0].row_length for branch in branches)
         if not self._cache.fits(len(self._rows), longest):
             self._reserve(longest)
@@ -230,10 +221,10 @@ class NativeEngine(EngineState):
                 if prefix is not None and prompt[: len(prefix.token_ids)] == prefix.token_ids:
                     continued[prompt] = prefix
         finished = []
-        missing = len(groups)
-        others = [prompt for prompt in by_prompt if prompt not in continued]
-        resumed = resumed_prompts([by_prompt[prompt][0][0].request for prompt in others])
-        new = [prompt for prompt in others if prompt not in resumed]
+        num_waiting = len(groups)
+        unmatched = [prompt for prompt in by_prompt if prompt not in continued]
+        resumed = resumed_prompts([by_prompt[prompt][0][0].request for prompt in unmatched])
+        new = [prompt for prompt in unmatched if prompt not in resumed]
         beginnings = list(dict.fromkeys(resumed.values()))
         self._share_prefix([*beginnings, *new])
         prefixes = self._prefill_beginnings(beginnings)
@@ -242,10 +233,14 @@ class NativeEngine(EngineState):
             prompt: len(prompt) - len(prefix.token_ids) for prompt, prefix in continued.items()
         }
         for prompts in [*prefill_batches(new), *similar_batches(rests)]:
-            own = [continued[prompt] for prompt in prompts if prompt in continued]
-            prefilled = self._forward.prefill(prompts, own or self._prefix)
-            common = 0 if self._prefix is None else len(self._prefix.token_ids) * len(prompts)
-            shared = sum(len(prefix.token_ids) for prefix in own) if own else common
+            own_prefixes = [continued[prompt] for prompt in prompts if prompt in continued]
+            prefilled = self._forward.prefill(prompts, own_prefixes or self._prefix)
+            if own_prefixes:
+                shared = sum(len(prefix.token_ids) for prefix in own_prefixes)
+            elif self._prefix is not None:
+                shared = len(self._prefix.token_ids) * len(prompts)
+            else:
+                shared = 0
             computed = sum(map(len, prompts)) - shared
             self._count(prefills=1, prefill_prompts=len(prompts), prefill_tokens=computed)
             if (
@@ -253,32 +248,30 @@ class NativeEngine(EngineState):
                 and len(new) == len(by_prompt) == 1
                 and len(prompts[0]) > MIN_PREFIX
             ):
-                kept = len(prompts[0]) - 1
-                self._prefix = PromptPrefix(prompts[0][:kept], prefilled.cache.select(0, kept))
+                length = len(prompts[0]) - 1
+                self._prefix = PromptPrefix(prompts[0][:length], prefilled.cache.select(0, length))
             entries = [
                 (group, source)
                 for source, prompt in enumerate(prompts)
                 for group in by_prompt[prompt]
             ]
-            missing -= len(entries)
-            finished += self._begin(prefilled, entries, missing=missing)
+            num_waiting -= len(entries)
+            finished += self._begin(prefilled, entries, num_waiting=num_waiting)
         return finished
 
     def _prefill_beginnings(
         self, prompts: Sequence[tuple[int, ...]]
     ) -> dict[tuple[int, ...], PromptPrefix]:
-        """Prefill prompts with which several sequences begin, for a second prefill of the rest of
-        each.
-        """
-        found: dict[tuple[int, ...], PromptPrefix] = {}
+        """Prefill prompts with which several sequences begin; their rests are computed later."""
+        prefixes: dict[tuple[int, ...], PromptPrefix] = {}
         for batch in prefill_batches(prompts):
             prefilled = self._forward.prefill(batch, self._prefix)
             common = 0 if self._prefix is None else len(self._prefix.token_ids)
             self._count(prefills=1, prefill_tokens=sum(len(prompt) - common for prompt in batch))
-            found |= {
-                p: PromptPrefix(p, prefilled.cache.select(at, len(p))) for at, p in enumerate(batch)
-            }
-        return found
+            for index, prompt in enumerate(batch):
+                cache = prefilled.cache.select(index, len(prompt))
+                prefixes[prompt] = PromptPrefix(prompt, cache)
+        return prefixes
 
     def _share_prefix(self, prompts: Sequence[tuple[int, ...]]) -> None:
         """Update the common prefix of all prompts so far.
@@ -299,12 +292,12 @@ class NativeEngine(EngineState):
                 self._count(prefill_tokens=length)
 
     def _begin(
-        self, prefilled: Prefilled, entries: Sequence[tuple[BranchGroup, int]], *, missing: int
+        self, prefilled: Prefilled, entries: Sequence[tuple[BranchGroup, int]], *, num_waiting: int
     ) -> list[Generation]:
-        """Sample the first tokens of groups, given with their prompt's index in the prefill, and
-        assign their rows.
+        """Sample the first tokens of groups and assign their rows.
 
-        Rows for `missing` further groups stay free.
+        `entries` are groups with their prompt's index in the prefill. Rows for `num_waiting`
+        further groups stay free.
         """
         groups = [group for group, _ in entries]
         for group, source in entries:
@@ -322,48 +315,48 @@ class NativeEngine(EngineState):
             row.split()
         unfinished = [(self._rows.assign(row), row, source) for row, source in begun if row.active]
         if unfinished:
-            copies = self._rows.assign_rows(self._max_rows() - missing)
-            own = [(at, source) for at, row, source in unfinished if not row.active[0].shared]
+            copies = self._rows.assign_rows(self._max_rows() - num_waiting)
+            filled = [entry for entry in unfinished if not entry[1].active[0].shared]
             width = max(row.length for _, row, _ in unfinished)
             self._reserve(width)
-            self._cache.store(
-                prefilled.cache, [source for _, source in own], [at for at, _ in own], width - 1
-            )
+            targets = [index for index, _, _ in filled]
+            prompt_indices = [source for _, _, source in filled]
+            self._cache.store(prefilled.cache, prompt_indices, targets, width - 1)
             self._copy(copies)
         return finished
 
     def _keep(self, seq: RunningSequence, cache: PromptCache) -> None:
-        """Keep the keys and values of a finished response for its continuation; drop the oldest
-        beyond the bounds.
-        """
+        """Keep a finished response's states for its continuation; drop the oldest of too many."""
         self._continued[seq.request.id] = PromptPrefix(seq.stored_ids, cache)
-        bound = self._max_continued_tokens
-        while len(self._continued) > 2 * self._scheduler.slots or (
-            bound is not None
-            and sum(len(prefix.token_ids) for prefix in self._continued.values()) > bound
-        ):
+        while self._keeps_too_many():
             del self._continued[next(iter(self._continued))]
 
+    def _keeps_too_many(self) -> bool:
+        if len(self._continued) > 2 * self._scheduler.slots:
+            return True
+        bound = self._max_continued_tokens
+        tokens = sum(len(prefix.token_ids) for prefix in self._continued.values())
+        return bound is not None and tokens > bound
+
     def _compiled_rows(self, branches: Sequence[BranchGroup]) -> cpu_kernels.Rows | None:
-        """The rows of these branches, with the prompts that are stored outside of them, for
-        compiled attention.
-        """
+        """Return the rows of these branches and their shared prompts, for compiled attention."""
         if not self._compiled:
             return None
-        named = [first.request.prompt_ids if first.shared else None for first, *_ in branches]
-        shared = [prompt for prompt in dict.fromkeys(named) if prompt is not None]
+        row_prompts = [first.request.prompt_ids if first.shared else None for first, *_ in branches]
+        shared = [prompt for prompt in dict.fromkeys(row_prompts) if prompt is not None]
         prompts = None
         split = torch.tensor(
             [0 if first.shared else len(first.request.prompt_ids) for first, *_ in branches]
         )
         if shared:
-            of_row = torch.tensor(
-                [-1 if prompt is None else shared.index(prompt) for prompt in named]
+            prompt_index = torch.tensor(
+                [-1 if prompt is None else shared.index(prompt) for prompt in row_prompts]
             )
             # [prompts, layers, 2]
             addresses = torch.tensor([self._prompts[prompt].addresses for prompt in shared])
+            lengths_of_prompts = torch.tensor([len(prompt) for prompt in shared])
             prompts = cpu_kernels.Prompts(
-                of_row, torch.tensor([*map(len, shared)]), addresses.permute(1, 2, 0).contiguous()
+                prompt_index, lengths_of_prompts, addresses.permute(1, 2, 0).contiguous()
             )
         lengths = torch.tensor([first.row_length for first, *_ in branches])
         return cpu_kernels.Rows(torch.zeros_like(lengths), split, lengths, prompts)
@@ -371,9 +364,7 @@ class NativeEngine(EngineState):
     def _upload(
         self, integers: Sequence[Sequence[int]], branches: Sequence[BranchGroup]
     ) -> tuple[tuple[Tensor, ...], SamplingSettings]:
-        """Copy rows of `[n]` integers and the n branches' sampling settings to the device as one
-        block.
-        """
+        """Copy rows of `[n]` integers and sampling settings to the device as one block."""
         sequences = flat(branches)
         count = len(integers)
         n = len(branches)
@@ -402,8 +393,7 @@ class NativeEngine(EngineState):
     def _sample(
         self, branches: Sequence[BranchGroup], logits: Tensor, settings: SamplingSettings
     ) -> list[Generation]:
-        """Append each sequence's next token, from `[n, vocabulary]` logits; returns the finished
-        ones.
+        """Append each sequence's next token, from `[n, vocabulary]` logits; return finished ones.
 
         This is a step's only wait for the device.
         """
@@ -446,8 +436,8 @@ class NativeEngine(EngineState):
         limit = max(seq.reserved for seq in running)
         max_rows = self._max_rows() if self._memory is not None else None
         bound = self._scheduler.cache_tokens
-        kept = sum(map(len, self._prompts))
-        max_positions = None if bound is None or not kept else bound - kept
+        prompt_tokens = sum(map(len, self._prompts))
+        max_positions = None if bound is None or not prompt_tokens else bound - prompt_tokens
         self._cache.reserve(
             len(self._rows), longest, limit, max_rows=max_rows, max_positions=max_positions
         )
@@ -467,27 +457,25 @@ class NativeEngine(EngineState):
     def _drop_prompts(self) -> None:
         """Free the prompts that no row shares any more."""
         if self._prompts:
-            used = {
-                row.active[0].request.prompt_ids
-                for row in self._rows.in_use
-                if row.active[0].shared
-            }
+            firsts = [row.active[0] for row in self._rows.in_use]
+            shared = {seq.request.prompt_ids for seq in firsts if seq.shared}
             self._prompts = {
-                prompt: states for prompt, states in self._prompts.items() if prompt in used
+                prompt: states for prompt, states in self._prompts.items() if prompt in shared
             }
 
     def _free_unused(self) -> None:
-        """Return unused memory to the device, before an update splits the cache's large blocks for
-        its own sizes.
+        """Return unused memory to the device.
+
+        An update would otherwise split the cache's large blocks for its own sizes.
         """
         if self._memory is not None:
             self._memory.free_unused()
 
     def _cache_token_bound(self, memory: CudaMemory) -> int:
-        """The number of positions that the cache may hold, from the free memory without a cache."""
+        """Return the number of positions that fit in the free memory."""
         model = self._forward.model
         position_bytes = self._forward.position_bytes
-        needed = step_bytes(
+        sampling_bytes = step_bytes(
             slots=self._scheduler.slots,
             vocabulary=self._forward.vocabulary,
             prefill_tokens=PREFILL_TOKENS,
@@ -497,13 +485,11 @@ class NativeEngine(EngineState):
             width=model.dtype.itemsize,
         )
         return cache_token_bound(
-            memory.free_bytes(), position_bytes=position_bytes, step_bytes=needed
+            memory.free_bytes(), position_bytes=position_bytes, step_bytes=sampling_bytes
         )
 
     def _divide_memory(self, cache_tokens: int) -> None:
-        """Bound the positions of rows and, if requests are continued, those of finished responses
-        to a quarter.
-        """
+        """Bound the positions of rows, and those of responses to continue to a quarter."""
         is_continued = any(request.is_continued for request in self._scheduler.waiting.values())
         self._max_continued_tokens = cache_tokens // 4 if is_continued else 0
         self._scheduler.cache_tokens = cache_tokens - self._max_continued_tokens
@@ -527,9 +513,7 @@ def open_native_engine(
 
 
 def _mask_tokens(logits: Tensor, masked_tokens: Sequence[Sequence[int]]) -> Tensor:
-    """`[n, vocabulary]` logits, changed in place: row i gives no probability to
-    `masked_tokens[i]`.
-    """
+    """Set the logits of `masked_tokens[i]` in row i of `[n, vocabulary]` to -inf, in place."""
     indices = [(row, token) for row, tokens in enumerate(masked_tokens) for token in tokens]
     if indices:
         rows, tokens = upload(np.array(indices, dtype=np.int64), logits.device).unbind(1)
@@ -540,33 +524,33 @@ def _mask_tokens(logits: Tensor, masked_tokens: Sequence[Sequence[int]]) -> Tens
 def resumed_prompts(
     requests: Sequence[GenerationRequest],
 ) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """The prompts of responses that go on after `offset` tokens, each with the prompt before those
-    tokens.
+    """Return prompts of resumed responses, each with the prompt before its `offset` tokens.
 
-    Only prompts that several responses share, and at most `PREFILL_TOKENS` of their tokens.
+    Only prompts that several responses share are included, and at most `PREFILL_TOKENS` of their
+    tokens.
     """
-    before = {each.prompt_ids: each.prompt_ids[: -each.offset] for each in requests if each.offset}
-    count = Counter(before.values())
+    beginnings = {}
+    for request in requests:
+        if request.offset:
+            beginnings[request.prompt_ids] = request.prompt_ids[: -request.offset]
+    count = Counter(beginnings.values())
     shared = [prompt for prompt in count if count[prompt] > 1 and len(prompt) >= MIN_PREFIX]
     held = dict(zip(shared, accumulate(map(len, shared)), strict=True))
     return {
         ids: prompt
-        for ids, prompt in before.items()
+        for ids, prompt in beginnings.items()
         if held.get(prompt, PREFILL_TOKENS + 1) <= PREFILL_TOKENS
     }
 
 
 def similar_batches(rests: Mapping[tuple[int, ...], int]) -> Iterator[list[tuple[int, ...]]]:
-    """Like `prefill_batches`, of prompts by the number of tokens to compute, so that little is
-    padding.
-    """
+    """Split prompts like `prefill_batches`, but by the tokens to compute, for little padding."""
     batch: list[tuple[int, ...]] = []
     width = 0
     for prompt in sorted(rests, key=lambda prompt: rests[prompt]):
         is_padded = width >= MIN_PREFILL and rests[prompt] > MAX_PADDING * rests[batch[0]]
-        if batch and (
-            is_padded or max(map(len, (*batch, prompt))) * (len(batch) + 1) > PREFILL_TOKENS
-        ):
+        positions = max(map(len, (*batch, prompt))) * (len(batch) + 1)
+        if batch and (is_padded or positions > PREFILL_TOKENS):
             yield batch
             batch = []
         batch.append(prompt)
@@ -576,8 +560,9 @@ def similar_batches(rests: Mapping[tuple[int, ...], int]) -> Iterator[list[tuple
 
 
 def prefill_batches(prompts: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Split prompts, in order, into prefills of at most `PREFILL_TOKENS` positions; a longer prompt
-    goes alone.
+    """Split prompts, in order, into prefills of at most `PREFILL_TOKENS` positions.
+
+    A longer prompt is computed alone.
     """
     batch: list[tuple[int, ...]] = []
     width = 0

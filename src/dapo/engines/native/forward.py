@@ -1,6 +1,4 @@
-"""Runs the transformers model for the engine: prefill of whole prompts, decode steps, and loading
-of weights.
-"""
+"""Runs the transformers model for the engine: prefills, decode steps, and loading of weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +35,7 @@ class PromptPrefix:
 
 
 def common_prefix(sequences: Sequence[Sequence[int]]) -> int:
-    """The number of tokens that all sequences begin with."""
+    """Return the number of tokens that all sequences begin with."""
     same = (len(set(tokens)) == 1 for tokens in zip(*sequences, strict=False))
     return next(
         (length for length, equal in enumerate(same) if not equal), min(map(len, sequences))
@@ -53,9 +51,7 @@ class Prefilled:
 
 
 class Forward:
-    """Backbone and head of a causal language model; logits are computed only where a token is
-    sampled.
-    """
+    """Backbone and head of a language model; computes logits only where a token is sampled."""
 
     def __init__(
         self,
@@ -90,8 +86,8 @@ class Forward:
         again.
         """
         if isinstance(prefix, Sequence):
-            cache: PromptCache = ContinuedCache([each.cache for each in prefix])
-            starts = [len(each.token_ids) for each in prefix]
+            cache: PromptCache = ContinuedCache([entry.cache for entry in prefix])
+            starts = [len(entry.token_ids) for entry in prefix]
         else:
             cache = PromptCache(None if prefix is None else prefix.cache)
             starts = [0 if prefix is None else len(prefix.token_ids)] * len(prompts)
@@ -114,9 +110,7 @@ class Forward:
         )
 
     def decode(self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Feed row i `tokens[i]` at `positions[i]`; returns `[n, vocabulary]` logits of the next
-        tokens.
-        """
+        """Feed row i `tokens[i]` at `positions[i]`; return `[n, vocabulary]` logits."""
         ids, at = upload(np.array([tokens, positions], dtype=np.int64), self.device).unbind()
         return self.step(cache, ids, at, longest=max(positions) + 1)
 
@@ -129,23 +123,27 @@ class Forward:
         longest: int,
         rows: Rows | None = None,
     ) -> Tensor:
-        """Like `decode`, with `[n]` numbers on the device; `longest` is the largest position in a
-        row plus one.
+        """Return `[n, vocabulary]` logits, like `decode`, from numbers on the device.
 
-        `rows`: lengths and prompts for compiled attention; without them the positions in rows are
-        those in sequences.
+        Args:
+            cache: the keys and values of the rows.
+            ids: `[n]` tokens.
+            positions: `[n]` positions in the sequences.
+            longest: the largest position in a row plus one.
+            rows: lengths and prompts for compiled attention; None: positions in rows are those in
+                sequences.
         """
         if cache.graphs is not None:
             compute = partial(self._captured_step, cache)
             return self.head(cache.graphs.run(ids, positions, compute, max_rows=cache.rows))
         cache.begin_step(positions if rows is None else rows.lengths - 1, longest, rows)
-        of_step = cache.get_query_offset()
+        step_rows = cache.get_query_offset()
         if (
             self._decoder is not None
             and self._decoder.layers is not None
-            and isinstance(of_step, Rows)
+            and isinstance(step_rows, Rows)
         ):
-            return self.head(self._decoder(ids, positions, cache, of_step))
+            return self.head(self._decoder(ids, positions, cache, step_rows))
         return self.head(self._hidden(ids[:, None], positions[:, None], cache)[:, 0])
 
     def _captured_step(self, cache: SlotCache, ids: Tensor, positions: Tensor) -> Tensor:
@@ -164,9 +162,7 @@ class Forward:
             self._decoder.refresh()
 
     def drop_weights(self) -> None:
-        """Free the memory of the weights that `load_weights` fills: prepacked weights, on a GPU all
-        weights.
-        """
+        """Free the weights that `load_weights` fills: prepacked ones, on a GPU all."""
         for layer in prepacked_weights(self.model).values():
             layer.drop()
         if self._decoder is not None:
@@ -187,12 +183,12 @@ class Forward:
 
 
 def _shares_prompts(model: PreTrainedModel, model_kernels: ModelKernels) -> bool:
-    """Whether prompts can be shared: by compiled attention, without windows."""
+    """Return True if compiled attention, without windows, can share prompts."""
     config = model.config
     width = head_width(model)
-    layers = getattr(config, "layer_types", None) or [
-        getattr(config, "sliding_window", None) or "full_attention"
-    ]
+    layers = getattr(config, "layer_types", None)
+    if not layers:
+        layers = [getattr(config, "sliding_window", None) or "full_attention"]
     states = torch.empty(1, width or 1, dtype=model.dtype, device=model.device)
     return (
         model_kernels.compiled and can_attend(states, states) and set(layers) == {"full_attention"}
@@ -201,8 +197,7 @@ def _shares_prompts(model: PreTrainedModel, model_kernels: ModelKernels) -> bool
 
 @torch.no_grad()
 def copy_weights(source: WeightSource, model: nn.Module) -> None:
-    """Copy every tensor of `source` into the parameter of its name, converted to its dtype and
-    device.
+    """Copy every tensor of `source` into the parameter of its name, converting type and device.
 
     A tied weight may come under one or all of its names. Raises EngineError if a name is unknown, a
     parameter is missing, a shape differs, or the values of a tied weight differ; the model is then
@@ -212,13 +207,13 @@ def copy_weights(source: WeightSource, model: nn.Module) -> None:
     buffers = dict(model.named_buffers(remove_duplicate=False))
     layers = prepacked_weights(model)
     # the name under which each parameter was filled, by the parameter's identity
-    given: dict[int, str] = {}
+    sources: dict[int, str] = {}
     unexpected = []
     for name, tensor in source.named_tensors():
         target = buffers.get(name, targets.get(name))
         if target is None:
             unexpected.append(name)
-        elif (first := given.get(id(target))) is not None:
+        elif (first := sources.get(id(target))) is not None:
             if not torch.equal(tensor.to(target), target):
                 raise EngineError(
                     f"{first} and {name} are one tied weight in the engine's model, but"
@@ -229,6 +224,6 @@ def copy_weights(source: WeightSource, model: nn.Module) -> None:
             layer = layers.get(id(target))  # holds the parameter's values prepacked
             target.copy_(tensor) if layer is None else layer.load(tensor)
             if name in targets:
-                given[id(target)] = name
-    missing = [name for name, target in targets.items() if id(target) not in given]
+                sources[id(target)] = name
+    missing = [name for name, target in targets.items() if id(target) not in sources]
     require_all_weights(len(targets), missing=missing, unexpected=unexpected)

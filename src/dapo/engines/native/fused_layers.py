@@ -38,9 +38,7 @@ FAMILIES = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3Deco
 
 
 class LayerKernels(Protocol):
-    """The operations of one decoder layer around its attention; hidden states are `[n, length,
-    hidden]`.
-    """
+    """The operations of a decoder layer around its attention, on `[n, length, hidden]` states."""
 
     def attention_inputs(
         self,
@@ -48,15 +46,13 @@ class LayerKernels(Protocol):
         position_embeddings: tuple[Tensor, Tensor],
         cache: KeyValueCache,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries `[n, heads, length, d]`, and the keys and values that the cache returns for
-        them.
-        """
+        """Return queries `[n, heads, length, d]`, and the cache's keys and values."""
 
     def add_attention(self, hidden_states: Tensor, attn_output: Tensor) -> Tensor:
-        """The hidden states after the attention block, from its heads `[n, length, heads * d]`."""
+        """Return the states after the attention block, from its heads `[n, length, heads * d]`."""
 
     def add_mlp(self, hidden_states: Tensor) -> Tensor:
-        """The hidden states after the feed-forward block."""
+        """Return the hidden states after the feed-forward block."""
 
 
 def run_layer(
@@ -66,9 +62,9 @@ def run_layer(
     attention_mask: Any = None,
     past_key_values: KeyValueCache | None = None,
     position_embeddings: tuple[Tensor, Tensor] | None = None,
-    **others: object,
+    **options: object,
 ) -> Tensor:
-    """The forward of a decoder layer with its operations replaced."""
+    """Run a decoder layer with its operations replaced; the arguments are those of the layer."""
     assert past_key_values is not None
     assert position_embeddings is not None
     attention = layer.self_attn
@@ -88,7 +84,14 @@ def fuse_prepacked_layers(
     kernels: Mapping[str, str] = DEFAULT_KERNELS,
     compiled: bool = False,
 ) -> None:
-    """Replace the forward of decoder layers of known families whose weights can be prepacked."""
+    """Replace the forward of decoder layers of known families whose weights can be prepacked.
+
+    Args:
+        model: the model, which is changed.
+        rows: the usual number of rows of a decode step.
+        kernels: the kernels of prepacked weights by shape.
+        compiled: whether norms, rotations and layers are those of `cpu_kernels`.
+    """
     layers: list[Any] = [
         layer for layer in model.modules() if type(layer) in FAMILIES and _is_suited(layer)
     ]
@@ -107,8 +110,9 @@ def _is_suited(layer: Any) -> bool:
 
 
 class PrepackedKernels:
-    """Operations that fuse activation, gate and residual sum into prepacked products; norms take
-    half the passes.
+    """Operations that fuse activation, gate and residual sum into prepacked products.
+
+    Norms take half the passes.
     """
 
     def __init__(
@@ -147,9 +151,7 @@ class PrepackedKernels:
         return heads[:, :, :query_heads].transpose(1, 2), keys, values
 
     def weights(self) -> list[Tensor | None] | None:
-        """The layer's weights in the order of `cpu_kernels.DecoderLayers`; None if a product is not
-        compiled.
-        """
+        """Return the weights as `cpu_kernels.DecoderLayers` orders them; None unless compiled."""
         layer = self._layer
         attention = self._attention
         mlp = self._layer.mlp
@@ -157,9 +159,10 @@ class PrepackedKernels:
         packed = [product.prepacked for product in products]
         if not self._compiled or not all(isinstance(weight, CompiledWeight) for weight in packed):
             return None
-        qkv, output, gate, up, down = (
-            (weight.packed, each.bias) for weight, each in zip(packed, products, strict=True)
-        )
+        pairs = [
+            (weight.packed, module.bias) for weight, module in zip(packed, products, strict=True)
+        ]
+        qkv, output, gate, up, down = pairs
         norms = [
             getattr(getattr(attention, name, None), "weight", None) for name in ("q_norm", "k_norm")
         ]
@@ -181,8 +184,7 @@ class PrepackedKernels:
 
 
 class CompiledDecoder:
-    """The backbone of a decode step with all its layers in one call, where every part of them is
-    compiled.
+    """The backbone of a decode step with all layers in one call, if each part is compiled.
 
     Python then makes one call for all layers, where it makes ten for each otherwise.
     """
@@ -194,24 +196,18 @@ class CompiledDecoder:
 
     @classmethod
     def of(cls, backbone: nn.Module) -> "CompiledDecoder | None":
-        """The decoder of a backbone whose layers `fuse_prepacked_layers` has replaced; None of
-        another.
-        """
+        """Return the decoder of a backbone after `fuse_prepacked_layers`; None for any other."""
         layers: list[Any] = list(getattr(backbone, "layers", ()))
         kernels = [layer.forward.args[1] for layer in layers if isinstance(layer.forward, partial)]
-        named = all(hasattr(backbone, name) for name in ("embed_tokens", "rotary_emb", "norm"))
-        if (
-            not named
-            or not layers
-            or not all(isinstance(each, PrepackedKernels) for each in kernels)
-        ):
+        modules = ("embed_tokens", "rotary_emb", "norm")
+        has_modules = all(hasattr(backbone, name) for name in modules)
+        is_prepacked = all(isinstance(operations, PrepackedKernels) for operations in kernels)
+        if not has_modules or not layers or not is_prepacked or len(kernels) != len(layers):
             return None
-        return cls(backbone, kernels) if len(kernels) == len(layers) else None
+        return cls(backbone, kernels)
 
     def refresh(self) -> None:
-        """Take the weights that are packed now; `layers` is None if they are not compiled in every
-        layer.
-        """
+        """Take the weights that are packed now; `layers` is None unless all layers are compiled."""
         weights = [kernels.weights() for kernels in self._kernels]
         backbone = self._backbone
         compiled = [layer for layer in weights if layer is not None]
@@ -227,7 +223,7 @@ class CompiledDecoder:
             )
 
     def __call__(self, ids: Tensor, positions: Tensor, cache: SlotCache, rows: Rows) -> Tensor:
-        """`[n, hidden]` states of the step's tokens, `[n]`, at `positions` in their sequences."""
+        """Return `[n, hidden]` states of the step's `[n]` tokens, whose `positions` are given."""
         assert self.layers is not None
         backbone = self._backbone
         half = len(cache.tensors) // 2

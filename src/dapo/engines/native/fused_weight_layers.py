@@ -1,5 +1,4 @@
-"""Decoder layers for a GPU, where the number of kernels that the host can launch bounds a decode
-step.
+"""Decoder layers for a GPU with few kernels, because launching them bounds a decode step.
 
 Products with the same inputs are fused, residuals are added in place or by the product itself, and
 the key and value of a position are written at once: 10 to 20 kernels per layer instead of 40 to 93.
@@ -46,20 +45,20 @@ def fuse_weight_layers(model: PreTrainedModel) -> "list[FusedWeightKernels]":
 def _is_suited(layer: Any) -> bool:
     attention = layer.self_attn
     mlp = layer.mlp
-    fused = [[attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]]
-    products = [*fused[0], *fused[1], attention.o_proj, mlp.down_proj]
-    return all(type(product) is nn.Linear for product in products) and all(
-        len({part.bias is None for part in parts}) == 1 for parts in fused
-    )
+    qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+    gate_up = [mlp.gate_proj, mlp.up_proj]
+    products = [*qkv, *gate_up, attention.o_proj, mlp.down_proj]
+    if not all(type(product) is nn.Linear for product in products):
+        return False
+    # a fused product has a bias in all of its parts or in none
+    return all(len({part.bias is None for part in parts}) == 1 for parts in (qkv, gate_up))
 
 
 class FusedWeightKernels:
     """The operations of one decoder layer around its attention, in few kernels."""
 
     def __init__(self, layer: Any) -> None:
-        """Keep the layer's modules, but make the parameters of fused products views of one
-        tensor.
-        """
+        """Keep the layer's modules, but make parameters of fused products views of one tensor."""
         attention = layer.self_attn
         mlp = layer.mlp
         self._layer = layer
@@ -113,22 +112,20 @@ class FusedWeightKernels:
         return queries.transpose(1, 2), keys, values
 
     def add_attention(self, hidden_states: Tensor, attn_output: Tensor) -> Tensor:
-        after = "post_attention_layernorm" if self._has_outer_norms else None
-        return self._add_product(hidden_states, attn_output, self._attention.o_proj, after)
+        norm = "post_attention_layernorm" if self._has_outer_norms else None
+        return self._add_product(hidden_states, attn_output, self._attention.o_proj, norm)
 
     def add_mlp(self, hidden_states: Tensor) -> Tensor:
-        before = (
+        inner_norm = (
             "pre_feedforward_layernorm" if self._has_outer_norms else "post_attention_layernorm"
         )
-        gate, up = linear(self._norm(before, hidden_states), *self._gate_up).chunk(2, -1)
+        gate, up = linear(self._norm(inner_norm, hidden_states), *self._gate_up).chunk(2, -1)
         gated = self._layer.mlp.act_fn(gate).mul_(up)
-        after = "post_feedforward_layernorm" if self._has_outer_norms else None
-        return self._add_product(hidden_states, gated, self._layer.mlp.down_proj, after)
+        outer_norm = "post_feedforward_layernorm" if self._has_outer_norms else None
+        return self._add_product(hidden_states, gated, self._layer.mlp.down_proj, outer_norm)
 
     def _rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Norm, if the family has one, and rotary embedding of queries and keys `[n, length, heads,
-        d]`, in place.
-        """
+        """Norm, if there is one, and rotate queries and keys `[n, length, heads, d]`, in place."""
         count = self._query_heads + self._key_heads
         width = heads.shape[-1]
         states = heads
@@ -153,9 +150,7 @@ class FusedWeightKernels:
     def _add_product(
         self, hidden_states: Tensor, inputs: Tensor, product: nn.Linear, norm: str | None
     ) -> Tensor:
-        """Add the product, normed by the norm of that name if given, to the hidden states in
-        place.
-        """
+        """Add the product to the hidden states in place, after the norm of that name if any."""
         if norm is not None:
             states = rms_norm(
                 product(inputs), hidden_states.shape[-1:], eps=_epsilon(getattr(self._layer, norm))
@@ -170,9 +165,7 @@ class FusedWeightKernels:
 
 
 def _fuse(products: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """The fused weight and bias of the products; the products' own parameters become views of
-    them.
-    """
+    """Return the fused weight and bias of products, whose own parameters become views of them."""
     has_bias = products[0].bias is not None
     weight = _fuse_parameters([product.weight for product in products])
     return weight, _fuse_parameters([product.bias for product in products]) if has_bias else None
@@ -188,15 +181,14 @@ def _fuse_parameters(parameters: Sequence[Tensor]) -> Tensor:
 
 
 def _norm_weight(norm: Any) -> Tensor:
-    """The factor of a norm; if it is the parameter plus one, in float32, because bfloat16 would
-    round the sum.
+    """Return the factor of a norm.
+
+    If it is the parameter plus one, it is in float32, because bfloat16 would round the sum.
     """
     weight: Tensor = norm.weight.detach()
-    return (
-        1 + weight.to(torch.promote_types(weight.dtype, torch.float32))
-        if isinstance(norm, Gemma3RMSNorm)
-        else weight
-    )
+    if isinstance(norm, Gemma3RMSNorm):
+        return 1 + weight.to(torch.promote_types(weight.dtype, torch.float32))
+    return weight
 
 
 def _epsilon(norm: Any) -> float:

@@ -39,40 +39,30 @@ Smaller ones use the default kernel: a call takes longer than the product.
 MAX_ELEMENTS = 2**22
 MARGIN = 0.8  # the fraction of the default kernel's time below which another kernel is chosen
 COMPILED_MARGIN = 1.05
-"""The same for compiled products: where all of a layer's are, a decode step computes its layers in
-one call.
-"""
+"""The same for compiled products: if all are compiled, a decode step is one call."""
 ROUNDS = 7
 
 Measure: TypeAlias = Callable[[Iterable[str], int, int, int, torch.dtype], dict[str, float]]
-"""A function of kernels, outputs, inputs, rows and type that returns the seconds of a product by
-each kernel.
-"""
+"""Returns the seconds of a product by kernel, for kernels, outputs, inputs, rows and type."""
 
 
 def resolve_kernels(
     options: NativeConfig, model: nn.Module, *, dtype: torch.dtype, device: str
 ) -> NativeConfig:
-    """Resolve `rollout.native.kernels`: the fastest kernel of each shape and compiled layers on a
-    CPU, else none.
-    """
+    """Resolve `rollout.native.kernels`: the fastest and compiled layers on a CPU, else none."""
     if options.kernels is not None:
         return options
-    timed = device == "cpu"
-    kernels = (
-        choose_kernels(linear_shapes(model), dtype, options.slots, choices=choices_file())
-        if timed
-        else {}
-    )
-    if timed and dtype in cpu_kernels.DTYPES and cpu_kernels.is_compiled():
-        kernels[LAYERS] = COMPILED
+    kernels: dict[str, str] = {}
+    if device == "cpu":
+        shapes = linear_shapes(model)
+        kernels = choose_kernels(shapes, dtype, options.slots, choices=choices_file())
+        if dtype in cpu_kernels.DTYPES and cpu_kernels.is_compiled():
+            kernels[LAYERS] = COMPILED
     return options.model_copy(update={"kernels": kernels})
 
 
 def linear_shapes(model: nn.Module) -> set[tuple[int, int]]:
-    """Outputs and inputs of the weights that an engine prepacks; the model may be on the device
-    `meta`.
-    """
+    """Return (outputs, inputs) of the weights to prepack; the model may be on the device `meta`."""
     shapes = {
         (module.out_features, module.in_features)
         for module in model.modules()
@@ -95,11 +85,15 @@ def choose_kernels(
     choices: Path | None = None,
     measure: Measure | None = None,
 ) -> dict[str, str]:
-    """The fastest kernel of each shape for products of `rows` rows, if it is not the default kernel
-    for the type.
+    """Return the fastest kernel of each shape where it is not the default kernel for the type.
 
-    `shapes` are outputs and inputs of the weights. `choices` is the file of earlier runs' choices,
-    which is read and extended; None: all shapes are timed. `measure` replaces the clock in a test.
+    Args:
+        shapes: outputs and inputs of the weights.
+        dtype: the type of the weights.
+        rows: the number of rows of a product.
+        choices: the file of earlier runs' choices, which is read and extended; None: all shapes are
+            timed.
+        measure: replaces the clock in a test.
     """
     measure = measure or measure_kernels
     default = default_kernel(dtype)
@@ -110,10 +104,10 @@ def choose_kernels(
         (outputs, inputs) for outputs, inputs in sorted(shapes) if outputs * inputs >= MIN_ELEMENTS
     ]
     key = machine_key(dtype, rows)
-    known = _read_choices(choices).get(key, {})
+    earlier = _read_choices(choices).get(key, {})
     chosen = {}
     for outputs, inputs in timed:
-        kernel = known.get(shape_name(outputs, inputs))
+        kernel = earlier.get(shape_name(outputs, inputs))
         if kernel not in names:
             seconds = measure(
                 names, min(outputs, max(1, MAX_ELEMENTS // inputs)), inputs, rows, dtype
@@ -121,7 +115,7 @@ def choose_kernels(
             fastest = min(seconds, key=lambda name: seconds[name] / _margin(name))
             kernel = fastest if seconds[fastest] < _margin(fastest) * seconds[default] else default
         chosen[shape_name(outputs, inputs)] = kernel
-    if choices is not None and not chosen.items() <= known.items():
+    if choices is not None and not chosen.items() <= earlier.items():
         chosen = _add_choices(choices, key, chosen, names)
     return {shape: kernel for shape, kernel in chosen.items() if kernel != default}
 
@@ -131,9 +125,7 @@ def _margin(name: str) -> float:
 
 
 def choices_file() -> Path | None:
-    """The file in the user's cache with the choices of earlier runs; None if there is no home
-    folder.
-    """
+    """Return the file of earlier choices in the user's cache; None if there is no home folder."""
     try:
         return cache_folder() / "linear_kernels.json"
     except RuntimeError:
@@ -141,7 +133,7 @@ def choices_file() -> Path | None:
 
 
 def machine_key(dtype: torch.dtype, rows: int) -> str:
-    """The conditions that determine the fastest kernel of a shape, in one line."""
+    """Return the conditions that determine the fastest kernel of a shape, in one line."""
     capability = torch.backends.cpu.get_cpu_capability()
     return ", ".join(
         [
@@ -157,15 +149,15 @@ def machine_key(dtype: torch.dtype, rows: int) -> str:
 
 
 def _read_choices(file: Path | None) -> dict[str, dict[str, str]]:
-    """Kernels by `machine_key` and shape; empty if the file is unreadable, a link, or malformed."""
+    """Return kernels by `machine_key` and shape; empty if the file is unreadable or malformed."""
     try:
         if file is None or not file.is_file():
             return {}
         with open_no_link(file, "rb") as opened:
-            found: Any = json.load(opened)
+            content: Any = json.load(opened)
         return {
-            str(key): {str(shape): str(kernel) for shape, kernel in of.items()}
-            for key, of in found.items()
+            str(key): {str(shape): str(kernel) for shape, kernel in entry.items()}
+            for key, entry in content.items()
         }
     except (OSError, ValueError, AttributeError, RecursionError):
         return {}
@@ -174,28 +166,33 @@ def _read_choices(file: Path | None) -> dict[str, dict[str, str]]:
 def _add_choices(
     file: Path, key: str, chosen: dict[str, str], names: Sequence[str]
 ) -> dict[str, str]:
-    """Add choices to the file if it can be written; returns the valid ones.
+    """Add choices to the file if it can be written, and return the valid ones.
 
     A choice that another run has written in the meantime takes precedence, so that both runs use
     the same kernels.
     """
     entries = _read_choices(file)
-    written = entries.get(key, {})
+    recorded = entries.get(key, {})
     chosen = {
-        shape: written[shape] if written.get(shape) in names else kernel
+        shape: recorded[shape] if recorded.get(shape) in names else kernel
         for shape, kernel in chosen.items()
     }
     with contextlib.suppress(OSError):  # in a read-only folder the next run measures again
-        atomic_write_json(file, entries | {key: written | chosen})
+        atomic_write_json(file, entries | {key: recorded | chosen})
     return chosen
 
 
 def measure_kernels(
     names: Iterable[str], outputs: int, inputs: int, rows: int, dtype: torch.dtype
 ) -> dict[str, float]:
-    """The shortest time of a product by each kernel.
+    """Return the shortest time of a product by each kernel, in seconds.
 
-    Kernels take turns; disturbances only lengthen a time.
+    Args:
+        names: the kernels, which take turns: disturbances only lengthen a time.
+        outputs: the width of the result.
+        inputs: the width of the factor.
+        rows: the number of rows of the factor.
+        dtype: the type of all numbers.
     """
     weight = torch.full((outputs, inputs), 0.5, dtype=dtype)
     x = torch.full((rows, inputs), 0.5, dtype=dtype)

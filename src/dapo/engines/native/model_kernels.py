@@ -32,7 +32,7 @@ class ModelKernels:
     captures: bool = False
 
     def new_slots(self) -> SlotCache:
-        """An empty cache of the kind that the attention reads."""
+        """Return an empty cache of the kind that the attention reads."""
         if self.attend is None:
             return MaskedSlots(compiled=self.compiled)
         return LengthSlots(
@@ -45,7 +45,7 @@ class ModelKernels:
 def model_kernels_for(
     model: PreTrainedModel, *, reproducible: bool, compiled: bool = False
 ) -> ModelKernels:
-    """On a CPU prepacked weights; on a GPU fused weights, and attention by lengths if supported."""
+    """Choose prepacked weights on a CPU, fused ones on a GPU, attention by lengths if possible."""
     if model.device.type == "cpu":
         return ModelKernels(fuses_weights=False, compiled=compiled)
     has_kernel = model.dtype in (torch.bfloat16, torch.float16) and head_width(model) is not None
@@ -60,7 +60,7 @@ def model_kernels_for(
 
 
 def head_width(model: PreTrainedModel) -> int | None:
-    """The width of an attention head if the kernel supports it."""
+    """Return the width of an attention head if the kernel supports it, otherwise None."""
     config = model.config
     if getattr(config, "v_head_dim", None) is not None:  # keys and values of different widths
         return None

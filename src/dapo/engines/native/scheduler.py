@@ -20,9 +20,7 @@ from dapo.types import Finish, Generation, GenerationRequest
 # requests with equal values have equal distributions
 DISTRIBUTION = attrgetter("prompt_ids", "temperature", "top_p", "stop_ids", "min_new_tokens")
 FIRST_UNIFORMS = 64
-"""The uniform numbers generated at first; their number then doubles as needed, so that a high limit
-costs nothing.
-"""
+"""The uniform numbers generated at first, then doubled as needed: a high limit costs nothing."""
 MIN_SHARED_PROMPT = 32
 MIN_SHARING_GROUP = 4
 """The fewest prompt tokens and requests of a group whose prompt is stored once."""
@@ -43,39 +41,33 @@ class RunningSequence:
 
     @property
     def reserved(self) -> int:
-        """The number of positions that its row may need."""
+        """Return the number of positions that its row may need."""
         return len(self.request.prompt_ids) + self.request.max_new_tokens - self.shared
 
     @property
     def length(self) -> int:
-        """The number of prompt and response tokens so far."""
+        """Return the number of prompt and response tokens so far."""
         return len(self.request.prompt_ids) + len(self.token_ids)
 
     @property
     def row_length(self) -> int:
-        """The number of its tokens that are stored in its row."""
+        """Return the number of its tokens that are stored in its row."""
         return self.length - self.shared
 
     @property
     def masked_tokens(self) -> tuple[int, ...]:
-        """The tokens that cannot be sampled next: the stop ids, until the minimum length is
-        reached.
-        """
+        """Return the tokens that cannot be sampled next: stop ids before the minimum length."""
         return self.request.stop_ids if len(self.token_ids) < self.request.min_new_tokens else ()
 
     def next_uniform(self) -> float:
-        """The uniform number for the next token, a function of the seed and the token's index in
-        its response.
-        """
+        """Return the next token's number, a function of the seed and the token's index."""
         t = self.request.offset + len(self.token_ids)
         if t >= len(self.uniforms):
             self.uniforms = keyed_uniforms(self.request.seed, max(FIRST_UNIFORMS, 2 * t))
         return float(self.uniforms[t])
 
     def append(self, token: int, logprob: float) -> None:
-        """Add a sampled token, which may end the response; a stop id at the limit ends it with
-        `stop`.
-        """
+        """Add a sampled token, which may end the response; at the limit a stop id wins."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         if token in self.request.stop_ids:
@@ -85,9 +77,7 @@ class RunningSequence:
 
     @property
     def stored_ids(self) -> tuple[int, ...]:
-        """The tokens whose keys and values are stored: all but the last, which no forward has read
-        yet.
-        """
+        """Return the tokens with stored states: all but the last, which no forward has read."""
         return (*self.request.prompt_ids, *self.token_ids[:-1])
 
     def generation(self, finish: Finish, version: int) -> Generation:
@@ -97,8 +87,7 @@ class RunningSequence:
 
 
 class Scheduler:
-    """The waiting requests, and the bound on the rows of running ones: `slots`, with `cache_tokens`
-    positions in total.
+    """The waiting requests, and the bound on rows: `slots`, with `cache_tokens` positions in total.
 
     All rows have the length that the longest running sequence may reach, so n rows hold n times the
     longest reservation (prompt + max_new_tokens). With `shares_prompts` long prompts of large
@@ -143,20 +132,15 @@ class Scheduler:
         self.waiting = {request.id: request for request in added}
 
     def max_rows(self, longest: int) -> int:
-        """The maximum number of rows if the longest reservation has `longest` positions; at least
-        1.
-        """
-        return (
-            self.slots
-            if self.cache_tokens is None
-            else max(1, min(self.slots, self.cache_tokens // longest))
-        )
+        """Return the most rows, at least 1, if the longest reservation has `longest` positions."""
+        if self.cache_tokens is None:
+            return self.slots
+        return max(1, min(self.slots, self.cache_tokens // longest))
 
     def admit(
         self, running: Sequence[RunningSequence], rows: int, branches: int
     ) -> list[list[RunningSequence]]:
-        """Take groups that may start, in one row each, from the head of the queue; nothing
-        overtakes the head.
+        """Take groups that may start, in one row each, from the head of the queue, in its order.
 
         `rows` and `branches` are the numbers of those of the running sequences.
         """
@@ -193,7 +177,7 @@ class Scheduler:
 
     @staticmethod
     def longest_reservation(running: Sequence[RunningSequence]) -> int:
-        """The number of positions that a row and its shared prompt may need."""
-        own = (seq.reserved for seq in running)
-        shared = (seq.shared for seq in running)
-        return max(own, default=0) + max(shared, default=0)
+        """Return the number of positions that a row and its shared prompt may need."""
+        reservations = (seq.reserved for seq in running)
+        prompt_lengths = (seq.shared for seq in running)
+        return max(reservations, default=0) + max(prompt_lengths, default=0)

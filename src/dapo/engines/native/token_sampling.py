@@ -1,5 +1,4 @@
-"""Samples one token per row with one uniform number each, by inverting the cumulative distribution
-(CDF).
+"""Samples one token per row with one uniform number, by inverting the cumulative distribution.
 
 The sum has two levels: block sums over the vocabulary, then the tokens of the block that contains
 the sample. It needs one pass over the probabilities; a plain cumulative sum needs several, and
@@ -19,9 +18,7 @@ from dapo.libs import cpu_kernels
 
 BLOCK = 256  # tokens per block; near the square root of common vocabularies
 FIRST_CANDIDATES = 64
-"""The number of most probable tokens tried first for a nucleus; it grows by `CANDIDATE_GROWTH` if
-it is too small.
-"""
+"""The most probable tokens tried first for a nucleus; then `CANDIDATE_GROWTH` times as many."""
 CANDIDATE_GROWTH = 16
 CPU_CHUNK = 2**20
 """The number of probabilities computed at a time on a CPU, which stay in its cache and in reused
@@ -31,8 +28,9 @@ memory. New pages for a whole batch would cost more than the arithmetic.
 
 @dataclass(frozen=True)
 class UniformDraws:
-    """The uniform numbers of m tokens from n rows, in row order, at least one per row, on the
-    logits' device.
+    """The uniform numbers of m tokens from n rows, in row order, on the logits' device.
+
+    Every row has at least one.
     """
 
     uniforms: Tensor  # [m, 1] float64 in [0, 1)
@@ -40,7 +38,7 @@ class UniformDraws:
     rows: Tensor | None = None  # `[m]` row of each token; None where `counts` is None
 
     def of(self, per_row: Tensor) -> Tensor:
-        """`[m, ...]` values per token from `[n, ...]` values per row."""
+        """Return `[m, ...]` values per token from `[n, ...]` values per row."""
         return per_row if self.rows is None else per_row[self.rows]
 
     def __getitem__(self, rows: slice) -> "UniformDraws":
@@ -53,8 +51,9 @@ class UniformDraws:
         )
 
     def select(self, rows: Sequence[int], index: Tensor) -> "tuple[UniformDraws, Tensor]":
-        """The draws of some rows, and their indices; the rows are given on the host and on the
-        device.
+        """Return the draws of some rows, and their indices.
+
+        The rows are given twice: on the host and, as `index`, on the device.
         """
         if self.counts is None:
             return UniformDraws(self.uniforms[index]), index
@@ -67,15 +66,16 @@ class UniformDraws:
         at, sources = upload(both, self.uniforms.device).unbind()
         return UniformDraws(self.uniforms[at], counts, sources), at
 
-    def among(self, kept: Tensor) -> "tuple[UniformDraws, Tensor]":
-        """The draws of the rows selected by `[n]` booleans on the device, and their indices;
-        `counts` is empty.
+    def among(self, selected: Tensor) -> "tuple[UniformDraws, Tensor]":
+        """Return the draws of the rows that `[n]` booleans select, and their indices.
+
+        The booleans are on the device, and `counts` of the result is empty.
         """
         if self.rows is None:
-            at = kept.nonzero()[:, 0]
+            at = selected.nonzero()[:, 0]
             return UniformDraws(self.uniforms[at]), at
-        at = kept[self.rows].nonzero()[:, 0]
-        return UniformDraws(self.uniforms[at], (), (kept.cumsum(0) - 1)[self.rows[at]]), at
+        at = selected[self.rows].nonzero()[:, 0]
+        return UniformDraws(self.uniforms[at], (), (selected.cumsum(0) - 1)[self.rows[at]]), at
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,13 @@ class SamplingSettings:
         *,
         compiled: bool = False,
     ) -> "SamplingSettings":
-        """Make settings from `[2, n]` temperatures and `top_p`, on the host and on the logits'
-        device.
+        """Make settings from `[2, n]` temperatures and `top_p`.
+
+        Args:
+            values: the numbers on the host.
+            uploaded: the same numbers on the logits' device.
+            draws: the uniform numbers of the rows.
+            compiled: whether `cpu_kernels` samples where the whole distribution counts.
         """
         rows = zip(values[0].tolist(), values[1].tolist(), strict=True)
         samplers = [_sampler_of(temperature, top_p) for temperature, top_p in rows]
@@ -117,7 +122,7 @@ class SamplingSettings:
         return self._select(self.draws[rows], rows, self.samplers[rows])
 
     def select(self, rows: Sequence[int], index: Tensor) -> "tuple[SamplingSettings, Tensor]":
-        """The settings of some rows, and the indices of their draws; see `UniformDraws.select`."""
+        """Return the settings of some rows, and the indices of their draws."""
         draws, at = self.draws.select(rows, index)
         return self._select(draws, index, [self.samplers[row] for row in rows]), at
 
@@ -138,8 +143,7 @@ Sampler = Callable[[Tensor, SamplingSettings], tuple[Tensor, Tensor]]
 
 
 def sample(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
-    """Sample from softmax(logits / temperature), cut to the nucleus of mass `top_p`; temperature 0
-    is the argmax.
+    """Sample from softmax(logits / temperature), cut to the nucleus of mass `top_p`.
 
     A token of probability zero is never returned. `logits` are `[n, vocabulary]`, with the settings
     of the n rows.
@@ -166,7 +170,7 @@ def _sample_rows(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Te
     tokens = torch.empty(len(settings.draws.uniforms), dtype=torch.long, device=logits.device)
     logprobs = torch.empty(len(tokens), dtype=_precision(logits), device=logits.device)
     for sampler in dict.fromkeys(samplers):
-        rows = [i for i, other in enumerate(samplers) if other is sampler]
+        rows = [i for i, row_sampler in enumerate(samplers) if row_sampler is sampler]
         index = upload(np.array(rows, dtype=np.int64), logits.device)
         selected, at = settings.select(rows, index)
         tokens[at], logprobs[at] = sampler(logits[index], selected)
@@ -206,61 +210,56 @@ def _compiled(
     logits: Tensor, settings: SamplingSettings, top_ps: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     draws = settings.draws
-    counts = (
-        torch.ones(len(logits), dtype=torch.int64)
-        if draws.counts is None
-        else torch.tensor(draws.counts)
-    )
+    counts = torch.ones(len(logits), dtype=torch.int64)
+    if draws.counts is not None:
+        counts = torch.tensor(draws.counts)
     return cpu_kernels.sample(
         logits, settings.temperatures, draws.uniforms.contiguous(), counts.cumsum(0), top_ps
     )
 
 
 def invert_cdf(probabilities: Tensor, draws: UniformDraws) -> Tensor:
-    """`[m]` the first token whose cumulative probability exceeds u times the total.
+    """Return `[m]` first tokens whose cumulative probability exceeds u times the total.
 
     `probabilities` is `[n, vocabulary]` and need not be normalised.
     """
     size = probabilities.shape[1]
-    whole = size // BLOCK * BLOCK
-    sums = (
-        probabilities[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1)
-        if whole
-        else probabilities[:, :0]
-    )
-    if whole < size:
-        sums = torch.cat((sums, probabilities[:, whole:].sum(-1, keepdim=True)), 1)
+    full_blocks = size // BLOCK * BLOCK
+    sums = probabilities[:, :0]
+    if full_blocks:
+        sums = probabilities[:, :full_blocks].unflatten(1, (-1, BLOCK)).sum(-1)
+    if full_blocks < size:
+        sums = torch.cat((sums, probabilities[:, full_blocks:].sum(-1, keepdim=True)), 1)
     totals = draws.of(sums.double().cumsum(1))  # [m, blocks]
     target = draws.uniforms * totals[:, -1:]
     block = _first_above(totals, target)
-    before = totals.gather(1, (block - 1).clamp(min=0)).masked_fill(block == 0, 0.0)
+    mass_before = totals.gather(1, (block - 1).clamp(min=0)).masked_fill(block == 0, 0.0)
     width = min(BLOCK, size)
     ids = block * BLOCK + torch.arange(width, device=probabilities.device)  # [m, width]
-    found = _entries(probabilities, ids.clamp(max=size - 1), draws)
-    within = found.double().masked_fill(ids >= size, 0.0).cumsum(1)
+    entries = _entries(probabilities, ids.clamp(max=size - 1), draws)
+    within = entries.double().masked_fill(ids >= size, 0.0).cumsum(1)
     # in a row of nan no cumulative sum exceeds the target: keep the id valid
-    return (block * BLOCK + _first_above(within, target - before))[:, 0].clamp(max=size - 1)
+    return (block * BLOCK + _first_above(within, target - mass_before))[:, 0].clamp(max=size - 1)
 
 
 def _entries(probabilities: Tensor, ids: Tensor, draws: UniformDraws) -> Tensor:
-    """`[m, k]` the entries at `ids` in the row of each draw."""
-    return (
-        probabilities.gather(1, ids)
-        if draws.rows is None
-        else probabilities[draws.rows[:, None], ids]
-    )
+    """Return `[m, k]` entries at `ids` in the row of each draw."""
+    if draws.rows is None:
+        return probabilities.gather(1, ids)
+    return probabilities[draws.rows[:, None], ids]
 
 
 def _sample_nucleus(
     probabilities: Tensor, draws: UniformDraws, top_ps: Tensor, candidates: int
 ) -> tuple[Tensor, Tensor]:
-    """Sample from the smallest set of most probable tokens with mass `top_ps` or more; ties go to
-    lower ids.
+    """Sample from the smallest set of most probable tokens with mass `top_ps` or more.
 
-    It tries the `candidates` most probable tokens, and more in rows where these do not suffice.
+    Ties go to lower ids. The first attempt has the `candidates` most probable tokens; rows where
+    these do not suffice get more.
     """
     size = probabilities.shape[1]
-    values, ids = probabilities.topk(candidates := min(candidates, size), dim=1)
+    candidates = min(candidates, size)
+    values, ids = probabilities.topk(candidates, dim=1)
     # topk orders ties arbitrarily: order them by id
     ids, order = ids.sort(1)
     values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
@@ -268,13 +267,11 @@ def _sample_nucleus(
     masses = values.double().cumsum(1)
     last = torch.searchsorted(masses, top_ps).clamp(max=candidates - 1)  # [n, 1] of the nucleus
     mass = masses.gather(1, last)
-    index = torch.minimum(
-        _first_above(draws.of(masses), draws.uniforms * draws.of(mass)), draws.of(last)
-    )
+    index = _first_above(draws.of(masses), draws.uniforms * draws.of(mass))
+    index = torch.minimum(index, draws.of(last))
     tokens = _entries(ids, index, draws)[:, 0]
-    logprobs = (_entries(values, index, draws).double().log() - draws.of(mass).log()).to(
-        probabilities.dtype
-    )[:, 0]
+    logprobs = _entries(values, index, draws).double().log() - draws.of(mass).log()
+    logprobs = logprobs.to(probabilities.dtype)[:, 0]
     if candidates == size:
         return tokens, logprobs
     is_open = ((mass < top_ps) | (values[:, -1:] >= values.gather(1, last)))[:, 0]
@@ -287,7 +284,7 @@ def _sample_nucleus(
 
 
 def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
-    """`[n, 1]` the first index with `cumulative > target`, which is never an entry of mass zero.
+    """Return `[n, 1]` first indices with `cumulative > target`; the entry's mass is never zero.
 
     Rounding may make the target equal to the total (u just under 1, or another order of the sum):
     then it is lowered.

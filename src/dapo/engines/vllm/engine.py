@@ -18,9 +18,7 @@ from dapo.engines.engine import WeightSource, float_array
 from dapo.types import Finish, Generation, GenerationRequest, WeightLayout
 
 LOAD = "dapo_load_weights"
-"""Method that `start.WeightReader` adds to vLLM's workers: takes a WeightSource, returns names of
-unset weights.
-"""
+"""Method of `start.WeightReader` in vLLM's workers: loads weights, returns names left unset."""
 
 
 @dataclass(eq=False)
@@ -61,9 +59,7 @@ class VllmEngine(checks.EngineState):
         max_sequences: int,
         sleeps: bool = False,
     ) -> None:
-        """Wrap a started `vllm.LLMEngine`, whose own weights are never sampled from; see
-        VllmOptions.
-        """
+        """Wrap a started `vllm.LLMEngine`, whose initial weights are never used."""
         super().__init__(version=None)
         self._engine: Any = llm_engine
         self._sleeps = sleeps
@@ -98,9 +94,7 @@ class VllmEngine(checks.EngineState):
             self._use(self._engine.collective_rpc(LOAD, args=(weights,)), version)
 
     def connect_weights(self, init_info: Mapping[str, Any]) -> None:
-        """Join a transfer of weights from the trainer (library `vllm_weights`); the old weights
-        stay in use.
-        """
+        """Join the trainer's transfer of weights (`vllm_weights`); the old weights stay in use."""
         self._require_idle("connect_weights")
         self._engine.collective_rpc(
             "init_weight_transfer_engine", kwargs={"init_info": dict(init_info)}
@@ -109,11 +103,9 @@ class VllmEngine(checks.EngineState):
     def receive_weights(
         self, update: Mapping[str, Any], layout: WeightLayout | None, version: int | None
     ) -> None:
-        """Receive a chunk of weights: the first with the layout of all, the last with their
-        version.
+        """Receive a chunk of weights: the first with the layout of all, the last with the version.
 
-        As `load_weights`, but a set that is complete may leave weights of vLLM out: `load_weights`
-        has found that.
+        Weights of vLLM that a complete set leaves out are not detected, as `load_weights` does.
         """
         self._require_idle("receive_weights")
         if layout is not None:
@@ -130,15 +122,13 @@ class VllmEngine(checks.EngineState):
 
     @contextmanager
     def _closed_on_failure(self, version: int | None) -> Iterator[None]:
-        """Close the engine if the block fails: vLLM fails in many ways, and half of the weights may
-        be old.
-        """
+        """Close the engine if the block fails: some of the weights may be old."""
         try:
             yield
         except Exception as error:
             self.close()
-            of = "" if version is None else f" of version {version}"
-            raise EngineError(f"vLLM failed to load the weights{of}: {error}") from error
+            which = "" if version is None else f" of version {version}"
+            raise EngineError(f"vLLM failed to load the weights{which}: {error}") from error
 
     def _use(self, left_out_by_worker: Sequence[Sequence[str]], version: int) -> None:
         """Sample from the weights that have been loaded, if they are complete."""
@@ -158,9 +148,7 @@ class VllmEngine(checks.EngineState):
         self._version = version
 
     def drop_weights(self) -> None:
-        """Give weights and cache back to the GPU until `load_weights`, if a trainer's rank shares
-        it.
-        """
+        """Give weights and cache back to the GPU until `load_weights`, if it is shared."""
         super().drop_weights()
         if self._sleeps and not self._asleep:
             # nothing is copied to main memory; the prefix cache is reset
@@ -190,8 +178,7 @@ class VllmEngine(checks.EngineState):
         torch.OutOfMemoryError, "generation with vLLM", "lower rollout.vllm.cache_gib"
     )
     def poll(self) -> list[Generation]:
-        """Run one step of vLLM, usually a token for every running sequence; returns the finished
-        responses.
+        """Run a step of vLLM, usually a token per running sequence; return finished responses.
 
         Raises EngineError if log-probabilities are not finite; then the engine can only be closed.
         """
@@ -237,11 +224,11 @@ class VllmEngine(checks.EngineState):
     def _require_complete(self, layout: WeightLayout) -> None:
         """Check names and shapes: vLLM would silently keep the old values of missing weights."""
         expected = self._weight_shapes
-        given = layout.shapes
-        missing = [name for name in expected if name not in given]
-        unexpected = [name for name in given if name not in expected]
+        shapes = layout.shapes
+        missing = [name for name in expected if name not in shapes]
+        unexpected = [name for name in shapes if name not in expected]
         checks.require_all_weights(len(expected), missing=missing, unexpected=unexpected)
-        for name, shape in given.items():
+        for name, shape in shapes.items():
             checks.require_shape(name, shape, expected[name])
 
 

@@ -49,9 +49,7 @@ _CAUSE_CHARS = 600
 
 @dataclass(frozen=True)
 class VllmOptions:
-    """Everything that a vLLM engine needs to start, picklable; it reads no other file of the
-    run.
-    """
+    """Everything that a vLLM engine needs to start, picklable."""
 
     model: str  # the name of the model, for messages
     model_config: str  # the text of the model's config.json. Weights come with `load_weights`.
@@ -134,8 +132,8 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
         ) from None
     return VllmEngine(
         engine,
-        sampling_params=lambda each: SamplingParams(
-            **sampling_arguments(each, seeded=options.reproducible)
+        sampling_params=lambda request: SamplingParams(
+            **sampling_arguments(request, seeded=options.reproducible)
         ),
         weight_shapes=options.weight_shapes,
         temperatures=options.temperatures,
@@ -145,9 +143,7 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
 
 
 def _model_folder(model_config: str) -> Path:
-    """A folder with this config.json, the same at every start: vLLM keeps compiled code by the
-    model's path.
-    """
+    """Return a folder with this config.json, always the same: vLLM caches compiled code by path."""
     folder = cache_folder() / "vllm" / hashlib.sha256(model_config.encode()).hexdigest()[:16]
     # engines that start at the same time write the same
     with atomic_file(folder / "config.json") as path:
@@ -156,10 +152,9 @@ def _model_folder(model_config: str) -> Path:
 
 
 def listen_on_loopback(*, on_one_machine: bool = True) -> None:
-    """Make torch's store, which even one process needs and which checks no secret, listen on one
-    address alone.
-    """
-    use_loopback_interface(*(("GLOO", "NCCL") if on_one_machine else ("GLOO",)))
+    """Make torch's store, which checks no secret, listen on the loopback address only."""
+    libraries = ("GLOO", "NCCL") if on_one_machine else ("GLOO",)
+    use_loopback_interface(*libraries)
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     original = rendezvous.TCPStore
 
@@ -168,13 +163,13 @@ def listen_on_loopback(*, on_one_machine: bool = True) -> None:
         port: int,
         world_size: int | None = None,
         is_master: bool = False,
-        *more: Any,
+        *positional: Any,
         **options: Any,
     ) -> Any:
         if is_master and host_name in LOOPBACK_HOSTS:
             with socket.create_server((host_name, port)) as listener:
                 options["master_listen_fd"] = listener.detach()
-        return original(host_name, port, world_size, is_master, *more, **options)
+        return original(host_name, port, world_size, is_master, *positional, **options)
 
     rendezvous.TCPStore = store
 
@@ -182,8 +177,15 @@ def listen_on_loopback(*, on_one_machine: bool = True) -> None:
 def engine_arguments(
     options: VllmOptions, folder: str, *, on_cpu: bool, gpu_bytes: float = 0
 ) -> Mapping[str, Any]:
-    """Arguments of `vllm.EngineArgs`, with log-probabilities of the distribution that tokens are
-    sampled from.
+    """Return arguments of `vllm.EngineArgs`.
+
+    Log-probabilities are those of the distribution that tokens are sampled from.
+
+    Args:
+        options: the options of the engine.
+        folder: the folder with the model's config.json.
+        on_cpu: whether this vLLM runs on a CPU.
+        gpu_bytes: the memory of a GPU.
     """
     arguments: dict[str, Any] = {
         "model": folder,
@@ -215,8 +217,8 @@ def engine_arguments(
         "seed": 0 if options.reproducible else secrets.randbits(32),
     }
     if options.cache_gib is None and not on_cpu:
-        kept = options.trainer_bytes / gpu_bytes if options.trainer_bytes else 0
-        arguments["gpu_memory_utilization"] = (GPU_MEMORY - kept) / options.gpu_processes
+        trainer_share = options.trainer_bytes / gpu_bytes if options.trainer_bytes else 0
+        arguments["gpu_memory_utilization"] = (GPU_MEMORY - trainer_share) / options.gpu_processes
     else:
         arguments["kv_cache_memory_bytes"] = int((options.cache_gib or CPU_CACHE_GIB) * _GIB)
         # unused with a fixed cache, but vLLM requires this much free memory
@@ -231,11 +233,10 @@ def engine_arguments(
 
 
 def sampling_arguments(request: GenerationRequest, *, seeded: bool) -> Mapping[str, Any]:
-    """Arguments of `vllm.SamplingParams`; a CPU samples requests with seeds in a loop, a GPU all
-    together.
+    """Return arguments of `vllm.SamplingParams`; without `seeded` the request's seed is not used.
 
-    vLLM's generator cannot start at a later token, so a response that goes on gets a seed of its
-    own.
+    A CPU samples requests with seeds in a loop, a GPU all together. vLLM's generator cannot start
+    at a later token, so a continued response gets another seed.
     """
     seed = keyed_seed(request.seed, "offset", request.offset) if request.offset else request.seed
     return {
@@ -254,14 +255,12 @@ def sampling_arguments(request: GenerationRequest, *, seeded: bool) -> Mapping[s
 
 
 class WeightReader:
-    """Extension of vLLM's worker class, through which each worker process reads the weights from
-    their source.
-    """
+    """Extension of vLLM's worker class, through which each worker reads the weights."""
 
     model_runner: Any
 
     def dapo_load_weights(self, weights: WeightSource) -> list[str]:
-        """Replace all weights in place; returns vLLM's names of those that were not set."""
+        """Replace all weights in place; return vLLM's names of those that were not set."""
         model = self.model_runner.get_model()
         left_out = {name for name, _ in model.named_parameters()}
         load = model.load_weights
@@ -283,9 +282,9 @@ def _require_heads(width: int, model: str) -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     if width not in (served := CPUAttentionBackend.get_supported_head_sizes()):
-        taken = f"vLLM on a CPU takes {', '.join(map(str, served))}"
+        sizes = f"vLLM on a CPU takes {', '.join(map(str, served))}"
         raise EngineError(
-            f"model {model} has attention heads of {width}; {taken}; use rollout.engine=native"
+            f"model {model} has attention heads of {width}; {sizes}; use rollout.engine=native"
         )
 
 

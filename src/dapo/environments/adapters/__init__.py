@@ -14,9 +14,7 @@ from dapo.environments.environment import Environment
 GAMES: Mapping[str, str] = {"calculator": "calculator:Calculator"}
 """Environments of this package: their module in `games` and class."""
 PACKAGES: Mapping[str, str] = {"textarena": "TextArenaGame", "skyrl": "SkyRLEnvironment"}
-"""Prefixes of names of other packages' environments: the class in the module of `adapters` with
-that name.
-"""
+"""Prefixes of other packages' environments: the class in the module of `adapters` of that name."""
 _OPTION = "environment.name="
 
 
@@ -57,27 +55,27 @@ def environment_maker(
             schemas,
         )
     factory = _factory(name)
-    made = try_call(lambda: _made_or_error(factory, options))
-    if isinstance(made, ConfigError):
-        raise ConfigError(f"{_OPTION}{name}: {made}")
-    if isinstance(made, Failure):
-        given = ", ".join(options) or "no options"
-        raise ConfigError(f"{_OPTION}{name}: making one with {given} {made.reason}")
-    if not callable(getattr(made, "reset", None)):
-        raise ConfigError(f"{_OPTION}{name}: {type(made).__name__} has no method reset")
-    if callable(getattr(made, "step", None)):
+    environment = try_call(lambda: _made_or_error(factory, options))
+    if isinstance(environment, ConfigError):
+        raise ConfigError(f"{_OPTION}{name}: {environment}")
+    if isinstance(environment, Failure):
+        arguments = ", ".join(options) or "no options"
+        raise ConfigError(f"{_OPTION}{name}: making one with {arguments} {environment.reason}")
+    if not callable(getattr(environment, "reset", None)):
+        raise ConfigError(f"{_OPTION}{name}: {type(environment).__name__} has no method reset")
+    if callable(getattr(environment, "step", None)):
         if functions:
             raise ConfigError(
                 f"{_OPTION}{name} answers turns itself, and environment.tools are not called; leave"
                 " one out"
             )
         return EnvironmentMaker(lambda form=None, begun="": factory(**options))
-    if not methods_of(made) and not functions:
+    if not methods_of(environment) and not functions:
         expected = "step(action), or public methods as tools"
         raise ConfigError(
-            f"{_OPTION}{name}: {type(made).__name__} has only reset; expected {expected}"
+            f"{_OPTION}{name}: {type(environment).__name__} has only reset; expected {expected}"
         )
-    schemas = schemas_of(made, functions)
+    schemas = schemas_of(environment, functions)
     return EnvironmentMaker(
         lambda form=None, begun="": ToolEnvironment(
             factory(**options), functions, schemas, form or "hermes", begun
@@ -87,7 +85,7 @@ def environment_maker(
 
 
 def _made_or_error(factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """An environment, or the ConfigError of an adapter, which is a sentence already."""
+    """Return an environment, or the ConfigError of an adapter, which is a sentence already."""
     try:
         return factory(**options)
     except ConfigError as error:
@@ -95,31 +93,29 @@ def _made_or_error(factory: Callable[..., Any], options: Mapping[str, Any]) -> A
 
 
 def _factory(name: str) -> Callable[..., Any]:
-    first, colon, rest = name.partition(":")
+    first, colon, identifier = name.partition(":")
     if first in PACKAGES:
-        adapter = getattr(
-            importlib.import_module(f"dapo.environments.adapters.{first}"), PACKAGES[first]
-        )
-        return lambda **options: adapter(rest, **options)
+        package = importlib.import_module(f"dapo.environments.adapters.{first}")
+        adapter = getattr(package, PACKAGES[first])
+        return lambda **options: adapter(identifier, **options)
     if colon:
-        found = load_callable(name, error=ConfigError, option=_OPTION)
-        is_of_skyrl = callable(getattr(found, "init", None)) and callable(
-            getattr(found, "step", None)
-        )
-        if is_of_skyrl and not hasattr(found, "reset"):
+        loaded = load_callable(name, error=ConfigError, option=_OPTION)
+        has_init = callable(getattr(loaded, "init", None))
+        has_step = callable(getattr(loaded, "step", None))
+        if has_init and has_step and not hasattr(loaded, "reset"):
             from dapo.environments.adapters.skyrl import SkyRLEnvironment
 
-            return lambda **options: SkyRLEnvironment(found, **options)
-        return found
+            return lambda **options: SkyRLEnvironment(loaded, **options)
+        return loaded
     if name not in GAMES:
-        known = (
+        choices = (
             f"known: {', '.join(GAMES)}, {':ID, '.join(PACKAGES)}:ID, or your own class as"
             " module:Class"
         )
         suggestion = did_you_mean(name, GAMES, otherwise="")
         raise ConfigError(
             f"{_OPTION}{name}: there is no such environment;"
-            f" {suggestion}{' ' * bool(suggestion)}{known}"
+            f" {suggestion}{' ' * bool(suggestion)}{choices}"
         )
     module, _, attribute = GAMES[name].partition(":")
     game: Callable[..., Any] = getattr(

@@ -22,10 +22,10 @@ class TextArenaGame:
         require_package("textarena", purpose="this environment", error=ConfigError)
         import textarena
 
-        known = textarena.envs.registration.ENV_REGISTRY
+        registry = textarena.envs.registration.ENV_REGISTRY
         raw = game if game.endswith("-raw") else f"{game}-raw"
-        if raw not in known:
-            near = did_you_mean(game, known, otherwise="its games are listed in textarena.envs")
+        if raw not in registry:
+            near = did_you_mean(game, registry, otherwise="its games are listed in textarena.envs")
             raise ConfigError(f"textarena has no game {game!r}; {near}")
         self._game = textarena.make(raw, **options)
         self._action_type = textarena.ObservationType.PLAYER_ACTION

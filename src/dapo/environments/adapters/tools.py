@@ -1,6 +1,4 @@
-"""Tools as an environment: functions, and classes in TRL's convention, whose public methods are
-tools.
-"""
+"""Tools as an environment: functions, and classes in TRL's convention with methods as tools."""
 
 import inspect
 import json
@@ -24,8 +22,8 @@ class ToolEnvironment:
 
     `state` is an object in the convention of TRL's `environment_factory`: `reset(**columns)` may
     return a text that is appended to the prompt, every other public method is a tool, and
-    `get_reward()`, if there is one, pays for the whole episode at its end. Methods may be
-    coroutines. A tool that raises is answered with the text of its error.
+    `get_reward()`, if there is one, gives the reward of the whole episode at its end. Methods may
+    be coroutines. A tool that raises is answered with the text of its error.
     """
 
     def __init__(
@@ -48,7 +46,7 @@ class ToolEnvironment:
             return None
         columns = columns_of(problem)
         parameters = inspect.signature(reset).parameters
-        if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             columns = {name: value for name, value in columns.items() if name in parameters}
         prompt = "" if is_begun_by_environment(problem) else problem.prompt
         return _joined(prompt, self._loop.finish(reset(**columns)))
@@ -61,19 +59,16 @@ class ToolEnvironment:
             call.error if isinstance(call, WrongCall) else self._call(call.name, call.arguments)
             for call in calls
         ]
-        names = [call.name for call in calls]
-        texts = [
-            str(answer.reason) if isinstance(answer, Failure) else answer for answer in answers
-        ]
-        errors = [
-            isinstance(call, WrongCall) or isinstance(a, Failure)
-            for call, a in zip(calls, answers, strict=True)
-        ]
-        messages = [
-            {"role": "tool", "content": text, **({} if name is None else {"name": name})}
-            for name, text in zip(names, texts, strict=True)
-        ]
-        return StepResult(messages, tool_calls=len(calls), tool_errors=sum(errors))
+        messages = []
+        num_errors = 0
+        for call, answer in zip(calls, answers, strict=True):
+            text = str(answer.reason) if isinstance(answer, Failure) else answer
+            num_errors += isinstance(call, WrongCall) or isinstance(answer, Failure)
+            message = {"role": "tool", "content": text}
+            if call.name is not None:
+                message["name"] = call.name
+            messages.append(message)
+        return StepResult(messages, tool_calls=len(calls), tool_errors=num_errors)
 
     def end(self) -> StepResult:
         get_reward = getattr(self._state, "get_reward", None)
@@ -90,15 +85,13 @@ class ToolEnvironment:
         result = try_call(lambda: self._loop.finish(self._tools[name](**arguments)))
         if isinstance(result, Failure):
             return Failure("Error: " + result.reason.removeprefix("raised "))
-        return (
-            result
-            if isinstance(result, str)
-            else json.dumps(result, ensure_ascii=False, default=str)
-        )
+        if isinstance(result, str):
+            return result
+        return json.dumps(result, ensure_ascii=False, default=str)
 
 
 def methods_of(state: Any) -> dict[str, Callable[..., Any]]:
-    """The methods of an object that are tools, by name."""
+    """Return the methods of an object that are tools, by name."""
     if state is None:
         return {}
     names = [
@@ -108,7 +101,7 @@ def methods_of(state: Any) -> dict[str, Callable[..., Any]]:
 
 
 def schemas_of(state: Any, functions: Mapping[str, Callable[..., Any]]) -> list[dict[str, Any]]:
-    """The schemas of the tools.
+    """Return the schemas of the tools.
 
     Raises DataError for one without types or descriptions, ConfigError for equal names.
     """
@@ -122,8 +115,7 @@ def schemas_of(state: Any, functions: Mapping[str, Callable[..., Any]]) -> list[
 
 
 def _joined(prompt: Prompt, observation: Any) -> str | Sequence[Message] | None:
-    """The prompt with what `reset` returned at the end of its last message; None where it returned
-    nothing.
+    """Append what `reset` returned to the prompt's last message; None if it returned nothing.
 
     `reset` returns a text, or as TRL's classes may a list of parts of text; a list of messages is
     the whole prompt.
@@ -131,12 +123,12 @@ def _joined(prompt: Prompt, observation: Any) -> str | Sequence[Message] | None:
     if observation is None or observation in ("", []):
         return None
     text = observation
-    if isinstance(observation, list | tuple) and all(_is_part(each) for each in observation):
-        if not all(isinstance(each.get("text"), str) for each in observation):
+    if isinstance(observation, list | tuple) and all(_is_part(part) for part in observation):
+        if not all(isinstance(part.get("text"), str) for part in observation):
             raise TypeError(
                 f"reset returned {quoted(observation)}; of parts only those of text can be shown"
             )
-        text = "".join(each["text"] for each in observation)
+        text = "".join(part["text"] for part in observation)
     if not isinstance(text, str):
         messages: Sequence[Message] = text  # the pool refuses what is none
         return messages

@@ -35,10 +35,10 @@ class Calculator:
         self._answer = problem.answer
 
     def step(self, action: str) -> StepResult:
-        found = _EXPRESSION.search(action)
-        if found is not None and self._uses > 0:
+        match = _EXPRESSION.search(action)
+        if match is not None and self._uses > 0:
             self._uses -= 1
-            value = _OPERATIONS[found[2]](int(found[1]), int(found[3]))
+            value = _OPERATIONS[match[2]](int(match[1]), int(match[3]))
             return StepResult(f"The calculator shows {value}", reward=0.0)
         return self._judged(action)
 

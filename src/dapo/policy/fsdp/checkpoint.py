@@ -35,8 +35,9 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path, group: ProcessGrou
 
 
 def read_shards(path: Path, into: Mapping[str, Tensor], group: ProcessGroup | None = None) -> None:
-    """Fill `into` from a file or a folder: full tensors, or, with a `group` whose ranks all call
-    it, DTensors.
+    """Fill `into` from a file or a folder, with full tensors or, in a `group`, with DTensors.
+
+    All ranks of a group call it.
 
     Raises OSError if the files cannot be read.
     """
@@ -49,11 +50,11 @@ def read_shards(path: Path, into: Mapping[str, Tensor], group: ProcessGroup | No
 
 
 def stored_like(path: Path) -> dict[str, Tensor]:
-    """The names, shapes and types stored in a file or a folder, as tensors on the `meta` device."""
-    found: Any = _reader(path).read_metadata().state_dict_metadata
+    """Return the stored names, shapes and types as tensors on the `meta` device."""
+    metadata: Any = _reader(path).read_metadata().state_dict_metadata
     return {
         name: torch.empty(m.size, dtype=m.properties.dtype, device="meta")
-        for name, m in found.items()
+        for name, m in metadata.items()
     }
 
 
@@ -69,9 +70,7 @@ class _StableFiles(FileSystem):
 
 
 def sort_metadata(path: Path) -> None:
-    """Sort the metadata of a safetensors file by name: the library writes it in the order of a hash
-    map.
-    """
+    """Sort a safetensors file's metadata by name: the library writes it in a random order."""
     with open(path, "r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -101,9 +100,7 @@ def _reader(path: Path) -> Any:
 
 @contextmanager
 def _as_os_error(path: Path) -> Iterator[None]:
-    """Raise the first rank's error: torch wraps the errors of all ranks into one that is not an
-    Exception.
-    """
+    """Raise the first rank's error, which torch wraps in one that is not an Exception."""
     try:
         yield
     except dcp.CheckpointException as error:

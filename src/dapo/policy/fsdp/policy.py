@@ -1,5 +1,4 @@
-"""One rank's part of a policy whose weights, gradients and optimiser state are sharded over ranks
-(FSDP2).
+"""One rank's part of a policy that is sharded over ranks (FSDP2).
 
 Every rank holds a shard of each weight and calls the same methods in the same order; most of them
 are collective. A layer's weights are gathered while it computes. Embedding, last norm and head stay
@@ -64,13 +63,13 @@ class ShardedModel(nn.Module):
         return compute()
 
     def base_model(self, **inputs: Any) -> Any:
-        """The model's own forward; returns only the last hidden state."""
+        """Run the model's own forward; return only the last hidden state."""
         return SimpleNamespace(
             last_hidden_state=self(lambda: self.model.base_model(**inputs).last_hidden_state)
         )
 
     def get_output_embeddings(self) -> Any:
-        """The head, gathered from `base_model` to the end of the backward."""
+        """Return the head, gathered from `base_model` to the end of the backward."""
         return self.model.get_output_embeddings()
 
     @property
@@ -83,8 +82,9 @@ class ShardedModel(nn.Module):
 
 
 def shard(model: PreTrainedModel, ranks: Ranks) -> ShardedModel:
-    """Shard `model` in place: it computes in its current type, and its trained shards become
-    float32 (or float64).
+    """Shard `model` in place; its trained shards become float32 (or float64).
+
+    The model computes in its current type.
 
     A layer moves to the device before its weights are widened. Gradients are summed over the ranks,
     in the shards' type. Raises ConfigError if the layers cannot be found.
@@ -110,7 +110,7 @@ def shard(model: PreTrainedModel, ranks: Ranks) -> ShardedModel:
 
 
 def _layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The list of the model's decoder layers, recognised by its length."""
+    """Return the list of the model's decoder layers, recognised by its length."""
     count = model.config.get_text_config().num_hidden_layers
     for module in model.base_model.children():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -122,9 +122,7 @@ def _layers(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def _widen(module: nn.Module, device: torch.device) -> None:
-    """Convert trained weights that are not yet sharded to at least float32: AdamW's steps vanish in
-    less.
-    """
+    """Convert trained weights before sharding to float32 or more: AdamW's steps vanish in less."""
     for weight in module.parameters():
         if (
             weight.requires_grad
@@ -147,9 +145,9 @@ def read_shards_of(
     tied = tied_names(model)
     buffers = dict(model.named_buffers())
     sharded.to_empty(device=ranks.device)
-    for further, stored in tied.items():  # to_empty has untied them
+    for further, source_name in tied.items():  # to_empty has untied them
         module, _, name = further.rpartition(".")
-        setattr(model.get_submodule(module), name, model.get_parameter(stored))
+        setattr(model.get_submodule(module), name, model.get_parameter(source_name))
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
     for name, weight in model.named_parameters():
@@ -196,9 +194,9 @@ class ShardedAdamW(MasterAdamW):
         )
 
 
-def _rows_of(stored: StoredWeights | None, dtype: torch.dtype, name: str, rows: slice) -> Tensor:
-    assert stored is not None, "a model on the meta device names its files"
-    return stored.rows(name, rows).to(dtype)
+def _rows_of(source: StoredWeights | None, dtype: torch.dtype, name: str, rows: slice) -> Tensor:
+    assert source is not None, "a model on the meta device names its files"
+    return source.rows(name, rows).to(dtype)
 
 
 class ShardedPolicy(PolicyCore):
@@ -208,8 +206,7 @@ class ShardedPolicy(PolicyCore):
         torch.OutOfMemoryError, "preparing a trainer rank", LESS_ON_A_GPU, then="start again"
     )
     def __init__(self, config: Config, loaded: LoadedModel, ranks: Ranks) -> None:
-        """Take ownership of `loaded.model`, in the type to compute in: the same model on every
-        rank, on any device.
+        """Take ownership of `loaded.model`, which is the same on every rank, on any device.
 
         For a model on the meta device each rank reads its own rows of `loaded.stored`. All ranks
         check together that the sharded model computes the same on packed sequences, and raise the
@@ -233,7 +230,7 @@ class ShardedPolicy(PolicyCore):
         names = {weight: name for name, weight in self._model.named_parameters()}
         adapters = self._adapters
         frozen = {} if adapters is None else {name: names[w] for name, w in adapters.frozen.items()}
-        self._names = {name: stored for stored, name in frozen.items()}
+        self._names = {name: file_name for file_name, name in frozen.items()}
         self._model = self._distribute(self._model, self._read_rows)
         if adapters is not None:
             weights = dict(self._model.model.named_parameters())
@@ -266,10 +263,10 @@ class ShardedPolicy(PolicyCore):
 
     def _read_rows(self, name: str, rows: slice) -> Tensor:
         """Rows of a weight of the initial model, by its name in the model with adapters."""
-        stored = self._names.get(name, name)
-        if self._adapters is not None and stored not in self._adapters.frozen:
+        file_name = self._names.get(name, name)
+        if self._adapters is not None and file_name not in self._adapters.frozen:
             return self._adapters.initial_factor(name)[rows].to(self._compute_dtype)
-        return _rows_of(self._stored, self._compute_dtype, stored, rows)
+        return _rows_of(self._stored, self._compute_dtype, file_name, rows)
 
     def _score(self, microbatch: Microbatch, model: Any) -> Tensor:
         scores = super()._score(microbatch, model)
@@ -278,8 +275,8 @@ class ShardedPolicy(PolicyCore):
 
     @contextmanager
     def _reference_states(self, microbatch: Microbatch) -> Iterator[tuple[Tensor, Any]]:
-        with super()._reference_states(microbatch) as found:
-            yield found  # its head stays gathered
+        with super()._reference_states(microbatch) as states:
+            yield states  # its head stays gathered
         if self._reference is not None:
             self._reference.model.reshard()
 
@@ -287,8 +284,7 @@ class ShardedPolicy(PolicyCore):
         torch.OutOfMemoryError, "an update of the policy on a trainer rank", SMALLER_MICROBATCHES
     )
     def update(self, rank_microbatches: Sequence[RankMicrobatch], *, step: int) -> dict[str, float]:
-        """One optimiser update, in which this rank computes `rank_microbatches`; returns the
-        metrics over all ranks.
+        """Update by this rank's `rank_microbatches`; return the metrics over all ranks.
 
         Every rank calls it, with the same number of rank microbatches. See `Policy.update`.
         """
@@ -298,18 +294,21 @@ class ShardedPolicy(PolicyCore):
             self._backward(rank_microbatch, self._custom_loss)
             for rank_microbatch in rank_microbatches
         ]
-        own = add_sums([*sums, self._optimizer.measure()])
-        return self._apply_gradient(add_sums(self._ranks.gather(own)), step=step)
+        rank_sums = add_sums([*sums, self._optimizer.measure()])
+        return self._apply_gradient(add_sums(self._ranks.gather(rank_sums)), step=step)
 
     @explain_out_of_memory(
         torch.OutOfMemoryError, "log-probabilities on a trainer rank", SMALLER_MICROBATCHES
     )
     def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[Sequence[float]]]:
-        """The log-probabilities of each sample of each rank microbatch.
+        """Return the log-probabilities of each sample of each rank microbatch.
 
         Every rank calls it, with equally many.
         """
-        microbatches = [pack_microbatch(each, self._ranks.device) for each in rank_microbatches]
+        microbatches = [
+            pack_microbatch(rank_microbatch, self._ranks.device)
+            for rank_microbatch in rank_microbatches
+        ]
         scores = [self._score(microbatch, self._model) for microbatch in microbatches]
         return [
             rows_of(values, microbatch)
@@ -324,17 +323,19 @@ class ShardedPolicy(PolicyCore):
     def token_kl(
         self, rank_microbatches: Sequence[RankMicrobatch], *, step: int
     ) -> list[list[Sequence[float]]]:
-        """`Policy.token_kl` of each sample of each rank microbatch.
+        """Return `Policy.token_kl` of each sample of each rank microbatch.
 
         Every rank calls it, with equally many.
         """
         self._begin_step(step)
-        microbatches = [pack_microbatch(each, self._ranks.device) for each in rank_microbatches]
+        microbatches = [
+            pack_microbatch(rank_microbatch, self._ranks.device)
+            for rank_microbatch in rank_microbatches
+        ]
         return [rows_of(self._token_kl(microbatch), microbatch) for microbatch in microbatches]
 
     def weights(self) -> NamedWeights:
-        """Every weight by its Hugging Face name: adapters merged, unsharded, in the type that the
-        model computes in.
+        """Return every weight by its name: adapters merged, unsharded, in the computing type.
 
         Every rank calls it and reads all weights; each is gathered when it is read. Raises
         NumericsError if a weight is not finite.
@@ -345,9 +346,9 @@ class ShardedPolicy(PolicyCore):
         if self._adapters is not None:
             return self._adapters.merged(shards, dtype, full=_full_tensor)
         layout = layout_of(shards, self._optimizer.tied, dtype)
-        named = shards.items()
+        pairs = shards.items()
         return NamedWeights(
-            lambda: ((name, _full_tensor(w.detach().to(dtype))) for name, w in named), layout
+            lambda: ((name, _full_tensor(w.detach().to(dtype))) for name, w in pairs), layout
         )
 
     def snapshot(self) -> None:
@@ -383,9 +384,7 @@ class ShardedPolicy(PolicyCore):
 
     @contextmanager
     def _head(self) -> Iterator[Any]:
-        """The gathered head; in low precision the chunks' gradients are accumulated in float32 and
-        rounded once.
-        """
+        """Gather the head; narrow chunks' gradients add up in float32 and are rounded once."""
         head = self._model.get_output_embeddings()
         if not head.weight.requires_grad or head.weight.dtype in (torch.float32, torch.float64):
             yield head
@@ -401,21 +400,19 @@ class ShardedPolicy(PolicyCore):
             weight.grad = sums[name].to(weight.dtype)
 
     def _peak_gpu_memory(self) -> dict[str, float]:
-        own = super()._peak_gpu_memory()
-        return {name: max(self._ranks.gather(value)) for name, value in own.items()}
+        metrics = super()._peak_gpu_memory()
+        return {name: max(self._ranks.gather(value)) for name, value in metrics.items()}
 
     def _to_dtensors(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's shards in main memory as DTensors, with the shapes and layouts of the
-        weights.
-        """
+        """Return this rank's shards in main memory as DTensors, laid out like the weights."""
         mesh = self._ranks.host_mesh
         weights = self._optimizer.shards
-        found: dict[str, Tensor] = {}
+        dtensors: dict[str, Tensor] = {}
         for name, tensor in shards.items():
             weight = weights[name]
             layout = {"run_check": False, "shape": weight.shape, "stride": weight.stride()}
-            found[name] = DTensor.from_local(tensor, mesh, weight.placements, **layout)
-        return found
+            dtensors[name] = DTensor.from_local(tensor, mesh, weight.placements, **layout)
+        return dtensors
 
     def _read(self, directory: Path, kind: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         path = stored_at(directory, kind)

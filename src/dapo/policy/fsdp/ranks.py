@@ -12,14 +12,10 @@ from torch.nn import functional
 
 
 class Ranks:
-    """The processes that a model is sharded over, seen from one of them; torch.distributed is
-    initialised.
-    """
+    """The processes that a model is sharded over, with torch.distributed initialised."""
 
     def __init__(self, device: torch.device, *, timeout_s: float) -> None:
-        """Every rank constructs one, with the `device` of its shards and the time to wait for the
-        slowest rank.
-        """
+        """Take the `device` of this rank's shards and the time to wait for the slowest rank."""
         self.device = device
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
@@ -33,17 +29,18 @@ class Ranks:
         self.checkpoint_group = dist.new_group(backend="gloo", timeout=timeout)
 
     def gather(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-        """The JSON values of all ranks, in rank order.
+        """Return the JSON values of all ranks, in rank order.
 
         Every rank calls it. Nothing is unpickled.
         """
         group = group or self._group
-        own = torch.frombuffer(bytearray(json.dumps(value), "ascii"), dtype=torch.uint8)
+        encoded = torch.frombuffer(bytearray(json.dumps(value), "ascii"), dtype=torch.uint8)
         sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(own)]), group=group)
+        dist.all_gather(sizes, torch.tensor([len(encoded)]), group=group)
         longest = max(int(size) for size in sizes)
         texts = [torch.empty(longest, dtype=torch.uint8) for _ in sizes]
-        dist.all_gather(texts, functional.pad(own, (0, longest - len(own))), group=group)
+        padded = functional.pad(encoded, (0, longest - len(encoded)))
+        dist.all_gather(texts, padded, group=group)
         return [
             json.loads(text[: int(size)].numpy().tobytes())
             for text, size in zip(texts, sizes, strict=True)
