@@ -24,7 +24,7 @@ class DapoError(Exception):
 
     def __init__(self, *args: object) -> None:
         super().__init__(
-            *(printable(bounded(each)) if isinstance(each, str) else each for each in args)
+            *(printable(bounded(arg)) if isinstance(arg, str) else arg for arg in args)
         )
 
     def _render_traceback_(self) -> list[str]:

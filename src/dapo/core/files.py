@@ -125,13 +125,13 @@ def append_line(file: IO[bytes], line: str) -> None:
     """Append a line to a file without a buffer, or nothing and raise OSError, for example if the
     disk is full.
     """
-    before = os.fstat(file.fileno()).st_size
-    left = (line + "\n").encode()
+    size = os.fstat(file.fileno()).st_size
+    remaining = (line + "\n").encode()
     try:
-        while left:
-            left = left[file.write(left) :]
+        while remaining:
+            remaining = remaining[file.write(remaining) :]
     except OSError as error:
-        file.truncate(before)
+        file.truncate(size)
         raise OSError(error.errno, error.strerror, file.name) from error
 
 
@@ -157,15 +157,15 @@ def read_regular(path: Path, *, max_bytes: int = MAX_BYTES, follow: bool = True)
 
 
 @contextmanager
-def damage_of(path: str | Path, *more: type[Exception]) -> Iterator[None]:
-    """Turn FAULTS, and `more` errors, in the block into a DataError that calls a file or a run
+def damage_of(path: str | Path, *further_faults: type[Exception]) -> Iterator[None]:
+    """Turn FAULTS, and `further_faults`, in the block into a DataError that calls a file or a run
     damaged.
     """
     try:
         yield
     except BrokenPipeError:  # of the output
         raise
-    except FAULTS + more as error:
+    except FAULTS + further_faults as error:
         strerror = error.strerror if isinstance(error, OSError) else None
         reason = strerror or one_line(str(error)) or type(error).__name__
         raise DataError(f"{path} is damaged: {shorten(reason, 200)}") from error

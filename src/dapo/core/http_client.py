@@ -120,27 +120,27 @@ class HttpClient:
         backoff_s = self._backoff_s
         for tries in range(1, last_try + 1):
             limit = min(deadline, clock.monotonic() + self._timeout_s)
-            found, headers = self._try(method, url, body, limit)
-            if isinstance(found, Answer) and found.status not in RETRYABLE_STATUSES:
-                return replace(found, tries=tries)
+            outcome, headers = self._try(method, url, body, limit)
+            if isinstance(outcome, Answer) and outcome.status not in RETRYABLE_STATUSES:
+                return replace(outcome, tries=tries)
             delay_s = min(backoff_s, _MAX_BACKOFF_S)
             wished_s = wished_wait_s(headers, clock.time())
             allowed_s = clamped_wait_s(wished_s)
-            if allowed_s is None and isinstance(found, Answer):
+            if allowed_s is None and isinstance(outcome, Answer):
                 raise ServerFailed(
-                    f"{self._shown_url}: status {found.status}, and the server asks to wait"
+                    f"{self._shown_url}: status {outcome.status}, and the server asks to wait"
                     f" {describe_wait(wished_s)}; the longest wait is"
                     f" {describe_wait(MAX_FOREIGN_WAIT_S)}: try again then"
                 )
             delay_s = max(delay_s, allowed_s or 0.0)
             if tries == last_try or clock.monotonic() + delay_s >= deadline:
                 break
-            self._show_wait(found, delay_s)
+            self._show_wait(outcome, delay_s)
             clock.sleep(delay_s)
             backoff_s *= 2
-        if isinstance(found, Answer):
-            return replace(found, tries=tries)
-        raise ServerFailed(f"{self._shown_url}: {found} ({tries} tries)")
+        if isinstance(outcome, Answer):
+            return replace(outcome, tries=tries)
+        raise ServerFailed(f"{self._shown_url}: {outcome} ({tries} tries)")
 
     def _try(
         self, method: str, url: str, body: bytes | None, limit: float
@@ -166,14 +166,14 @@ class HttpClient:
         except urllib3.exceptions.HTTPError as error:
             return _cause(error), {}
 
-    def _show_wait(self, found: Answer | str, delay_s: float) -> None:
+    def _show_wait(self, outcome: Answer | str, delay_s: float) -> None:
         """Say that a request waits, once for all threads that wait at this time."""
         now = self._clock.monotonic()
         with self._shown_lock:
             if delay_s < SHOWN_WAIT_S or now < self._shown_until:
                 return
             self._shown_until = now + delay_s
-        reason = f"status {found.status}" if isinstance(found, Answer) else found
+        reason = f"status {outcome.status}" if isinstance(outcome, Answer) else outcome
         self._clock.show(f"{self._shown_url}: {reason}; trying again in {describe_wait(delay_s)}")
 
     def close(self) -> None:

@@ -85,16 +85,18 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
     if not is_of_a_run and directory not in sys.path:
         sys.path.append(directory)
     importlib.invalidate_caches()
-    written = None if name in sys.modules else _written_module(name)
-    if written is not None and text_checksum(written.read_bytes()) != name[-8:]:
+    written_file = None if name in sys.modules else _written_module(name)
+    if written_file is not None and text_checksum(written_file.read_bytes()) != name[-8:]:
         raise error(
-            f"{option}{path!r}: {written} was changed after the run wrote it: its name ends with"
-            " its checksum"
+            f"{option}{path!r}: {written_file} was changed after the run wrote it: its name ends"
+            " with its checksum"
         )
-    module = try_call(lambda: _import_module(name, written, None if is_of_a_run else directory))
+    module = try_call(
+        lambda: _import_module(name, written_file, None if is_of_a_run else directory)
+    )
     if isinstance(module, Failure):
-        found: object = written or try_call(partial(importlib.util.find_spec, name))
-        if found is None or isinstance(found, Failure):
+        source: object = written_file or try_call(partial(importlib.util.find_spec, name))
+        if source is None or isinstance(source, Failure):
             raise error(
                 f"{option}{path!r}: there is no module {name!r} in {directory} or among the"
                 " installed packages"
@@ -131,8 +133,8 @@ def module_file(name: str) -> Path | None:
     """The file of a module that `load_callable` would import, found without importing it; None if
     there is none.
     """
-    if (written := _written_module(name)) is not None:
-        return written
+    if (written_file := _written_module(name)) is not None:
+        return written_file
     folders: Sequence[str] | None = [os.getcwd(), *sys.path]
     parts = name.split(".")
     spec = None
@@ -149,15 +151,16 @@ class _TextLoader(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
-def _import_module(name: str, written: Path | None, directory: str | None) -> ModuleType:
-    """Import a module from the file `written`, or with its top-level package from `directory` if
-    that is there.
+def _import_module(name: str, written_file: Path | None, directory: str | None) -> ModuleType:
+    """Import a module from `written_file`, or else with its top-level package from `directory`.
+
+    A package that is not in `directory` is searched as usual.
     """
     first = name.partition(".")[0]
     spec = None
-    if written is not None:
+    if written_file is not None:
         spec = importlib.util.spec_from_file_location(
-            name, written, loader=_TextLoader(name, str(written))
+            name, written_file, loader=_TextLoader(name, str(written_file))
         )
     elif directory is not None and first not in sys.modules:
         spec = PathFinder.find_spec(first, [directory])

@@ -79,8 +79,8 @@ def explain_out_of_memory(
 
 def _amounts(text: str) -> str:
     """The requested and the free bytes, as far as torch's message gives them."""
-    asked, free, capacity = (pattern.search(text) for pattern in (_ASKED, _FREE, _CAPACITY))
-    parts = [f"{asked[1]} were requested"] if asked else []
+    requested, free, capacity = (pattern.search(text) for pattern in (_ASKED, _FREE, _CAPACITY))
+    parts = [f"{requested[1]} were requested"] if requested else []
     if free:
         parts.append(
             f"{free[1]} of {capacity[1]} were free" if capacity else f"{free[1]} were free"

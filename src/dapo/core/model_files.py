@@ -27,12 +27,12 @@ def unusable_weights(name: str) -> str | None:
     return None
 
 
-def pickled_only(name: str, found: str) -> str:
+def pickled_only(name: str, weights: str) -> str:
     """The end of a sentence about a model without safetensors, with the command that makes them."""
     load = f"from transformers import AutoModelForCausalLM as M; M.from_pretrained({name!r})"
     code = f"{load}.save_pretrained('converted')"
     return (
-        f"has no safetensors but pickled weights ({found}), and unpickling can run code. If you"
+        f"has no safetensors but pickled weights ({weights}), and unpickling can run code. If you"
         " trust them, convert "
         f'them once where nothing is secret: python -c "{code}", and copy the other files to'
         " converted/"

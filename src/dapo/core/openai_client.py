@@ -122,10 +122,10 @@ class ChatClient:
         answer = self._answer("completions", body)
         try:
             scores = field(parse_json(answer.body), "choices", 0, "logprobs")
-            found = field(scores, "token_logprobs")
+            logprobs = field(scores, "token_logprobs")
         except WrongField:
-            found = None
-        count = len(found) if isinstance(found, list) else 0
+            logprobs = None
+        count = len(logprobs) if isinstance(logprobs, list) else 0
         # with the token that it has generated, or without
         if count not in (len(token_ids), len(token_ids) + 1):
             raise ServerRefused(
@@ -134,7 +134,7 @@ class ChatClient:
                 " (/completions with echo and logprobs, as vLLM does)"
             )
         try:
-            return _logprobs(found, len(token_ids)), _texts(scores.get("tokens"), len(token_ids))
+            return _logprobs(logprobs, len(token_ids)), _texts(scores.get("tokens"), len(token_ids))
         except WrongField as error:
             raise ServerFailed(
                 f"{self.url}: the answer has no usable log-probabilities: {error}"

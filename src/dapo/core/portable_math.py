@@ -27,10 +27,10 @@ def exp(x: float) -> float:
     if x < _SMALLEST_EXPONENT:
         return 0.0
     doublings = round(x / _LN2)
-    rest = (x - doublings * _LN2_HIGH) - doublings * _LN2_LOW
+    remainder = (x - doublings * _LN2_HIGH) - doublings * _LN2_LOW
     value = 1.0
     for n in range(_EXP_TERMS, 0, -1):
-        value = 1.0 + rest * value / n
+        value = 1.0 + remainder * value / n
     return ldexp(value, doublings)
 
 

@@ -22,8 +22,8 @@ def vector_extensions() -> list[str]:
     """The processor's sorted flags for vectors and matrices; empty if the system does not report
     them.
     """
-    found = _cpuinfo()
-    flags = f"{found.get('flags', '')} {found.get('Features', '')}".split()
+    fields = _cpuinfo()
+    flags = f"{fields.get('flags', '')} {fields.get('Features', '')}".split()
     return sorted({flag for flag in flags if flag.startswith(VECTOR_EXTENSIONS)})
 
 

@@ -195,10 +195,10 @@ def is_secret_name(name: str) -> bool:
     """Whether a name is a secret's: `api_key`, `openaiApiKey`, `HF_TOKEN`, but not `max_tokens` or
     `answer_key`.
     """
-    *before, last = words_of(name) or [""]
+    *first_words, last = words_of(name) or [""]
     for ending, harmless in _HARMLESS_BEFORE.items():
         if last in (ending, f"{ending}s"):
-            return not before or before[-1] not in harmless
+            return not first_words or first_words[-1] not in harmless
     return last in _ALWAYS
 
 
@@ -270,8 +270,10 @@ def may_be_written(variable: str) -> bool:
 
 def secret_variables() -> dict[str, str]:
     """The environment variables that are secrets, by name or by value."""
-    found = {name: value for name, value in os.environ.items() if any(find_secrets({name: value}))}
-    return {name: value for name, value in found.items() if name not in _NO_PASSWORDS}
+    secrets = {
+        name: value for name, value in os.environ.items() if any(find_secrets({name: value}))
+    }
+    return {name: value for name, value in secrets.items() if name not in _NO_PASSWORDS}
 
 
 _Names = tuple[str, ...]
@@ -351,8 +353,8 @@ def _mask_argument(argument: str) -> str:
         is_pair = re.search(r"[=,\s'\"]", match[0]) is not None or not argument[
             : match.start()
         ].strip("{ ")
-        rest = argument[match.end() :]
-        if is_pair and is_secret_name(match[1]) and not rest.startswith("//"):
+        remainder = argument[match.end() :]
+        if is_pair and is_secret_name(match[1]) and not remainder.startswith("//"):
             first, equals, _ = argument[: match.end()].partition("=")
             return f"{first}={MASK}" if equals else MASK
     return mask_text(argument)

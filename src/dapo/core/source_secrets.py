@@ -31,21 +31,22 @@ def find_in_source(text: str) -> Iterator[tuple[str, str]]:
         name: held for name, held in os.environ.items() if held and name not in worker_environment()
     }
     nodes = list(ast.walk(ast.parse(text)))
-    named = [
-        found
+    secrets = [
+        secret
         for node in nodes
         for target, value in _assignments(node)
-        for found in _constants(target, value)
+        for secret in _constants(target, value)
     ]
     for names, value in [
-        *named,
+        *secrets,
         *(((), node.value) for node in nodes if isinstance(node, ast.Constant)),
     ]:
         if isinstance(value, str | bytes | int | float) and not isinstance(value, bool):
             plain = value.decode("latin-1") if isinstance(value, bytes) else str(value)
             name = names[-1] if names else "a constant"
             if variable := next(
-                (each for each, held in variables.items() if _holds(plain, each, held)), ""
+                (variable for variable, held in variables.items() if _holds(plain, variable, held)),
+                "",
             ):
                 yield name, f"holds the value of the environment variable {variable}"
             elif has_secret_form(plain) or (
@@ -94,8 +95,8 @@ def _constants(
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The constants that a target gets, with its name and those of the mappings around them."""
     if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
-        for each, item in zip(target.elts, value.elts, strict=False):
-            yield from _constants(each, item)
+        for element, item in zip(target.elts, value.elts, strict=False):
+            yield from _constants(element, item)
     names = (*around, *_name_of(target))
     if isinstance(value, ast.Dict):
         for key, item in zip(value.keys, value.values, strict=True):

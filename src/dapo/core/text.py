@@ -70,13 +70,13 @@ def excerpt(text: str) -> str:
 
 
 def did_you_mean(
-    word: str, known: Iterable[str], *, otherwise: str | None = None, count: int = 1
+    word: str, choices: Iterable[str], *, otherwise: str | None = None, count: int = 1
 ) -> str:
     """`did you mean sums?`, or without a similar name `otherwise`, or a list of all known names."""
-    known = list(known)
-    if close := get_close_matches(word, known, n=count, cutoff=0.5):
+    choices = list(choices)
+    if close := get_close_matches(word, choices, n=count, cutoff=0.5):
         return f"did you mean {' or '.join(close)}?"
-    return f"known: {', '.join(known)}" if otherwise is None else otherwise
+    return f"known: {', '.join(choices)}" if otherwise is None else otherwise
 
 
 def with_interval(

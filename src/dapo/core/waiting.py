@@ -136,7 +136,9 @@ def _number(text: str | None) -> float | None:
 def _seconds_until(date: str | None, now: float) -> float:
     """The seconds from `now` to a date of HTTP; 0 for what is none."""
     try:
-        found = parsedate_to_datetime(date or "")
-        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp() - now
+        moment = parsedate_to_datetime(date or "")
+        return (
+            moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        ).timestamp() - now
     except (ValueError, TypeError, OverflowError, IndexError):
         return 0.0

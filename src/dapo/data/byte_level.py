@@ -61,9 +61,11 @@ class ByteDecoder:
         for token, token_id in vocabulary.items():
             if token_id not in special:
                 # a token with characters outside of the alphabet is plain text
-                known = all(character in alphabet for character in token)
+                is_byte_level = all(character in alphabet for character in token)
                 pieces[token_id] = (
-                    bytes(alphabet[character] for character in token) if known else token.encode()
+                    bytes(alphabet[character] for character in token)
+                    if is_byte_level
+                    else token.encode()
                 )
         table = cls(pieces)
         options = {
@@ -85,8 +87,8 @@ class ByteDecoder:
         if not len(ids):
             return ""
         indices = np.minimum(np.asarray(ids, np.int32), self._size)
-        taken = self._pieces.take(pa.array(indices))
-        _, ends, data = taken.buffers()
+        pieces = self._pieces.take(pa.array(indices))
+        _, ends, data = pieces.buffers()
         length = int(np.frombuffer(ends, np.int32, count=len(indices) + 1)[-1])
         return str(memoryview(data)[:length], "utf-8", "replace") if length else ""
 
@@ -96,9 +98,9 @@ def byte_alphabet() -> dict[str, int]:
     start at 256.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
+    unprintable = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {
-        chr(256 + i): byte for i, byte in enumerate(others)
+        chr(256 + i): byte for i, byte in enumerate(unprintable)
     }
 
 

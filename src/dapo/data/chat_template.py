@@ -298,19 +298,19 @@ class ChatTemplate:
         answer = {"role": "assistant", "content": _ANSWER}
         text = self._try([_user(_FIRST), answer, _user(_LAST)]) or ""
         if _FIRST in text and _ANSWER in text and _LAST in text:
-            before, _, rest = text.partition(_FIRST)
-            behind, _, rest = rest.partition(_ANSWER)
-            between, _, header = rest.partition(_LAST)
-            return before, behind, between, header
-        before, _, header = (self._try([_user(_FIRST)]) or "").partition(_FIRST)
-        return before, header, "", header
+            head, _, remainder = text.partition(_FIRST)
+            behind, _, remainder = remainder.partition(_ANSWER)
+            between, _, header = remainder.partition(_LAST)
+            return head, behind, between, header
+        head, _, header = (self._try([_user(_FIRST)]) or "").partition(_FIRST)
+        return head, header, "", header
 
     @cached_property
     def _marks(self) -> re.Pattern[str]:
         """Special tokens that the template writes, and texts in brackets around its turns; none of
         a thought.
         """
-        before, behind, between, header = self._borders
+        head, behind, between, header = self._borders
         turns = f"{behind} {between} {header}"
         marks = set(_MARK.findall(turns))
         tokenizer = self._tokenizer
@@ -319,9 +319,7 @@ class ChatTemplate:
         }
         special |= {str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
         marks |= {
-            token
-            for token in special
-            if token in f"{before} {turns}" or token == tokenizer.bos_token
+            token for token in special if token in f"{head} {turns}" or token == tokenizer.bos_token
         }
         marks = {
             mark for mark in marks if re.search(r"[^\w\s]", mark) and not THOUGHTS.search(mark)
@@ -333,8 +331,8 @@ class ChatTemplate:
         """The labels of both roles, as `User:` and `Assistant:`, if the text is a conversation
         written with them.
         """
-        before, _, _, header = self._borders
-        question, answer = (self._label(border) for border in (before, header))
+        head, _, _, header = self._borders
+        question, answer = (self._label(border) for border in (head, header))
         if not question or not answer or not text.rstrip().endswith(answer):
             return None
         is_found = re.search(rf"(?:^|\s){re.escape(question)}", text[: text.rstrip().rfind(answer)])

@@ -148,7 +148,8 @@ def _messages(value: object, where: str) -> list[Message]:
     if not isinstance(value, list | tuple) or not value:
         raise DataError(f"{where} must be a list of messages, got {shown(value)}")
     messages = [
-        as_message(each, f"{where}, message {number}") for number, each in enumerate(value, start=1)
+        as_message(message, f"{where}, message {number}")
+        for number, message in enumerate(value, start=1)
     ]
     for number, message in enumerate(messages, start=1):
         says_nothing = not content_text(message).strip() and not message.get("tool_calls")

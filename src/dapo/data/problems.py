@@ -101,12 +101,12 @@ def remove_overlap(
     left.
     """
     texts = {prompt_text(problem.prompt) for problem in held_out}
-    kept = [problem for problem in train if prompt_text(problem.prompt) not in texts]
-    if train and not kept:
+    remaining = [problem for problem in train if prompt_text(problem.prompt) not in texts]
+    if train and not remaining:
         raise DataError(
             f"{option}: every problem is also in data.eval; nothing is left to train on"
         )
-    return kept, len(train) - len(kept)
+    return remaining, len(train) - len(remaining)
 
 
 def _listed(errors: Sequence[DataError]) -> DataError:
@@ -128,7 +128,9 @@ def _mixed(source: MixSource, split: Split, **options: Any) -> list[Problem]:
     parts = []
     for name, part in source.parts.items():
         problems = load_problems(part, split=split, **options)
-        parts.append([replace(each, source=part_of.setdefault(each.id, name)) for each in problems])
+        parts.append(
+            [replace(problem, source=part_of.setdefault(problem.id, name)) for problem in problems]
+        )
     return [problem for row in zip_longest(*parts) for problem in row if problem is not None]
 
 
@@ -147,7 +149,7 @@ def _read(
         rows = read_hub_rows(source)
         name = source.name
     # the released DAPO file repeats each problem a hundred times: equal copies share one object
-    known: dict[str, Problem] = {}
+    problems_by_id: dict[str, Problem] = {}
     options: dict[str, Any] = {"columns": source.columns, "require_answer": require_answer}
     for where, row in rows:
         if texts is not None and not isinstance(row, DataError):
@@ -159,7 +161,7 @@ def _read(
         except DataError as error:
             errors.append(error)
             continue
-        first = known.setdefault(problem.id, problem)
+        first = problems_by_id.setdefault(problem.id, problem)
         # 1 == 1.0 == True
         is_copy = first == problem and repr(first.fields) == repr(problem.fields)
         yield first if is_copy else problem
@@ -177,11 +179,11 @@ def _generated(source: TaskSource, split: Split) -> list[Problem]:
     if source.kind == "environment":
         by_task = [_begun_by_environment(size, source.seed or 0, split)]
     elif source.kind == "builtin":
-        each = zip(source.tasks.items(), sizes, strict=True)
+        task_sizes = zip(source.tasks.items(), sizes, strict=True)
         seed = source.seed or 0
         by_task = [
             builtin_problems(name, options, size=n, seed=seed, split=split)
-            for (name, options), n in each
+            for (name, options), n in task_sizes
         ]
     else:
         seed = source.seed if source.seed is not None else DEFAULT_GYM_SEED[split]

@@ -275,18 +275,18 @@ class PromptEncoder:
                 for name in _columns_of(problems)
             ]
         notes = []
-        read = self.template.variables_read
+        variables = self.template.variables_read
         if (time := self.time_read) is not None:
             notes.append(
                 f"the chat template reads the clock, which stands at {time.isoformat(' ')} in all"
                 " prompts (of a run: its first start)"
             )
-        if unread := sorted(self.config.chat_template_kwargs.keys() - read):
+        if unread := sorted(self.config.chat_template_kwargs.keys() - variables):
             notes.append(
                 f"the chat template does not read {', '.join(unread)} (data.chat_template_kwargs)"
             )
         columns = _columns_of(problems)
-        if TOOLS in columns and "tools" not in read:
+        if TOOLS in columns and "tools" not in variables:
             notes.append(
                 "the chat template does not read tools: the column tools is not shown to the model"
             )
@@ -315,7 +315,9 @@ class PromptEncoder:
                 examples.setdefault(
                     frozenset(key for message in problem.prompt for key in message), problem
                 )
-        prompts = [each.prompt for each in examples.values() if not isinstance(each.prompt, str)]
+        prompts = [
+            problem.prompt for problem in examples.values() if not isinstance(problem.prompt, str)
+        ]
         return sorted({key for prompt in prompts for key in template.unread_keys(prompt)})
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -346,17 +348,17 @@ class PromptEncoder:
         """
         limit = self.config.max_prompt_tokens
         longest = self.measure(problems, above=limit, on_progress=on_progress)
-        kept = (
+        short_enough = (
             [p for p in problems if self._lengths.get(_key(p), 0) <= limit]
             if longest
             else list(problems)
         )
-        if problems and not kept:
+        if problems and not short_enough:
             raise DataError(
                 f"all {len(problems)} prompts are longer than data.max_prompt_tokens={limit}; "
                 f"the shortest has {min(map(self.length, problems))} tokens"
             )
-        return kept, len(problems) - len(kept)
+        return short_enough, len(problems) - len(short_enough)
 
     def _may_exceed(self, key: Hashable, length: int) -> bool:
         return self._bounds.get(key, length + 1) > length

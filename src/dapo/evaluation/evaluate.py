@@ -83,7 +83,7 @@ class EngineSampler:
 
     def poll(self) -> list[tuple[int, int, Response]]:
         """See Sampler. Raises EngineError if the engine answers a request that is not in flight."""
-        found = []
+        answers = []
         for generation in self._engine.poll():
             if generation.request_id not in self._pending:
                 raise EngineError(
@@ -94,8 +94,8 @@ class EngineSampler:
             response = Response(
                 text, generation.token_ids, generation.num_sampled, generation.finish
             )
-            found.append((index, i, response))
-        return found
+            answers.append((index, i, response))
+        return answers
 
 
 def evaluate(
@@ -169,7 +169,7 @@ def _with_verdicts(
     responses: Sequence[Response], verdicts: Sequence[Verdict]
 ) -> tuple[JudgedResponse, ...]:
     remaining = iter(verdicts)
-    found = []
+    judged_responses = []
     for response in responses:
         verdict = next(remaining) if response.error is None else Verdict(None, 0.0, response.error)
         judged = verdict.correct, verdict.score, verdict.error, verdict.answer
@@ -178,5 +178,5 @@ def _with_verdicts(
             if isinstance(response.text, EpisodeText)
             else response.text
         )
-        found.append(JudgedResponse(text, *judged, response.tokens, response.finish))
-    return tuple(found)
+        judged_responses.append(JudgedResponse(text, *judged, response.tokens, response.finish))
+    return tuple(judged_responses)

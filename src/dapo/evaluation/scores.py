@@ -196,17 +196,17 @@ class Evaluation:
         """
         k = self.plan.samples_per_problem
         correct = [round(sum(problem.accuracies)) for problem in self.complete]
-        found = {}
+        estimates = {}
         if correct:
-            found = {
+            estimates = {
                 f"pass@{j}": [pass_at_k(k, c, j) for c in correct]
                 for j in (2**i for i in range(k.bit_length()))
             }
         if k > 1 and any(
             response.answer is not None for problem in self.judged for response in problem.valid
         ):
-            found[f"cons@{k}"] = [problem.consensus for problem in self.judged]
-        return found
+            estimates[f"cons@{k}"] = [problem.consensus for problem in self.judged]
+        return estimates
 
     def _by_source(self) -> dict[str, dict[str, float]]:
         rows: dict[str, list[float]] = {}
@@ -218,28 +218,33 @@ class Evaluation:
         }
 
 
-def require_summary(found: Any, where: str) -> dict[str, Any]:
+def require_summary(stored_summary: Any, where: str) -> dict[str, Any]:
     """Check that a stored evaluation is complete, and return it.
 
     Raises DataError if something is missing.
     """
     blank = EvaluationPlan("", 1, 1.0, 1.0, 1, (), 0)
-    if not isinstance(found, dict):
-        raise DataError(f"{where} holds a {type(found).__name__}, not an evaluation")
+    if not isinstance(stored_summary, dict):
+        raise DataError(f"{where} holds a {type(stored_summary).__name__}, not an evaluation")
     required = (Evaluation(blank, ()).summary().keys() | {"table"}) - _OPTIONAL
-    if missing := sorted(required - found.keys()):
+    if absent := sorted(required - stored_summary.keys()):
         raise DataError(
             f"{where} was not written by `dapo eval --output` or a run: it lacks"
-            f" {', '.join(missing[:3])}"
+            f" {', '.join(absent[:3])}"
         )
-    rows = found["table"]
+    rows = stored_summary["table"]
     if not isinstance(rows, list) or any(
         not isinstance(r, dict) or {"id", "accuracy"} - r.keys() for r in rows
     ):
         raise DataError(f"{where} is damaged: each row of its table must have id and accuracy")
     if all(row["accuracy"] is None for row in rows):  # older files say an accuracy of 0
-        found |= {"accuracy": None, "low": None, "high": None, "interval_note": NOTHING_JUDGED}
-    return found
+        stored_summary |= {
+            "accuracy": None,
+            "low": None,
+            "high": None,
+            "interval_note": NOTHING_JUDGED,
+        }
+    return stored_summary
 
 
 def _warning(errors: int, responses: int) -> str | None:

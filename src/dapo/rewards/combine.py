@@ -184,10 +184,10 @@ class CombinedVerifier:
         failed = [
             text.episode.error if isinstance(text, EpisodeText) else None for text in responses
         ]
-        found = self._judged(index, problem, responses, token_ids)
+        judged = self._judged(index, problem, responses, token_ids)
         return [
             verdict if error is None else error_verdict(f"environment: {error}")
-            for verdict, error in zip(found, failed, strict=True)
+            for verdict, error in zip(judged, failed, strict=True)
         ]
 
     def _judged(

@@ -57,9 +57,9 @@ def python_pattern(pattern: str) -> str:
         after_quantifier = bool(token["quantifier"]) and not in_class
         pieces.append(piece)
     text = "".join(pieces).replace("[^]", r"[\s\S]").replace("[]", r"(?!)")
-    found = f"(?a:{text})"
-    re.compile(found)
-    return found
+    translated = f"(?a:{text})"
+    re.compile(translated)
+    return translated
 
 
 def translated(schema: object) -> object:

@@ -23,9 +23,9 @@ def binary_verdict(correct: bool, answer: str | None = None) -> Verdict:
     return Verdict(correct=correct, score=1.0 if correct else -1.0, answer=answer)
 
 
-def number_verdict(reference: Fraction | None, found: Fraction | None) -> Verdict:
+def number_verdict(reference: Fraction | None, number: Fraction | None) -> Verdict:
     """Right if the number that was found, if any, is the reference's."""
-    return binary_verdict(found == reference, "" if found is None else normalize_number(found))
+    return binary_verdict(number == reference, "" if number is None else normalize_number(number))
 
 
 def error_verdict(reason: str) -> Verdict:

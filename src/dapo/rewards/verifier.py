@@ -168,20 +168,19 @@ def get_verifier(name: str, /, **options: Any) -> Verifier:
             f" {', '.join(VERIFIERS)}, or your own function as module:function"
         )
     factory = resolve_name(f"{_FOLDER}.{VERIFIERS[name].factory}")
-    known = inspect.signature(factory).parameters
+    parameters = inspect.signature(factory).parameters
     for option, value in options.items():
-        if option not in known:
-            raise RewardError(
-                f"verifier {name} has no option {option!r}; it has {', '.join(known) or 'none'}"
-            )
-        kind = known[option].annotation
+        if option not in parameters:
+            names = ", ".join(parameters) or "none"
+            raise RewardError(f"verifier {name} has no option {option!r}; it has {names}")
+        kind = parameters[option].annotation
         if kind is bool and not isinstance(value, bool):
             raise RewardError(f"{name}: {option} must be true or false, got {value!r}")
         if get_origin(kind) is Literal and value not in get_args(kind):
             raise RewardError(
                 f"{name}: {option} must be one of {', '.join(get_args(kind))}, got {value!r}"
             )
-    for option, parameter in known.items():
+    for option, parameter in parameters.items():
         if parameter.default is parameter.empty and option not in options:
             raise RewardError(
                 f"verifier {name} needs the option {option}: reward.options.{option}=..."

@@ -188,7 +188,7 @@ def require_optimizer_state(checkpoint: Path, damage: Sequence[str] = ()) -> Non
     """
     if has_weights_only(checkpoint):
         run = shlex.quote(str(checkpoint.parents[1]))
-        newer = "".join(f"{each}, but " for each in damage)
+        newer = "".join(f"{problem}, but " for problem in damage)
         raise CheckpointError(
             f"{newer}{checkpoint} has its weights only, which can be evaluated and exported; to"
             f" train on from them, export them (dapo export {run} my-model --step"

@@ -254,11 +254,15 @@ class ProgressDisplay:
     def _steps_row(self) -> tuple[RenderableType, ...]:
         done = self._finished_steps
         total = self._num_steps
-        left = self._seconds_left()
+        seconds_left = self._seconds_left()
         # the run ends at the last step or with the token budget, whichever comes first
         part = max(done / total, self._time_left.budget_fraction())
         is_over = self._phase is None or part >= 1
-        note = f"{part:.0%}" if left is None or is_over else f"{part:.0%}, {duration(left)} left"
+        note = (
+            f"{part:.0%}"
+            if seconds_left is None or is_over
+            else f"{part:.0%}, {duration(seconds_left)} left"
+        )
         bar = ProgressBar(total=1.0, completed=part, width=BAR_WIDTH)
         return (
             Text(f"step {min(done + (self._phase is not None), total)}/{total}", style="bold"),
@@ -321,10 +325,10 @@ def accuracies_in(metrics: Mapping[str, float]) -> list[str]:
     """
     entries = []
     for name in dict.fromkeys(
-        each[5:].rpartition("/")[0] for each in metrics if each.startswith("eval/")
+        metric[5:].rpartition("/")[0] for metric in metrics if metric.startswith("eval/")
     ):
         accuracy, *interval = (
-            metrics.get(f"eval/{name}/{each}") for each in ("accuracy", "low", "high")
+            metrics.get(f"eval/{name}/{field}") for field in ("accuracy", "low", "high")
         )
         if accuracy is not None and is_mean_score(metrics, name):
             entries.append(f"{name} mean score {with_interval(accuracy, interval, '.3f')}")
@@ -508,8 +512,10 @@ def progress(
             return
         shown_at = now
         shown_parts = parts
-        left = bar.tasks[0].time_remaining
-        line = f"{title}: {done:,}/{total:,} {unit}" + (f", {duration(left)} left" if left else "")
+        seconds_left = bar.tasks[0].time_remaining
+        line = f"{title}: {done:,}/{total:,} {unit}" + (
+            f", {duration(seconds_left)} left" if seconds_left else ""
+        )
         if display is None:
             print_text(line, file=sys.stderr)
         elif handle is None:

@@ -199,14 +199,20 @@ def reliability(records: Sequence[Record]) -> list[tuple[float, float, int]]:
     for record in records:
         for name, value in record.items():
             if match := re.fullmatch(r"rollout/calibration_(groups|chance|signals)_(\w+)", name):
-                of_bin = sums.setdefault(
+                bin_sums = sums.setdefault(
                     match[2], dict.fromkeys(("groups", "chance", "signals"), 0)
                 )
-                of_bin[match[1]] += value
-    ordered = sorted(sums.values(), key=lambda each: each["chance"] / each["groups"])
+                bin_sums[match[1]] += value
+    ordered = sorted(
+        sums.values(), key=lambda sums_of_bin: sums_of_bin["chance"] / sums_of_bin["groups"]
+    )
     return [
-        (each["chance"] / each["groups"], each["signals"] / each["groups"], int(each["groups"]))
-        for each in ordered
+        (
+            sums_of_bin["chance"] / sums_of_bin["groups"],
+            sums_of_bin["signals"] / sums_of_bin["groups"],
+            int(sums_of_bin["groups"]),
+        )
+        for sums_of_bin in ordered
     ]
 
 
@@ -227,7 +233,7 @@ def _curve(axes: "Axes", records: Sequence[Record], series: Series, width: float
     alone = [
         i
         for i in range(len(steps))
-        if all(isnan(each) for each in (*values[i - 1 : i], *values[i + 1 : i + 2]))
+        if all(isnan(neighbour) for neighbour in (*values[i - 1 : i], *values[i + 1 : i + 2]))
     ]
     if len(steps) >= SMOOTHED_FROM_STEPS:
         axes.plot(steps, values, color=series.colour, linewidth=0.8, alpha=0.3)
@@ -248,12 +254,12 @@ def plain_text(text: str) -> str:
     """Escape text for a figure, where `$` begins a formula, and characters without a glyph in its
     fonts, too.
     """
-    shown = []
+    characters = []
     for character in printable(text):
         if not character.isascii() and not _has_glyph(character):
             character = character.encode("ascii", "backslashreplace").decode()
-        shown.append(r"\$" if character == "$" else character)
-    return "".join(shown)
+        characters.append(r"\$" if character == "$" else character)
+    return "".join(characters)
 
 
 def _has_glyph(character: str) -> bool:

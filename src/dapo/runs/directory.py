@@ -141,11 +141,9 @@ class RunDirectory:
                 " files elsewhere; replace them by their targets. The run directory itself may be"
                 " a link to another disk"
             )
-        if missing := [
-            file.name for file in (run.config, run.manifest) if file.name not in entries
-        ]:
+        if absent := [file.name for file in (run.config, run.manifest) if file.name not in entries]:
             raise CheckpointError(
-                f"{path} is not a run directory: it has no {' and no '.join(missing)}"
+                f"{path} is not a run directory: it has no {' and no '.join(absent)}"
             )
         for name, entry in sorted(entries.items()):
             if name in _FILES and not entry.is_file():
@@ -219,12 +217,12 @@ class RunDirectory:
 
         Raises DataError if a line is damaged.
         """
-        found = (
+        logged = (
             {record["step"] for record in read_metrics(self.metrics)}
             if self.metrics.exists()
             else set()
         )
-        return sorted(set(range(1, step + 1)) - found)
+        return sorted(set(range(1, step + 1)) - logged)
 
     @contextmanager
     def lock(self, num_steps: int | None = None) -> Iterator[None]:
@@ -273,8 +271,8 @@ class RunDirectory:
 
     def drop_old_rollouts(self, step: int, keep: int) -> None:
         """Remove the tables of responses up to a step, except the newest `keep`."""
-        for of_step, path in self.rollout_tables().items():
-            if of_step <= step - keep:
+        for table_step, path in self.rollout_tables().items():
+            if table_step <= step - keep:
                 path.unlink()
 
     def truncate_after(self, step: int, *, is_logged: bool = True) -> None:
@@ -292,8 +290,8 @@ class RunDirectory:
             remove(leftover)
         truncate_after(self.metrics, step if is_logged else step - 1)
         self.summary.unlink(missing_ok=True)
-        for of_step, path in (*self.rollout_tables().items(), *self.evaluations().items()):
-            if of_step > step:
+        for file_step, path in (*self.rollout_tables().items(), *self.evaluations().items()):
+            if file_step > step:
                 path.unlink()
         self.checkpoints.drop_after(step)
 
@@ -302,22 +300,22 @@ class RunDirectory:
 
         `eval_first` and `eval_last` are None, or have accuracy, low, high and problems.
         """
-        missing = [field for field in SUMMARY_FIELDS if field not in summary]
-        if missing:
-            raise ValueError(f"the summary of a run lacks {', '.join(missing)}")
+        absent = [field for field in SUMMARY_FIELDS if field not in summary]
+        if absent:
+            raise ValueError(f"the summary of a run lacks {', '.join(absent)}")
         atomic_write_json(self.summary, summary)
 
     def _require_empty(self, prepared: Collection[str] = ()) -> None:
         # of a killed process
-        found = {entry.name for entry in self.path.iterdir() if not entry.match(".*.tmp")}
-        if self.config.name in found:
+        names = {entry.name for entry in self.path.iterdir() if not entry.match(".*.tmp")}
+        if self.config.name in names:
             command = f"dapo resume {shlex.quote(str(self.path))}"
             raise CheckpointError(
                 f"{self.path} already holds a run; continue it with `{command}` or choose another"
                 " --run-dir"
             )
         if unexpected := sorted(
-            found - {"lock", self.manifest.name, self.tokenizer.name, *prepared}
+            names - {"lock", self.manifest.name, self.tokenizer.name, *prepared}
         ):
             raise CheckpointError(
                 f"{self.path} is not empty and holds no run (found {', '.join(unexpected[:3])}); "

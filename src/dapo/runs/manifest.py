@@ -52,15 +52,15 @@ class Fork:
         return cls.of_record(manifest_entry(run, "fork"))
 
     @classmethod
-    def of_record(cls, found: Any) -> "Fork | None":
+    def of_record(cls, record: Any) -> "Fork | None":
         """Restore a fork from its `asdict`, which may have been JSON; None for anything else."""
         try:
-            changed = {str(name): (old, new) for name, (old, new) in found["changed"].items()}
+            changed = {str(name): (old, new) for name, (old, new) in record["changed"].items()}
             return cls(
-                str(found["parent"]),
-                int(found["step"]),
-                found["branch"],
-                str(found["parent_config_crc32"]),
+                str(record["parent"]),
+                int(record["step"]),
+                record["branch"],
+                str(record["parent_config_crc32"]),
                 changed,
             )
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -126,10 +126,10 @@ def make_manifest(
 def read_manifest(run: RunDirectory) -> dict[str, Any]:
     """Read a run's manifest. Raises DataError if it is damaged."""
     with damage_of(run.manifest):
-        found = read_json(run.manifest)
-        if not isinstance(found, dict):
-            raise ValueError(f"it holds a {type(found).__name__}")
-        return found
+        manifest = read_json(run.manifest)
+        if not isinstance(manifest, dict):
+            raise ValueError(f"it holds a {type(manifest).__name__}")
+        return manifest
 
 
 def manifest_entry(run: RunDirectory, name: str) -> Any:
@@ -236,11 +236,13 @@ def provenance(
 
     options = flat_options(config)
     layers = "compiled" if cpu_kernels.is_compiled() else "not compiled"
-    kept = {name: value for name, value in options.items() if not name.startswith(_FREE_OPTIONS)}
+    fixed_options = {
+        name: value for name, value in options.items() if not name.startswith(_FREE_OPTIONS)
+    }
     if config.decays_lr:
-        kept[_END_OF_DECAY] = config.train.num_steps
+        fixed_options[_END_OF_DECAY] = config.train.num_steps
     return {
-        "options": kept,
+        "options": fixed_options,
         "versions": package_versions(),
         "machine": {
             "processor": cpu_model(),
@@ -266,13 +268,13 @@ def provenance_diff(
     The `expected` options, which a fork changes, are left out.
     """
     try:
-        before = read_json(checkpoint / PROVENANCE_FILE)
+        recorded = read_json(checkpoint / PROVENANCE_FILE)
     except FileNotFoundError:
         return []
     lines = []
     for kind, values in now.items():
-        for name in sorted(values.keys() | before[kind].keys()):
-            old = before[kind].get(name)
+        for name in sorted(values.keys() | recorded[kind].keys()):
+            old = recorded[kind].get(name)
             new = values.get(name)
             if (
                 old != new

@@ -62,10 +62,10 @@ def truncate_after(path: str | Path, step: int) -> None:
     path = Path(path)
     if not path.exists():
         return
-    with atomic_file(path) as temporary, open(temporary, "wb") as kept:
+    with atomic_file(path) as temporary, open(temporary, "wb") as file:
         for line, record in _records(path):
             if record["step"] <= step:
-                kept.write(line)
+                file.write(line)
 
 
 def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:

@@ -107,12 +107,12 @@ class OptionalSink:
             self._call(self._deliver, self._log_s, doing="log")
         self._call(self._close, self._close_s, doing="finish")
         self._calls.put(None)
-        missing = self._lost_steps | {entry.step for entry in list(self._entries)}
-        if missing:
-            steps = "1 step was" if len(missing) == 1 else f"{len(missing)} steps were"
+        lost_steps = self._lost_steps | {entry.step for entry in list(self._entries)}
+        if lost_steps:
+            steps = "1 step was" if len(lost_steps) == 1 else f"{len(lost_steps)} steps were"
             self._warn(
-                f"{self._name}: {steps} not delivered, the first is {min(missing)}; metrics.jsonl"
-                " has all of them"
+                f"{self._name}: {steps} not delivered, the first is {min(lost_steps)};"
+                " metrics.jsonl has all of them"
             )
 
     def _call(self, function: Callable[[], None], limit_s: float, *, doing: str) -> None:

@@ -192,17 +192,17 @@ def points_of(
     in its accuracy.
     """
     is_evaluation = metric.startswith("eval/")
-    of_data = metric.rpartition("/")[0]
+    data_set = metric.rpartition("/")[0]
     points: list[tuple[int, float]] = []
     for record in records:
         step = record["step"]
         value = record.get(metric)
         if points and not is_evaluation and step > points[-1][0] + 1:
             points.append((step - 1, nan))
-        if value is not None or not is_evaluation or f"{of_data}/truncated_fraction" in record:
+        if value is not None or not is_evaluation or f"{data_set}/truncated_fraction" in record:
             points.append((step, nan if value is None else value * scale))
-    known = [i for i, (_, value) in enumerate(points) if not isnan(value)]
-    inside = points[known[0] : known[-1] + 1] if known else []
+    value_indices = [i for i, (_, value) in enumerate(points) if not isnan(value)]
+    inside = points[value_indices[0] : value_indices[-1] + 1] if value_indices else []
     return [step for step, _ in inside], [value for _, value in inside]
 
 
@@ -220,6 +220,10 @@ def smoothed(values: Sequence[float]) -> Sequence[float]:
     half = smoothing_window(len(values)) // 2
     means = []
     for i, value in enumerate(values):
-        near = [other for other in values[max(0, i - half) : i + half + 1] if not isnan(other)]
+        near = [
+            neighbour
+            for neighbour in values[max(0, i - half) : i + half + 1]
+            if not isnan(neighbour)
+        ]
         means.append(nan if isnan(value) else sum(near) / len(near))
     return means

@@ -133,35 +133,37 @@ class RolloutDatabase:
         with self._lock:
             self._present = self._scan()
             self._scanned = time.monotonic()
-            known = {
+            indexed = {
                 step: (size, mtime)
                 for step, size, mtime in self._all("SELECT step, size, mtime FROM files")
             }
-            stale = [step for step, version in known.items() if self._present.get(step) != version]
-            missing = sorted(
-                (step for step in self._present if known.get(step) != self._present[step]),
+            stale = [
+                step for step, version in indexed.items() if self._present.get(step) != version
+            ]
+            unread = sorted(
+                (step for step in self._present if indexed.get(step) != self._present[step]),
                 reverse=True,
             )
             if stale:
                 self._forget(stale)
-            if missing and (self._worker is None or not self._worker.is_alive()):
-                self._read(missing[:FILES_PER_READ])
-                if missing[FILES_PER_READ:]:
+            if unread and (self._worker is None or not self._worker.is_alive()):
+                self._read(unread[:FILES_PER_READ])
+                if unread[FILES_PER_READ:]:
                     self._worker = threading.Thread(
-                        target=self._read_all, args=(missing[FILES_PER_READ:],), daemon=True
+                        target=self._read_all, args=(unread[FILES_PER_READ:],), daemon=True
                     )
                     self._worker.start()
 
     def _scan(self) -> dict[int, tuple[int, int]]:
         """Read size and time of each table, by step."""
-        found = {}
+        versions = {}
         with suppress(OSError):
             for entry in os.scandir(self._folder):
                 if entry.name.endswith(".parquet"):
                     with suppress(ValueError, OSError):
                         status = entry.stat(follow_symlinks=False)
-                        found[step_of(Path(entry.name))] = (status.st_size, status.st_mtime_ns)
-        return found
+                        versions[step_of(Path(entry.name))] = (status.st_size, status.st_mtime_ns)
+        return versions
 
     def _read_all(self, steps: list[int]) -> None:
         for start in range(0, len(steps), FILES_PER_READ):

@@ -212,7 +212,7 @@ def _has_valid_values(episode: Episode) -> bool:
 def flat_ranges(generation: Generation) -> list[int] | None:
     """The value of the column `sampled` for a response."""
     return (
-        None if generation.sampled is None else [end for each in generation.sampled for end in each]
+        None if generation.sampled is None else [end for pair in generation.sampled for end in pair]
     )
 
 
@@ -227,7 +227,7 @@ def flat_versions(generation: Generation) -> list[int] | None:
     return (
         None
         if generation.versions is None
-        else [number for each in generation.versions for number in each]
+        else [number for pair in generation.versions for number in pair]
     )
 
 
@@ -264,13 +264,13 @@ def short_fields(fields: Mapping[str, Any], *, known: Sequence[str]) -> str | No
     The `known` texts, such as the answer, have a column of their own in the table, and are left
     out.
     """
-    kept = {
+    columns = {
         name: value
         for name, value in fields.items()
         if isinstance(value, bool | int | float)
         or (isinstance(value, str) and len(value) <= _FIELD_CHARS and value not in known)
     }
-    return json.dumps(kept) if kept else None
+    return json.dumps(columns) if columns else None
 
 
 def storable(text: str) -> str:
@@ -297,9 +297,9 @@ def read_rollouts(
     Without `columns`, all that the first table has are read except TOKEN_COLUMNS. Raises DataError
     for a table that no run has written.
     """
-    wanted = columns or [name for name in all_columns(*paths) if name not in TOKEN_COLUMNS]
-    parts = [part for path in paths for part in _parts(path, wanted, groups)]
-    return pa.concat_tables(parts or [_WITH_ALL.empty_table().select(wanted)])
+    names = columns or [name for name in all_columns(*paths) if name not in TOKEN_COLUMNS]
+    parts = [part for path in paths for part in _parts(path, names, groups)]
+    return pa.concat_tables(parts or [_WITH_ALL.empty_table().select(names)])
 
 
 def _parts(path: Path, columns: Sequence[str], groups: Collection[int] | None) -> list[pa.Table]:
@@ -308,10 +308,10 @@ def _parts(path: Path, columns: Sequence[str], groups: Collection[int] | None) -
         for name, field in _OF_SOME.items():
             # a step without observations, among others
             if name in columns and name not in table.names:
-                parts = _parts(path, [each for each in columns if each != name], groups)
+                parts = _parts(path, [column for column in columns if column != name], groups)
                 return [
-                    each.append_column(field, pa.nulls(len(each), field.type)).select(columns)
-                    for each in parts
+                    part.append_column(field, pa.nulls(len(part), field.type)).select(columns)
+                    for part in parts
                 ]
         if groups is None:
             return [_checked(table.read(columns))]
@@ -343,7 +343,7 @@ def _checked(rows: pa.Table) -> pa.Table:
             ).as_py()
         ):
             raise ValueError("a sampled range of a row has no end")
-        if name == VERSIONS.name and any(len(each or ()) % 2 for each in rows[name].to_pylist()):
+        if name == VERSIONS.name and any(len(pairs or ()) % 2 for pairs in rows[name].to_pylist()):
             raise ValueError("a part of a row has no version")
         if name == EPISODE.name:
             for text in rows[name].to_pylist():
@@ -357,13 +357,13 @@ def all_columns(path: Path, *more: Path) -> list[str]:
     Raises DataError for a table that no run has written.
     """
     with stored_table(path, _WITH_ALL) as table:
-        found = list(table.names)
+        names = list(table.names)
     if more:
-        missing = _OF_SOME.keys() - found
-        if missing:
-            others = {name for each in more for name in all_columns(each)}
-            found += [name for name in _OF_SOME if name in missing & others]
-    return found
+        absent = _OF_SOME.keys() - names
+        if absent:
+            episode_columns = {name for table_path in more for name in all_columns(table_path)}
+            names += [name for name in _OF_SOME if name in absent & episode_columns]
+    return names
 
 
 def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
@@ -372,9 +372,9 @@ def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
     Without `columns`, all except the log-probabilities are read.
     """
     with stored_table(path, _WITH_ALL) as table:
-        wanted = list(columns) or [name for name in table.names if name != "engine_logprobs"]
+        names = list(columns) or [name for name in table.names if name != "engine_logprobs"]
         for i in table.chunks:
-            for batch in _checked(table.read(wanted, [i])).to_batches(ROWS_PER_CHUNK):
+            for batch in _checked(table.read(names, [i])).to_batches(ROWS_PER_CHUNK):
                 yield from batch.to_pylist()
 
 
@@ -390,10 +390,10 @@ def read_rows(path: Path, rows: Sequence[int]) -> list[dict[str, Any]]:
                 # older runs have no question
                 columns = [n if n in table.names else "prompt" for n in SHOWN_COLUMNS]
                 columns += [EPISODE.name] * (EPISODE.name in table.names)
-                taken = _checked(table.read(columns, [i]).take([row - start for row in here]))
+                table_rows = _checked(table.read(columns, [i]).take([row - start for row in here]))
                 records += [
                     _preview(record, row)
-                    for record, row in zip(taken.to_pylist(), here, strict=True)
+                    for record, row in zip(table_rows.to_pylist(), here, strict=True)
                 ]
             start += length
     return records
@@ -411,8 +411,8 @@ def short_rows(path: Path, text: str = "") -> pa.Table:
         responses = (table.read(["response"], [i])["response"] for i in table.chunks)
         hits = [
             chunk
-            for each in responses
-            for chunk in pc.match_substring(pc.utf8_lower(each), text).chunks
+            for column in responses
+            for chunk in pc.match_substring(pc.utf8_lower(column), text).chunks
         ]
         return rows.filter(pa.chunked_array(hits, pa.bool_()))
 
@@ -456,13 +456,20 @@ def problem_means(table: Path) -> dict[str, dict[str, float]]:
     rows = rows.append_column("surprisal", pa.array(surprisal))
     sums = [("response_tokens", "sum"), ("surprisal", "sum")]
     means = [("reward", "mean"), ("correct", "mean"), ("response_tokens", "mean")]
-    found = rows.group_by("problem_id", use_threads=False).aggregate([*means, *sums])
-    entropy = pc.divide(found["surprisal_sum"], found["response_tokens_sum"].cast(pa.float64()))
-    columns = (found["reward_mean"], found["correct_mean"], entropy, found["response_tokens_mean"])
+    aggregates = rows.group_by("problem_id", use_threads=False).aggregate([*means, *sums])
+    entropy = pc.divide(
+        aggregates["surprisal_sum"], aggregates["response_tokens_sum"].cast(pa.float64())
+    )
+    columns = (
+        aggregates["reward_mean"],
+        aggregates["correct_mean"],
+        entropy,
+        aggregates["response_tokens_mean"],
+    )
     curves: dict[str, dict[str, float]] = {}
     for name, column in zip(CURVES, columns, strict=True):
-        known = zip(found["problem_id"].to_pylist(), column.to_pylist(), strict=True)
+        entries = zip(aggregates["problem_id"].to_pylist(), column.to_pylist(), strict=True)
         curves[name] = {
-            problem: mean for problem, mean in known if mean is not None and isfinite(mean)
+            problem: mean for problem, mean in entries if mean is not None and isfinite(mean)
         }
     return curves

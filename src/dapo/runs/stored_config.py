@@ -36,20 +36,20 @@ def load_run_config(
     ConfigError.
     """
     file = run.config if step is None else run.config_of(step)
-    own = load_config(file)
+    run_config = load_config(file)
     made_in = manifest_entry(run, "run_dir")
     started_in = _started_in(run)
     add_code_folder(run.path / CODE_FOLDER)
     there = []
-    for key, path in own.data.paths.items():
-        found = (started_in or Path.cwd()) / path
-        if isinstance(made_in, str) and found.is_relative_to(made_in):
-            moved = run.path.absolute() / found.relative_to(made_in)
-            found = moved if moved.is_file() else found
-        if found.is_file():
-            there.append(override(key, str(found)))
-    if started_in is not None and (started_in / own.model.name).is_dir():
-        there.append(override("model.name", str(started_in / own.model.name)))
+    for key, path in run_config.data.paths.items():
+        location = (started_in or Path.cwd()) / path
+        if isinstance(made_in, str) and location.is_relative_to(made_in):
+            moved = run.path.absolute() / location.relative_to(made_in)
+            location = moved if moved.is_file() else location
+        if location.is_file():
+            there.append(override(key, str(location)))
+    if started_in is not None and (started_in / run_config.model.name).is_dir():
+        there.append(override("model.name", str(started_in / run_config.model.name)))
     config = load_config(file, [*there, *without_old_options(overrides)])
     time = template_time_of(run)
     return config if time is None else config.at_time(time)
@@ -67,15 +67,17 @@ def changed_config(file: Path, overrides: Sequence[str]) -> Config:
     """The options in a run's file with overrides; the path of a new data file that is here becomes
     absolute.
     """
-    before = load_config(file).data
+    stored_data = load_config(file).data
     overrides = without_old_options(overrides)
-    after = load_config(file, overrides).data
-    found = []
-    for name, now in after.sources.items():
-        for option, path in paths_in(now, name).items() if now != before.sources.get(name) else ():
+    changed_data = load_config(file, overrides).data
+    path_overrides = []
+    for name, now in changed_data.sources.items():
+        for option, path in (
+            paths_in(now, name).items() if now != stored_data.sources.get(name) else ()
+        ):
             if Path(path).is_file():
-                found.append(override(option, str(Path(path).absolute())))
-    return load_config(file, [*overrides, *found])
+                path_overrides.append(override(option, str(Path(path).absolute())))
+    return load_config(file, [*overrides, *path_overrides])
 
 
 def keep_overrides(run: RunDirectory, overrides: Sequence[str], *, after: int) -> None:
@@ -118,10 +120,12 @@ def trust_module_folders(path: str | Path) -> None:
 
 def _module_folders(run: RunDirectory) -> list[Path]:
     """Return the folders of modules that a manifest names."""
-    more = manifest_entry(run, "module_folders")
+    folders = manifest_entry(run, "module_folders")
     started_in = _started_in(run)
-    named = map(_as_path, more if isinstance(more, list) else [])
-    return list(dict.fromkeys(folder for folder in (*named, started_in) if folder is not None))
+    module_folders = map(_as_path, folders if isinstance(folders, list) else [])
+    return list(
+        dict.fromkeys(folder for folder in (*module_folders, started_in) if folder is not None)
+    )
 
 
 @contextmanager
@@ -133,7 +137,11 @@ def with_start_folder(run: RunDirectory) -> Iterator[None]:
         yield
     except (ConfigError, DataError, RewardError) as error:
         folder = _started_in(run)
-        modules = [str(each) for each in _module_folders(run) if each != Path.cwd()]
+        modules = [
+            str(module_folder)
+            for module_folder in _module_folders(run)
+            if module_folder != Path.cwd()
+        ]
         if not modules:
             raise
         paths = {

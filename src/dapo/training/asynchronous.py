@@ -278,5 +278,5 @@ class PendingBatch:
         self.seconds = self.closed_at - started
         return batch
 
-    def _on_progress(self, accepted: int, wanted: int, outcomes: str) -> None:
-        self._progress = (accepted, wanted, outcomes)
+    def _on_progress(self, accepted: int, batch_size: int, outcomes: str) -> None:
+        self._progress = (accepted, batch_size, outcomes)

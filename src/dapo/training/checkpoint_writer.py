@@ -114,12 +114,14 @@ class CheckpointWriter:
 
     def _failure(self, step: int, error: OSError) -> str:
         newest = self._run.checkpoints.newest_step()
-        kept = (
+        newest_note = (
             f"the checkpoint of step {newest} is kept"
             if newest is not None
             else "there is no earlier one"
         )
-        return f"the checkpoint of step {step} could not be written ({describe(error)}); {kept}"
+        return (
+            f"the checkpoint of step {step} could not be written ({describe(error)}); {newest_note}"
+        )
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
     accuracy = state.accuracy
     prefetched_batch = state.prefetched_batch
     problem_stats = run.problem_stats.table()
-    kept = run.sampling.kept
+    suspended = run.sampling.kept
 
     def write(folder: Path) -> None:
         write_policy(folder)
@@ -87,7 +87,7 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
             atomic_write_json(folder / PROVENANCE_FILE, run.provenance)
         if prefetched_batch is not None:
             write_prefetched_batch(folder, prefetched_batch)
-        write_kept(folder, kept)
+        write_kept(folder, suspended)
 
     def save() -> Path:
         path = directory.checkpoints.save(
@@ -180,8 +180,8 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} was not written by a run: it holds a {type(state).__name__}")
-    if missing := sorted({"train_state", "stream", "sampler"} - state.keys()):
-        raise CheckpointError(f"{path} was not written by a run: it lacks {', '.join(missing)}")
+    if absent := sorted({"train_state", "stream", "sampler"} - state.keys()):
+        raise CheckpointError(f"{path} was not written by a run: it lacks {', '.join(absent)}")
     return state
 
 

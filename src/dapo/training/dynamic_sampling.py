@@ -141,8 +141,10 @@ class RollingErrorRate:
         all first responses are errors.
         """
         for response, verdict in zip(responses, verdicts, strict=True):
-            shown = repr(response[:_SHOWN_CHARS])
-            self._last.append(None if verdict.error is None else (verdict.error, problem_id, shown))
+            excerpt = repr(response[:_SHOWN_CHARS])
+            self._last.append(
+                None if verdict.error is None else (verdict.error, problem_id, excerpt)
+            )
         errors = [entry for entry in self._last if entry is not None]
         is_full = len(self._last) == WINDOW
         none_has_a_verdict = len(errors) == len(self._last) >= FIRST_RESPONSES
@@ -169,13 +171,13 @@ class RollingErrorRate:
         message = "; ".join(f"{count} times: {by_cause[cause][-1][0]}" for cause, count in counts)
         _, problem, response = by_cause[counts[0][0]][-1]
         if len(errors) == len(self._last):
-            found = f"none of the {len(errors)} responses judged last has a verdict"
+            summary = f"none of the {len(errors)} responses judged last has a verdict"
         else:
-            found = (
+            summary = (
                 f"{len(errors)} of the last {WINDOW} judged responses have no verdict, more than"
                 f" the {self._max_rate:.0%} that a run accepts"
             )
         return (
-            f"{found}. {message}. For example problem {problem}, response {response}.\nCorrect the"
-            f" verifier or the references ({self._reward_test} shows its verdicts), and continue"
+            f"{summary}. {message}. For example problem {problem}, response {response}.\nCorrect"
+            f" the verifier or the references ({self._reward_test} shows its verdicts), and continue"
         )

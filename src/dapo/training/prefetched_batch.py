@@ -149,13 +149,17 @@ def _start_in(state: Mapping[str, Any]) -> SamplingStart:
     return SamplingStart(state["step"], state["position"], state["sampler"])
 
 
-def write_kept(directory: Path, kept: Kept) -> None:
+def write_kept(directory: Path, suspended: Kept) -> None:
     """Write the groups that go on into a checkpoint, if there are any; waits for their verdicts."""
-    if not kept.groups:
+    if not suspended.groups:
         return
-    generations = [generation_of(response) for group in kept.groups for response in group.responses]
+    generations = [
+        generation_of(response) for group in suspended.groups for response in group.responses
+    ]
     _write_table(
-        directory / KEPT_RESPONSES_FILE, [_kept_rows(group) for group in kept.groups], generations
+        directory / KEPT_RESPONSES_FILE,
+        [_kept_rows(group) for group in suspended.groups],
+        generations,
     )
     groups = [
         {
@@ -166,13 +170,13 @@ def write_kept(directory: Path, kept: Kept) -> None:
             "version": group.version,
             "lag": group.lag,
             "lags": [
-                each.lag if isinstance(each, Unfinished) else None for each in group.responses
+                entry.lag if isinstance(entry, Unfinished) else None for entry in group.responses
             ],
-            "is_finished": [isinstance(each, Generation) for each in group.responses],
+            "is_finished": [isinstance(entry, Generation) for entry in group.responses],
         }
-        for group in kept.groups
+        for group in suspended.groups
     ]
-    decisions = [asdict(each) for each in kept.decisions]
+    decisions = [asdict(entry) for entry in suspended.decisions]
     atomic_write_json(directory / KEPT_FILE, {"groups": groups, "decisions": decisions})
 
 
@@ -186,8 +190,8 @@ def read_kept(directory: Path, stream: ProblemStream) -> Kept:
     state = json.loads((directory / KEPT_FILE).read_text(encoding="utf-8"))
     rows = _read_table(directory / KEPT_RESPONSES_FILE)
     groups = []
-    for each in state["groups"]:
-        members = [next(rows) for _ in each["is_finished"]]
+    for record in state["groups"]:
+        members = [next(rows) for _ in record["is_finished"]]
         generations = [_generation(row) for row in members]
         judged = [json.loads(row["judged"]) for row in members]
         verdicts: Future[tuple[Verdict, ...]] | None = None
@@ -196,23 +200,23 @@ def read_kept(directory: Path, stream: ProblemStream) -> Kept:
             verdicts.set_result(tuple(map(_verdict, judged)))
         groups.append(
             KeptGroup(
-                each["step"],
-                each["position"],
-                _problem_at(stream, each["position"], each["problem_id"]),
-                tuple(each["prompt_ids"]),
+                record["step"],
+                record["position"],
+                _problem_at(stream, record["position"], record["problem_id"]),
+                tuple(record["prompt_ids"]),
                 tuple(
                     generation if is_finished else Unfinished(generation, lag)
                     for generation, is_finished, lag in zip(
-                        generations, each["is_finished"], each["lags"], strict=True
+                        generations, record["is_finished"], record["lags"], strict=True
                     )
                 ),
-                each["version"],
+                record["version"],
                 () if verdicts is None else tuple(map(_text, judged, generations)),
                 verdicts,
-                each["lag"],
+                record["lag"],
             )
         )
-    return Kept(tuple(groups), tuple(Decision(**each) for each in state["decisions"]))
+    return Kept(tuple(groups), tuple(Decision(**record) for record in state["decisions"]))
 
 
 def _kept_rows(group: KeptGroup) -> Iterator[dict[str, Any]]:
@@ -320,8 +324,8 @@ def _read_rows(chunk: pa.Table) -> Iterator[dict[str, Any]]:
 def _groups(
     rows: Iterable[Mapping[str, Any]], stream: ProblemStream
 ) -> Iterator[tuple[Group, Outcome]]:
-    for position, of_group in groupby(rows, key=lambda row: row["group_id"]):
-        members = list(of_group)
+    for position, group_rows in groupby(rows, key=lambda row: row["group_id"]):
+        members = list(group_rows)
         judged = [json.loads(row["judged"]) for row in members]
         generations = tuple(map(_generation, members))
         group = Group(
@@ -347,9 +351,9 @@ def _problem_at(stream: ProblemStream, position: int, problem_id: str) -> Proble
 
 
 def _generation(row: Mapping[str, Any]) -> Generation:
-    given = {name: row[name] for name in _GENERATION}
+    values = {name: row[name] for name in _GENERATION}
     return Generation(
-        **given, sampled=ranges_of(row), episode=episode_of(row), versions=versions_of(row)
+        **values, sampled=ranges_of(row), episode=episode_of(row), versions=versions_of(row)
     )
 
 

@@ -82,17 +82,20 @@ def _unrequested_markers(
         most = max(requested[marker] for marker in markers)
         if 2 * most >= len(rows):
             continue
-        known = [ANSWER_MARKERS[marker] for marker in markers]
-        others = [
+        verifier_markers = [ANSWER_MARKERS[marker] for marker in markers]
+        requested_markers = [
             f"{ANSWER_MARKERS[m]} ({count:,} rows)"
             for m, count in requested.items()
             if m not in markers
         ]
+        marked_by = " or ".join(verifier_markers)
+        alternatives = (
+            f"; they request {' and '.join(requested_markers)}" if requested_markers else ""
+        )
         yield (
-            f"{where}: the verifier {name} reads an answer marked by {' or '.join(known)}, which"
-            f" {most:,} of {len(rows):,} prompts"
-            f" request{'; they request ' + ' and '.join(others) if others else ''}. Request it in"
-            " data.instruction, or use another verifier"
+            f"{where}: the verifier {name} reads an answer marked by {marked_by}, which {most:,} of"
+            f" {len(rows):,} prompts request{alternatives}. Request it in data.instruction, or use"
+            " another verifier"
         )
 
 
@@ -175,10 +178,10 @@ def _require_packages(config: Config) -> None:
     """Raise ConfigError for a missing package that an option needs; the message has the command to
     install it.
     """
-    needed: list[tuple[str, str]] = [("log.sinks", sink) for sink in config.log.sinks]
-    needed += [("launcher", "ray")] if config.uses_ray else []
-    needed += [("model.lora", "peft")] if config.model.lora is not None else []
-    for option, package in needed:
+    requirements: list[tuple[str, str]] = [("log.sinks", sink) for sink in config.log.sinks]
+    requirements += [("launcher", "ray")] if config.uses_ray else []
+    requirements += [("model.lora", "peft")] if config.model.lora is not None else []
+    for option, package in requirements:
         require_package(package, purpose=option, error=ConfigError)
 
 

@@ -107,13 +107,13 @@ class KeptGroup:
     @property
     def num_tokens(self) -> int:
         """The number of sampled tokens."""
-        return sum(generation_of(each).num_sampled for each in self.responses)
+        return sum(generation_of(response).num_sampled for response in self.responses)
 
     def close(self) -> None:
         """Give up its suspended responses."""
-        for each in self.responses:
-            if isinstance(each, Unfinished):
-                each.close()
+        for response in self.responses:
+            if isinstance(response, Unfinished):
+                response.close()
 
 
 def generation_of(response: Generation | Unfinished) -> Generation:
@@ -399,7 +399,7 @@ class _Collector:
         """
         if self.sampling.selector is None:
             return None
-        final = [each for each in self.decisions if each.position < end]
+        final = [decision for decision in self.decisions if decision.position < end]
         judged = [group for group, outcome in self.judged if outcome != "excess"]
         return self.sampling.selector.summarize(final, judged)
 
@@ -466,9 +466,9 @@ class _Collector:
         """Stop everything that runs, receive the responses that have just ended, and return the
         others.
         """
-        found = self.engine.suspend(list(self.by_request))
-        self.receive([each for each in found if not isinstance(each, Unfinished)])
-        return [each for each in found if isinstance(each, Unfinished)]
+        responses = self.engine.suspend(list(self.by_request))
+        self.receive([response for response in responses if not isinstance(response, Unfinished)])
+        return [response for response in responses if isinstance(response, Unfinished)]
 
     def resume(self, parts: Sequence[Unfinished]) -> None:
         """Go on with suspended responses of the groups in `by_request`; their tokens so far are
@@ -495,11 +495,11 @@ class _Collector:
         """Go on with the kept groups; those that are too old, or do not fit the options any more,
         begin again.
         """
-        kept = self.sampling.kept
+        suspended = self.sampling.kept
         self.sampling.kept = Kept()
-        self.decisions.extend(kept.decisions)
+        self.decisions.extend(suspended.decisions)
         parts: list[Unfinished] = []
-        for group in kept.groups:
+        for group in suspended.groups:
             if not self.can_go_on(group):
                 self.count_stale(group)
                 self.submit_group(group.position, group.problem, group.prompt_ids)
@@ -522,7 +522,9 @@ class _Collector:
         """Whether a kept group fits the bound on staleness and the sizes, which a resumed run may
         have changed.
         """
-        parts = [each.generation for each in group.responses if isinstance(each, Unfinished)]
+        parts = [
+            response.generation for response in group.responses if isinstance(response, Unfinished)
+        ]
         has_room = all(part.num_sampled < self.sampling.plan.max_response_tokens for part in parts)
         return has_room and self.is_fresh(group.version, self.step - 1) and bool(group.responses)
 
@@ -571,9 +573,11 @@ class _Collector:
             pending.missing -= 1
             if pending.missing:
                 continue
-            responses = [each for each in pending.generations if each is not None]
-            ids = [each.token_ids for each in responses]
-            pending.texts = tuple(each.text(self.sampling.encoder.decode) for each in responses)
+            responses = [generation for generation in pending.generations if generation is not None]
+            ids = [response.token_ids for response in responses]
+            pending.texts = tuple(
+                response.text(self.sampling.encoder.decode) for response in responses
+            )
             pending.verdicts = self.sampling.judge.submit(pending.problem, pending.texts, ids)
             pending.due_poll = self.polls + VERDICT_LAG_POLLS
 
@@ -621,7 +625,7 @@ class _Collector:
             else:
                 self.count_stale(group)
                 groups.append(KeptGroup(self.step, group.position, group.problem, group.prompt_ids))
-        decisions = [each for each in self.decisions if each.position >= end]
+        decisions = [decision for decision in self.decisions if decision.position >= end]
         self.sampling.kept = Kept(tuple(groups), tuple(decisions))
         self.sampling.has_suspended = True
 
@@ -631,7 +635,9 @@ class _Collector:
             for i, generation in enumerate(pending.generations)
         )
         versions = [
-            generation_of(each).version for each in responses if generation_of(each).token_ids
+            generation_of(response).version
+            for response in responses
+            if generation_of(response).token_ids
         ]
         return KeptGroup(
             pending.step,

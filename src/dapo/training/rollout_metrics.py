@@ -149,20 +149,20 @@ def chance_bin(chance: float) -> str:
     return f"{low}_{low + width}"
 
 
-def prediction_metrics(found: Prediction) -> dict[str, float]:
+def prediction_metrics(prediction: Prediction) -> dict[str, float]:
     """Compute the metrics of one step's selection: skipped problems, and the accuracy of
     predictions.
     """
     metrics = {
-        "rollout/problems_skipped": found.skipped,
-        "rollout/skipped_chance": found.skipped_chance,
+        "rollout/problems_skipped": prediction.skipped,
+        "rollout/skipped_chance": prediction.skipped_chance,
     }
     bins: dict[str, list[tuple[float, bool]]] = {}
-    for chance, had_signal in sorted(found.calibration):
+    for chance, had_signal in sorted(prediction.calibration):
         bins.setdefault(chance_bin(chance), []).append((chance, had_signal))
-    for name, of_bin in bins.items():
-        chances, signals = zip(*of_bin, strict=True)
-        metrics[f"rollout/calibration_groups_{name}"] = len(of_bin)
+    for name, bin_entries in bins.items():
+        chances, signals = zip(*bin_entries, strict=True)
+        metrics[f"rollout/calibration_groups_{name}"] = len(bin_entries)
         metrics[f"rollout/calibration_chance_{name}"] = fsum(chances)
         metrics[f"rollout/calibration_signals_{name}"] = sum(signals)
     return metrics
@@ -171,11 +171,11 @@ def prediction_metrics(found: Prediction) -> dict[str, float]:
 def reflection_metrics(groups: Iterable[Group]) -> dict[str, float]:
     """Compute the fraction of responses with a phrase of reflection."""
     texts = [text for group in groups for text in group.texts]
-    found = sum(
+    num_matches = sum(
         pc.sum(pc.match_substring_regex(part, REFLECTION, ignore_case=True)).as_py()
         for part in _parts(texts)
     )
-    return {"rollout/reflection_fraction": found / len(texts) if texts else 0.0}
+    return {"rollout/reflection_fraction": num_matches / len(texts) if texts else 0.0}
 
 
 def _parts(texts: Sequence[str]) -> Iterator[pa.Array]:
@@ -219,8 +219,8 @@ def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
             values.setdefault(name, []).append(value)
             weights.setdefault(name, []).append(_weight(metric_of(name).over_updates, update))
     means = {
-        name: _combine(metric_of(name).over_updates, found, weights[name])
-        for name, found in values.items()
+        name: _combine(metric_of(name).over_updates, numbers, weights[name])
+        for name, numbers in values.items()
     }
     # half the mean square of the log ratios, where they are small
     if updates and "loss/approx_kl" in updates[-1]:
@@ -248,8 +248,8 @@ def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
 
 
-def _fraction(values: Iterable[object], wanted: object) -> float:
-    return _mean([value == wanted for value in values])
+def _fraction(values: Iterable[object], target: object) -> float:
+    return _mean([value == target for value in values])
 
 
 def _logprob(generation: Generation) -> float:
@@ -318,14 +318,16 @@ def looping(responses: Sequence[Sequence[int]], finishes: Sequence[str]) -> np.n
         lengths[row] = len(tail)
         if len(tail):
             tails[row, width - len(tail) :] = tail
-    found = np.zeros(len(responses), dtype=bool)
+    is_looping = np.zeros(len(responses), dtype=bool)
     for period in range(1, MAX_PERIOD + 1):
         span = max(REPEATS * period, MIN_LOOP_TOKENS)
-        rows = np.flatnonzero(~found & (lengths >= span) & (tails[:, -1] == tails[:, -1 - period]))
+        rows = np.flatnonzero(
+            ~is_looping & (lengths >= span) & (tails[:, -1] == tails[:, -1 - period])
+        )
         if len(rows):
             tail = tails[rows, width - span :]
-            found[rows] = (tail[:, period:] == tail[:, :-period]).all(axis=1)
-    return found
+            is_looping[rows] = (tail[:, period:] == tail[:, :-period]).all(axis=1)
+    return is_looping
 
 
 def has_many_answers(text: str) -> bool:

@@ -85,7 +85,7 @@ class AuditedStep:
         for group, i, verdict in judged:
             gap = _value(group.verdicts[i], decides) - _value(verdict, decides)
             by_problem.setdefault(group.problem.id, []).append(gap)
-        gaps = [fmean(each) for each in by_problem.values()]
+        gaps = [fmean(problem_gaps) for problem_gaps in by_problem.values()]
         metrics |= {
             "audit/problems": len(gaps),
             "audit/mean": fmean(_value(verdict, decides) for _, _, verdict in judged),

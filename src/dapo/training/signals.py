@@ -111,12 +111,12 @@ def signals_as_requests(
         yield request
         return
     STOP_SIGNAL.clear()
-    before = {
+    previous_handlers = {
         signum: signal.signal(signum, on_signal) for signum in (signal.SIGINT, signal.SIGTERM)
     }
     try:
         yield request
     finally:
         STOP_SIGNAL.clear()
-        for signum, handler in before.items():
+        for signum, handler in previous_handlers.items():
             signal.signal(signum, handler)

@@ -258,8 +258,8 @@ class Run:
             path = self.directory.metrics
             self.live_rules = LiveRules(self.config, read_metrics(path) if path.exists() else ())
         new, count = self.live_rules.add({"step": self.state.step, **metrics})
-        for found in new:
-            self.tracker.message(f"step {self.state.step}: {found.one_line()}")
+        for finding in new:
+            self.tracker.message(f"step {self.state.step}: {finding.one_line()}")
         return count
 
     def drop_engine_weights(self) -> None:

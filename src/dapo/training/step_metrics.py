@@ -118,8 +118,8 @@ def report_step(
     step = run.state.step + 1
     tokens_trained = sum(sample.num_trained_tokens for sample in samples)
     metrics = batch_metrics(batch, samples)
-    if (found := batch.prediction) is not None:
-        metrics |= prediction_metrics(found)
+    if (prediction := batch.prediction) is not None:
+        metrics |= prediction_metrics(prediction)
     metrics |= mean_of_updates(state.updates) | _signal_metrics(batch, samples) | dict(more)
     errors = [v.error for group, _ in batch.judged for v in group.verdicts if v.error is not None]
     if errors:
@@ -154,16 +154,16 @@ def _signal_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]
         sample.group_id for sample in samples if sample.has_signal and sample.num_trained_tokens
     }
     flat = 1 - len(with_signal) / max(1, len(batch.groups))
-    found = {"rollout/zero_advantage_fraction": flat} if batch.groups and flat else {}
+    metrics = {"rollout/zero_advantage_fraction": flat} if batch.groups and flat else {}
     if len(with_signal) < MIN_GROUPS:
-        return found
+        return metrics
     problems = {group.id: group.problem.id for group in batch.groups}
     tokens: Counter[str] = Counter()
     for sample in samples:
         if sample.has_signal:
             tokens[problems[sample.group_id]] += sample.num_trained_tokens
     share = max(tokens.values(), default=0) / max(1, tokens.total())
-    return found | ({"rollout/top_problem_fraction": share} if share > MIN_SHARE else {})
+    return metrics | ({"rollout/top_problem_fraction": share} if share > MIN_SHARE else {})
 
 
 def batch_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
@@ -276,12 +276,12 @@ def _evaluate(run: Run, step: int) -> Evaluation | None:
 def _show_first_responses(run: Run, evaluation: Evaluation) -> None:
     """Show the first responses of the untrained model, where most problems of a new setup show."""
     lines = [f"step {run.state.step}: responses of the model as it is:"]
-    for judged in [each for each in evaluation.problems if each.valid][:_SHOWN_RESPONSES]:
+    for judged in [entry for entry in evaluation.problems if entry.valid][:_SHOWN_RESPONSES]:
         problem = judged.problem
         response = judged.valid[0]
         texts = (problem.question, problem.answer, response.text)
         question, reference, text = (
-            shorten(one_line(each), _SHOWN_CHARS, keep="end") for each in texts
+            shorten(one_line(part), _SHOWN_CHARS, keep="end") for part in texts
         )
         mark = (
             f"score {response.score:g}"
@@ -328,13 +328,13 @@ def rollout_rows(
     with episodes, and `versions` only if several policies sampled a response.
     """
     generations = [generation for group, _ in batch.judged for generation in group.generations]
-    of_some: dict[str, Callable[[Generation], Any]] = {}
+    optional_columns: dict[str, Callable[[Generation], Any]] = {}
     if any(generation.sampled for generation in generations):
-        of_some["sampled"] = flat_ranges
+        optional_columns["sampled"] = flat_ranges
     if any(generation.episode for generation in generations):
-        of_some["episode"] = episode_json
+        optional_columns["episode"] = episode_json
     if any(generation.versions for generation in generations):
-        of_some["versions"] = flat_versions
+        optional_columns["versions"] = flat_versions
     advantages = {(sample.group_id, sample.index): sample.advantage for sample in samples}
     audits = audited.verdicts()
     for group, outcome in batch.judged:
@@ -374,4 +374,4 @@ def rollout_rows(
                 "audit_correct": None if audit is None else audit.correct,
                 "audit_score": None if audit is None or audit.error is not None else audit.score,
                 "audit_error": None if audit is None else audit.error,
-            } | {name: value(generation) for name, value in of_some.items()}
+            } | {name: value(generation) for name, value in optional_columns.items()}

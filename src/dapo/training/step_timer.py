@@ -127,12 +127,12 @@ def phase_table(events: Any) -> list[str]:
             or event.time_range.start > phases[index][1]
         ):
             continue
-        own = event.self_device_time_total if on_gpu else event.self_cpu_time_total
-        operations[phases[index][2]][event.name] += own / 1e6
+        self_time = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        operations[phases[index][2]][event.name] += self_time / 1e6
         calls[phases[index][2], event.name] += 1
     lines = [f"{'phase, operation':<44} {'seconds':>8} {'calls':>8}"]
     for phase, total in seconds.most_common():
         lines.append(f"{phase:<44} {total:>8.3f}")
-        for name, own in operations[phase].most_common(OPERATIONS_PER_PHASE):
-            lines.append(f"  {name[:42]:<42} {own:>8.3f} {calls[phase, name]:>8,}")
+        for name, operation_s in operations[phase].most_common(OPERATIONS_PER_PHASE):
+            lines.append(f"  {name[:42]:<42} {operation_s:>8.3f} {calls[phase, name]:>8,}")
     return lines

@@ -59,21 +59,21 @@ def require_groups(
     with counts and advice, if the run must stop.
     """
     has_trained = empty_steps < step - 1
-    found: Counter[Outcome] = Counter(
+    outcomes: Counter[Outcome] = Counter(
         outcome for _, outcome in batch.decided if outcome != "trained"
     )
     if not batch.shortfall or batch.groups:
         return
     if has_trained:
-        if found.keys() == {"all_correct"}:
+        if outcomes.keys() == {"all_correct"}:
             raise ProblemsSolved(
-                f"all {found['all_correct']} groups of step {step} are all correct: nothing is left"
-                f" to learn from them, and the run ends after step {step - 1}"
+                f"all {outcomes['all_correct']} groups of step {step} are all correct: nothing is"
+                f" left to learn from them, and the run ends after step {step - 1}"
             )
         if empty_steps + 1 < MAX_EMPTY_STEPS:
             return
     steps = f"{empty_steps + 1} steps in a row, the last of them " if empty_steps > 0 else ""
-    outcome = found.most_common(1)[0][0]
+    outcome = outcomes.most_common(1)[0][0]
     advice = _ADVICE[outcome].replace("{reward_test}", reward_test)
     finishes = [generation.finish for group, _ in batch.decided for generation in group.generations]
     truncated = finishes.count("length") / max(1, len(finishes))
@@ -109,8 +109,8 @@ def describe_short_batch(batch: Batch) -> str:
     """Describe on one line how many groups a short batch has, and the outcomes of its dropped
     groups.
     """
-    wanted = len(batch.groups) + batch.shortfall
-    learn = f"{len(batch.groups)} of the {wanted} groups wanted" if batch.groups else "nothing"
+    batch_size = len(batch.groups) + batch.shortfall
+    learn = f"{len(batch.groups)} of the {batch_size} groups wanted" if batch.groups else "nothing"
     errors = Counter(
         v.error for group, _ in batch.decided for v in group.verdicts if v.error is not None
     )

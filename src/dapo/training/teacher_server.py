@@ -61,19 +61,23 @@ class TeacherServer:
             _, texts = self._client.prompt_logprobs(ids)
         except DapoError as error:
             raise type(error)(f"{self._name}: {error}") from None
-        own = [tokenizer.decode([token]) for token in ids]
+        policy_texts = [tokenizer.decode([token]) for token in ids]
         pairs = [
-            each for each in zip(ids, own, texts, strict=False) if not _is_partial(each[1], each[2])
+            pair
+            for pair in zip(ids, policy_texts, texts, strict=False)
+            if not _is_partial(pair[1], pair[2])
         ]
         differing = [
-            (token, mine, theirs) for token, mine, theirs in pairs if mine.strip() != theirs.strip()
+            (token, mine, server_text)
+            for token, mine, server_text in pairs
+            if mine.strip() != server_text.strip()
         ]
         if differing:
-            token, mine, theirs = differing[0]
+            token, mine, server_text = differing[0]
             raise ConfigError(
                 f"{self._name} has another vocabulary than the policy: of {len(pairs)} tokens"
                 f" compared, {len(differing)} differ; the first is id {token}, {mine!r} here and"
-                f" {theirs!r} there; serve a model of the policy's family"
+                f" {server_text!r} there; serve a model of the policy's family"
             )
 
     def with_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:

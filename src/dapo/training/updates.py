@@ -73,7 +73,7 @@ def with_token_advantages(
     )
     advantages = whiten(advantages, mask) * config.reward.coef
     means = advantages.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-    found = zip(
+    credited = zip(
         samples,
         rows,
         _rows(advantages, lengths),
@@ -82,8 +82,8 @@ def with_token_advantages(
         strict=True,
     )
     return [
-        _with_rows(sample, row, each, target, advantage=mean)
-        for sample, row, each, target, mean in found
+        _with_rows(sample, row, token_advantages, target, advantage=mean)
+        for sample, row, token_advantages, target, mean in credited
     ]
 
 
@@ -110,14 +110,14 @@ def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Compute `critic/*` from the values recorded before the step; empty for samples without
     values.
     """
-    of_critic = [
+    valued = [
         sample for sample in samples if sample.old_values is not None and sample.num_trained_tokens
     ]
-    if not of_critic:
+    if not valued:
         return {}
-    mask = np.concatenate([np.asarray(sample.mask) for sample in of_critic]).astype(bool)
-    values = torch.from_numpy(_joined([sample.old_values or () for sample in of_critic])[mask])
-    targets = torch.from_numpy(_joined([sample.value_targets or () for sample in of_critic])[mask])
+    mask = np.concatenate([np.asarray(sample.mask) for sample in valued]).astype(bool)
+    values = torch.from_numpy(_joined([sample.old_values or () for sample in valued])[mask])
+    targets = torch.from_numpy(_joined([sample.value_targets or () for sample in valued])[mask])
     metrics = {"critic/value_mean": float(values.mean())}
     if (explained := explained_variance(values, targets)) is not None:
         metrics["critic/explained_variance"] = explained

@@ -68,17 +68,17 @@ def find_contaminated(
     matches = {
         text: index.best(text, template.strip_instruction(text)) for text in dict.fromkeys(texts)
     }
-    kept = []
+    clean = []
     removed = []
     for row, (problem, text) in enumerate(zip(train, texts, strict=True), start=1):
         match = matches[text]
         if match is None or match.overlap < min_overlap:
-            kept.append(problem)
+            clean.append(problem)
         else:
             question = template.strip_instruction(text)
-            found = originals[match.index], references[match.index], match.overlap, match.passage
-            removed.append(Contaminated(row, problem, question, *found))
-    return kept, removed
+            overlap = originals[match.index], references[match.index], match.overlap, match.passage
+            removed.append(Contaminated(row, problem, question, *overlap))
+    return clean, removed
 
 
 class OverlapIndex:

@@ -116,9 +116,9 @@ def deduplicate(
     survivors: list[int] = []
     conflicts = 0
     for rows in clusters.values():
-        kept, dropped, conflicting = _resolve_duplicates(problems, rows)
+        survivor, dropped, conflicting = _resolve_duplicates(problems, rows)
         removed += dropped
-        survivors += [] if kept is None else [kept]
+        survivors += [] if survivor is None else [survivor]
         conflicts += conflicting
     survivors.sort()
     near_duplicates_kept = 0
@@ -156,14 +156,16 @@ def _resolve_duplicates(
             [Removed(row + 1, problems[row], "conflicting answers", None, None) for row in rows],
             True,
         )
-    kept = rows[keys.index(answer)]
+    kept_row = rows[keys.index(answer)]
     dropped: list[Removed] = []
     for row, key in zip(rows, keys, strict=True):
         rule: Rule = "exact duplicate" if key == answer else "minority answer"
         dropped += (
-            [Removed(row + 1, problems[row], rule, kept + 1, problems[kept])] if row != kept else []
+            [Removed(row + 1, problems[row], rule, kept_row + 1, problems[kept_row])]
+            if row != kept_row
+            else []
         )
-    return kept, dropped, count < len(rows)
+    return kept_row, dropped, count < len(rows)
 
 
 def _without_near_duplicates(
@@ -187,11 +189,12 @@ def _without_near_duplicates(
     removed: list[Removed] = []
     near_duplicates_kept = 0
     for done, (row, text) in enumerate(zip(rows, texts, strict=True), start=1):
-        own = frozenset(ngrams(words(text), SHINGLE_WORDS))
+        row_shingles = frozenset(ngrams(words(text), SHINGLE_WORDS))
         sketch = empty.copy()
-        sketch.update_batch([" ".join(shingle).encode() for shingle in own])
+        sketch.update_batch([" ".join(shingle).encode() for shingle in row_shingles])
         compared = [
-            (jaccard(own, shingles[other]), other) for other in (index.query(sketch) if own else ())
+            (jaccard(row_shingles, shingles[candidate]), candidate)
+            for candidate in (index.query(sketch) if row_shingles else ())
         ]
         similar = sorted(
             (pair for pair in compared if pair[0] >= threshold),
@@ -199,7 +202,11 @@ def _without_near_duplicates(
         )
         content = numbers(text), answer_key(problems[row].answer)
         same = next(
-            ((similarity, other) for similarity, other in similar if contents[other] == content),
+            (
+                (similarity, candidate)
+                for similarity, candidate in similar
+                if contents[candidate] == content
+            ),
             None,
         )
         if same is not None:
@@ -215,9 +222,9 @@ def _without_near_duplicates(
             )
         else:
             near_duplicates_kept += bool(similar)
-            shingles[row] = own
+            shingles[row] = row_shingles
             contents[row] = content
-            if own:
+            if row_shingles:
                 index.insert(row, sketch)
         on_progress(done, len(rows))
     return list(contents), removed, near_duplicates_kept

@@ -92,9 +92,9 @@ def integerize(
         on_progress(len(journal.records), len(to_decide))
 
     on_progress(len(journal.records), len(to_decide))
-    missing = [problem for problem in to_decide if problem.id not in journal.records]
-    if failures := concurrent_map(missing, work, keep, concurrency=concurrency):
-        num_undecided = sum(problem.id not in journal.records for problem in missing)
+    undecided = [problem for problem in to_decide if problem.id not in journal.records]
+    if failures := concurrent_map(undecided, work, keep, concurrency=concurrency):
+        num_undecided = sum(problem.id not in journal.records for problem in undecided)
         raise ServerFailed(
             f"{num_undecided:,} of {len(to_decide):,} problems are undecided: the server failed"
             f" {len(failures)} times ({failures[-1]}); the other decisions are kept: repeat the"
@@ -220,16 +220,16 @@ def apply(
         return replace(problem, id=new_id, answer=answer, fields=fields)
     assert decision.question is not None
     assert decision.answer is not None
-    before = _question_text(problem)
-    start, end = template.span(before)
-    after = before[:start] + decision.question + before[end:]
-    prompt: str | list[dict[str, Any]] = after
+    text = _question_text(problem)
+    start, end = template.span(text)
+    rewritten = text[:start] + decision.question + text[end:]
+    prompt: str | list[dict[str, Any]] = rewritten
     if not isinstance(problem.prompt, str):
         prompt = [dict(message) for message in problem.prompt]
-        prompt[_question_message_index(problem.prompt)]["content"] = after
-    original = {
+        prompt[_question_message_index(problem.prompt)]["content"] = rewritten
+    original_fields = {
         "original_id": problem.id,
-        "original_question": before[start:end],
+        "original_question": text[start:end],
         "original_answer": problem.answer,
     }
     # columns with the old question or answer would contradict the new ones
@@ -238,7 +238,7 @@ def apply(
         name: value
         for name, value in problem.fields.items()
         if name not in read_as_either and value != problem.prompt and str(value) != problem.answer
-    } | original
+    } | original_fields
     new_id = problem_id(prompt, decision.answer, problem.fields.get("tools"))
     return replace(problem, id=new_id, prompt=prompt, answer=decision.answer, fields=fields)
 
@@ -246,16 +246,16 @@ def apply(
 def read_rewriting(response: str, original: str) -> tuple[str, str] | str:
     """The new problem and its integer, or the reason why the response cannot be used."""
     final = final_part(response)
-    found = [
+    sections = [
         re.findall(_PART.format(name), final, re.DOTALL | re.IGNORECASE)
         for name in ("problem", "answer")
     ]
-    if not found[0] or not found[1]:
+    if not sections[0] or not sections[1]:
         return "the rewriting has no <problem> or no <answer>"
-    text = found[0][-1]
-    answer = read_integer(found[1][-1])
+    text = sections[0][-1]
+    answer = read_integer(sections[1][-1])
     if answer is None:
-        return f"the rewriting's answer is no integer: {found[1][-1][:60]!r}"
+        return f"the rewriting's answer is no integer: {sections[1][-1][:60]!r}"
     if not text or normalize.normalize_text(text) == normalize.normalize_text(original):
         return "the rewriting leaves the problem as it was"
     return text, answer

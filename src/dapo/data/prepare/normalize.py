@@ -182,32 +182,32 @@ def _denominator(match: re.Match[str]) -> int:
 
 
 def _common_prefixes(rows: list[tuple[str, ...]], min_texts: int) -> list[tuple[str, ...]]:
-    found = []
+    prefixes = []
     while len(rows) >= min_texts:
         prefix = _common_prefix(rows)
         if len(prefix) < MIN_INSTRUCTION_WORDS:
             break
-        found.append(prefix)
+        prefixes.append(prefix)
         rows = [row for row in rows if row[: len(prefix)] != prefix]
-    return found
+    return prefixes
 
 
 def _common_prefix(rows: list[tuple[str, ...]]) -> tuple[str, ...]:
     """The longest beginning of more than half of the rows; where too few agree on a word, the
     problem begins.
     """
-    needed = len(rows) // 2 + 1
+    min_count = len(rows) // 2 + 1
     prefix: list[str] = []
     while True:
         depth = len(prefix)
         # the last word of a row is always part of the problem
         following = Counter(row[depth] for row in rows if len(row) > depth + 1)
         token, count = following.most_common(1)[0] if following else ("", 0)
-        if count < needed or (prefix and count < MIN_AGREEMENT * len(rows)):
+        if count < min_count or (prefix and count < MIN_AGREEMENT * len(rows)):
             return tuple(prefix)
         prefix.append(token)
         rows = [row for row in rows if len(row) > depth + 1 and row[depth] == token]
 
 
-def _longest_first(found: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    return tuple(sorted(dict.fromkeys(found), key=len, reverse=True))
+def _longest_first(affixes: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(sorted(dict.fromkeys(affixes), key=len, reverse=True))

@@ -53,14 +53,14 @@ def select_by_pass_rate(
 
     Problems with fewer than `min_responses` responses that were judged right or wrong are removed.
     """
-    kept = []
+    selected = []
     removed = []
     for number, problem in enumerate(problems, start=1):
         rate = rates.get(problem.id)
         reason = _reason(rate, low, high, min_responses)
         if reason is None:
             assert rate is not None
-            kept.append(replace(problem, fields={**problem.fields, "pass_rate": rate.rate}))
+            selected.append(replace(problem, fields={**problem.fields, "pass_rate": rate.rate}))
             continue
         measured = {
             "responses": rate.responses if rate else 0,
@@ -70,8 +70,8 @@ def select_by_pass_rate(
         removed.append(
             {"row": number, "id": problem.id, "reason": reason, **measured, "question": question}
         )
-    mean = fmean(rates[problem.id].rate for problem in kept) if kept else None
-    return Selection(kept, removed, mean)
+    mean = fmean(rates[problem.id].rate for problem in selected) if selected else None
+    return Selection(selected, removed, mean)
 
 
 def read_pass_rates(path: Path) -> dict[str, PassRate]:
@@ -82,8 +82,8 @@ def read_pass_rates(path: Path) -> dict[str, PassRate]:
     are left out. Raises DataError for another file, and where a verifier gave scores alone.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        rows = found["table"]
+        evaluation = json.loads(path.read_text(encoding="utf-8"))
+        rows = evaluation["table"]
         rates = [rate for row in rows for rate in [_of_row(row)] if rate is not None]
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as pass rates: {error}") from None
@@ -111,9 +111,9 @@ def _of_row(row: Mapping[str, Any]) -> PassRate | None:
             else PassRate(row["id"], measured["responses"], measured["correct"])
         )
     verdicts = [
-        each["correct"]
-        for each in row["responses"]
-        if each["error"] is None and each["correct"] is not None
+        response["correct"]
+        for response in row["responses"]
+        if response["error"] is None and response["correct"] is not None
     ]
     return PassRate(row["id"], len(verdicts), sum(verdicts)) if verdicts else None
 

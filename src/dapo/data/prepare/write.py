@@ -114,9 +114,9 @@ def row_of(problem: Problem) -> dict[str, Any]:
         else [dict(message) for message in problem.prompt]
     )
     fields = other_fields(problem)
-    of_verl = fields.get("reward_model")
-    keeps_verl = isinstance(of_verl, Mapping) and is_source_of(
-        problem.answer, of_verl.get("ground_truth")
+    verl_reward = fields.get("reward_model")
+    keeps_verl = isinstance(verl_reward, Mapping) and is_source_of(
+        problem.answer, verl_reward.get("ground_truth")
     )
     row: dict[str, Any] = {"prompt": prompt}
     if "answer" not in fields and "answer" in problem.fields:

@@ -55,21 +55,23 @@ def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
     )
     if name not in DATASETS:
         raise InvalidRequest(f"gym: reasoning-gym has no task {name}", name, sorted(DATASETS), 3)
-    known = [
+    task_options = [
         field.name for field in fields(DATASETS[name][1]) if field.name not in ("seed", "size")
     ]
     for option in options:
-        if option not in known:
-            raise InvalidRequest(f"gym task {name}: unknown option {option!r}", option, known, 1)
+        if option not in task_options:
+            raise InvalidRequest(
+                f"gym task {name}: unknown option {option!r}", option, task_options, 1
+            )
     try:
         fix_global_generators(seed, -1)
         data = create_dataset(name, size=10 * count if distinct else count, seed=seed, **options)
         sampled = (entry_at(data, seed, index) for index in range(len(data)))
-        found = list(islice(without_copies(sampled) if distinct else sampled, count))
-        if any(not isinstance(entry["answer"], str) for entry in found):
+        items = list(islice(without_copies(sampled) if distinct else sampled, count))
+        if any(not isinstance(entry["answer"], str) for entry in items):
             reason = "it gives no reference answer, which every problem needs"
             raise InvalidRequest(f"gym task {name}: {reason}; choose another task")
-        score = data.score_answer(found[0]["answer"], found[0])
+        score = data.score_answer(items[0]["answer"], items[0])
     except InvalidRequest:
         raise
     # the library checks options with assertions, and generators raise anything
@@ -83,7 +85,7 @@ def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
             " be scored"
         )
         raise InvalidRequest(f"gym task {name}: {reason}; choose another task")
-    return found
+    return items
 
 
 def entry_at(data: Any, seed: int, index: int) -> dict[str, Any]:
@@ -107,10 +109,10 @@ def python_value(value: Any) -> Any:
 
 def without_copies(sampled: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The entries without repeated questions."""
-    seen = set()
+    questions = set()
     for entry in sampled:
-        if entry["question"] not in seen:
-            seen.add(entry["question"])
+        if entry["question"] not in questions:
+            questions.add(entry["question"])
             yield entry
 
 

@@ -80,7 +80,7 @@ def _entries(requests: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     if "error" in answer:
         message, *unknown = answer["error"]
         if unknown:
-            word, known, count = unknown
-            message += f"; {did_you_mean(word, known, count=count)}"
+            word, choices, count = unknown
+            message += f"; {did_you_mean(word, choices, count=count)}"
         raise DataError(message)
     return answer["entries"]

@@ -43,9 +43,9 @@ def require_file_type(path: Path, types: Sequence[str] = FILE_TYPES) -> str:
     """
     suffix = path.suffix.lower()
     if suffix not in types:
-        known = f"{', '.join(types[:-1])} or {types[-1]}"
+        endings = f"{', '.join(types[:-1])} or {types[-1]}"
         raise DataError(
-            f"{path}: expected a file that ends in {known}, got {path.suffix or 'no ending'!r}"
+            f"{path}: expected a file that ends in {endings}, got {path.suffix or 'no ending'!r}"
         )
     return suffix
 
@@ -135,13 +135,11 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 def _json_rows(path: Path) -> Rows:
     """The objects of one JSON list."""
     expected = 'expected a list of objects, like [{"prompt": "...", "answer": "..."}]'
-    found = _json(
-        "".join(text for _, text in _lines(path)), str(path), expected, is_whole_file=True
-    )
-    if not isinstance(found, list):
-        raise DataError(f"{path}: {expected}, got a {type(found).__name__}")
+    rows = _json("".join(text for _, text in _lines(path)), str(path), expected, is_whole_file=True)
+    if not isinstance(rows, list):
+        raise DataError(f"{path}: {expected}, got a {type(rows).__name__}")
     expected = 'expected an object, like {"prompt": "...", "answer": "..."}'
-    for number, row in enumerate(found, start=1):
+    for number, row in enumerate(rows, start=1):
         yield f"{path}, row {number}", _require_object(row, f"{path}, row {number}", expected)
 
 
@@ -199,12 +197,12 @@ def _require_distinct_columns(fields: Iterable[Any], path: Path, parent: str = "
     """
     import pyarrow as pa
 
-    seen = set()
+    names = set()
     for field in fields:
         name = f"{parent}{field.name}"
-        if name in seen:
+        if name in names:
             raise DataError(f"{path}: there are two columns {name}; rename or drop one of them")
-        seen.add(name)
+        names.add(name)
         kind = field.type
         while pa.types.is_list(kind) or pa.types.is_large_list(kind):
             kind = kind.value_type
@@ -225,7 +223,7 @@ def _parquet_rows(path: Path) -> Rows:
                     number += 1
                     yield f"{path}, row {number}", with_arrow_messages(row)
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        after = f" after row {number}" if number else ""
+        position = f" after row {number}" if number else ""
         raise DataError(
-            f"{path}: not readable as Parquet{after} ({' '.join(str(error).split())})"
+            f"{path}: not readable as Parquet{position} ({' '.join(str(error).split())})"
         ) from None

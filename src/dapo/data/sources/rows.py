@@ -54,24 +54,24 @@ def problem_from_row(
         row, columns.answer, ANSWER_COLUMNS, what="answer", where=where, required=require_answer
     )
     prompt = as_prompt(_lookup(row, prompt_column), f"{where}: {prompt_column}")
-    given = None if answer_column is None else _lookup(row, answer_column)
+    reference = None if answer_column is None else _lookup(row, answer_column)
     try:
-        text = _answer(given, f"{where}: {answer_column}")
+        text = _answer(reference, f"{where}: {answer_column}")
     except DataError:
         if require_answer:
             raise
         text = ""
         answer_column = None
     answer = _after_mark(text)
-    stored = set[str]()  # columns that the problem holds beside its fields
+    held_columns = set[str]()  # columns that the problem holds beside its fields
     if prompt_column == "prompt":
-        stored.add("prompt")
-    if answer_column == "answer" and json_value(given, f"{where}: answer") == answer:
-        stored.add("answer")
+        held_columns.add("prompt")
+    if answer_column == "answer" and json_value(reference, f"{where}: answer") == answer:
+        held_columns.add("answer")
     fields = {
         _name(name, where): json_value(value, f"{where}: {name}")
         for name, value in row.items()
-        if name not in stored and not _PANDAS_INDEX.fullmatch(str(name))
+        if name not in held_columns and not _PANDAS_INDEX.fullmatch(str(name))
     }
     fields |= tool_schemas(row, where)
     if prompt_column in fields:
@@ -201,20 +201,20 @@ def describe_texts(kinds: Mapping[str, str]) -> str:
 
 def _column(
     row: Mapping[str, Any],
-    named: str | None,
-    known: Sequence[str],
+    column: str | None,
+    candidates: Sequence[str],
     *,
     what: str,
     where: str,
     required: bool = True,
 ) -> str | None:
-    for name in (named,) if named else known:
+    for name in (column,) if column else candidates:
         if _lookup(row, name) is not _MISSING:
             return name
     present = ", ".join(map(str, row)) or "(none)"
-    if named:
+    if column:
         raise DataError(
-            f"{where}: no column {named}, which is named as {what}; columns here: {present}"
+            f"{where}: no column {column}, which is named as {what}; columns here: {present}"
         )
     if not required:
         return None
@@ -232,8 +232,8 @@ def _column(
             " reply, or the question) and a reference answer"
         )
     raise DataError(
-        f"{where}: no {what}; expected a column {', '.join(known[:-1])} or {known[-1]}, columns"
-        f" here: {present}; name yours with {{path: FILE, {what}: COLUMN}}"
+        f"{where}: no {what}; expected a column {', '.join(candidates[:-1])} or {candidates[-1]},"
+        f" columns here: {present}; name yours with {{path: FILE, {what}: COLUMN}}"
     )
 
 
@@ -292,11 +292,11 @@ def parsed_messages(value: object, where: str) -> object:
             " .parquet, or messages as JSON"
         )
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
         return value
-    is_conversation = isinstance(found, list) and bool(found) and all(map(_is_message, found))
-    return found if is_conversation else value
+    is_conversation = isinstance(content, list) and bool(content) and all(map(_is_message, content))
+    return content if is_conversation else value
 
 
 def _is_message(value: object) -> bool:
@@ -390,12 +390,12 @@ def _without_nulls(value: Any) -> Any:
     """The value without keys that are null; a message keeps its content."""
     if isinstance(value, Mapping):
         is_message = _is_message(value)
-        kept = {
+        items = {
             name: item
             for name, item in value.items()
             if item is not None or (is_message and name == "content")
         }
-        return {name: _without_nulls(item) for name, item in kept.items()}
+        return {name: _without_nulls(item) for name, item in items.items()}
     if isinstance(value, list | tuple):
         return [_without_nulls(item) for item in value]
     return value

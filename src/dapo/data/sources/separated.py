@@ -157,10 +157,14 @@ def _is_json_objects(text: str) -> bool:
     if not text.startswith("["):
         return False
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    return isinstance(found, list) and bool(found) and all(isinstance(item, dict) for item in found)
+    return (
+        isinstance(content, list)
+        and bool(content)
+        and all(isinstance(item, dict) for item in content)
+    )
 
 
 _TYPES: tuple[tuple[Callable[[str], Any], Callable[[str], bool]], ...] = (

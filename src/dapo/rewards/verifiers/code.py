@@ -123,18 +123,18 @@ def program_in(response: str) -> str:
     whole response.
     """
     text = final_part(response)
-    found = fences(text)
-    programs = [content for language, content in found if language in _LANGUAGES]
+    blocks = fences(text)
+    programs = [content for language, content in blocks if language in _LANGUAGES]
     if programs:
         return programs[-1]
-    return "" if found else text
+    return "" if blocks else text
 
 
 def _tests_of(problem: Problem, field: str) -> Tests:
     """Read the tests of a row from its column `field` or its reference. Raises UnusableTests."""
     names = _COLUMNS if field == _COLUMNS[0] else (field,)
-    found = [problem.fields[name] for name in names if problem.fields.get(name) is not None]
-    tests = found[0] if found else problem.answer
+    columns = [problem.fields[name] for name in names if problem.fields.get(name) is not None]
+    tests = columns[0] if columns else problem.answer
     if tests in ("", [], {}):
         raise UnusableTests(
             f"no tests in field {field!r} or in the reference; expected pairs [{{'input': ...,"

@@ -43,8 +43,8 @@ class ExactVerifier:
         if not reference:
             return error_verdict(f"exact: the reference is empty ({problem.answer!r})")
         candidate = answer_line(text) if self.extract == "answer_line" else text
-        found = self._normalize(candidate or "")
-        return binary_verdict(found == reference, found)
+        answer = self._normalize(candidate or "")
+        return binary_verdict(answer == reference, answer)
 
     def _normalize(self, text: str) -> str:
         words = " ".join(strip_formatting(text).split())

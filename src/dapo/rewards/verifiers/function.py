@@ -82,28 +82,32 @@ def function_verifier(
     is the name in messages. Raises RewardError if none of them fits.
     """
     if inspect.isclass(function):
-        made = try_call(lambda: function(**options))
-        given = ", ".join(options) or "no options"
-        if isinstance(made, Failure):
-            raise RewardError(f"{path!r}: making one with {given} {made.reason}")
-        function = made
+        instance = try_call(lambda: function(**options))
+        options_text = ", ".join(options) or "no options"
+        if isinstance(instance, Failure):
+            raise RewardError(f"{path!r}: making one with {options_text} {instance.reason}")
+        function = instance
         options = {}
     parameters = _keyword_parameters(path, function)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    named = {name: p for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
-    _check_options(path, options, None if takes_any else named)
-    required = frozenset(name for name, p in named.items() if p.default is p.empty) - options.keys()
-    if {"problem", "response"} <= named.keys():
-        if others := sorted(required - {"problem", "response"}):
-            raise RewardError(f"{path!r} needs {', '.join(others)}: set reward.options.{others[0]}")
+    keywords = {name: p for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+    _check_options(path, options, None if takes_any else keywords)
+    required = (
+        frozenset(name for name, p in keywords.items() if p.default is p.empty) - options.keys()
+    )
+    if {"problem", "response"} <= keywords.keys():
+        if unfilled := sorted(required - {"problem", "response"}):
+            raise RewardError(
+                f"{path!r} needs {', '.join(unfilled)}: set reward.options.{unfilled[0]}"
+            )
         return FunctionVerifier(path, function, options, EventLoop())
-    accepted = None if takes_any else frozenset(named)
-    if "solution_str" in named:
+    accepted = None if takes_any else frozenset(keywords)
+    if "solution_str" in keywords:
         return ScoreFunction(path, function, options, EventLoop(), required, accepted)
-    if not takes_any and "completions" not in named:
+    if not takes_any and "completions" not in keywords:
         raise RewardError(
-            f"{path!r} takes ({', '.join(named)}): expected (problem, response), or keywords as in"
-            " TRL: completions, and of prompts, completion_ids, answer and other data columns"
+            f"{path!r} takes ({', '.join(keywords)}): expected (problem, response), or keywords as"
+            " in TRL: completions, and of prompts, completion_ids, answer and other data columns"
             " those it uses; or as in verl: solution_str, and of data_source, ground_truth,"
             " extra_info those it uses"
         )
@@ -127,9 +131,9 @@ class _UserFunction:
         return self.required - self.given
 
     def _missing(self, problem: Problem) -> Verdict | None:
-        if missing := missing_columns(self.needed_columns, problem):
+        if absent := missing_columns(self.needed_columns, problem):
             return self._error(
-                f"needs {missing}, which the problem does not have; it has {_own(problem)}"
+                f"needs {absent}, which the problem does not have; it has {_own(problem)}"
             )
         return None
 
@@ -175,8 +179,8 @@ class ScoreFunction(FunctionVerifier):
     given = frozenset({"solution_str", "extra_info"})
 
     def judge(self, problem: Problem, response: str) -> Verdict | None:
-        if (missing := self._missing(problem)) is not None:
-            return missing
+        if (failure := self._missing(problem)) is not None:
+            return failure
         columns = {"extra_info": None, **columns_of(problem), "solution_str": response}
         accepted = (_OF_VERL if self.accepted is None else self.accepted) - self.options.keys()
         arguments = {name: value for name, value in columns.items() if name in accepted}
@@ -232,8 +236,8 @@ class RewardFunction(_UserFunction):
         """Call the function for the group; if that raises, once per response, so that only the
         offender fails.
         """
-        if (missing := self._missing(problem)) is not None:
-            return [missing] * len(responses)
+        if (failure := self._missing(problem)) is not None:
+            return [failure] * len(responses)
         result = self._call(self._arguments(problem, responses, token_ids))
         if not isinstance(result, Failure):
             return to_verdicts(self.name, result, len(responses))
@@ -290,16 +294,18 @@ def _keyword_parameters(path: str, function: Callable[..., Any]) -> dict[str, in
     return {name: p for name, p in parameters.items() if p.kind is not p.VAR_POSITIONAL}
 
 
-def _check_options(path: str, options: Mapping[str, Any], named: Mapping[str, Any] | None) -> None:
+def _check_options(
+    path: str, options: Mapping[str, Any], keywords: Mapping[str, Any] | None
+) -> None:
     reserved = {"problem", "response", "solution_str", *_GIVEN}
     for option in options:
         if option in reserved:
             raise RewardError(
                 f"{path!r}: {option!r} is an argument of every call and cannot be an option"
             )
-        if named is not None and option not in named:
-            known = ", ".join(name for name in named if name not in reserved) or "none"
-            raise RewardError(f"{path!r} has no option {option!r}; it has {known}")
+        if keywords is not None and option not in keywords:
+            available = ", ".join(name for name in keywords if name not in reserved) or "none"
+            raise RewardError(f"{path!r} has no option {option!r}; it has {available}")
 
 
 def columns_of(problem: Problem) -> dict[str, Any]:
@@ -314,27 +320,27 @@ def columns_of(problem: Problem) -> dict[str, Any]:
         "source": problem.source,
         "data_source": problem.source,
     }
-    of_verl = problem.fields.get("reward_model")
+    verl_reward = problem.fields.get("reward_model")
     if problem.answer:
         columns["answer"] = problem.answer
         columns["ground_truth"] = problem.answer
-    if isinstance(of_verl, Mapping) and "ground_truth" in of_verl:
-        columns["ground_truth"] = of_verl["ground_truth"]
+    if isinstance(verl_reward, Mapping) and "ground_truth" in verl_reward:
+        columns["ground_truth"] = verl_reward["ground_truth"]
     return columns | dict(problem.fields)
 
 
-def missing_columns(needed: Collection[str], problem: Problem) -> str:
+def missing_columns(required: Collection[str], problem: Problem) -> str:
     """The needed columns that a problem lacks, separated by commas."""
-    return ", ".join(sorted(set(needed).difference(columns_of(problem)))) if needed else ""
+    return ", ".join(sorted(set(required).difference(columns_of(problem)))) if required else ""
 
 
 def require_columns(
-    problems: Sequence[Problem], needed: Mapping[str, Collection[str]], *, where: str
+    problems: Sequence[Problem], required: Mapping[str, Collection[str]], *, where: str
 ) -> None:
     """Raise DataError where rows of the data source `where` lack a column that a function, by its
     name, needs.
     """
-    for name, columns in needed.items():
+    for name, columns in required.items():
         lacking = [i for i, problem in enumerate(problems) if missing_columns(columns, problem)]
         if not lacking:
             continue

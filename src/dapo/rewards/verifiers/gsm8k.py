@@ -24,13 +24,13 @@ class Gsm8kVerifier:
     flexible: bool = False  # without any mark, take the last number of the response
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        stated = problem.answer.rpartition(_MARK)[2]
-        reference = plain_number(_strip_currency(stated))
+        final_text = problem.answer.rpartition(_MARK)[2]
+        reference = plain_number(_strip_currency(final_text))
         if reference is None:
             return error_verdict(
                 f"gsm8k: the reference {problem.answer[-80:]!r} does not end in a number"
             )
-        currency = "\\$" if "$" in stated else ""
+        currency = "\\$" if "$" in final_text else ""
         return number_verdict(
             reference, self._number(stated_part(response), problem.question, currency)
         )

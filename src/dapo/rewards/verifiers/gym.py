@@ -46,10 +46,10 @@ class Task:
 
 def missing_field(problem: Problem) -> str | None:
     """Return why no answer to a problem can be scored; None for a problem of reasoning-gym."""
-    missing = [field for field in (TASK, ENTRY) if field not in problem.fields]
+    absent = [field for field in (TASK, ENTRY) if field not in problem.fields]
     return (
-        f"problem {problem.id!r} has no field {missing[0]}: it is not from reasoning-gym"
-        if missing
+        f"problem {problem.id!r} has no field {absent[0]}: it is not from reasoning-gym"
+        if absent
         else None
     )
 
@@ -94,9 +94,13 @@ class GymVerifier:
             lambda: max((task.score(text, entry) for text in dict.fromkeys(texts)), default=0.0)
         )
         if isinstance(score, Failure) or not math.isfinite(score):
-            own = try_call(lambda: task.score(str(entry["answer"]), entry))
-            if isinstance(own, Failure) or not math.isfinite(own):
-                reason = own.reason if isinstance(own, Failure) else f"returned {own}"
+            reference_score = try_call(lambda: task.score(str(entry["answer"]), entry))
+            if isinstance(reference_score, Failure) or not math.isfinite(reference_score):
+                reason = (
+                    reference_score.reason
+                    if isinstance(reference_score, Failure)
+                    else f"returned {reference_score}"
+                )
                 return error_verdict(
                     f"gym: the scorer of task {name!r} {reason}, for the reference as well"
                 )

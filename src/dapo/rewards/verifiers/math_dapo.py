@@ -51,15 +51,15 @@ class MathDapoVerifier:
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         answers = _ANSWER.findall(response[-WINDOW_CHARS:])
-        found = normalize(answers[-1] if answers else "[INVALID]")
-        return binary_verdict(found == normalize(problem.answer), found if answers else "")
+        answer = normalize(answers[-1] if answers else "[INVALID]")
+        return binary_verdict(answer == normalize(problem.answer), answer if answers else "")
 
 
 def normalize(answer: str) -> str:
     """The Minerva normalization of a final answer, as released."""
     answer = answer.rpartition("=")[2]
-    for before, after in _REPLACED:
-        answer = answer.replace(before, after)
+    for old, new in _REPLACED:
+        answer = answer.replace(old, new)
     for removed in _REMOVED:
         answer = answer.replace(removed, "")
     for pattern, replacement in _REWRITTEN:

@@ -42,19 +42,19 @@ class VerifierOutput:
             file.seek(max(0, size - len(_DROPPED % 0)))
             counted = _COUNT.fullmatch(file.read())
             end = size - len(counted[0]) if counted else size
-            kept = b"" if counted else new[: max(0, MAX_LOG_BYTES - end)]
-            dropped = int(counted[1] if counted else 0) + len(new) - len(kept)
+            new_part = b"" if counted else new[: max(0, MAX_LOG_BYTES - end)]
+            dropped = int(counted[1] if counted else 0) + len(new) - len(new_part)
             file.seek(end)
-            file.write(kept + (_DROPPED % dropped if dropped else b""))
+            file.write(new_part + (_DROPPED % dropped if dropped else b""))
         return new
 
     def close(self) -> None:
         """Print the output that was not moved to the standard error."""
         if self._file.closed:
             return
-        if left := self._read():
+        if remainder := self._read():
             with contextlib.suppress(OSError):
-                print_text(left.decode(errors="replace"), file=sys.stderr, end="")
+                print_text(remainder.decode(errors="replace"), file=sys.stderr, end="")
         self._file.close()
 
     def _read(self) -> bytes:

@@ -319,13 +319,13 @@ def make_tasks(
     group = PendingGroup(spec, len(responses), len(cuts))
     tasks = []
     for scope, indices in cuts:
-        own = {
+        task_fields = {
             "scope": scope,
             **responses_to_json([responses[i] for i in indices]),
             # most of the bytes, and only functions that judge groups use them
             "token_ids": [list(token_ids[i]) if scope == "group" else [] for i in indices],
         }
-        request = frame(f'{{"problem": {problem_json}, {json.dumps(own)[1:]}')
+        request = frame(f'{{"problem": {problem_json}, {json.dumps(task_fields)[1:]}')
         tasks.append(VerifierTask(group, indices, scopes[scope], request))
     return group, tasks
 

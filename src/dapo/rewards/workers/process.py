@@ -70,12 +70,12 @@ def needed_environment(options_by_name: Mapping[str, Mapping[str, Any]]) -> dict
 
     The names are those of verifiers, `module:function`, or an environment's `module:Class`.
     """
-    named = set(HUB_VARIABLES) if "reward_model" in options_by_name else set()
+    variables = set(HUB_VARIABLES) if "reward_model" in options_by_name else set()
     for name, options in options_by_name.items():
-        named |= {str(value) for option, value in options.items() if option.endswith("_env")}
+        variables |= {str(value) for option, value in options.items() if option.endswith("_env")}
         if (file := module_file(name.partition(":")[0]) if ":" in name else None) is not None:
-            named |= set(re.findall(r"\w+", file.read_text(encoding="utf-8", errors="replace")))
-    return worker_environment(named)
+            variables |= set(re.findall(r"\w+", file.read_text(encoding="utf-8", errors="replace")))
+    return worker_environment(variables)
 
 
 class WorkerProcess:
@@ -98,20 +98,20 @@ class WorkerProcess:
         """Start a process that runs `module`, which calls `worker.run`; `begin` sends it the first
         message.
         """
-        self._connection, theirs = socket.socketpair()
+        self._connection, worker_end = socket.socketpair()
         their_keepalive_pipe, keepalive_pipe = os.pipe()
         report, their_report = os.pipe()
         self._keepalive_pipe = io.FileIO(keepalive_pipe, "wb")
         self._report = io.FileIO(report)
-        given = (theirs.fileno(), their_keepalive_pipe, their_report)
+        descriptors = (worker_end.fileno(), their_keepalive_pipe, their_report)
         try:
             self._process = subprocess.Popen(
                 # -P: a random.py in the current directory must not shadow the standard library
-                [sys.executable, "-P", "-m", module, *map(str, given), str(memory_bytes)],
+                [sys.executable, "-P", "-m", module, *map(str, descriptors), str(memory_bytes)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=given,
+                pass_fds=descriptors,
                 start_new_session=True,
                 # a fixed hash seed: the order of sets is the same in every worker and run
                 env={"PYTHONHASHSEED": "0", **environment, **dict.fromkeys(_ONE_THREAD, "1")},
@@ -122,7 +122,7 @@ class WorkerProcess:
             self._report.close()
             raise
         finally:
-            theirs.close()
+            worker_end.close()
             os.close(their_keepalive_pipe)
             os.close(their_report)
         self._init_message = init_message
@@ -299,15 +299,15 @@ def receive(connection: socket.socket, deadline: float | None = None) -> dict[st
 
 def _read(connection: socket.socket, size: int, deadline: float | None) -> bytes | None:
     parts = []
-    missing = size
-    while missing:
+    remaining = size
+    while remaining:
         if deadline is not None:
             connection.settimeout(max(deadline - time.monotonic(), 1e-6))
-        part = connection.recv(min(missing, _CHUNK))
+        part = connection.recv(min(remaining, _CHUNK))
         if not part:
             return None
         parts.append(part)
-        missing -= len(part)
+        remaining -= len(part)
     return b"".join(parts)
 
 

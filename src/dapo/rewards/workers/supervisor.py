@@ -91,14 +91,14 @@ class Console:
         now = time.monotonic()
         self._left = min(SHOWN_BYTES, self._left + (now - self._since) * SHOWN_BYTES / 60)
         self._since = now
-        shown = min(len(data), int(self._left))
-        if self._hidden and shown == len(data):
+        num_written = min(len(data), int(self._left))
+        if self._hidden and num_written == len(data):
             self.close()
-        for start in range(0, shown, select.PIPE_BUF):
-            if not self._try_write(data[start : min(start + select.PIPE_BUF, shown)]):
-                shown = start
+        for start in range(0, num_written, select.PIPE_BUF):
+            if not self._try_write(data[start : min(start + select.PIPE_BUF, num_written)]):
+                num_written = start
                 break
-        self._hidden += len(data) - shown
+        self._hidden += len(data) - num_written
 
     def close(self) -> None:
         if self._hidden:
@@ -160,9 +160,9 @@ def _monitor(
 
 def _changes_of(worker: int) -> Iterator[int]:
     with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
-            if found[0] == worker:
-                yield found[1]
+        while (status := os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
+            if status[0] == worker:
+                yield status[1]
 
 
 def _end(status: int) -> Event:
@@ -188,20 +188,20 @@ def _limit_exceeded(memory_bytes: int) -> str | None:
 
 
 def _descendants(pid: int) -> list[int]:
-    found = []
+    descendants = []
     new = [pid]
     while new:
         new = [child for parent in new for child in _children(parent)]
-        found += new
-    return found
+        descendants += new
+    return descendants
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    children: list[int] = []
     for path in glob(f"/proc/{pid}/task/*/children"):
         with contextlib.suppress(OSError):  # it has exited
-            found += map(int, Path(path).read_text().split())
-    return found
+            children += map(int, Path(path).read_text().split())
+    return children
 
 
 def _memory_of(pid: int) -> int:

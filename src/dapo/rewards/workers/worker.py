@@ -39,11 +39,11 @@ def run(build: Build) -> None:
     loads.
     """
     connection, keepalive_pipe, report, memory_bytes = map(int, sys.argv[1:])
-    output, theirs = os.pipe()
+    output, write_end = os.pipe()
     supervisor_pid = os.getpid()
     worker = os.fork()
     if worker:
-        for unused in (connection, theirs):
+        for unused in (connection, write_end):
             os.close(unused)
         supervise(
             worker,
@@ -56,9 +56,9 @@ def run(build: Build) -> None:
     os.setsid()  # its own process group, without a terminal that sends Ctrl-C
     for unused in (output, keepalive_pipe, report):
         os.close(unused)
-    os.dup2(theirs, 1)
-    os.dup2(theirs, 2)
-    os.close(theirs)
+    os.dup2(write_end, 1)
+    os.dup2(write_end, 2)
+    os.close(write_end)
     _limit(memory_bytes)
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
@@ -151,8 +151,8 @@ def _process_state(connection: socket.socket) -> dict[str, Any]:
     names = ("standard input", "standard output", "standard error", "the connection to the pool")
     for name, number in zip(names, (0, 1, 2, connection.fileno()), strict=True):
         try:
-            found = os.fstat(number)
-            state[f"left {name} closed or replaced"] = found.st_dev, found.st_ino
+            status = os.fstat(number)
+            state[f"left {name} closed or replaced"] = status.st_dev, status.st_ino
         except OSError:
             state[f"left {name} closed or replaced"] = None
     return state

@@ -126,12 +126,12 @@ def _encode(
         loaded.tokenizer, config.data, encoder, history=config.environment.history
     )
     limit = config.rollout.max_response_tokens
-    kept, answers, dropped = encode_answers(demonstrations, encode, max_tokens=limit)
+    encoded, answers, dropped = encode_answers(demonstrations, encode, max_tokens=limit)
     if dropped:
         notes.append(f"{dropped} demonstrations left out: longer than rollout.max_response_tokens")
-    if len({prompt_text(each.prompt) for each in kept}) == 1 < len(kept):
-        notes.append(f"all {len(kept)} demonstrations are of one problem")
-    return kept, answers
+    if len({prompt_text(demonstration.prompt) for demonstration in encoded}) == 1 < len(encoded):
+        notes.append(f"all {len(encoded)} demonstrations are of one problem")
+    return encoded, answers
 
 
 def drop_long(
@@ -145,10 +145,10 @@ def drop_long(
     """Drop problems whose prompts exceed `data.max_prompt_tokens`, and add their number to the
     notes.
     """
-    kept, dropped = encoder.split_by_length(problems, on_progress=on_progress)
+    short_problems, dropped = encoder.split_by_length(problems, on_progress=on_progress)
     if dropped:
         notes.append(f"{dropped} {kind} left out: longer than data.max_prompt_tokens")
-    return kept
+    return short_problems
 
 
 def require_fit(
@@ -259,19 +259,19 @@ def turn_end_notes(
     """
     if turn_end is None:
         return []
-    known = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in stop_ids) or "none"
+    end_tokens = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in stop_ids) or "none"
     if turn_end.token_id is None:
         return [
             "the chat template puts no special token after an assistant's turn, but"
-            f" {turn_end.text[:40]!r}: only the end tokens of the model's files ({known}) end a"
-            " response, and others may run to the length limit"
+            f" {turn_end.text[:40]!r}: only the end tokens of the model's files ({end_tokens}) end"
+            " a response, and others may run to the length limit"
         ]
     name = repr(tokenizer.convert_ids_to_tokens(turn_end.token_id))
     notes = []
     if turn_end.token_id not in stop_ids:
         notes.append(
             f"responses also stop at {name}, which ends an assistant's turn; the model's files name"
-            f" {known}"
+            f" {end_tokens}"
         )
     if turn_end.text_before:
         notes.append(

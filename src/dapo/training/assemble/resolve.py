@@ -49,9 +49,9 @@ class ComputeDevice:
         capability, index = min(
             (torch.cuda.get_device_capability(i), i) for i in range(torch.cuda.device_count())
         )
-        found = torch.cuda.get_device_properties(index)
-        name = f"{found.name}, compute capability {capability[0]}.{capability[1]}"
-        return cls("cuda", name, capability >= BFLOAT16_CAPABILITY, found.total_memory)
+        gpu = torch.cuda.get_device_properties(index)
+        name = f"{gpu.name}, compute capability {capability[0]}.{capability[1]}"
+        return cls("cuda", name, capability >= BFLOAT16_CAPABILITY, gpu.total_memory)
 
     def report(self) -> "ComputeDevice":
         """Return itself: the answer of a process that was started to describe its device."""
@@ -145,8 +145,8 @@ def _compute_device(config: Config, cuda: bool | None) -> ComputeDevice:
             gpus=gpus_per_worker(config, launcher.nodes, default=device != "cpu"),
         )
         (worker,) = launcher.start(["device"], [spec])
-        found: ComputeDevice = worker.call("report").result(START_TIMEOUT_S)
-        return found
+        reported: ComputeDevice = worker.call("report").result(START_TIMEOUT_S)
+        return reported
 
 
 def resolve_engine(config: Config, model: nn.Module) -> Config:

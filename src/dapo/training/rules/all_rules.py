@@ -51,8 +51,8 @@ def _is_looping(row: Row) -> bool:
 
 
 def _episode(row: Row) -> Row:
-    found = json.loads(row.get("episode") or "{}")
-    return found if isinstance(found, dict) else {}
+    episode = json.loads(row.get("episode") or "{}")
+    return episode if isinstance(episode, dict) else {}
 
 
 _FEW_SIGNALS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
@@ -128,8 +128,8 @@ RULES = (
 
 def active_findings(history: MetricHistory, config: Config) -> list[Finding]:
     """Return the findings at the history's last step, the most severe first."""
-    found = [finding for rule in RULES if (finding := rule.check(history, config)) is not None]
-    return sorted(found, key=lambda each: SEVERITIES.index(each.severity))
+    findings = [finding for rule in RULES if (finding := rule.check(history, config)) is not None]
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 class LiveRules:
@@ -152,9 +152,11 @@ class LiveRules:
         aside.
         """
         self._history.add(record)
-        found = [
-            each for each in active_findings(self._history, self._config) if each.severity != "note"
+        findings = [
+            finding
+            for finding in active_findings(self._history, self._config)
+            if finding.severity != "note"
         ]
-        new = [each for each in found if each.name not in self._reported]
-        self._reported |= {each.name for each in new}
-        return new, len(found)
+        new = [finding for finding in findings if finding.name not in self._reported]
+        self._reported |= {finding.name for finding in new}
+        return new, len(findings)

@@ -146,8 +146,8 @@ class MetricHistory:
         None: not known.
         """
         now = self.mean(self.performance)
-        before = self.first_mean(self.performance)
-        gains = [] if now is None or before is None else [now - before]
+        first = self.first_mean(self.performance)
+        gains = [] if now is None or first is None else [now - first]
         if (
             self.first_evaluation is not None
             and self.last_evaluation is not None
@@ -176,7 +176,7 @@ class MetricHistory:
             return
         name = min(names, key=len)  # the whole data set; its sources have longer names
         accuracy, low, high, truncated = (
-            values.get(f"{name}/{each}", math.nan) for each in _OF_EVALUATION
+            values.get(f"{name}/{field}", math.nan) for field in _OF_EVALUATION
         )
         is_score = is_mean_score(values, name.removeprefix("eval/"))
         point = EvaluationPoint(step, accuracy, low, high, truncated, is_score)

@@ -319,11 +319,11 @@ def length_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     """Responses grow without a gain in accuracy."""
     name = "rollout/response_tokens_mean"
     length = history.mean(name)
-    before = history.first_mean(name)
+    first_length = history.first_mean(name)
     if (
         length is None
-        or before is None
-        or length < max(LENGTH_GROWTH * before, before + _MANY_TOKENS)
+        or first_length is None
+        or length < max(LENGTH_GROWTH * first_length, first_length + _MANY_TOKENS)
     ):
         return None
     accuracy = history.mean("reward/accuracy")
@@ -342,14 +342,14 @@ def length_explosion(history: MetricHistory, config: Config) -> Symptom | None:
         result = f"the mean score changed by {gain:+.3f}"
     mode = config.overlong.mode
     buffer = config.overlong.buffer_tokens
-    shorter = max(round(LENGTH_GROWTH * before), buffer if mode == "soft" else 1)
+    shorter = max(round(LENGTH_GROWTH * first_length), buffer if mode == "soft" else 1)
     change = [] if mode == "soft" else ["overlong.mode=filter"]
     if shorter < config.rollout.max_response_tokens:
         change.append(f"rollout.max_response_tokens={shorter}")
     return Symptom(
-        f"responses are {length / before:.1f} times as long as in the first steps ({length:.0f}"
-        f" tokens, then {before:.0f}), and {result}",
-        {name: length, f"{name} at first": before, "reward/accuracy": accuracy},
+        f"responses are {length / first_length:.1f} times as long as in the first steps"
+        f" ({length:.0f} tokens, then {first_length:.0f}), and {result}",
+        {name: length, f"{name} at first": first_length, "reward/accuracy": accuracy},
         tuple(change),
         advice=(
             "look at the longest responses below: a reward that counts words or steps pays for more"

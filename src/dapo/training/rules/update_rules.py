@@ -55,11 +55,13 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
     name = "loss/entropy"
     performance = history.performance
     entropy = history.mean(name)
-    before = history.first_mean(name)
+    first_entropy = history.first_mean(name)
     now = history.mean(performance)
-    if entropy is None or before is None or history.gain is None or now is None:
+    if entropy is None or first_entropy is None or history.gain is None or now is None:
         return None
-    is_low = entropy < ENTROPY_FRACTION * before or (entropy < LOW_ENTROPY and entropy < before / 2)
+    is_low = entropy < ENTROPY_FRACTION * first_entropy or (
+        entropy < LOW_ENTROPY and entropy < first_entropy / 2
+    )
     is_accuracy = performance == "reward/accuracy"
     if not is_low or (is_accuracy and now >= SOLVED) or not _has_changed(history, below=1.0):
         return None
@@ -83,9 +85,9 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
     )
     return Symptom(
         f"the policy explores no more: its entropy is {entropy:.3g} nats per token, after"
-        f" {before:.3g} in the first steps, {'if' if has_gained else 'and'} {performance}"
+        f" {first_entropy:.3g} in the first steps, {'if' if has_gained else 'and'} {performance}"
         f" {result}{wrong}",
-        {name: entropy, f"{name} at first": before, performance: now}
+        {name: entropy, f"{name} at first": first_entropy, performance: now}
         | {f"{performance} at first": history.first_mean(performance)},
         (*warmer, *wider, _lower_lr(config)),
         # a score has no known maximum; selection keeps the accuracy of sampled problems near one
@@ -105,8 +107,10 @@ def _has_changed(history: MetricHistory, *, below: float = math.inf, above: floa
     `loss/entropy` is the mean over the tokens that train: it changes with their choice as well.
     True where it is not known.
     """
-    now, before = (get("rollout/entropy_estimate") for get in (history.mean, history.first_mean))
-    return not now or not before or above < now / before < below
+    now, first_entropy = (
+        get("rollout/entropy_estimate") for get in (history.mean, history.first_mean)
+    )
+    return not now or not first_entropy or above < now / first_entropy < below
 
 
 def _has_halved(history: MetricHistory) -> bool:
@@ -123,12 +127,12 @@ def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     name = "loss/entropy"
     loss = config.loss
     entropy = history.mean(name)
-    before = history.first_mean(name)
-    if entropy is None or before is None:
+    first_entropy = history.first_mean(name)
+    if entropy is None or first_entropy is None:
         return None
     largest = max(
-        ENTROPY_GROWTH * before,
-        before + ENTROPY_RISE,
+        ENTROPY_GROWTH * first_entropy,
+        first_entropy + ENTROPY_RISE,
         ENTROPY_GROWTH * (loss.entropy_target or 0.0),
     )
     has_learned = (
@@ -141,8 +145,12 @@ def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     reason = paid if bonus else "the updates destroy what the model knew"
     return Symptom(
         f"the policy becomes random: its entropy is {entropy:.3g} nats per token, after"
-        f" {before:.3g} in the first steps; {reason}",
-        {name: entropy, f"{name} at first": before, "reward/mean": history.mean("reward/mean")},
+        f" {first_entropy:.3g} in the first steps; {reason}",
+        {
+            name: entropy,
+            f"{name} at first": first_entropy,
+            "reward/mean": history.mean("reward/mean"),
+        },
         (*bonus, _lower_lr(config)),
     )
 
@@ -178,10 +186,10 @@ def idle_techniques(history: MetricHistory, config: Config) -> Symptom | None:
         idle.append(
             f"clip-higher (the upper clip stops {stopped:.2g} of the tokens: {movement}{bound})"
         )
-    kept = signal_rate(history, config)
+    signal_fraction = signal_rate(history, config)
     samples_every_problem = config.dynamic_sampling.enabled and not config.dynamic_sampling.predict
-    if samples_every_problem and kept is not None and kept >= IDLE_KEPT:
-        idle.append(f"dynamic sampling ({kept:.0%} of the groups carry a signal)")
+    if samples_every_problem and signal_fraction is not None and signal_fraction >= IDLE_KEPT:
+        idle.append(f"dynamic sampling ({signal_fraction:.0%} of the groups carry a signal)")
     is_far = (
         overlong.mode == "filter"
         or (longest or math.inf) <= rollout.max_response_tokens - overlong.buffer_tokens
@@ -234,7 +242,7 @@ def skipped_updates(history: MetricHistory, config: Config) -> Symptom | None:
         return None
     updates = config.updates_per_step * len(history.window())
     means = history.means("optim/grad_norm", "loss/approx_kl")
-    shown = (
+    averages = (
         ", ".join(f"{name} {value:.3g}" for name, value in means.items() if value is not None)
         or "no gradient"
     )
@@ -251,7 +259,7 @@ def skipped_updates(history: MetricHistory, config: Config) -> Symptom | None:
     elif limit is not None and limit <= HIGH_KL and moved is not None and moved <= HIGH_KL:
         change = f"loss.max_approx_kl={max(1.0, 10 * limit):g}"
     return Symptom(
-        f"{skipped:.0f} of {updates} updates skipped, with {shown} on average: the loss or the"
+        f"{skipped:.0f} of {updates} updates skipped, with {averages} on average: the loss or the"
         " gradient was not finite, or the policy too far from the one that sampled",
         {"optim/skipped": skipped} | means,
         (change,) if change else (),
