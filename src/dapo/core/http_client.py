@@ -48,9 +48,7 @@ class Answer:
 
 
 class HttpClient:
-    """Sends JSON to one server, through the proxies of the environment; several threads may share a
-    client.
-    """
+    """Sends JSON to one server, through the environment's proxies; threads may share a client."""
 
     def __init__(
         self,
@@ -106,8 +104,7 @@ class HttpClient:
         limit_s: float = float("inf"),
         retries: int | None = None,
     ) -> Answer:
-        """Send `value` as JSON, if it is not None, and return the answer of any status, without
-        following redirects.
+        """Send `value` as JSON, if not None; return the answer of any status, without redirects.
 
         `deadline` is the time of the last try, by `time.monotonic()`, and `limit_s` the seconds
         until then. Raises ServerFailed if no try got an answer, the answer is too long, or the
@@ -145,7 +142,7 @@ class HttpClient:
     def _try(
         self, method: str, url: str, body: bytes | None, limit: float
     ) -> tuple[Answer | str, Mapping[str, str]]:
-        """The answer of one try, or why there is none; and the answer's headers."""
+        """Return the answer of one try, or why there is none; and the answer's headers."""
         left_s = max(limit - self._clock.monotonic(), 0.01)
         try:
             timeout = urllib3.Timeout(connect=min(_CONNECT_S, left_s), read=left_s)
@@ -180,13 +177,13 @@ class HttpClient:
         self._pool.clear()
 
     def quote(self, text: str | bytes) -> str:
-        """The start of a server's answer for a message; the token in it is masked."""
+        """Return the start of a server's answer for a message; the token in it is masked."""
         text = text.decode(errors="replace") if isinstance(text, bytes) else text
         return (text.replace(self._token, "***") if self._token else text)[:_SHOWN_CHARS]
 
 
 def _read(response: urllib3.BaseHTTPResponse, deadline: float, clock: SystemClock) -> bytes:
-    """The whole body.
+    """Return the whole body.
 
     Raises TimeoutError at the deadline, even if the server sends byte by byte.
     """

@@ -41,8 +41,7 @@ def collections_paused() -> Iterator[None]:
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep freed memory, if its C library is glibc and the user has not set the
-    allocator.
+    """Let this process keep freed memory, under glibc with an allocator that the user has not set.
 
     An update frees its gradients and activations, and the next one allocates as much: glibc returns
     blocks of that size to the system, which clears every page again. On SmolLM2-135M three steps of
@@ -78,7 +77,7 @@ def explain_out_of_memory(
 
 
 def _amounts(text: str) -> str:
-    """The requested and the free bytes, as far as torch's message gives them."""
+    """Return the requested and the free bytes, as far as torch's message gives them."""
     requested, free, capacity = (pattern.search(text) for pattern in (_ASKED, _FREE, _CAPACITY))
     parts = [f"{requested[1]} were requested"] if requested else []
     if free:

@@ -8,8 +8,7 @@ PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def unusable_weights(name: str) -> str | None:
-    """Why the weights at a path are not read, as the end of a sentence about the model; None if
-    nothing is wrong.
+    """Return why the weights at a path are not read, to end a sentence; None if they are.
 
     A path that does not exist, such as a Hugging Face id, has nothing wrong.
     """

@@ -35,7 +35,7 @@ def exp(x: float) -> float:
 
 
 def log(x: float) -> float:
-    """The natural logarithm of a positive finite number; raises ValueError for others."""
+    """Return the natural logarithm of a positive finite number; raises ValueError for others."""
     if not 0 < x < float("inf"):
         raise ValueError(f"log needs a positive finite number, got {x!r}")
     mantissa, exponent = frexp(x)
@@ -51,9 +51,7 @@ def log(x: float) -> float:
 
 
 def log_gamma(x: float) -> float:
-    """The logarithm of the gamma function of a positive finite number: Stirling's series after a
-    shift.
-    """
+    """Return the log of the gamma function of a positive finite number: shifted Stirling series."""
     factor = 1.0
     while x < _STIRLING_FROM:
         factor *= x
@@ -69,7 +67,7 @@ def log_gamma(x: float) -> float:
 
 
 def cos(x: float) -> float:
-    """The cosine of an angle from 0 to pi."""
+    """Return the cosine of an angle from 0 to pi."""
     if x > pi / 2:
         return -cos(pi - x)
     value = 1.0

@@ -32,7 +32,7 @@ def merged(ranges: Sequence[Sequence[int]], length: int) -> Ranges | None:
 
 
 def select(values: Sequence[T], ranges: Ranges | None) -> Sequence[T]:
-    """The values in the ranges, in order."""
+    """Return the values in the ranges, in order."""
     return (
         values
         if ranges is None
@@ -53,9 +53,7 @@ def spread(selected: Sequence[float], ranges: Ranges | None, length: int) -> Seq
 
 
 def zeroed(values: Sequence[float], ranges: Ranges) -> Sequence[float]:
-    """The values with zeros outside of the ranges; an array stays one of its type, anything else
-    becomes a tuple.
-    """
+    """Return the values with zeros outside the ranges, as an array of their type or a tuple."""
     row = spread(select(values, ranges), ranges, len(values))
     return array(values.typecode, row) if isinstance(values, array) else tuple(row)
 

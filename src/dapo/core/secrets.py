@@ -192,9 +192,7 @@ _MIN_VALUE_CHARS = 6  # shorter values of variables occur in ordinary words
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a name is a secret's: `api_key`, `openaiApiKey`, `HF_TOKEN`, but not `max_tokens` or
-    `answer_key`.
-    """
+    """Return True if a name is a secret's: `api_key`, `HF_TOKEN`, but not `answer_key`."""
     *first_words, last = words_of(name) or [""]
     for ending, harmless in _HARMLESS_BEFORE.items():
         if last in (ending, f"{ending}s"):
@@ -203,17 +201,13 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_password_name(name: str) -> bool:
-    """Whether a name is that of a password or of an API key: `DB_PASSWORD`, `apiKey`, but not `key`
-    or `secret`.
-    """
+    """Return True if a name is a password's or an API key's: `DB_PASSWORD`, `apiKey`, not `key`."""
     words = words_of(name)
     return bool(_PASSWORDS.intersection(words[-1:])) or words[-2:] == ["api", "key"]
 
 
 def has_secret_form(text: str) -> bool:
-    """Whether a text holds a token of a known form, a URL with a password or a key, or a header
-    with its value.
-    """
+    """Return True if a text holds a known token, a URL with a password or key, or such a header."""
     headers = (word for match in _HEADER.finditer(text) for word in match[0].split()[1:])
     return (
         (_SHAPE.search(text) or _USER_IN_URL.search(text)) is not None
@@ -259,9 +253,7 @@ def mask_text(text: str) -> str:
 
 
 def may_be_written(variable: str) -> bool:
-    """Whether a configuration may use `${oc.env:VARIABLE}`: the variable holds a place or a user's
-    name.
-    """
+    """Return True if a configuration may use `${oc.env:VARIABLE}`: it holds a place or a user."""
     return (
         variable in ("USER", "PWD", "LOGNAME", "TMPDIR")
         or (words_of(variable) or [""])[-1] in _LOCATION_WORDS
@@ -269,7 +261,7 @@ def may_be_written(variable: str) -> bool:
 
 
 def secret_variables() -> dict[str, str]:
-    """The environment variables that are secrets, by name or by value."""
+    """Return the environment variables that are secrets, by name or by value."""
     secrets = {
         name: value for name, value in os.environ.items() if any(find_secrets({name: value}))
     }
@@ -281,7 +273,7 @@ _Names = tuple[str, ...]
 
 
 def find_secrets(value: Any, name: str = "", secrets: _Names = ()) -> Iterator[tuple[str, str]]:
-    """The dotted names of the secrets in an option's value, each with the reason.
+    """Yield the dotted names of the secrets in an option's value, each with the reason.
 
     A text is a secret by its own name or that of a surrounding mapping, by a user, password or key
     in its URL, or by its form.
@@ -314,9 +306,7 @@ def mask_options(value: Any, secrets: _Names = ()) -> Any:
 
 
 def _items(values: Sequence[Any], secrets: _Names) -> Iterator[tuple[Any, _Names]]:
-    """The items of a list; in a pair such as `[Authorization, Bearer abc]` the first names the
-    second.
-    """
+    """Yield the items of a list with their names; in a pair of texts the first names the second."""
     is_pair = len(values) == 2 and all(isinstance(value, str) for value in values)
     for position, value in enumerate(values):
         yield value, _with(secrets, values[0]) if is_pair and position == 1 else secrets
@@ -328,9 +318,7 @@ def _with(secrets: _Names, name: object) -> _Names:
 
 
 def _is_secret(value: Any, secrets: _Names) -> bool:
-    """Whether a text, or a number other than a count of tokens or keys, has the name of a
-    secret.
-    """
+    """Return True if a text, or a number that counts nothing, has the name of a secret."""
     if isinstance(value, int) and not isinstance(value, bool):
         return any(
             words_of(name)[-1] in _ALWAYS or words_of(name)[-2:-1] == ["api"] for name in secrets
@@ -365,5 +353,5 @@ def _is_url_secret(name: str) -> bool:
 
 
 def words_of(name: str) -> list[str]:
-    """The words of a name in lower case; `openaiApiKey` has three."""
+    """Return the words of a name in lower case; `openaiApiKey` has three."""
     return re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())

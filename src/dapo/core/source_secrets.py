@@ -22,7 +22,7 @@ _TOKEN_WITH_DIGIT = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.+/=~-]{8,}")
 
 
 def find_in_source(text: str) -> Iterator[tuple[str, str]]:
-    """The names of the secrets in source, each with the reason.
+    """Yield the names of the secrets in source, each with the reason.
 
     >>> list(find_in_source("HEADERS = {'X-Api-Key': '4f9a02c77d'}"))
     [('X-Api-Key', 'looks like a secret')]
@@ -58,9 +58,7 @@ def find_in_source(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _holds(value: str, variable: str, held: str) -> bool:
-    """Whether a constant is or holds the value of a variable, which may be a secret whatever its
-    name is.
-    """
+    """Return True if a constant is or holds the value of a variable, whatever its name is."""
     if held not in value or (is_secret_name(variable) and len(held) >= _MIN_SECRET_CHARS):
         return held in value
     return len(held) >= (_MIN_CHARS if held == value else _MIN_CHARS_WITHIN) and not os.path.exists(
@@ -118,9 +116,7 @@ def _name_of(target: Any) -> tuple[str, ...]:
 
 
 def _is_named_secret(names: tuple[str, ...], value: str) -> bool:
-    """Whether a text is a secret by a name; the shorter the name, the more it must look like one:
-    `key = "final"`.
-    """
+    """Return True if a text is a secret by name; a short name needs a text that looks like one."""
     if is_secret_name(value) and value.isupper():  # the name of a variable
         return False
     for name in filter(is_secret_name, names):

@@ -46,7 +46,7 @@ class ByteDecoder:
     def of(
         cls, tokenizer: "PreTrainedTokenizerBase", *, skip_special_tokens: bool
     ) -> "ByteDecoder | None":
-        """The decoder of a byte-level tokenizer; None for any other tokenizer.
+        """Return the decoder of a byte-level tokenizer; None for any other tokenizer.
 
         It is compared with the tokenizer on random ids; if they differ, the result is None.
         """
@@ -81,7 +81,7 @@ class ByteDecoder:
         return table
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
         import pyarrow as pa
 
         if not len(ids):
@@ -94,9 +94,7 @@ class ByteDecoder:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The byte of each character of byte-level vocabularies: printable bytes are themselves, others
-    start at 256.
-    """
+    """Return the byte of each character of byte-level vocabularies; others start at 256."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {
@@ -105,17 +103,14 @@ def byte_alphabet() -> dict[str, int]:
 
 
 class TokenBound:
-    """The bound of a byte-level BPE tokenizer: each of its tokens stands for at least one byte of
-    the text.
+    """The bound of a byte-level BPE tokenizer, whose tokens stand for at least one byte each.
 
     Example: 12 bytes are at most 12 tokens; at most 24 where a space may be put before each part of
     the text, and three times as many where the text is normalized to NFC and is not ASCII.
     """
 
     def __init__(self, *, per_byte: int, normalizes: bool, added: int) -> None:
-        """`per_byte` tokens for each byte of the normalized text, and `added` special tokens around
-        it.
-        """
+        """Count `per_byte` tokens per byte of the normalized text, and `added` special tokens."""
         self._per_byte = per_byte
         self._normalizes = normalizes
         self._added = added
@@ -124,9 +119,7 @@ class TokenBound:
     def of(
         cls, tokenizer: "PreTrainedTokenizerBase", *, add_special_tokens: bool
     ) -> "TokenBound | None":
-        """The bound of a tokenizer; None where it is not byte-level BPE, or has a part that could
-        add to a text.
-        """
+        """Return a tokenizer's bound; None unless it is byte-level BPE that adds nothing."""
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None or type(backend.model).__name__ != "BPE":
             return None
@@ -140,7 +133,7 @@ class TokenBound:
         return cls(per_byte=2 if adds_space else 1, normalizes=bool(normalizers), added=added)
 
     def __call__(self, text: str) -> int:
-        """A number that the tokens of `text` do not exceed."""
+        """Return a number that the tokens of `text` do not exceed."""
         if text.isascii():
             return self._per_byte * len(text) + self._added
         growth = _NFC_GROWTH if self._normalizes else 1

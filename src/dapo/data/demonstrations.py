@@ -114,7 +114,7 @@ def demonstration_from_row(
 
 
 def _turns(value: object, where: str) -> list[Message]:
-    """The messages of a response that is a text or a list of messages, also as JSON text."""
+    """Return the messages of a response that is a text or a list of messages, also as JSON text."""
     value = parsed_messages(value, where)
     if not isinstance(value, str):
         turns = _messages(value, where)
@@ -129,9 +129,7 @@ def _turns(value: object, where: str) -> list[Message]:
 
 
 def _require_turns(messages: Sequence[Message], where: str) -> None:
-    """Raise DataError where messages behind a prompt do not begin with the assistant's, or two of
-    its are in a row.
-    """
+    """Raise DataError if turns do not begin with the assistant's, or two of these are in a row."""
     roles = [message["role"] for message in messages]
     if roles[0] != "assistant":
         raise DataError(

@@ -33,7 +33,7 @@ def load_problems(
     convert: Callable[..., Problem] = problem_from_row,
     texts: dict[str, str] | None = None,
 ) -> list[Problem]:
-    """All problems that `spec` names, in order; at least one.
+    """Return all problems that `spec` names, in order; at least one.
 
     A spec is a path (`problems.csv`), `hub:NAME[:SPLIT]`, `builtin:TASK,...`, `gym:TASK,...` or a
     mapping: `{path: FILE, prompt: COLUMN, answer: COLUMN, size: N}`, `{hub: NAME, config:, split:,
@@ -82,9 +82,7 @@ def load_problems(
 
 
 def unique_problems(problems: Sequence[Problem]) -> list[tuple[Problem, int]]:
-    """The distinct problems (by id) with the number of copies of each, in the order of first
-    appearance.
-    """
+    """Return the distinct problems (by id) in order, with the number of copies of each."""
     counts = Counter(problem.id for problem in problems)
     first = {problem.id: problem for problem in reversed(problems)}
     return [(first[key], count) for key, count in counts.items()]
@@ -93,8 +91,7 @@ def unique_problems(problems: Sequence[Problem]) -> list[tuple[Problem, int]]:
 def remove_overlap(
     train: Sequence[Problem], held_out: Sequence[Problem], *, option: str = "data.train"
 ) -> tuple[list[Problem], int]:
-    """The training problems whose text is not among the held-out ones, and the number that were
-    removed.
+    """Return the training problems that are not held out, and the number of the others.
 
     Texts are compared with whitespace collapsed and without system messages; answers are not
     compared. Raises DataError, which names the `option` of the training problems, if nothing is
@@ -121,9 +118,7 @@ def _listed(errors: Sequence[DataError]) -> DataError:
 
 
 def _mixed(source: MixSource, split: Split, **options: Any) -> list[Problem]:
-    """The problems of all parts in round-robin order; one that several parts have belongs to the
-    first of them.
-    """
+    """Return the problems of all parts in round-robin order, each in the first part that has it."""
     part_of: dict[str, str] = {}
     parts = []
     for name, part in source.parts.items():
@@ -192,15 +187,11 @@ def _generated(source: TaskSource, split: Split) -> list[Problem]:
 
 
 def _begun_by_environment(size: int, seed: int, split: Split) -> list[Problem]:
-    """Problems that differ by their ids, from which their episodes' seeds follow; `reset` gives the
-    prompts.
-    """
+    """Return problems with distinct ids, the seeds of episodes; `reset` gives the prompts."""
     prompts = [f"episode {index} of {split}, seed {seed}" for index in range(size)]
     return [Problem(problem_id(prompt, ""), prompt, "", source="environment") for prompt in prompts]
 
 
 def is_begun_by_environment(problem: Problem) -> bool:
-    """Whether a problem of `data.train=environment` has no prompt, but a text that tells it from
-    others.
-    """
+    """Return True if a problem of `data.train=environment` has a mere name instead of a prompt."""
     return problem.source == "environment" and _BEGUN.fullmatch(str(problem.prompt)) is not None

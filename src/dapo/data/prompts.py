@@ -91,7 +91,7 @@ class TextEnd:
         self._is_end[list(ends)] = True
 
     def cut(self, ids: Sequence[int]) -> Sequence[int]:
-        """The ids before the first that ends the text; all of them if none does."""
+        """Return the ids before the first that ends the text; all of them if none does."""
         ended = self._is_end[np.minimum(np.asarray(ids, np.int64), len(self._is_end) - 1)]
         return ids[: int(ended.argmax())] if ended.any() else ids
 
@@ -117,8 +117,7 @@ class PromptEncoder:
         *,
         tools: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """`config` is the section `data`; the chat template gets the schemas `tools`, and must take
-        them.
+        """Take the section `data`, and schemas `tools` that the chat template must take.
 
         Raises DataError if an option needs a chat template and there is none.
         """
@@ -169,8 +168,7 @@ class PromptEncoder:
         self._lock = threading.Lock()  # fast tokenizers raise an error when two threads call them
 
     def encode(self, problem: Problem) -> tuple[int, ...]:
-        """The token ids of the prompt, not truncated; without a template, with the tokenizer's own
-        special tokens.
+        """Return the untruncated ids of the prompt; without a template with special tokens.
 
         Ids are cached: rendering and encoding take about a millisecond, and a run encodes each
         problem repeatedly.
@@ -194,7 +192,7 @@ class PromptEncoder:
             )
 
     def length(self, problem: Problem) -> int:
-        """The number of tokens of the prompt, cached."""
+        """Return the number of tokens of the prompt, cached."""
         key = _key(problem)
         return self._lengths[key] if key in self._lengths else len(self.encode(problem))
 
@@ -205,8 +203,7 @@ class PromptEncoder:
         above: int = -1,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> int:
-        """The number of tokens of the longest prompt if it has more than `above`, else 0; encodes
-        in batches.
+        """Return the number of tokens of the longest prompt if it is `above`, else 0.
 
         Every prompt is rendered, but one whose bytes show that it is not longer than `above` is not
         encoded.
@@ -233,7 +230,7 @@ class PromptEncoder:
         return longest if longest > above else 0
 
     def render(self, problem: Problem) -> str:
-        """The prompt as text, with the template's special tokens.
+        """Return the prompt as text, with the template's special tokens.
 
         Raises DataError if it cannot be rendered.
         """
@@ -252,7 +249,7 @@ class PromptEncoder:
     def render_messages(
         self, messages: Sequence[Mapping[str, Any]], *, header: bool = True, **variables: Any
     ) -> str:
-        """The text of chat messages, and the `header` of the assistant's next turn.
+        """Return the text of chat messages, and the `header` of the assistant's next turn.
 
         Raises ValueError with the template's reason if it rejects them.
         """
@@ -266,9 +263,7 @@ class PromptEncoder:
         return self.config.template_time if reads_clock else None
 
     def notes(self, problems: Sequence[Problem]) -> list[str]:
-        """What the chat template does that a user may not expect: it reads the date, or not what
-        the problems have.
-        """
+        """Return what may surprise in the template: it reads the date, or ignores columns."""
         if self.template is None:
             return [
                 f"{name} is not shown to the model: no chat template is used"
@@ -306,9 +301,7 @@ class PromptEncoder:
         return notes
 
     def _unread_keys(self, problems: Sequence[Problem], template: ChatTemplate) -> list[str]:
-        """The keys of messages that the template does not read, tried on one problem for each set
-        of keys.
-        """
+        """Return the message keys that the template ignores, by one problem per set of keys."""
         examples: dict[frozenset[str], Problem] = {}
         for problem in problems:
             if not isinstance(problem.prompt, str):
@@ -321,9 +314,7 @@ class PromptEncoder:
         return sorted({key for prompt in prompts for key in template.unread_keys(prompt)})
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a response up to the first special token: what follows it is not part of the
-        answer.
-        """
+        """Return the text of a response up to the first special token, where the answer ends."""
         ids = self._text_end.cut(ids)
         return (
             self._text(ids, skip_special_tokens=True)
@@ -341,8 +332,7 @@ class PromptEncoder:
     def split_by_length(
         self, problems: Sequence[Problem], *, on_progress: Callable[[int, int], None] | None = None
     ) -> tuple[list[Problem], int]:
-        """The problems of at most `data.max_prompt_tokens` tokens, in order, and the number of
-        longer ones.
+        """Return the problems within `data.max_prompt_tokens`, in order, and the number of others.
 
         Raises DataError if all are longer.
         """
@@ -395,9 +385,7 @@ class PromptEncoder:
         return text
 
     def _rendered_already(self, problem: Problem, template: ChatTemplate) -> str | None:
-        """The prompt of a problem whose text is a whole prompt in the template; None for another
-        problem.
-        """
+        """Return the prompt of a problem whose text is a whole prompt in the template, or None."""
         rendered = (
             template.rendered_prompt(problem.prompt) if isinstance(problem.prompt, str) else None
         )
@@ -482,7 +470,7 @@ def _are_schemas(tools: Any) -> bool:
 
 
 def _columns_of(problems: Sequence[Problem]) -> list[str]:
-    """The columns for the chat template that some problem has."""
+    """Return the columns for the chat template that some problem has."""
     return sorted({name for problem in problems for name in template_columns(problem)} & {TOOLS})
 
 
@@ -502,9 +490,7 @@ def _key(problem: Problem) -> Hashable:
 def chat_messages(
     problem: Problem, *, instruction: str = "", system: str | None = None
 ) -> list[dict[str, Any]]:
-    """The problem as chat messages, with `system` as the first unless the problem has a system
-    message.
-    """
+    """Return the problem as chat messages, with `system` first unless it has a system message."""
     prompt = with_instruction(problem, instruction)
     messages = (
         [{"role": "user", "content": prompt}]
@@ -517,9 +503,7 @@ def chat_messages(
 
 
 def with_instruction(problem: Problem, instruction: str) -> Prompt:
-    """The prompt with `instruction` appended on a new line to the text or to the last user
-    message.
-    """
+    """Return the prompt with `instruction` on a new line of the text or the last user message."""
     if not instruction:
         return problem.prompt
     if isinstance(problem.prompt, str):

@@ -38,15 +38,11 @@ class Sampler(Protocol):
         """Request the k responses to `problem`; each is returned with `index`."""
 
     def poll(self) -> list[tuple[int, int, Response]]:
-        """Return the responses since the last call, each with the indices of its problem and its
-        sample.
-        """
+        """Return the responses since the last call, with the indices of problem and sample."""
 
 
 class EngineSampler:
-    """Samples responses from a rollout engine; the seed of each is a function of (run seed,
-    problem, sample).
-    """
+    """Samples from a rollout engine; a seed is a function of (run seed, problem, sample)."""
 
     def __init__(self, engine: RolloutEngine, encoder: Encoder, plan: EvaluationPlan) -> None:
         self.plan = plan

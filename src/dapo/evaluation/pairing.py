@@ -87,8 +87,7 @@ def paired_accuracies(
 def paired_difference(
     a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False
 ) -> dict[str, Any]:
-    """Compute the difference (b minus a) of two evaluations by `paired_accuracies`: for commands,
-    page and Python.
+    """Compute the difference (b minus a) of two evaluations, paired by `paired_accuracies`.
 
     It is a `Paired` as JSON values, with the numbers of problems with a verdict in both
     evaluations, and of those on which b is better, worse and equal.
@@ -110,9 +109,7 @@ def paired_difference(
 
 
 def paired_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute `paired_difference` with a row per problem under `table`: id, source, question,
-    answer, accuracies.
-    """
+    """Compute `paired_difference` with a row per problem in `table`: texts and accuracies."""
     values = paired_accuracies(a, b)
     table = []
     for row in a["table"]:
@@ -142,9 +139,7 @@ class Paired:
 
 
 def paired(a: Sequence[float], b: Sequence[float], *, proportions: bool = False) -> Paired:
-    """Compute the mean difference of paired values, `b[i] - a[i]`; `proportions`: all values are
-    from 0 to 1.
-    """
+    """Compute the mean of `b[i] - a[i]`; with `proportions` all values are from 0 to 1."""
     first = np.asarray(a, np.float64)
     second = np.asarray(b, np.float64)
     differences = second - first
@@ -189,8 +184,6 @@ def mean_over_steps(steps: Sequence[Paired]) -> Paired:
 
 
 def paired_problems(a: Mapping[str, float], b: Mapping[str, float]) -> Paired:
-    """Compute the difference over the problems that both runs have sampled; no interval if all
-    differ equally.
-    """
+    """Compute the difference over problems of both runs; no interval if all differ equally."""
     both = sorted(a.keys() & b.keys())
     return paired([a[name] for name in both], [b[name] for name in both])

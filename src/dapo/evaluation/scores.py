@@ -75,8 +75,7 @@ class JudgedProblem:
 
     @property
     def consensus(self) -> float:
-        """cons@k: 1 if the correct answer is the most frequent, 1/n if n answers tie with it among
-        them, else 0.
+        """cons@k: 1 if the correct answer is the most frequent, 1/n in a tie of n, else 0.
 
         All correct responses vote for one answer, in any form. A wrong response votes for its
         normalized answer, if it has one.
@@ -118,8 +117,7 @@ class Evaluation:
         ]
 
     def summary(self) -> dict[str, Any]:
-        """Compute all reported figures as JSON values: `accuracy` is avg@k; `low` and `high` are
-        its 95 % interval.
+        """Return all figures as JSON values: `accuracy` is avg@k with its 95 % interval.
 
         `binary` is false where the verifier does not decide correct or wrong: `accuracy` is then a
         mean score. `accuracy` is None without any verdict, `low` and `high` without an interval;
@@ -191,9 +189,7 @@ class Evaluation:
         return [problem.row() for problem in self.problems]
 
     def _estimates(self) -> dict[str, list[float]]:
-        """Estimate `pass@j` of each complete problem for the powers of two up to k, `cons@k` of
-        each judged one.
-        """
+        """Estimate `pass@j` of complete problems, j powers of two, and `cons@k` of judged ones."""
         k = self.plan.samples_per_problem
         correct = [round(sum(problem.accuracies)) for problem in self.complete]
         estimates = {}
@@ -257,18 +253,14 @@ def _warning(errors: int, responses: int) -> str | None:
 
 
 def count_votes(answers: Iterable[tuple[bool | None, str | None]]) -> "Counter[str | None]":
-    """Count the votes of responses, given as (correct, normalized answer), for
-    `JudgedProblem.consensus`.
-    """
+    """Count votes for `JudgedProblem.consensus`, from pairs (correct, normalized answer)."""
     return Counter(
         CORRECT if correct else answer for correct, answer in answers if correct or answer
     )
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Estimate P(at least one of k is correct) without bias from `correct` of `samples` (Chen et
-    al. 2021).
-    """
+    """Estimate P(at least one of k is correct) without bias (Chen et al. 2021)."""
     if not 0 <= correct <= samples or not 0 < k <= samples:
         raise ValueError(
             f"pass@k needs 0 <= correct <= samples and 0 < k <= samples, got {correct},"

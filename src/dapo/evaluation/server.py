@@ -22,9 +22,7 @@ _SEED_BITS = 31
 
 
 class ServerSampler:
-    """Samples k chat completions per problem; the seed of each is a function of (run seed, problem,
-    sample).
-    """
+    """Samples k chat completions per problem; seeds follow from (run seed, problem, sample)."""
 
     def __init__(
         self,

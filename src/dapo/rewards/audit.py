@@ -109,9 +109,7 @@ def nonsense(problem: Problem) -> dict[str, str]:
 
 
 def audit_reward(judge: Judge, problem: Problem, right: str | None = None) -> Audit:
-    """Judge everything twice, in two orders; without a `right` response, try the usual forms of the
-    reference.
-    """
+    """Judge everything in two orders; without a `right` response, try forms of the reference."""
     forms = (
         [right]
         if right is not None
@@ -145,9 +143,7 @@ def audit_reward(judge: Judge, problem: Problem, right: str | None = None) -> Au
 
 
 def _with_reference(problem: Problem, reference: str) -> Problem:
-    """The problem with another reference answer, which functions get as the column `answer`,
-    too.
-    """
+    """Return the problem with another reference answer, also in the column `answer`."""
     fields = {name: value for name, value in problem.fields.items() if name != "answer"}
     return replace(problem, answer=reference, fields=fields)
 

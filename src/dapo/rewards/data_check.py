@@ -45,8 +45,7 @@ def unusable_rows(
     *,
     time_s: float = TIME_S,
 ) -> list[UnusableRows]:
-    """The rows that each verifier of a `reward` section cannot judge, one entry per verifier that
-    has such rows.
+    """Find the rows that each verifier of a `reward` section cannot judge, by verifier.
 
     Args:
         problems: the rows of a data set, in order.
@@ -69,9 +68,7 @@ def unusable_rows(
 def _reasons(
     name: str, check: Callable[[Problem], str | None], problems: Sequence[Problem], time_s: float
 ) -> tuple[dict[int, str], int]:
-    """The reasons by row number, and the number of rows checked, at least one of which can be
-    judged.
-    """
+    """Return the reasons by row number, and the number of checked rows, one of them usable."""
     checked: dict[int, str | None] = {}  # by object: equal rows of a file share one
     reasons: dict[int, str] = {}
     end = time.process_time() + time_s
@@ -94,8 +91,7 @@ def warnings_about_rows(
     *,
     where: str,
 ) -> list[str]:
-    """Warnings about rows that cannot be judged, one line per verifier; `where` names the data,
-    such as `data.train`.
+    """Warn about rows that cannot be judged, one line per verifier, of the data named `where`.
 
     Raises RewardError if a verifier can judge none of the rows.
     """

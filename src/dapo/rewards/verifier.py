@@ -23,7 +23,7 @@ class Verifier(Protocol):
     """
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        """The verdict on `response` as an answer to `problem`."""
+        """Return the verdict on `response` as an answer to `problem`."""
 
 
 @runtime_checkable
@@ -33,9 +33,7 @@ class GroupVerifier(Protocol):
     def judge_group(
         self, problem: Problem, responses: Sequence[str], token_ids: TokenIds
     ) -> Sequence[Verdict | None]:
-        """One verdict per response, None where it does not apply; `token_ids[i]` are the tokens of
-        `responses[i]`.
-        """
+        """Return a verdict per response, None where it does not apply; `token_ids` in order."""
 
 
 ANSWER_MARKERS: Mapping[str, str] = {
@@ -51,9 +49,7 @@ RowCheck: TypeAlias = Callable[[Problem], str | None]
 
 @dataclass(frozen=True)
 class Registration:
-    """A row of VERIFIERS: the class of a verifier, and the facts that are needed before it is
-    built.
-    """
+    """A row of VERIFIERS: the class of a verifier, and the facts needed before it is built."""
 
     factory: str
     """`module:Class` in `dapo.rewards.verifiers`; the constructor's parameters are the verifier's
@@ -137,8 +133,7 @@ def is_binary(name: str) -> bool:
 
 
 def problem_check(name: str, options: Mapping[str, Any]) -> RowCheck | None:
-    """The check that finds, before a run, the rows that the verifier `name` cannot judge; None
-    where there is none.
+    """Return the check that finds the rows that the verifier `name` cannot judge, if it has one.
 
     Raises RewardError if the verifier cannot be built with these options.
     """

@@ -83,8 +83,7 @@ LEAST_IMPORTANT = (6, 5, 4, 7, 2, 3)
 
 
 class SafeConsole(Console):
-    """A console that prints text literally, without markup, emoji codes or highlighting, and
-    escapes unsafe characters.
+    """A console that prints text literally, without markup or highlighting, and escapes the unsafe.
 
     Pass styled text as a `rich.text.Text` or with a style argument.
     """
@@ -110,9 +109,7 @@ class SafeConsole(Console):
 
 
 def start_live(render: Callable[[], RenderableType], stream: TextIO) -> Live | None:
-    """Start a live display of what `render` returns; None if the stream is no terminal that can
-    show one.
-    """
+    """Start a live display of what `render` returns; None if the stream cannot show one."""
     # not rich's own test, which variables such as FORCE_COLOR make true for a log file
     console = SafeConsole(file=stream, force_terminal=True) if stream.isatty() else None
     if console is None or console.is_dumb_terminal:
@@ -127,9 +124,7 @@ def start_live(render: Callable[[], RenderableType], stream: TextIO) -> Live | N
 
 
 class ProgressDisplay:
-    """A live display on a terminal; elsewhere (a log file, CI) one plain line per step, in stable
-    columns.
-    """
+    """A live display on a terminal; elsewhere (log file, CI) one line per step in columns."""
 
     def __init__(
         self,
@@ -184,17 +179,13 @@ class ProgressDisplay:
             self._time_left.add(metrics, timed=False)
 
     def close(self) -> None:
-        """Stop, and leave the last state without its phase on the terminal; a second call does
-        nothing.
-        """
+        """Stop, and leave the last state without its phase; do nothing in a second call."""
         self._phase = None
         if self._live is not None:
             self._live.stop()
 
     def message(self, text: str, *, cut: bool = False) -> None:
-        """Print a text, above a live display; a terminal that is too narrow wraps it, or cuts it if
-        `cut` is set.
-        """
+        """Print a text above a live display; a narrow terminal wraps it, or cuts it with `cut`."""
         if self._live is None:
             try:
                 print_text(text, file=self._stream)
@@ -235,9 +226,7 @@ class ProgressDisplay:
                 values.append(value)
 
     def _curve_row(self) -> tuple[RenderableType, ...]:
-        """The curve of the accuracy or the score, and its last and first value; nothing before the
-        first step.
-        """
+        """Return the curve of the accuracy or score with its last and first value, if any."""
         series = training_series(
             (name for name, values in self._training.items() if values), self._has_scores
         )
@@ -320,9 +309,7 @@ def metric_columns(metrics: Mapping[str, float]) -> list[str]:
 
 
 def accuracies_in(metrics: Mapping[str, float]) -> list[str]:
-    """Format the accuracy or the mean score of each evaluation among the metrics, with its name and
-    its interval.
-    """
+    """Format accuracy or mean score of each evaluation in the metrics, with name and interval."""
     entries = []
     for name in dict.fromkeys(
         metric[5:].rpartition("/")[0] for metric in metrics if metric.startswith("eval/")
@@ -349,9 +336,7 @@ def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw a curve of block characters from 0 to the largest value; more than `width` values are
-    averaged in bins.
-    """
+    """Draw block characters from 0 to the maximum; averages over bins if there are too many."""
     bins = min(width, len(values))
     edges = [round(i * len(values) / bins) for i in range(bins + 1)]
     means = [fmean(values[start:stop]) for start, stop in pairwise(edges)]
@@ -389,8 +374,7 @@ def final_report(
     samples: Sequence[Mapping[str, Any]],
     files: Mapping[str, object],
 ) -> None:
-    """Print the report at the end of a run: accuracy before and after, responses to the same
-    problems, and files.
+    """Print the report at the end of a run: accuracies, responses to the same problems, files.
 
     `before` and `after` are summaries of evaluations. A sample has question, answer, before,
     before_correct, after and after_correct; its long texts are cut. `files` maps labels to paths or
@@ -473,8 +457,7 @@ def notebook_display() -> Callable[..., Any] | None:
 def progress(
     title: str, *, unit: str = "problems", after_s: float = 0
 ) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function `(done, total)` that shows progress: a bar on a terminal, a line that is
-    updated in a notebook.
+    """Yield a function `(done, total)` that shows progress on a terminal or in a notebook.
 
     Elsewhere it prints a line at the end, and a few before in a long run. All is on stderr. With
     `after_s`, nothing is shown in the first `after_s` seconds after the first report.

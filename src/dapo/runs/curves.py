@@ -178,9 +178,7 @@ def _skipped(axes: "Axes", records: Sequence[Record]) -> None:
 
 
 def _calibration(axes: "Axes", records: Sequence[Record]) -> None:
-    """Plot the frequency of groups with a signal by predicted chance; correct predictions are on
-    the diagonal.
-    """
+    """Plot how often groups had a signal by predicted chance; the diagonal is correct."""
     frame(axes, title="Calibration, 2 % of the problems", unit="groups with a signal (%)")
     axes.set_xlabel("predicted chance of a signal (%)", color=INK)
     axes.plot((0, 100), (0, 100), color=INK, linewidth=0.8, linestyle="--")
@@ -192,9 +190,7 @@ def _calibration(axes: "Axes", records: Sequence[Record]) -> None:
 
 
 def reliability(records: Sequence[Record]) -> list[tuple[float, float, int]]:
-    """Return mean chance, frequency of a signal and number of groups for each bin of predicted
-    chances.
-    """
+    """Return mean chance, frequency of a signal and number of groups by bin of predicted chance."""
     sums: dict[str, dict[str, float]] = {}
     for record in records:
         for name, value in record.items():
@@ -251,9 +247,7 @@ def _caption(figure: "Figure", steps: Sequence[int]) -> None:
 
 
 def plain_text(text: str) -> str:
-    """Escape text for a figure, where `$` begins a formula, and characters without a glyph in its
-    fonts, too.
-    """
+    """Escape text for a figure: `$`, which begins a formula, and characters without a glyph."""
     characters = []
     for character in printable(text):
         if not character.isascii() and not _has_glyph(character):
@@ -263,9 +257,7 @@ def plain_text(text: str) -> str:
 
 
 def _has_glyph(character: str) -> bool:
-    """Whether a font of matplotlib's configuration has the character, in normal and in bold
-    weight.
-    """
+    """Return True if a font of matplotlib's configuration has the character, also in bold."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     for weight in ("normal", "bold"):

@@ -169,7 +169,7 @@ class RunDirectory:
 
     @staticmethod
     def is_run(path: str | Path) -> bool:
-        """Whether a path holds a run, whole, damaged or not yet begun."""
+        """Return True if a path holds a run, whole, damaged or not yet begun."""
         return os.path.lexists(Path(path) / "config.yaml")
 
     def rollout_tables(self) -> dict[int, Path]:
@@ -181,9 +181,7 @@ class RunDirectory:
         return {step_of(path): path for path in numbered(self.evaluations_folder)}
 
     def earlier_configs(self) -> dict[int, Path]:
-        """Find the files of options that a resume replaced, by the last step that they were in
-        force.
-        """
+        """Find the files of options that a resume replaced, by their last step in force."""
         return {step_of(path): path for path in numbered(self.configs_folder)}
 
     def config_of(self, step: int) -> Path:
@@ -226,8 +224,7 @@ class RunDirectory:
 
     @contextmanager
     def lock(self, num_steps: int | None = None) -> Iterator[None]:
-        """Lock the run for the one process that writes to it; the kernel frees the lock when that
-        process dies.
+        """Lock the run for the process that writes to it; the kernel frees a dead process's lock.
 
         The file has the process id and, if given, the number of steps that this process trains to.
         Raises CheckpointError naming the holder. Child processes must be spawned, not forked: a
@@ -253,8 +250,7 @@ class RunDirectory:
             yield
 
     def holder(self) -> tuple[int | None, int | None] | None:
-        """Read the id of the process that holds the lock and the step it trains to, each None if
-        not written yet.
+        """Read the process id that holds the lock and its last step, each None if not written yet.
 
         None if no process holds the lock. A process that is about to lock the run waits a moment.
         """

@@ -27,8 +27,7 @@ def write_evaluation(
 def first_and_last_evaluation(
     run: RunDirectory, warn: Callable[[str], None] | None = None
 ) -> list[dict[str, Any]]:
-    """Read the first and the last readable evaluation of a run, with their tables; fewer if it has
-    fewer.
+    """Read the first and the last readable evaluation of a run, with their tables, if it has two.
 
     No other evaluation is read. `warn`, if given, is called with a message about each damaged one.
     """
@@ -67,9 +66,7 @@ def load_evaluation(path: Path) -> dict[str, Any]:
 
 
 def with_verifier(evaluation: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Add the verifier to a run's evaluation that does not store it: the one in force in its step,
-    if it is known.
-    """
+    """Add the verifier in force in its step to a run's evaluation that does not store it."""
     run = RunDirectory(path.parent.parent)
     with suppress(DapoError, KeyError, TypeError, ValueError):
         if "verifier" not in evaluation and run.eval(evaluation["step"]) == path:
@@ -105,9 +102,7 @@ _RESPONSE: Mapping[str, Kinds] = {
 
 
 def _require_types(record: Any, kinds: Mapping[str, Kinds]) -> None:
-    """Raise ValueError for a mapping that lacks a value, or has one of another type; float stands
-    for any number.
-    """
+    """Raise ValueError if a value is missing or of another type; float stands for any number."""
     if not isinstance(record, dict):
         raise ValueError(f"{quoted(record)} where an object is expected")
     for name, allowed in kinds.items():

@@ -76,9 +76,7 @@ class Fork:
 
 
 def describe_changes(changed: Mapping[str, Sequence[Any]]) -> str:
-    """Describe options with an old and a new value: `train.seed 0 -> 7, optim.lr 1e-06 ->
-    2e-06`.
-    """
+    """Describe changed options: `train.seed 0 -> 7, optim.lr 1e-06 -> 2e-06`."""
     return ", ".join(f"{name} {_show(old)} -> {_show(new)}" for name, (old, new) in changed.items())
 
 
@@ -141,13 +139,12 @@ def manifest_entry(run: RunDirectory, name: str) -> Any:
 
 
 def local(time: datetime) -> datetime:
-    """A time as this machine's clock shows it, without a zone and without microseconds."""
+    """Return a time as this machine's clock shows it, without a zone and without microseconds."""
     return time.astimezone().replace(tzinfo=None, microsecond=0)
 
 
 def template_time_of(run: RunDirectory) -> datetime | None:
-    """The local time that chat templates read as now in a run: the recorded one, or when the run
-    was started.
+    """Return the time that chat templates read as now: the recorded one, or the run's start.
 
     None if the manifest is damaged.
     """
@@ -164,9 +161,7 @@ def template_time_of(run: RunDirectory) -> datetime | None:
 
 
 def package_versions() -> dict[str, str | None]:
-    """Read the package versions on which the bytes of a run depend; None for a package that is not
-    installed.
-    """
+    """Read the package versions on which a run's bytes depend; None if not installed."""
     return {
         "dapo": dapo.__version__,
         "python": platform.python_version(),
@@ -182,9 +177,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """Read the commit of the current directory, with `-dirty` if tracked files differ; None outside
-    a repository.
-    """
+    """Read the commit of the current directory, with `-dirty` if files differ; None without git."""
     # a repository may name a program as its monitor
     options = ["--no-optional-locks", "-c", "core.fsmonitor=false"]
     command = ["git", *options, "describe", "--always", "--dirty", "--abbrev=40", "--match="]

@@ -98,9 +98,7 @@ class OptionalSink:
         self._call(self._deliver, limit_s, doing="log")
 
     def close(self) -> None:
-        """Try once more to deliver what is kept, close the tracker, and warn of the steps that it
-        lacks.
-        """
+        """Try once more to deliver stored entries, close the tracker, and warn of lost steps."""
         if self._unfinished is not None:
             self._unfinished.wait(self._log_s)
         if self._entries:
@@ -116,9 +114,7 @@ class OptionalSink:
             )
 
     def _call(self, function: Callable[[], None], limit_s: float, *, doing: str) -> None:
-        """Let the thread call `function`; wait until it has, but not at all behind an earlier call
-        that hangs.
-        """
+        """Let the thread call `function`, and wait for it unless an earlier call hangs."""
         done = threading.Event()
         self._calls.put((function, done))
         is_behind = self._unfinished is not None and not self._unfinished.is_set()

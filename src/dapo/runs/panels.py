@@ -54,9 +54,7 @@ class Series:
 
     @property
     def data(self) -> str | None:
-        """The data set of an evaluation, which is drawn as points with intervals; None: a metric of
-        training.
-        """
+        """The data set of an evaluation, drawn as points with intervals; None for training."""
         name = self.metric.removeprefix("eval/").removesuffix("/accuracy")
         return name if self.metric.startswith("eval/") else None
 
@@ -75,8 +73,7 @@ class Panel:
 
 
 def panels_of(records: Sequence[Record]) -> list[Panel]:
-    """The four panels that the paper monitors (Fig. 7); of a supervised run also loss and
-    probability.
+    """Return the four panels of the paper's Fig. 7; of a supervised run also loss and probability.
 
     A panel leaves out the metrics that were not logged.
     """
@@ -112,12 +109,12 @@ def panels_of(records: Sequence[Record]) -> list[Panel]:
 
 
 def has_mean_scores(record: Mapping[str, Any]) -> bool:
-    """Whether an evaluation among the metrics of a step is a mean score."""
+    """Return True if an evaluation among the metrics of a step is a mean score."""
     return any(is_mean_score(record, name) for name in _evaluations(record))
 
 
 def training_series(logged: Iterable[str], has_scores: bool) -> Series:
-    """The accuracy of training, or the mean score where the verifier gives scores."""
+    """Return the accuracy of training, or the mean score where the verifier gives scores."""
     names = set(logged)
     is_binary = not has_scores and ("reward/accuracy" in names or "reward/score_mean" not in names)
     metric = "reward/accuracy" if is_binary else "reward/score_mean"
@@ -125,9 +122,7 @@ def training_series(logged: Iterable[str], has_scores: bool) -> Series:
 
 
 def held_out_unit(*, is_binary: bool) -> tuple[str, float]:
-    """The unit of the accuracy or of the mean score of an evaluation, and the factor of the
-    values.
-    """
+    """Return the unit of an evaluation's accuracy or mean score, and the factor of its values."""
     return ("correct (%)", _PERCENT) if is_binary else ("mean score of the verifier", 1.0)
 
 
@@ -171,9 +166,7 @@ def _panel(
 
 
 def _evaluations(logged: Mapping[str, Any]) -> list[str]:
-    """List the evaluations in order of appearance; only the ones with an interval, if there are
-    any.
-    """
+    """List the evaluations in order of appearance; only those with an interval if any has one."""
     names = [
         name.removeprefix("eval/").removesuffix("/accuracy")
         for name in logged
@@ -212,9 +205,7 @@ def smoothing_window(steps: int) -> int:
 
 
 def smoothed(values: Sequence[float]) -> Sequence[float]:
-    """Compute the running mean of a curve without its gaps, over fewer values at its ends, from
-    some steps on.
-    """
+    """Return the running mean of a long curve without its gaps, of fewer values at its ends."""
     if len(values) < SMOOTHED_FROM_STEPS:
         return values
     half = smoothing_window(len(values)) // 2

@@ -113,9 +113,7 @@ class RolloutDatabase:
             self._worker.join()
 
     def _open(self) -> sqlite3.Connection:
-        """Open the cached index of a long run, or an empty one for a short run or if the cached one
-        is unusable.
-        """
+        """Open the cached index of a long run, or else, or if it is unusable, an empty one."""
         if self._folder.is_dir() and len(os.listdir(self._folder)) >= KEPT_FROM_STEPS:
             key = hashlib.sha256(os.fsencode(self._folder.resolve())).hexdigest()[:24]
             path = cache_folder() / "view" / f"{key}.{FORMAT}.sqlite"
@@ -186,9 +184,7 @@ class RolloutDatabase:
     def _short_rows(
         self, steps: Sequence[int], text: str = ""
     ) -> tuple[list[pa.Table], dict[int, str]]:
-        """Read the short columns of some steps' responses that contain a text, and the problems of
-        damaged files.
-        """
+        """Read short columns of responses that contain a text, and problems of damaged files."""
         tables = []
         problems = dict[int, str]()
         for step in steps:
@@ -228,12 +224,12 @@ class RolloutDatabase:
 
 
 def memory_database() -> sqlite3.Connection:
-    """An empty database with the tables of an index, in memory."""
+    """Return an empty database with the tables of an index, in memory."""
     return _connect(":memory:")
 
 
 def placeholders(values: Iterable[Any]) -> str:
-    """The places of some values in a query: `?, ?, ?`."""
+    """Return the places of some values in a query: `?, ?, ?`."""
     return ", ".join("?" for _ in values)
 
 

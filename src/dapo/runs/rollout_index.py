@@ -90,9 +90,7 @@ class RolloutIndex(RolloutDatabase):
         self._unreadable: dict[tuple[int, tuple[int, int] | None], str] = {}
 
     def state(self) -> dict[str, Any]:
-        """Return `steps` and `indexed` (numbers of files), `responses`, and `problems` (damaged
-        files).
-        """
+        """Return the numbers of `steps`, `indexed` and `responses`, and `problems` of files."""
         self._refresh()
         indexed = self._one("SELECT count(*) FROM files")[0]
         problems = {
@@ -139,16 +137,13 @@ class RolloutIndex(RolloutDatabase):
         }
 
     def groups(self) -> list[dict[str, Any]]:
-        """List step, group_id, outcome and mean score of every indexed group, in the order of the
-        stream.
-        """
+        """List step, group_id, outcome and mean score of each indexed group, in stream order."""
         return self._records("SELECT step, group_id, outcome, score FROM groups ORDER BY step, row")
 
     def problems(
         self, *, kind: str = "all", sort: str = "visits", offset: int = 0, limit: int = 50
     ) -> dict[str, Any]:
-        """Sort problems into kinds by their verdicts: the size of each kind, and a page of one
-        kind.
+        """Sort problems into kinds by their verdicts; return each kind's size and one page.
 
         Excess groups do not count, because their problems are sampled again.
         """
@@ -196,9 +191,7 @@ class RolloutIndex(RolloutDatabase):
         return visits
 
     def _solved_by_step(self) -> list[dict[str, Any]]:
-        """Count the groups per step with a pass rate of 0, below one half, from one half, and of
-        1.
-        """
+        """Count the groups per step with a pass rate of 0, below 0.5, from 0.5, and of 1."""
         return self._records(
             """SELECT step, sum(correct = 0) AS "none", sum(correct > 0 AND 2 * correct < decided) AS few,
               sum(2 * correct >= decided AND correct < decided) AS many, sum(correct = decided) AS "all"
@@ -228,9 +221,7 @@ class RolloutIndex(RolloutDatabase):
     def _search(
         self, row_filter: Filter, sort: str, num_hits: int
     ) -> tuple[list[tuple[int, int]], int, int]:
-        """Continue the search for a text until enough is found or time is up; return hits, count
-        and steps left.
-        """
+        """Search for a text until enough is found or time is up; return hits, count, steps left."""
         newest_first = sort != "oldest"
         with self._lock:
             search = self._searches.get((row_filter, sort))
@@ -267,9 +258,7 @@ class RolloutIndex(RolloutDatabase):
             return hits.execute(f"SELECT step, row FROM responses {condition}", values).fetchall()
 
     def _rows(self, keys: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """Read the short columns of rows, and the beginnings of their texts, in the order of the
-        keys.
-        """
+        """Read the short columns and the beginnings of the texts of rows, in the order of keys."""
         by_step: dict[int, list[int]] = {}
         for step, row in keys:
             by_step.setdefault(step, []).append(row)

@@ -123,8 +123,7 @@ _DICTIONARIES = [
 
 
 def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows with exactly the columns of ROLLOUT_SCHEMA and those of episodes; OPTIONAL_COLUMNS
-    may be missing.
+    """Write rows with the columns of ROLLOUT_SCHEMA, optional ones aside, and those of episodes.
 
     The table has the columns `sampled` and `episode` if the first row has them. With one pyarrow
     version, equal rows give equal bytes. Lone surrogates, which a tokenizer may decode to and UTF-8
@@ -163,7 +162,7 @@ def _table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
 
 
 def episode_json(generation: Generation) -> str | None:
-    """The value of the column `episode` for a response."""
+    """Return the value of the column `episode` for a response."""
     return (
         None
         if generation.episode is None
@@ -187,7 +186,7 @@ def episode_of(row: Mapping[str, Any]) -> Episode | None:
 
 
 def _has_valid_values(episode: Episode) -> bool:
-    """Whether the values of an episode are of its types, with at most one reward per turn.
+    """Return True if the values of an episode are of its types, with at most one reward per turn.
 
     May raise TypeError.
     """
@@ -210,7 +209,7 @@ def _has_valid_values(episode: Episode) -> bool:
 
 
 def flat_ranges(generation: Generation) -> list[int] | None:
-    """The value of the column `sampled` for a response."""
+    """Return the value of the column `sampled` for a response."""
     return (
         None if generation.sampled is None else [end for pair in generation.sampled for end in pair]
     )
@@ -223,7 +222,7 @@ def ranges_of(row: Mapping[str, Any]) -> Ranges | None:
 
 
 def flat_versions(generation: Generation) -> list[int] | None:
-    """The value of the column `versions` for a response."""
+    """Return the value of the column `versions` for a response."""
     return (
         None
         if generation.versions is None
@@ -274,9 +273,7 @@ def short_fields(fields: Mapping[str, Any], *, known: Sequence[str]) -> str | No
 
 
 def storable(text: str) -> str:
-    """Join surrogate pairs and replace lone surrogates by U+FFFD, so that UTF-8 can encode the
-    text.
-    """
+    """Join surrogate pairs and replace lone surrogates by U+FFFD, so that UTF-8 can encode it."""
     if text.isascii():  # a flag of the string, which costs nothing
         return text
     try:
@@ -379,9 +376,7 @@ def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
 
 
 def read_rows(path: Path, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Read some rows of a table of responses in the form of the page; only their chunks are
-    read.
-    """
+    """Read some rows of a table of responses as the page shows them; only their chunks are read."""
     records = []
     with stored_table(path, _WITH_ALL) as table:
         start = 0
@@ -400,9 +395,7 @@ def read_rows(path: Path, rows: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def short_rows(path: Path, text: str = "") -> pa.Table:
-    """Read the short columns of the responses that contain a text, in lower case, with the number
-    of each `row`.
-    """
+    """Read the short columns, with `row`, of the responses that contain a text in lower case."""
     with stored_table(path, _WITH_ALL) as table:
         rows = _checked(table.read(SHORT_COLUMNS))
         rows = rows.append_column("row", pa.array(range(rows.num_rows), pa.int32()))
@@ -418,9 +411,7 @@ def short_rows(path: Path, text: str = "") -> pa.Table:
 
 
 def _preview(record: dict[str, Any], row: int) -> dict[str, Any]:
-    """Give a row the name of its verdict and its number of turns, and cut its texts, as the page
-    shows them.
-    """
+    """Add the verdict's name and the number of turns to a row, and cut its texts for the page."""
     question = record.get("question") or record.pop("prompt", "")
     texts = {"question": question[:PREVIEW_CHARS], "response": record["response"][:PREVIEW_CHARS]}
     verdict = verdict_name(record.pop("correct"), record["error"])
@@ -439,8 +430,7 @@ def _preview(record: dict[str, Any], row: int) -> dict[str, Any]:
 
 
 def problem_means(table: Path) -> dict[str, dict[str, float]]:
-    """Compute the mean of each problem's decided responses in a step, for each curve, by problem
-    id.
+    """Compute each curve's mean over a problem's decided responses in a step, by problem id.
 
     The entropy is estimated as the mean of -log p over the sampled tokens; it is missing if the
     table has no log-probabilities. A problem without any verdict is missing in the rewards.

@@ -42,8 +42,7 @@ class RunReader:
         RunDirectory.open(self.directory.path)
 
     def metrics(self) -> dict[str, Any]:
-        """Return all metrics by column: `steps`, `columns` (a list per metric, None if a step lacks
-        it), `problem`.
+        """Return all metrics by column: `steps`, `columns` (one list per metric), `problem`.
 
         Several lines of one step are merged. A line that is still being written is left out; a
         damaged file gives no steps, and `problem` explains it.

@@ -63,8 +63,7 @@ class RunStatus(RunProgress):
 
 
 def run_progress(run: RunDirectory, records: Sequence[Mapping[str, Any]]) -> RunProgress:
-    """Read the progress of a run from its lock, its summary, its options and the `records` of its
-    metrics.
+    """Read the progress of a run from its lock, summary, options and `records` of its metrics.
 
     Raises DataError or ConfigError if a file is damaged.
     """
@@ -123,9 +122,7 @@ def _read_status(run: RunDirectory) -> RunStatus:
 
 
 def _training_steps(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Select the records of finished steps, without evaluations before the first or after the last
-    step.
-    """
+    """Select the records of finished steps, without evaluations before or after all steps."""
     return [
         dict(record)
         for record in records
@@ -194,9 +191,7 @@ def _newest_evaluations(records: list[dict[str, Any]]) -> dict[str, dict[str, fl
 
 
 def _disk_bytes(path: Path) -> dict[str, int]:
-    """Measure the disk usage of the whole run and of its larger parts; files may disappear
-    meanwhile.
-    """
+    """Measure the disk usage of a run and of its larger parts; files may disappear meanwhile."""
     sizes: dict[str, int] = dict.fromkeys(("total", *_PARTS), 0)
     for folder, _, names in os.walk(path):
         part = Path(folder).relative_to(path).parts[:1]

@@ -28,8 +28,7 @@ OWN_FOLDERS = (CODE_FOLDER, DATA_FOLDER)
 def load_run_config(
     run: RunDirectory, overrides: Sequence[str] = (), *, step: int | None = None
 ) -> Config:
-    """Load the options of a run, or those in force in a `step`; relative paths are resolved where
-    it was started.
+    """Load the options of a run, or of one `step`; relative paths start where the run was started.
 
     Files missing there, and the paths of `overrides`, are resolved in the current folder. Files in
     the run directory are found after it was moved, as are modules in its `code`. Raises
@@ -64,9 +63,7 @@ def without_old_options(overrides: Sequence[str]) -> list[str]:
 
 
 def changed_config(file: Path, overrides: Sequence[str]) -> Config:
-    """The options in a run's file with overrides; the path of a new data file that is here becomes
-    absolute.
-    """
+    """Return a run's options with overrides; the path of a new data file here becomes absolute."""
     stored_data = load_config(file).data
     overrides = without_old_options(overrides)
     changed_data = load_config(file, overrides).data
@@ -81,15 +78,13 @@ def changed_config(file: Path, overrides: Sequence[str]) -> Config:
 
 
 def keep_overrides(run: RunDirectory, overrides: Sequence[str], *, after: int) -> None:
-    """Write the options of a process that continues a run after a step: they last, and `configs`
-    keeps the former.
-    """
+    """Write the overrides of a resumed run as its options; `configs` keeps the earlier ones."""
     changed = dump_config(changed_config(run.config, overrides)) if overrides else None
     run.replace_config(changed or run.config.read_text(encoding="utf-8"), after=after)
 
 
 def option_changes(run: RunDirectory) -> list[dict[str, Any]]:
-    """The changes of options by resumes.
+    """Return the changes of options by resumes.
 
     Example: [{"after_step": 10, "options": {"optim.lr": [1e-06, 2e-06]}}]
     """
@@ -102,8 +97,7 @@ def option_changes(run: RunDirectory) -> list[dict[str, Any]]:
 
 
 def trust_module_folders(path: str | Path) -> None:
-    """Import modules also from the folders that the manifest of a run names, and print these
-    folders.
+    """Import modules also from the folders in a run's manifest, and print these folders.
 
     Someone else's manifest may name any folder, so this is done only on request (`--trust`).
     """
@@ -130,9 +124,7 @@ def _module_folders(run: RunDirectory) -> list[Path]:
 
 @contextmanager
 def with_start_folder(run: RunDirectory) -> Iterator[None]:
-    """Name the start folder, if it is not this one, in the block's errors of the run's data files
-    and of modules.
-    """
+    """Add the run's start folder to the block's errors of data files and modules, if it differs."""
     try:
         yield
     except (ConfigError, DataError, RewardError) as error:

@@ -118,9 +118,7 @@ class StoredTable:
 
 
 def _dictionaries(metadata: pq.FileMetaData) -> list[str]:
-    """The columns of texts that name their values by number: a short column may stand for
-    gigabytes.
-    """
+    """Return the dictionary-encoded columns of texts, which may stand for gigabytes."""
     columns = set()
     for chunk in map(metadata.row_group, range(metadata.num_row_groups)):
         for column in map(chunk.column, range(metadata.num_columns)):
@@ -132,7 +130,7 @@ def _dictionaries(metadata: pq.FileMetaData) -> list[str]:
 
 
 def _repeated_bytes(column: pa.ChunkedArray) -> int:
-    """The bytes that the texts of a column with a dictionary take without one."""
+    """Return the bytes that the texts of a column with a dictionary take without one."""
     if not pa.types.is_dictionary(column.type):
         return 0
     return sum(

@@ -11,9 +11,7 @@ STEPS_FOR_ETA = 20
 
 
 class TimeLeft:
-    """An estimate of the seconds left of a run, from the seconds and tokens of its latest
-    STEPS_FOR_ETA steps.
-    """
+    """An estimate of a run's seconds left from its latest STEPS_FOR_ETA steps."""
 
     def __init__(self, token_budget: int | None) -> None:
         """`token_budget` is `train.token_budget`."""
@@ -24,9 +22,7 @@ class TimeLeft:
         """Seconds of each step without its evaluation, and of the evaluation."""
 
     def add(self, metrics: Mapping[str, float | None], *, timed: bool = True) -> None:
-        """Add the metrics of a step; `timed`: whether its seconds predict those of the next
-        steps.
-        """
+        """Add the metrics of a step; without `timed` its seconds predict nothing."""
         values = {name: value for name, value in metrics.items() if value is not None}
         if (tokens := values.get("rollout/tokens_generated")) is not None:
             self._tokens += tokens
@@ -41,9 +37,7 @@ class TimeLeft:
         return min(1.0, self._tokens / self._token_budget) if self._token_budget else 0.0
 
     def seconds(self, steps: int) -> float | None:
-        """Estimate the seconds left, with `steps` steps to `train.num_steps`; None if no step was
-        measured.
-        """
+        """Estimate the seconds left with `steps` steps to go; None if no step was measured."""
         if not self._seconds:
             return None
         per_step = median(training for training, _ in self._seconds) + fmean(

@@ -63,12 +63,11 @@ class CheckpointWriter:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last attempt failed, so that the state must still be saved."""
+        """True if the last attempt failed, so that the state must still be saved."""
         return self._failures > 0
 
     def start(self, step: int, save: Callable[[], object]) -> None:
-        """Call `save` in the background, once the checkpoint before is written; it writes the
-        checkpoint of a step.
+        """Call `save`, which writes a step's checkpoint, in the background after the last one.
 
         The data that `save` writes must not change before `join` has returned.
         """
@@ -126,9 +125,7 @@ class CheckpointWriter:
 
 @contextmanager
 def os_errors_as_dapo_errors() -> Iterator[None]:
-    """Turn an OSError of the block into a StorageError if a file has caused it, else into a
-    ConnectionFailed.
-    """
+    """Turn an OSError of the block into StorageError if it names a file, else ConnectionFailed."""
     try:
         yield
     except OSError as error:
@@ -144,7 +141,7 @@ def os_errors_as_dapo_errors() -> Iterator[None]:
 
 
 def is_of_files(error: OSError) -> bool:
-    """Whether a file or a disk has caused an OSError, and not a network or another process.
+    """Return True if a file or a disk has caused an OSError, and not a network or another process.
 
     ConnectionError, TimeoutError and the errors of HTTP clients are OSErrors too. An error of a
     file names it, or is one that a write to an open file gives.

@@ -31,9 +31,7 @@ STATE_FILE = "state.json"
 
 
 def save_if_due(run: Run) -> None:
-    """Start a checkpoint in the background after every `train.save_every`-th step, and again where
-    one failed.
-    """
+    """Start a checkpoint after every `train.save_every`-th step, and again after a failed one."""
     config = run.config
     state = run.state
     run.checkpoints.poll()
@@ -59,9 +57,7 @@ def save_now(run: Run) -> None:
 
 
 def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[], Path]:
-    """Return a function that writes a checkpoint of the present state; `write_policy` writes the
-    policy's files.
-    """
+    """Return a function that writes a checkpoint of the present state by `write_policy`."""
     config = run.config
     directory = run.directory
     state = run.state
@@ -135,9 +131,7 @@ def save_after_failure(run: Run, error: DapoError | OSError) -> None:
 
 
 def restore(run: Run, checkpoint: Path) -> None:
-    """Restore a run to the state of a checkpoint, with the next step's batch if the checkpoint has
-    one.
-    """
+    """Restore a run to the state of a checkpoint, with a prefetched batch if it has one."""
     state = read_state(checkpoint)
     run.policy.load(checkpoint)
     run.sampling.stream.load_state_dict(state["stream"])
@@ -164,7 +158,7 @@ def restore(run: Run, checkpoint: Path) -> None:
 
 
 def is_logged(checkpoint: Path) -> bool:
-    """Whether the metrics of a checkpoint's step were logged before the checkpoint."""
+    """Return True if the metrics of a checkpoint's step were logged before the checkpoint."""
     return _pending_metrics(read_state(checkpoint)) is None
 
 

@@ -34,9 +34,7 @@ class Answer:
 
 
 class AnswerEncoder:
-    """Encodes the turns of demonstrations as the model would sample them, each with its end
-    token.
-    """
+    """Encodes turns of demonstrations as the model would sample them, each with its end token."""
 
     def __init__(
         self,
@@ -77,7 +75,7 @@ class AnswerEncoder:
             self._before_end = end.text
 
     def encode(self, demonstration: Problem) -> Answer:
-        """The tokens behind the prompt.
+        """Return the tokens behind the prompt.
 
         Raises DataError for a turn that contains the end of a turn.
         """
@@ -109,9 +107,7 @@ class AnswerEncoder:
         return self._renderers[roles]
 
     def _turn_ids(self, turn: Message, demonstration: Problem, *, is_first: bool) -> list[int]:
-        """The ids of one turn with its end, as the chat template writes it behind the header of the
-        turn.
-        """
+        """Return the ids of one turn with its end, as the template writes it after the header."""
         content = content_text(turn)
         if self._end and self._end in content:
             raise DataError(
@@ -132,8 +128,7 @@ class AnswerEncoder:
         return list(self._prompts.encode_rendered(text))
 
     def _whole_turn_text(self, turn: Message, question: Problem, demonstration: Problem) -> str:
-        """The text of a turn with further keys, such as calls or a thought, as the chat template
-        writes it.
+        """Return a turn with further keys, such as calls or a thought, as the template writes it.
 
         Raises DataError if there is no template, or it writes a turn otherwise than behind the
         prompt.
@@ -172,8 +167,7 @@ class AnswerEncoder:
         return f"{behind.rpartition(self._end)[0]}{self._end}" if self._end else behind
 
     def _turn_text(self, turn: Message, question: Problem) -> str:
-        """The text of a turn with its end behind a prompt, maybe with a thought or a channel before
-        its content.
+        """Return a turn with its end after a prompt, and a thought or channel before its content.
 
         Raises DataError where it would stand in a thought that the prompt has opened and that it
         does not close.
@@ -213,9 +207,7 @@ class AnswerEncoder:
         return f"{text}{self._before_end}{self._end}"
 
     def _with_end(self, turn_text: str, content: str) -> str:
-        """What the template shows of a turn, with its end; white space behind the content is the
-        template's.
-        """
+        """Return a turn with its end and with the white space of the template after its content."""
         core = content.strip()
         if core and core in turn_text:
             head, middle, tail = turn_text.rpartition(core)
@@ -223,9 +215,7 @@ class AnswerEncoder:
         return f"{turn_text if self._end else turn_text.rstrip()}{self._end}"
 
     def _with_thought(self, thought: str, content: str, question: Problem) -> str:
-        """The content behind its thought between the marks of the template, which reads no key for
-        thoughts.
-        """
+        """Put the thought before the content, in the marks of a template that reads no thoughts."""
         template = str(self._tokenizer.chat_template)
         marks = [pair for pair in THOUGHT_MARKS if pair[0] in self._begun] or [
             pair for pair in THOUGHT_MARKS if pair[1] in template
@@ -240,15 +230,14 @@ class AnswerEncoder:
 
 
 def _words(text: str) -> str:
-    """The text without white space, which templates add and remove around thoughts."""
+    """Return the text without white space, which templates add and remove around thoughts."""
     return "".join(text.split())
 
 
 def encode_answers(
     demonstrations: Sequence[Problem], encoder: AnswerEncoder, *, max_tokens: int
 ) -> tuple[list[Problem], dict[str, Answer], int]:
-    """Encode demonstrations: those of at most `max_tokens` tokens, their answers by id, and the
-    number of longer ones.
+    """Encode demonstrations: the short enough ones, their answers by id, the number of longer ones.
 
     Raises DataError if all are longer.
     """

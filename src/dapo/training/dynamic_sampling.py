@@ -19,9 +19,7 @@ REWARD_TEST = "dapo reward test VERIFIER --data DATA"
 
 
 class DynamicSampler:
-    """Decides on each group by Eq. 11, and derives the number of groups in flight from a running
-    keep rate.
-    """
+    """Decides on groups by Eq. 11, and sets the groups in flight from a running keep rate."""
 
     def __init__(
         self,
@@ -65,15 +63,11 @@ class DynamicSampler:
         return outcome
 
     def in_flight_target(self, shortfall: int) -> int:
-        """Undecided groups to keep in flight so that, at the running keep rate, they just meet the
-        shortfall.
-        """
+        """Return how many undecided groups, at the running keep rate, meet the shortfall."""
         return math.ceil(shortfall * self._decided / max(self._kept, 0.1))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the running keep rate and the window of verifier errors; JSON keeps them
-        exactly.
-        """
+        """Return the running keep rate and the window of verifier errors, exact in JSON."""
         return {"kept": self._kept, "decided": self._decided, "errors": self._errors.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -62,9 +62,7 @@ _KEEPS_NEXT_BATCH = (
 
 @dataclass(frozen=True)
 class ForkPlan:
-    """A fork that can be made: its options and checkpoint were checked, and nothing is written
-    yet.
-    """
+    """A fork whose options and checkpoint were checked, before anything is written."""
 
     parent: RunDirectory
     checkpoint: Path
@@ -163,9 +161,7 @@ def require_same_preset(old_config: Config, new_config: Config, where: str) -> N
 
 
 def _require_possible(config: Config, changed: Mapping[str, Any], step: int) -> None:
-    """Raise ConfigError for a change that a checkpoint does not allow, and if no step is left to
-    train.
-    """
+    """Raise ConfigError for a change that a checkpoint forbids, or if no step is left to train."""
     for name in changed:
         if name.startswith("model."):
             raise ConfigError(
@@ -207,9 +203,7 @@ def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:
 
 
 def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
-    """Link the parent's checkpoint, except a batch and groups in advance that the fork would sample
-    differently.
-    """
+    """Link the parent's checkpoint, except groups that the fork would sample differently."""
     changed = plan.fork.changed
     start = read_sampling_start(plan.checkpoint)
     keeps_batch = all(

@@ -101,8 +101,7 @@ def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -
 
 
 def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedBatch | None:
-    """Read the batch of a checkpoint, equal to the one that was written; None if the checkpoint has
-    none.
+    """Read the batch that was written into a checkpoint; None if it has none.
 
     Problems come from the stream by their position. Raises CheckpointError where they are not the
     ones sampled.
@@ -125,8 +124,7 @@ def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedB
 
 
 def read_sampling_start(directory: Path) -> SamplingStart | None:
-    """Read the state before anything that a checkpoint holds of later steps was sampled; None if it
-    holds nothing.
+    """Read the state before a checkpoint's prefetched groups were sampled; None without any.
 
     Without a batch the state of the sampler is the checkpoint's own, and empty here.
     """
@@ -303,9 +301,7 @@ def _is_compact(generations: Sequence[Generation]) -> bool:
 
 
 def _read_rows(chunk: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table; numbers are in arrays, or in tuples for a batch that is not
-    compact.
-    """
+    """Yield the rows of a table; numbers are arrays, or tuples for a batch that is not compact."""
     is_compact = chunk.schema.field("logprobs").type == _SCHEMA.field("logprobs").type
     columns: dict[str, Sequence[Any]] = {}
     for name, column in zip(chunk.column_names, chunk.combine_chunks().itercolumns(), strict=True):

@@ -37,8 +37,7 @@ def load_rows(
     split: Split,
     needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS,
 ) -> tuple[list[Problem], list[str]]:
-    """Load the rows of `data.train` or `data.eval`, with warnings about rows that the reward cannot
-    judge.
+    """Load the rows of `data.train` or `data.eval`, with warnings about rows that cannot be judged.
 
     In the options of the reward `auto` is resolved. `needed_columns` are those that each user
     function of the reward requires (`VerifierPool`). Raises DataError if rows lack a column that
@@ -175,9 +174,7 @@ def _columns_of_audit(config: Config) -> Mapping[str, Collection[str]]:
 
 
 def _require_packages(config: Config) -> None:
-    """Raise ConfigError for a missing package that an option needs; the message has the command to
-    install it.
-    """
+    """Raise ConfigError, with a command to install it, if an option's package is missing."""
     requirements: list[tuple[str, str]] = [("log.sinks", sink) for sink in config.log.sinks]
     requirements += [("launcher", "ray")] if config.uses_ray else []
     requirements += [("model.lora", "peft")] if config.model.lora is not None else []
@@ -186,9 +183,7 @@ def _require_packages(config: Config) -> None:
 
 
 def _require_model(name: str) -> None:
-    """Raise ConfigError for a name that can be neither an alias nor a directory nor a Hugging Face
-    id.
-    """
+    """Raise ConfigError if a name is not an alias, a directory or a Hugging Face id."""
     path = Path(name).expanduser()
     if name in MODEL_ALIASES or name.count("/") == 1 or os.path.lexists(path):
         return

@@ -58,7 +58,7 @@ class ProblemStats:
         self._source = array("q")
 
     def __len__(self) -> int:
-        """The number of problems that have been sampled."""
+        """Return the number of problems that have been sampled."""
         return len(self._rows)
 
     def record(self, groups: Iterable[Group], *, step: int) -> None:
@@ -93,8 +93,7 @@ class ProblemStats:
         )
 
     def table(self) -> pa.Table:
-        """A copy as a table with one row per problem, in the order in which they were first
-        sampled.
+        """Return a copy as a table with one row per problem, in the order of first samples.
 
         Columns: problem, source, COUNTS, SUMS.
         """
@@ -144,9 +143,7 @@ def discount(age: int) -> float: ...
 @overload
 def discount(age: NDArray[np.int64]) -> NDArray[np.float64]: ...
 def discount(age: Any) -> Any:
-    """The weight of a response by its age in steps: `2^(-age / HALF_LIFE_STEPS)`, the same on every
-    processor.
-    """
+    """Return the weight of a response by its age, `2^(-age / HALF_LIFE_STEPS)`."""
     # the powers of numpy and of the C library differ in the last bit with the processor; halving is
     # exact
     halvings, part = np.divmod(age, HALF_LIFE_STEPS)
@@ -155,9 +152,7 @@ def discount(age: Any) -> Any:
 
 
 def write_problem_stats(path: Path, table: pa.Table) -> None:
-    """Write a table as Parquet, atomically; equal tables give equal bytes (of one pyarrow
-    version).
-    """
+    """Write a table as Parquet, atomically; one pyarrow version writes equal tables equally."""
     with atomic_file(path) as temporary:
         pq.write_table(table, temporary, compression="zstd", use_dictionary=["source", *COUNTS])
 
@@ -180,9 +175,7 @@ def read_problem_stats(path: Path) -> ProblemStats:
 
 
 def _texts(texts: list[str]) -> pa.Array:
-    """Make a column of texts; of bytes where a text holds a lone surrogate, which Parquet's texts
-    cannot.
-    """
+    """Make a column of texts, or of bytes if a lone surrogate in a text needs them."""
     try:
         return pa.array(texts, pa.string())
     except UnicodeEncodeError:
@@ -190,7 +183,7 @@ def _texts(texts: list[str]) -> pa.Array:
 
 
 def _from_texts(column: pa.ChunkedArray) -> list[str]:
-    """The texts that a column of `_texts` was made from."""
+    """Return the texts that a column of `_texts` was made from."""
     texts = column.to_pylist()
     return [
         text.decode("utf-8", "surrogatepass") if isinstance(text, bytes) else text for text in texts

@@ -35,7 +35,7 @@ def rollout_metrics(
     *,
     shortfall: int,
 ) -> dict[str, float]:
-    """The metrics of one step's generation: `reward/*` and most of `rollout/*`.
+    """Return the metrics of one step's generation: `reward/*` and most of `rollout/*`.
 
     `decided` are the judged groups without the excess: no metric may depend on the number of groups
     in flight when the batch closed. Groups and response tokens of everything generated are counted
@@ -97,9 +97,7 @@ def rollout_metrics(
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Compute the mean number of turns, and the counts of tool calls, failed ones, cut episodes and
-    errors.
-    """
+    """Compute the mean number of turns, and count tool calls, failures, cut episodes and errors."""
     return {
         "rollout/turns_mean": _mean([episode.num_turns for episode in episodes]),
         "rollout/episodes_cut_fraction": _mean([episode.is_cut for episode in episodes]),
@@ -120,8 +118,7 @@ def common_verdict(group: Group) -> bool | None:
 
 
 def signal_pass_rates(groups: Iterable[Group]) -> Iterator[float]:
-    """Yield the fraction of correct responses of each group with both correct and wrong ones (Eq.
-    11).
+    """Yield the fraction of correct responses of each group that has both kinds (Eq. 11).
 
     Without dynamic sampling the batch also has groups without a signal, whose advantages are 0:
     leaving them out makes the rates comparable with a run that drops them.
@@ -133,9 +130,7 @@ def signal_pass_rates(groups: Iterable[Group]) -> Iterator[float]:
 
 
 def shared_tokens(responses: Sequence[Sequence[int]]) -> int:
-    """Count the tokens in prefixes that several responses share: all tokens less the distinct
-    prefixes.
-    """
+    """Count the tokens in prefixes that responses share: all tokens less the distinct prefixes."""
     return sum(sorted_prefixes([token_array(tokens) for tokens in responses]).shared)
 
 
@@ -150,9 +145,7 @@ def chance_bin(chance: float) -> str:
 
 
 def prediction_metrics(prediction: Prediction) -> dict[str, float]:
-    """Compute the metrics of one step's selection: skipped problems, and the accuracy of
-    predictions.
-    """
+    """Compute the metrics of a step's selection: skipped problems, accuracy of predictions."""
     metrics = {
         "rollout/problems_skipped": prediction.skipped,
         "rollout/skipped_chance": prediction.skipped_chance,
@@ -179,17 +172,13 @@ def reflection_metrics(groups: Iterable[Group]) -> dict[str, float]:
 
 
 def _parts(texts: Sequence[str]) -> Iterator[pa.Array]:
-    """Yield texts in parts for native search: at scale hundreds of megabytes, while other threads
-    run.
-    """
+    """Yield texts in parts for native search, so that other threads run between them."""
     for start in range(0, len(texts), _TEXTS_PER_SEARCH):
         yield pa.array(map(storable, texts[start : start + _TEXTS_PER_SEARCH]), pa.large_string())
 
 
 def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, float]:
-    """Compute mean, minimum and maximum age, in steps, of the weights that sampled each token of
-    the groups.
-    """
+    """Compute mean, minimum and maximum age, in steps, of the weights that sampled each token."""
     tokens: Counter[int] = Counter()
     for group in groups:
         for generation in group.generations:
@@ -207,8 +196,7 @@ def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, flo
 
 
 def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Combine the metrics of a step's updates by mean, sum or maximum, as the table of metrics
-    defines.
+    """Combine the metrics of a step's updates by mean, sum or maximum (see the table of metrics).
 
     A mean over tokens is over all tokens of the step: updates with more tokens weigh more.
     """
@@ -270,9 +258,7 @@ _TEXTS_PER_SEARCH = 256
 
 
 def response_metrics(groups: Iterable[Group]) -> dict[str, float]:
-    """Compute `rollout/looping_fraction` and `rollout/many_answers_fraction`; zeros are left
-    out.
-    """
+    """Compute `rollout/looping_fraction` and `rollout/many_answers_fraction`, without zeros."""
     judged = list(groups)
     texts = [text for group in judged for text in group.texts]
     generations = [generation for group in judged for generation in group.generations]
@@ -331,5 +317,5 @@ def looping(responses: Sequence[Sequence[int]], finishes: Sequence[str]) -> np.n
 
 
 def has_many_answers(text: str) -> bool:
-    """Whether a response marks MANY_ANSWERS or more answers."""
+    """Return True if a response marks MANY_ANSWERS or more answers."""
     return len(re.findall(ANSWER_MARK, text)) >= MANY_ANSWERS

@@ -22,8 +22,7 @@ from dapo.types import Generation, Group, Sample, Verdict
 
 @collections_paused()  # the trainer waits for it
 def with_advantages(groups: Sequence[Group], config: Config) -> list[Sample]:
-    """Algorithm 1, line 9: make one sample per response with a verdict; the samples of a group are
-    adjacent.
+    """Algorithm 1, line 9: make one sample per response with a verdict, the groups' side by side.
 
     The advantages (Eq. 9, or by `advantage.estimator`) come from `Group.rewards`; `groups` are all
     that the step trains on. A response whose verdict is an error has no reward: it is left out of
@@ -43,9 +42,7 @@ def with_advantages(groups: Sequence[Group], config: Config) -> list[Sample]:
 
 
 def advantages_of(rewards: Sequence[Sequence[float]], config: Config) -> list[list[float]]:
-    """Compute the advantages of a step's responses, times `reward.coef`, from their rewards, both
-    by group.
-    """
+    """Compute a step's advantages, times `reward.coef`, from its rewards, both by group."""
     reward_tensors = [torch.tensor(group_rewards, dtype=torch.float64) for group_rewards in rewards]
     estimator = ESTIMATORS[config.advantage.estimator]
     coef = config.reward.coef
@@ -68,8 +65,7 @@ def advantages_of(rewards: Sequence[Sequence[float]], config: Config) -> list[li
 def with_kl_in_rewards(
     samples: Sequence[Sample], kl: Sequence[float], config: Config
 ) -> list[Sample]:
-    """`loss.kl_in: reward`: give samples the rewards R - kl_coef KL, and the advantages of these
-    rewards.
+    """`loss.kl_in: reward`: give samples the rewards R - kl_coef KL, and their advantages.
 
     `samples` are all that a step trains on, and the samples of a group are adjacent. `kl` is the
     divergence of each to the reference, summed over its sampled tokens (`Policy.response_kl`).
@@ -89,9 +85,7 @@ def with_kl_in_rewards(
 
 
 def shaped_reward(generation: Generation, verdict: Verdict, config: Config) -> float | None:
-    """Add Eq. 13's penalty for the response's length to the verdict's score; None where the verdict
-    is an error.
-    """
+    """Add Eq. 13's length penalty to the verdict's score; None if the verdict is an error."""
     if verdict.error is not None:
         return None
     return verdict.score + length_penalty(generation, config)
@@ -121,8 +115,7 @@ def with_reward_less_kl(
 
 
 def minibatches(samples: Sequence[Sample], config: Config, *, step: int) -> list[list[Sample]]:
-    """Algorithm 1, line 10: cut a step into updates of `train.minibatch_groups` whole groups, in a
-    keyed order.
+    """Algorithm 1, line 10: cut a step into updates of `train.minibatch_groups`, in keyed order.
 
     The samples of a group must be adjacent, and remain so. A short batch has fewer updates; the
     last of a pass may be smaller. Each of `train.passes_per_step` passes holds every group, in an
@@ -149,8 +142,7 @@ def with_old_logprobs(
     *,
     source: Literal["policy", "engine"] = "policy",
 ) -> list[list[Sample]]:
-    """Record pi_old of Eq. 6 in the minibatches of a step from the second one on, once for each
-    sample.
+    """Record pi_old of Eq. 6 for a step's minibatches from the second one on, once per sample.
 
     In the first update the policy still is pi_old: that update uses its own detached
     log-probabilities, and compares them with the engine's. `record` computes log-probabilities with
@@ -176,8 +168,7 @@ def with_old_logprobs(
 
 
 def _with_turn_advantages(samples: Sequence[Sample], group: Group, config: Config) -> list[Sample]:
-    """Give the tokens of turn k the advantage of R_ik, the sum of the rewards of episode i from
-    turn k on.
+    """Give turn k's tokens the advantage of R_ik, the rewards of episode i summed from turn k on.
 
     It is compared with R_jk of the members that reached turn k. A turn that one member alone
     reached has the advantage of its episode. The part of the shaped reward that the environment did

@@ -24,8 +24,7 @@ class Audit:
     output: VerifierOutput | None = None
 
     def submit(self, groups: Sequence[Group], *, step: int) -> "Callable[[], AuditedStep]":
-        """Judge responses of a step's trained groups in the background; the result waits for the
-        verdicts.
+        """Judge responses of a step's trained groups in the background; the result waits.
 
         The responses are sampled like their tokens, keyed by seed, step and position.
         """
@@ -51,9 +50,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class AuditedStep:
-    """The audited responses of a step: the group, the response's index in it, and the audit's
-    verdict.
-    """
+    """The audited responses of a step: group, index in the group, and the audit's verdict."""
 
     responses: Sequence[tuple[Group, int, Verdict]] = ()
 

@@ -103,8 +103,7 @@ class ProblemSelector:
         )
 
     def summarize(self, decisions: Sequence[Decision], judged: Sequence[Group]) -> Prediction:
-        """Summarize the decisions on the problems of the stream from a batch's first to its last,
-        and its calibration.
+        """Summarize the decisions on a batch's problems and the calibration of its predictions.
 
         `judged` are the batch's decided groups.
         """
@@ -126,9 +125,7 @@ class ProblemSelector:
         )
 
     def require_binary(self, group: Group) -> None:
-        """Raise RewardError for a group with a score that is neither correct nor wrong: no chance
-        can be predicted.
-        """
+        """Raise RewardError for a score that is neither correct nor wrong, which has no chance."""
         if any(verdict.error is None and verdict.correct is None for verdict in group.verdicts):
             raise RewardError(
                 "dynamic_sampling.predict=true needs a reward that decides correct or wrong, and"

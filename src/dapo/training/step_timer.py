@@ -37,9 +37,7 @@ class StepTimer:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def metrics(self, *, tokens: int) -> dict[str, float]:
-        """Compute `time/*`: seconds per phase and of the step, generated tokens per second, peak
-        memory.
-        """
+        """Compute `time/*`: seconds of phases and the step, tokens per second, peak memory."""
         total = time.perf_counter() - self._started
         metrics = {f"time/{name}_s": round(seconds, 4) for name, seconds in self._seconds.items()}
         metrics["time/step_s"] = round(total, 4)
@@ -49,7 +47,7 @@ class StepTimer:
 
 
 def peak_memory_gib() -> float:
-    """The peak main memory of this process."""
+    """Return the peak main memory of this process."""
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
@@ -58,8 +56,7 @@ def peak_memory_gib() -> float:
 def profiled_step(
     step: int, steps: Collection[int], folder: Path, log: Callable[[str], None]
 ) -> Iterator[StepTimer]:
-    """Yield the step's timer; if `step` is one of `steps`, also write a trace to `folder` and pass
-    a table to `log`.
+    """Yield the step's timer; if `step` is in `steps`, also write a trace and log a table.
 
     A trace holds every operation of torch, and on GPUs every kernel: tens of megabytes. Recording
     slows the step down; other steps are not affected. A step that raises leaves no trace.

@@ -42,9 +42,7 @@ _ADVICE = {
 
 
 class ProblemsSolved(ShortfallError):
-    """Every response of a step's whole search was correct, so a run that has trained can learn
-    nothing more.
-    """
+    """Every response of a step's search was correct, so a trained run can learn nothing more."""
 
 
 def require_groups(
@@ -89,8 +87,7 @@ def require_groups(
 def reward_test_command(
     reward: RewardConfig, data: DataConfig, environment: str | None, run: Path | None = None
 ) -> str:
-    """Return the command that tests the reward of a run on its data; without a run, an inline data
-    spec is DATA.
+    """Return the command that tests a run's reward on its data; an inline spec becomes DATA.
 
     If only the `environment` rewards, the command tests that.
     """
@@ -106,9 +103,7 @@ def reward_test_command(
 
 
 def describe_short_batch(batch: Batch) -> str:
-    """Describe on one line how many groups a short batch has, and the outcomes of its dropped
-    groups.
-    """
+    """Describe the number of groups of a short batch, and the outcomes of its dropped groups."""
     batch_size = len(batch.groups) + batch.shortfall
     learn = f"{len(batch.groups)} of the {batch_size} groups wanted" if batch.groups else "nothing"
     errors = Counter(
@@ -136,8 +131,7 @@ ENTROPY_COLLAPSE_STEPS = 5
 
 
 def entropy_collapse_steps(metrics: Mapping[str, float], before: int) -> int:
-    """Count the steps in a row, up to the one with these metrics, in which the policy was nearly
-    deterministic.
+    """Count the latest steps in a row in which the policy was nearly deterministic.
 
     The entropy is `rollout/entropy_estimate`: unlike loss/entropy it includes groups without a
     signal, which a collapsing policy mostly has. A step without a sampled token does not change the

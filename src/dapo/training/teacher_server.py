@@ -23,9 +23,7 @@ _POLL_S = 0.2  # between two looks for a signal
 
 
 class TeacherServer:
-    """Scores samples at an OpenAI-compatible server that returns the log-probabilities of its
-    prompt (vLLM, SGLang).
-    """
+    """Scores samples by the prompt log-probabilities of an OpenAI-compatible server."""
 
     def __init__(self, server: ReferenceServerConfig) -> None:
         """Raises ConfigError if the server cannot be reached or does not serve the model."""
@@ -81,7 +79,7 @@ class TeacherServer:
             )
 
     def with_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples with `reference_logprobs`.
+        """Return the samples with `reference_logprobs`.
 
         Raises DapoError if the server fails or answers with no log-probability, and Interrupted as
         soon as a signal comes: requests in flight are then left to themselves.
@@ -127,15 +125,13 @@ class TeacherServer:
 
 
 def _is_partial(*texts: str) -> bool:
-    """Whether a text is part of a character, or a server's notation for one, and says nothing of a
-    token.
-    """
+    """Return True if a text is part of a character, or a server's notation for one."""
     return any("\ufffd" in text or text.startswith(("bytes:", "token_id:")) for text in texts)
 
 
 @cache
 def teacher_server(server: ReferenceServerConfig) -> TeacherServer:
-    """The server of `loss.reference.server`, one for a process.
+    """Return the server of `loss.reference.server`, one for a process.
 
     Raises ConfigError as TeacherServer does.
     """

@@ -37,9 +37,7 @@ class ValueFunction(Protocol):
         """Compute V(s_t) of each response token of the samples."""
 
     def token_kl(self, samples: Sequence[Sample], *, step: int) -> list[Sequence[float]]:
-        """Compute the divergence to the reference at each response token, for `loss.kl_in:
-        reward`.
-        """
+        """Compute each response token's divergence to the reference, for `loss.kl_in: reward`."""
 
 
 def with_token_advantages(
@@ -88,12 +86,12 @@ def with_token_advantages(
 
 
 def _of_sampled(rows: Sequence[Sequence[T]], samples: Sequence[Sample]) -> list[Sequence[T]]:
-    """The values of the sampled tokens, from values of all response tokens."""
+    """Return the values of the sampled tokens, from values of all response tokens."""
     return [select(row, sample.sampled) for row, sample in zip(rows, samples, strict=True)]
 
 
 def _with_rows(sample: Sample, *rows: Sequence[float], advantage: float) -> Sample:
-    """The sample with values, token advantages and targets, given for its sampled tokens."""
+    """Return the sample with values, token advantages and targets, given for its sampled tokens."""
     values, advantages, targets = (
         spread(row, sample.sampled, len(sample.response_ids)) for row in rows
     )
@@ -107,9 +105,7 @@ def _with_rows(sample: Sample, *rows: Sequence[float], advantage: float) -> Samp
 
 
 def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Compute `critic/*` from the values recorded before the step; empty for samples without
-    values.
-    """
+    """Compute `critic/*` from the values recorded before the step; empty without values."""
     valued = [
         sample for sample in samples if sample.old_values is not None and sample.num_trained_tokens
     ]
@@ -150,9 +146,7 @@ class LogprobSource(Protocol):
     """The methods of a policy that score responses before an update."""
 
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples with `old_logprobs`, or with a `rank_record` where trainer ranks keep
-        them.
-        """
+        """Return the samples with `old_logprobs`, or a `rank_record` where ranks keep them."""
 
     def response_kl(self, samples: Sequence[Sample], *, step: int) -> list[float]:
         """Compute each response's divergence to the reference, before the step's first update."""
@@ -170,8 +164,7 @@ def estimate_advantages(
     step: int,
     phase: Phase = _untimed,
 ) -> list[Sample]:
-    """Line 9: turn the groups of a step into samples with advantages (Eq. 9 and 13, or by
-    `advantage.estimator`).
+    """Line 9: turn groups into samples with advantages (Eq. 9, 13, or `advantage.estimator`).
 
     `groups` are all that the step trains on. The policy scores responses where `loss.kl_in: reward`
     subtracts a divergence from the rewards, a teacher behind a server scores them for the loss, and
@@ -200,9 +193,7 @@ def prepare_updates(
     step: int,
     phase: Phase = _untimed,
 ) -> list[list[Sample]]:
-    """Line 10: cut the samples of a step into minibatches, and record pi_old of Eq. 6 for the
-    second one on.
-    """
+    """Line 10: cut samples into minibatches, and record pi_old of Eq. 6 from the second on."""
     updates = minibatches(samples, config, step=step)
     if len(updates) > 1:
         with phase("old_logprobs"):

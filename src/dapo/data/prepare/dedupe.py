@@ -44,9 +44,7 @@ class Removed:
     similarity: float = 1.0
 
     def as_json(self) -> dict[str, Any]:
-        """One line of the report; the text is left out where it equals that of the row that is
-        kept.
-        """
+        """Return a line of the report, without the text if it equals that of the kept row."""
         line: dict[str, Any] = {
             "row": self.row,
             "id": self.problem.id,
@@ -143,9 +141,7 @@ def deduplicate(
 def _resolve_duplicates(
     problems: Sequence[Problem], rows: Sequence[int]
 ) -> tuple[int | None, list[Removed], bool]:
-    """The row to keep of rows with the same text, the rows to remove, and whether their answers
-    differ.
-    """
+    """Return which row of equal texts to keep, the rows to remove, and if their answers differ."""
     if len(rows) == 1:
         return rows[0], [], False
     keys = [answer_key(problems[row].answer) for row in rows]
@@ -175,7 +171,7 @@ def _without_near_duplicates(
     threshold: float,
     on_progress: Callable[[int, int], None],
 ) -> tuple[list[int], list[Removed], int]:
-    """The rows to keep, their near duplicates, and the number of similar rows that are kept.
+    """Return the rows to keep, their near duplicates, and the number of similar rows that are kept.
 
     MinHash finds candidates among the rows kept so far, whose similarity is then computed exactly.
     """

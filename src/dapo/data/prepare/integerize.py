@@ -115,8 +115,7 @@ def concurrent_map(
     *,
     concurrency: int,
 ) -> list[ServerFailed]:
-    """Call `keep(work(item, check))` for every item, `work` in `concurrency` threads, `keep` in the
-    calling thread.
+    """Call `keep(work(item, check))` per item, `work` in `concurrency` threads, `keep` in this one.
 
     `work` calls `check` before each slow operation; it raises once the map is being abandoned.
     Returns the failures of the server; after `MAX_CONSECUTIVE_FAILURES` in a row no further item is
@@ -154,9 +153,7 @@ def concurrent_map(
 
 
 def decide_without_model(problem: Problem) -> Decision | None:
-    """The decision for a problem that needs no rewriting or cannot have one; None for the
-    others.
-    """
+    """Return the decision for a problem that needs no rewriting or cannot have one, or None."""
     kind = normalize.answer_type(problem.answer)
     if kind == "integer":
         return Decision(problem.id, "unchanged", "the answer is an integer")
@@ -179,9 +176,7 @@ def decide(
     *,
     num_solutions: int,
 ) -> Decision:
-    """Rewrite a problem; accept it if more than half of `num_solutions` solutions agree, else try
-    once more.
-    """
+    """Rewrite a problem, twice at most, until more than half of `num_solutions` solutions agree."""
     question = template.strip_instruction(_question_text(problem))
     decision = Decision(problem.id, "rejected", "not tried")
     for attempt in range(1, REWRITE_ATTEMPTS + 1):
@@ -244,7 +239,7 @@ def apply(
 
 
 def read_rewriting(response: str, original: str) -> tuple[str, str] | str:
-    """The new problem and its integer, or the reason why the response cannot be used."""
+    """Return the new problem and its integer, or the reason why the response cannot be used."""
     final = final_part(response)
     sections = [
         re.findall(_PART.format(name), final, re.DOTALL | re.IGNORECASE)
@@ -262,9 +257,7 @@ def read_rewriting(response: str, original: str) -> tuple[str, str] | str:
 
 
 def read_integer(text: str) -> str | None:
-    """The integer in plain digits (`1,000` and `$1000$` give 1000); None if the text is anything
-    else.
-    """
+    """Return the integer in plain digits (`1,000` and `$1000$` give 1000), or None."""
     plain = strip_formatting(text.strip("*_` \t"), braces=True).replace("−", "-")
     if normalize.answer_type(plain) != "integer" or len(plain) > _MAX_DIGITS:
         return None
@@ -272,7 +265,7 @@ def read_integer(text: str) -> str | None:
 
 
 def read_solution(response: str) -> str | None:
-    """The integer on the last line `Answer: N`, or else in the last box."""
+    """Return the integer on the last line `Answer: N`, or else in the last box."""
     marked = marked_answer(final_part(response))
     return None if marked is None else read_integer(marked)
 
@@ -286,7 +279,7 @@ def _solve(
     num_solutions: int,
     attempt: int,
 ) -> list[str | None]:
-    """The answers of up to `num_solutions` solutions; stops once the majority is certain."""
+    """Return the answers of up to `num_solutions` solutions; stops once the majority is certain."""
     votes: list[str | None] = []
     while len(votes) < num_solutions:
         votes.append(

@@ -48,8 +48,7 @@ def select_by_pass_rate(
     high: float,
     min_responses: int = 1,
 ) -> Selection:
-    """Keep the rows whose measured pass rate, by problem id, lies between two bounds, both
-    included.
+    """Keep the rows whose measured pass rate, by problem id, is between two inclusive bounds.
 
     Problems with fewer than `min_responses` responses that were judged right or wrong are removed.
     """
@@ -75,8 +74,7 @@ def select_by_pass_rate(
 
 
 def read_pass_rates(path: Path) -> dict[str, PassRate]:
-    """The pass rates by problem id in a file of `dapo eval --output`, of `RUN/eval/`, or of `dapo
-    data stats --output`.
+    """Read pass rates by problem id from a file of `dapo eval`, a run or `dapo data stats`.
 
     Responses without a verdict count neither as right nor as wrong; problems without any verdict
     are left out. Raises DataError for another file, and where a verifier gave scores alone.
@@ -100,9 +98,7 @@ def read_pass_rates(path: Path) -> dict[str, PassRate]:
 
 
 def _of_row(row: Mapping[str, Any]) -> PassRate | None:
-    """The pass rate in one row of a table, of an evaluation or of statistics; None without a
-    verdict.
-    """
+    """Return the pass rate in a row of an evaluation or statistics; None without a verdict."""
     if "responses" not in row:
         measured = row["model"] if "model" in row else row["run"]
         return (

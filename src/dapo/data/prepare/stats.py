@@ -98,9 +98,7 @@ def summarize(values: Sequence[int]) -> dict[str, float]:
 def describe_difficulty(
     data: Sequence[Problem], rates: Mapping[str, PassRate], group_size: int
 ) -> dict[str, Any]:
-    """The pass rates (by problem id) of a data set as JSON values: histogram, extremes, expected
-    keep rate.
-    """
+    """Return pass rates as JSON values: histogram, extremes, expected keep rate."""
     distinct = unique_problems(data)
     known_rates = [rates[problem.id] for problem, _ in distinct if problem.id in rates]
     chances = measured_chances(

@@ -34,7 +34,7 @@ class ItemRng:
         self._uniforms = iter(keyed_uniforms(keyed_seed(*key), MAX_TERMS).tolist())
 
     def integer(self, low: int, high: int) -> int:
-        """A random integer from low to high, both included."""
+        """Return a random integer from low to high, both included."""
         return low + int(next(self._uniforms) * (high - low + 1))
 
     def integers(self, count: int, low: int, high: int) -> list[int]:
@@ -115,9 +115,7 @@ def resolve_options(name: str, options: Mapping[str, Any]) -> Options:
 
 
 def is_held_out(name: str, question: str) -> bool:
-    """Whether the question belongs to evaluation: a function of its words and numbers, not of their
-    order.
-    """
+    """Return True if the question is for evaluation, by its words and numbers in any order."""
     return keyed_seed("held out", name, *sorted(re.findall(r"\w+", question))) % HELD_OUT_EVERY == 0
 
 

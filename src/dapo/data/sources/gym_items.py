@@ -21,9 +21,7 @@ import numpy as np
 
 
 def main() -> None:
-    """Read a request from stdin; write `{"entries": {task: [entry]}}` or `{"error": [...]}` to
-    stdout.
-    """
+    """Read a request from stdin; write `{"entries": {task: [entry]}}` or `{"error": [...]}`."""
     request = json.load(sys.stdin)
     answer_pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     # a few tasks print while they work
@@ -39,15 +37,11 @@ def main() -> None:
 
 
 class InvalidRequest(Exception):
-    """Arguments: the message; for an unknown name also that name, the known ones, and how many to
-    suggest at most.
-    """
+    """Arguments: the message; for an unknown name it, the known ones, and how many to suggest."""
 
 
 def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
-    """A task's first `count` entries, or the first `count` distinct questions among ten times as
-    many.
-    """
+    """Return a task's first `count` entries, or distinct questions among ten times as many."""
     from reasoning_gym.factory import DATASETS, create_dataset
 
     name, options, seed, count, distinct = (
@@ -89,9 +83,7 @@ def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def entry_at(data: Any, seed: int, index: int) -> dict[str, Any]:
-    """Question, answer and metadata as JSON values: tuples become lists, keys strings, numpy
-    scalars Python numbers.
-    """
+    """Return question, answer and metadata of an entry as JSON values, with texts as keys."""
     fix_global_generators(seed, index)
     item = data[index]
     entry = {key: item[key] for key in ("question", "answer", "metadata")}
@@ -108,7 +100,7 @@ def python_value(value: Any) -> Any:
 
 
 def without_copies(sampled: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The entries without repeated questions."""
+    """Yield the entries without repeated questions."""
     questions = set()
     for entry in sampled:
         if entry["question"] not in questions:

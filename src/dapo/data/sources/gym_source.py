@@ -24,8 +24,7 @@ def gym_problems(
     seed: int,
     distinct: bool = False,
 ) -> list[list[Problem]]:
-    """The problems of each task: problem i is `reasoning_gym.create_dataset(task, seed=seed,
-    **options)[i]`.
+    """Return each task's problems: item i of `reasoning_gym.create_dataset(task, seed, **options)`.
 
     They are generated in a subprocess with a fixed hash seed and fixed global generators. The
     verifier reads the fields `gym_task`, `gym_config` and `gym_entry`. With `distinct`, copies of a

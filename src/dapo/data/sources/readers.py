@@ -37,7 +37,7 @@ def read_rows(path: Path) -> Rows:
 
 
 def require_file_type(path: Path, types: Sequence[str] = FILE_TYPES) -> str:
-    """The suffix of `path` in lower case.
+    """Return the suffix of `path` in lower case.
 
     Raises DataError for a file type that is none of `types`.
     """
@@ -99,7 +99,7 @@ def _check(path: Path) -> None:
 
 
 def _contents(folder: Path) -> tuple[list[str], str]:
-    """The data files in a folder, and the first of them as part of a message."""
+    """Return the data files in a folder, and the first of them as part of a message."""
     names = sorted(child.name for child in folder.iterdir() if child.suffix.lower() in FILE_TYPES)
     return names, f"holds {', '.join(names[:5])}" if names else "holds no data file"
 
@@ -125,7 +125,7 @@ def _require_object(row: object, where: str, expected: str) -> dict[str, Any] | 
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """The lines of a text file with their ends, each with its location."""
+    """Yield the lines of a text file with their ends, each with its location."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             where = f"{path}, line {number}"
@@ -133,7 +133,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _json_rows(path: Path) -> Rows:
-    """The objects of one JSON list."""
+    """Yield the objects of one JSON list."""
     expected = 'expected a list of objects, like [{"prompt": "...", "answer": "..."}]'
     rows = _json("".join(text for _, text in _lines(path)), str(path), expected, is_whole_file=True)
     if not isinstance(rows, list):
@@ -153,7 +153,7 @@ def _decoded(line: bytes, where: str, *, first: bool) -> str:
 
 
 def _json(text: str, where: str, expected: str, *, is_whole_file: bool = False) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises DataError, which names the line of the text if it is a whole file.
     """
@@ -192,9 +192,7 @@ _ROW_DECODER = json.JSONDecoder(object_pairs_hook=_without_duplicates)
 
 
 def _require_distinct_columns(fields: Iterable[Any], path: Path, parent: str = "") -> None:
-    """Raise DataError for an Arrow schema in which two columns, or two fields of a struct, have one
-    name.
-    """
+    """Raise DataError if two columns, or fields of a struct, of an Arrow schema have one name."""
     import pyarrow as pa
 
     names = set()

@@ -100,9 +100,7 @@ def other_fields(problem: Problem) -> dict[str, Any]:
 
 
 def is_source_of(answer: str, value: object) -> bool:
-    """Whether a reference answer was read from this value of a column and differs from it, in type
-    or text.
-    """
+    """Return True if an answer was read from this value, and differs from it in type or text."""
     if value is None or value == answer:
         return False
     try:
@@ -112,7 +110,7 @@ def is_source_of(answer: str, value: object) -> bool:
 
 
 def problem_id(prompt: Prompt, answer: str, tools: object = None) -> str:
-    """A hash of the content as 16 hexadecimal digits, which is equal for copies."""
+    """Return a hash of the content as 16 hexadecimal digits, which is equal for copies."""
     content = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
     text = _SORTED_JSON.encode([content, answer] if tools is None else [content, answer, tools])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -167,9 +165,7 @@ def json_value(value: object, where: str) -> Any:
 
 
 def unlike_json(value: object) -> str | None:
-    """The type of a value, or of one within it, that `json_value` makes a text; None if it keeps
-    its type.
-    """
+    """Return the type of the value that `json_value` makes a text; None if there is none."""
     if value is None or isinstance(value, str | bool | int):
         return None
     if isinstance(value, float):
@@ -194,7 +190,7 @@ def _first_unlike_json(values: Iterable[object]) -> str | None:
 
 
 def describe_texts(kinds: Mapping[str, str]) -> str:
-    """A warning about columns, each with the type of its values that became texts."""
+    """Return a warning about columns, each with the type of its values that became texts."""
     columns = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
     return f"JSON has no such type, so functions get it as text in the column {columns}"
 
@@ -246,9 +242,7 @@ def _lookup(row: Mapping[str, Any], column: str) -> object:
 
 
 def column_value(row: Mapping[str, Any], column: str) -> object:
-    """The value of a column, also of a nested one (`reward_model.ground_truth`); None without
-    one.
-    """
+    """Return the value of a column, also of a nested one (`reward_model.ground_truth`), or None."""
     value = _lookup(row, column)
     return None if value is _MISSING else value
 
@@ -279,7 +273,7 @@ def as_prompt(value: object, where: str) -> Prompt:
 
 
 def parsed_messages(value: object, where: str) -> object:
-    """The messages of a text that is JSON of a list of messages; any other value as it is.
+    """Return the messages of a text that is JSON of a list of messages; any other value as it is.
 
     Raises DataError for messages as Python prints them.
     """
@@ -308,14 +302,14 @@ def _is_message(value: object) -> bool:
 
 
 def _ends_before_answer(value: object) -> bool:
-    """Whether the value is a conversation whose last message is not the assistant's."""
+    """Return True if the value is a conversation whose last message is not the assistant's."""
     messages = parsed_messages(value, "")
     last = messages[-1] if isinstance(messages, list | tuple) and messages else None
     return _is_message(last) and with_standard_keys(last)["role"] != "assistant"
 
 
 def with_standard_keys(message: Any) -> Any:
-    """A message of ShareGPT's form (`from`, `value`) with the keys `role` and `content`."""
+    """Return a message of ShareGPT's form (`from`, `value`) with the keys `role` and `content`."""
     if not isinstance(message, Mapping) or not {"from", "value"} <= message.keys():
         return message
     roles = {"human": "user", "gpt": "assistant"}
@@ -323,8 +317,7 @@ def with_standard_keys(message: Any) -> Any:
 
 
 def as_message(value: object, where: str) -> Message:
-    """The value as a message: `role`, `content`, and its other keys, which a chat template may
-    read.
+    """Return the value as a message: `role`, `content`, and other keys for the chat template.
 
     A key without a value is left out, as tables fill up missing keys; `content` may be null beside
     `tool_calls`. Raises DataError.
@@ -346,7 +339,7 @@ def as_message(value: object, where: str) -> Message:
 
 
 def _content(value: object, where: str, *, may_be_null: bool) -> str | list[dict[str, Any]] | None:
-    """A message's content: a text, several parts of text, or None. Raises DataError."""
+    """Return a message's content: a text, several parts of text, or None. Raises DataError."""
     if isinstance(value, str) or (value is None and may_be_null):
         return value
     if not isinstance(value, list) or not value:
@@ -361,7 +354,7 @@ def _content(value: object, where: str, *, may_be_null: bool) -> str | list[dict
 
 
 def _part(value: object, where: str) -> dict[str, Any]:
-    """A part of text. Raises DataError for another kind, such as an image."""
+    """Return a part of text. Raises DataError for another kind, such as an image."""
     part = {"type": "text", "text": value} if isinstance(value, str) else value
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
@@ -373,8 +366,7 @@ def _part(value: object, where: str) -> dict[str, Any]:
 
 
 def with_arrow_messages(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of an Arrow table with messages, and schemas of tools, as they were before Arrow
-    merged their keys.
+    """Return an Arrow row with messages and schemas of tools as before Arrow merged their keys.
 
     All mappings of a column get the same keys in Arrow, with null for those that they did not have.
     """
@@ -387,7 +379,7 @@ def with_arrow_messages(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """The value without keys that are null; a message keeps its content."""
+    """Return the value without keys that are null; a message keeps its content."""
     if isinstance(value, Mapping):
         is_message = _is_message(value)
         items = {
@@ -402,9 +394,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def tool_schemas(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The column `tools` alone, with schemas that the chat template gets, from a list or JSON text
-    of one.
-    """
+    """Return the column `tools` alone: schemas for the chat template, from a list or JSON text."""
     tools = row.get("tools")
     if isinstance(tools, str) and tools.lstrip().startswith("["):
         try:
@@ -417,9 +407,7 @@ def tool_schemas(row: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _answer(value: object, where: str) -> str:
-    """The answer as a string; 3.0 becomes `3`, because tables store integer columns with gaps as
-    floats.
-    """
+    """Return the answer as a string; 3.0 becomes `3`, because gaps turn integers into floats."""
     if type(value).__module__ == "numpy":
         value = json_value(value, where)
     require_filled(
@@ -456,9 +444,7 @@ def _name(key: object, where: str) -> str:
 
 
 def _encodable(text: str, where: str) -> str:
-    """`text`, or DataError for half of a surrogate pair, which JSON can contain but no tokenizer or
-    file accepts.
-    """
+    """Return `text`. Raise DataError for half of a surrogate pair, which no file accepts."""
     if text.isascii():
         return text
     try:
@@ -472,5 +458,5 @@ def _encodable(text: str, where: str) -> str:
 
 
 def shown(value: object) -> str:
-    """The value with its type, for a message."""
+    """Return the value with its type, for a message."""
     return f"{type(value).__name__} {shorten(repr(value), 60)}"

@@ -55,9 +55,7 @@ def separated_rows(
 def _records(
     path: Path, lines: Iterator[str]
 ) -> Iterator[tuple[str, Sequence[str], list[str] | DataError]]:
-    """The location of each record, the names of the columns, and its values or error; an unnamed
-    index is left out.
-    """
+    """Yield each record's location, columns, and values or error, without an unnamed index."""
     head = []
     for line in lines:
         head.append(line)
@@ -90,9 +88,7 @@ def _records(
 
 
 def _parsed(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The number of each record's first line, and its values; a record without any value is left
-    out.
-    """
+    """Yield the first line's number and the values of each record that has a value."""
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         begins = reader.line_num + 1
@@ -126,9 +122,7 @@ def _header(names: list[str], where: str) -> list[str]:
 def _column_types(
     records: Iterable[tuple[str, Sequence[str], list[str] | DataError]],
 ) -> Mapping[str, Callable[[str], Any]]:
-    """The converter of each column that has values: the first of `_TYPES` that reads all of
-    them.
-    """
+    """Return the converter of each column with values: the first of `_TYPES` that reads them."""
     fitting: dict[str, list[int]] = {}  # of each column, the types that read all values so far
     for _, names, values in records:
         for name, value in () if isinstance(values, DataError) else zip(names, values, strict=True):

@@ -90,7 +90,7 @@ class ChoiceVerifier:
         return binary_verdict(chosen == reference, chosen or "")
 
     def _chosen(self, response: str, prompt: str) -> str | None:
-        """The letter that a response marks, or None if it marks none or several."""
+        """Return the letter that a response marks, or None if it marks none or several."""
         text = unicodedata.normalize("NFKC", stated_part(response))
         boxed = [box.content for box in outer_boxes(text)]
         for marked in (answer_lines(text), [*boxed, extract_answer(text) or ""] if boxed else []):
@@ -136,7 +136,7 @@ class ChoiceVerifier:
 
 
 def _words(text: str) -> list[str]:
-    """The first words of a text without articles and signs."""
+    """Return the first words of a text without articles and signs."""
     words = _TOKEN.findall(unicodedata.normalize("NFKC", text[:_MAX_CHARS]).casefold())
     return [word for word in words if word not in _ARTICLES]
 

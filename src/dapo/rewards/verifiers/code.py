@@ -90,9 +90,7 @@ class CodeVerifier:
 
     @staticmethod
     def check_problem(problem: Problem, options: Mapping[str, Any]) -> str | None:
-        """Return why no program can be judged by the tests of this row; None if programs can be
-        judged.
-        """
+        """Return why this row's tests cannot judge any program; None if they can."""
         field = options.get("field", _COLUMNS[0])
         if not isinstance(field, str):
             return None  # the constructor rejects it
@@ -119,9 +117,7 @@ class CodeVerifier:
 
 
 def program_in(response: str) -> str:
-    """Return the last fence of Python or of no language, closed or not; without any fence, the
-    whole response.
-    """
+    """Return the last fence of Python or of no language; the whole response without a fence."""
     text = final_part(response)
     blocks = fences(text)
     programs = [content for language, content in blocks if language in _LANGUAGES]

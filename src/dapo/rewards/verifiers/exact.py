@@ -15,9 +15,7 @@ Extract = Literal["none", "answer_line", "last_number", "final"]
 
 @dataclass(frozen=True)
 class ExactVerifier:
-    """Right if the texts are equal: `12`, `12.`, `**12**` and `$12$` answer 12; `3 + 9 = 12` and
-    `12 or 13` do not.
-    """
+    """Right if the texts are equal: `12`, `12.`, `**12**`, `$12$` answer 12, not `12 or 13`."""
 
     extract: Extract = "none"
     """`none` compares the whole response, `answer_line` its `Answer:` line, `last_number` its last

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 
 class EventLoop:
-    """An event loop in its own thread, started by the first coroutine; works under a running loop
-    as well.
-    """
+    """An event loop in its own thread from the first coroutine on, also under a running loop."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -74,8 +72,7 @@ _OF_VERL = frozenset({"data_source", "solution_str", "ground_truth", "extra_info
 def function_verifier(
     path: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> "FunctionVerifier | RewardFunction":
-    """Wrap a callable as a verifier; a class is instantiated with the options, a function gets
-    them.
+    """Wrap a callable as a verifier; a class is instantiated with the options.
 
     Parameters named `problem` and `response` mean dapo's own protocol, `solution_str` means verl's
     `compute_score`, any others mean TRL's reward functions. `def` and `async def` both work; `path`
@@ -146,17 +143,13 @@ class _UserFunction:
 
 @dataclass(frozen=True)
 class FunctionVerifier(_UserFunction):
-    """A user function `(problem, response)` that returns a Verdict, a bool, a number, or None if it
-    does not apply.
-    """
+    """A function `(problem, response)` that returns a Verdict, a bool, a number or None."""
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         return self.judge(problem, response) or error_verdict(f"{self.name}: {NOT_APPLIED}")
 
     def judge(self, problem: Problem, response: str) -> Verdict | None:
-        """The function's result as a verdict, None if it does not apply; an invalid result is an
-        error verdict.
-        """
+        """Return the function's result as a verdict, None if it does not apply, or an error."""
         result = self._call({"problem": problem, "response": response, **self.options})
         return (
             self._error(result.reason)
@@ -167,8 +160,7 @@ class FunctionVerifier(_UserFunction):
 
 @dataclass(frozen=True)
 class ScoreFunction(FunctionVerifier):
-    """A function in verl's convention, `compute_score(data_source, solution_str, ground_truth,
-    ...)`, for one response.
+    """A function in verl's convention, `compute_score(data_source, solution_str, ...)`.
 
     It receives the data columns in its signature; with `**kwargs` verl's four, including
     `extra_info`. It returns a number, a bool, None, or a dict whose `score` is one of these. In a
@@ -206,7 +198,7 @@ class ScoreFunction(FunctionVerifier):
 
 
 def _vote(pred: Any) -> str | None:
-    """The answer of a response as text; None for what is neither a text nor a number."""
+    """Return the answer of a response as text; None for what is neither a text nor a number."""
     if isinstance(pred, str):
         return pred
     return str(pred) if isinstance(pred, Number) and not isinstance(pred, bool) else None
@@ -214,8 +206,7 @@ def _vote(pred: Any) -> str | None:
 
 @dataclass(frozen=True)
 class RewardFunction(_UserFunction):
-    """A reward function in TRL's convention: keyword arguments, each a list over the responses of
-    one group.
+    """A reward function in TRL's convention: keyword arguments, lists over a group's responses.
 
     `prompts`, `completions` (texts, or `[{"role": "assistant", "content": text}]` where the prompt
     is a list of messages; an episode's messages), `completion_ids`, and every column of the problem
@@ -233,9 +224,7 @@ class RewardFunction(_UserFunction):
     def judge_group(
         self, problem: Problem, responses: Sequence[str], token_ids: TokenIds
     ) -> list[Verdict | None]:
-        """Call the function for the group; if that raises, once per response, so that only the
-        offender fails.
-        """
+        """Call the function for the group, or per response if that raises, to find the offender."""
         if (failure := self._missing(problem)) is not None:
             return [failure] * len(responses)
         result = self._call(self._arguments(problem, responses, token_ids))
@@ -309,7 +298,7 @@ def _check_options(
 
 
 def columns_of(problem: Problem) -> dict[str, Any]:
-    """A problem's columns by name, each with the value that the data has.
+    """Return a problem's columns by name, each with the value that the data has.
 
     Where the data has no column of that name, `prompt` and `source` are the problem's, `answer` its
     reference answer if it has one (as text), `data_source` the source, and `ground_truth` that of
@@ -330,16 +319,14 @@ def columns_of(problem: Problem) -> dict[str, Any]:
 
 
 def missing_columns(required: Collection[str], problem: Problem) -> str:
-    """The needed columns that a problem lacks, separated by commas."""
+    """Return the needed columns that a problem lacks, separated by commas."""
     return ", ".join(sorted(set(required).difference(columns_of(problem)))) if required else ""
 
 
 def require_columns(
     problems: Sequence[Problem], required: Mapping[str, Collection[str]], *, where: str
 ) -> None:
-    """Raise DataError where rows of the data source `where` lack a column that a function, by its
-    name, needs.
-    """
+    """Raise DataError if rows of the source `where` lack a column that a function needs."""
     for name, columns in required.items():
         lacking = [i for i, problem in enumerate(problems) if missing_columns(columns, problem)]
         if not lacking:
@@ -358,7 +345,7 @@ def require_columns(
 
 
 def _own(problem: Problem) -> str:
-    """The names of a problem's columns, for a message."""
+    """Return the names of a problem's columns, for a message."""
     return ", ".join(
         sorted({"prompt", "source", *problem.fields, *(["answer"] if problem.answer else [])})
     )

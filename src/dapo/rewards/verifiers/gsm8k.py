@@ -14,8 +14,7 @@ _MARK = "####"
 
 @dataclass(frozen=True)
 class Gsm8kVerifier:
-    r"""Right if the number after the last `####`, else on an `Answer:` line, else in the last
-    `\boxed{}`, is equal.
+    r"""Right if the number after `####`, else on an `Answer:` line, else in a `\boxed{}` is equal.
 
     The marked text must state exactly one number: `#### $1,200.00` and `Answer: 1200 dollars` are
     1200; `#### 3 or 4`, `#### not 3` and `#### \pm 3` are wrong whatever the reference.
@@ -47,8 +46,6 @@ class Gsm8kVerifier:
 
 
 def _strip_currency(text: str) -> str:
-    """The text without currency signs and LaTeX's thousands separators, which would cut a number in
-    two.
-    """
+    """Return the text without currency signs and LaTeX's thousands separators in numbers."""
     text = strip_formatting(text).replace("{,}", ",").replace("\\,", "")
     return text.replace("\\$", "").replace("$", "").strip()

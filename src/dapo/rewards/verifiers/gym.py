@@ -38,7 +38,7 @@ class Task:
     runs_code: bool  # whether the scorer evaluates the answer as Python
 
     def score(self, answer: str, entry: Mapping[str, Any]) -> float:
-        """The task's score; an answer that could run as code must equal the reference."""
+        """Return the task's score; an answer that could run as code must equal the reference."""
         if self.runs_code and any(not _FUNCTIONS.fullmatch(name) for name in _NAME.findall(answer)):
             return float(answer == entry["answer"])
         return float(self.score_answer(answer, entry))
@@ -55,8 +55,7 @@ def missing_field(problem: Problem) -> str | None:
 
 
 class GymVerifier:
-    r"""Right if the task scores the answer 1; partial credit (a substring, a bonus for trying) is
-    wrong.
+    r"""Right if the task scores the answer 1; partial credit, as for a substring, is wrong.
 
     The answer is in the last `<answer>` tags, else on an `Answer:` line, else in the last
     `\boxed{}`, else the response itself if it is one short line.
@@ -121,7 +120,7 @@ class GymVerifier:
 
 
 def extract(response: str) -> str | None:
-    """The answer's text, or None if the response gives none."""
+    """Return the answer's text, or None if the response gives none."""
     text = final_part(response)
     if (tagged := _last_tagged(text)) is not None:
         return tagged.strip()
@@ -132,7 +131,7 @@ def extract(response: str) -> str | None:
 
 
 def _last_tagged(text: str) -> str | None:
-    """The last `<answer>...</answer>`. Linear time, unlike a pattern for both tags."""
+    """Return the last `<answer>...</answer>`. Linear time, unlike a pattern for both tags."""
     start: int | None = None
     tagged = None
     for tag in _TAG.finditer(text):

@@ -42,8 +42,7 @@ _REWRITTEN = (
 
 @dataclass(frozen=True)
 class MathDapoVerifier:
-    """The last `Answer:` in the last 300 characters, normalized, must equal the normalized
-    reference.
+    """Right if the last `Answer:` in the last 300 characters equals the reference, both normalized.
 
     Texts are compared, not values: `0.5` does not match `1/2`, and a box without `Answer:` is
     wrong.
@@ -56,7 +55,7 @@ class MathDapoVerifier:
 
 
 def normalize(answer: str) -> str:
-    """The Minerva normalization of a final answer, as released."""
+    """Return the Minerva normalization of a final answer, as released."""
     answer = answer.rpartition("=")[2]
     for old, new in _REPLACED:
         answer = answer.replace(old, new)

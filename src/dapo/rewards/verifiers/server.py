@@ -28,8 +28,7 @@ _SHOWN_CHARS = 200
 
 
 class ServerVerifier:
-    """Sends responses to a server and returns its verdicts; a missing answer is an error, never a
-    zero.
+    """Sends responses to a server for verdicts; a missing answer is an error, never a zero.
 
     A failed connection, a timeout and the statuses 408, 409, 425, 429, 500, 502, 503 and 504 are
     retried after 0.2, 0.4, 0.8 ... s, or after `Retry-After` if that is longer. Any other status or

@@ -27,8 +27,7 @@ class VerifierOutput:
         return self._file.fileno()
 
     def move_to(self, path: Path) -> bytes:
-        """Append new output to the file at `path` and return it; the last line of a full file
-        counts dropped bytes.
+        """Append new output to the file at `path`, which counts what it drops, and return it.
 
         Raises OSError if the file cannot be written.
         """
@@ -58,9 +57,7 @@ class VerifierOutput:
         self._file.close()
 
     def _read(self) -> bytes:
-        """The output since the last call, by pread because the processes share the file's
-        position.
-        """
+        """Return the output since the last call, by pread, as processes share the position."""
         parts = []
         while part := os.pread(self._file.fileno(), _CHUNK, self._moved):
             self._moved += len(part)

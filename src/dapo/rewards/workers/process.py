@@ -46,7 +46,7 @@ class WorkerLost(Exception):
 
 
 def encode_init_message(spec: RewardSpec) -> bytes:
-    """The first message to a worker: the reward to build, and where modules are.
+    """Return the first message to a worker: the reward to build, and where modules are.
 
     Raises RewardError.
     """
@@ -65,8 +65,7 @@ def encode_init_message(spec: RewardSpec) -> bytes:
 
 
 def needed_environment(options_by_name: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """A worker's variables: harmless ones, and those that options `*_env` or the text of a named
-    module name.
+    """Return a worker's variables: harmless ones, and those that options or modules name.
 
     The names are those of verifiers, `module:function`, or an environment's `module:Class`.
     """
@@ -79,8 +78,7 @@ def needed_environment(options_by_name: Mapping[str, Mapping[str, Any]]) -> dict
 
 
 class WorkerProcess:
-    """A supervisor and its child, the worker, in their own session, started without a fork of this
-    process.
+    """A supervisor and its child, the worker, in a session of their own, without a fork.
 
     Messages go over a socket pair; verifier output goes, limited in length, to the descriptor
     `output`. One thread calls; any thread may `interrupt`.
@@ -95,9 +93,7 @@ class WorkerProcess:
         memory_bytes: int,
         output: int = _STDERR,
     ) -> None:
-        """Start a process that runs `module`, which calls `worker.run`; `begin` sends it the first
-        message.
-        """
+        """Start a process for `module`, which calls `worker.run`, up to the message of `begin`."""
         self._connection, worker_end = socket.socketpair()
         their_keepalive_pipe, keepalive_pipe = os.pipe()
         report, their_report = os.pipe()
@@ -263,7 +259,7 @@ class WorkerProcess:
 
 
 def frame(body: str) -> bytes:
-    """The bytes of a message with this JSON text."""
+    """Return the bytes of a message with this JSON text."""
     # ASCII: json escapes lone surrogates, which a tokenizer may produce and UTF-8 cannot encode
     return _LENGTH.pack(len(body)) + body.encode("ascii")
 
@@ -274,7 +270,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def receive(connection: socket.socket, deadline: float | None = None) -> dict[str, Any] | None:
-    """The next message, or None at the end of the stream.
+    """Return the next message, or None at the end of the stream.
 
     Raises TimeoutError after `deadline`, by `time.monotonic()`, and ValueError for malformed data,
     which user code in the worker may write.
@@ -312,7 +308,7 @@ def _read(connection: socket.socket, size: int, deadline: float | None) -> bytes
 
 
 def _is_newly_stopped(pid: int) -> bool:
-    """Whether a signal has stopped or continued this child since the last call."""
+    """Return True if a signal has stopped or continued this child since the last call."""
     if not hasattr(os, "waitid"):  # macOS before Python 3.13
         return False
     with contextlib.suppress(ChildProcessError):  # it has ended
@@ -321,7 +317,7 @@ def _is_newly_stopped(pid: int) -> bool:
 
 
 def readable(descriptor: int, timeout_s: float) -> bool:
-    """Whether data, or the end of the stream, can be read within this time."""
+    """Return True if data, or the end of the stream, can be read within this time."""
     waiting = select.poll()  # select() refuses descriptors above 1023
     waiting.register(descriptor, select.POLLIN)
     return bool(waiting.poll(math.ceil(timeout_s * 1000)))

@@ -74,8 +74,7 @@ class Event(NamedTuple):
 
 
 class Console:
-    """Prints a worker's output up to SHOWN_BYTES per minute and counts the rest, without waiting
-    for the terminal.
+    """Prints up to SHOWN_BYTES of a worker's output per minute, without waiting, counts the rest.
 
     Unsafe characters become `?`.
     """
@@ -205,7 +204,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _memory_of(pid: int) -> int:
-    """The bytes of a process's private and shared memory, without files."""
+    """Return the bytes of a process's private and shared memory, without files."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

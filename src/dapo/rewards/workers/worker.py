@@ -35,9 +35,7 @@ Build: TypeAlias = Callable[[dict[str, Any]], tuple[dict[str, Any], Answer]]
 
 
 def run(build: Build) -> None:
-    """Supervise a child process, which answers the messages of the pool by user code that `build`
-    loads.
-    """
+    """Supervise a child, which answers the pool's messages by user code that `build` loads."""
     connection, keepalive_pipe, report, memory_bytes = map(int, sys.argv[1:])
     output, write_end = os.pipe()
     supervisor_pid = os.getpid()
@@ -68,9 +66,7 @@ def run(build: Build) -> None:
 
 
 def _limit(memory_bytes: int) -> None:
-    """Limit private writable memory, also of child processes; RLIMIT_AS would count reservations
-    too.
-    """
+    """Limit private writable memory, also of children; RLIMIT_AS would count reservations."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
     bound = memory_bytes if hard_limit == resource.RLIM_INFINITY else min(memory_bytes, hard_limit)
@@ -110,7 +106,7 @@ def _serve(connection: socket.socket, build: Build) -> None:
 
 
 def _judging(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
-    """The verifiers of a reward, which judge some of a group's responses per call.
+    """Return the verifiers of a reward, which judge some of a group's responses per call.
 
     Raises RewardError.
     """

@@ -65,9 +65,7 @@ def build_run(
     first_step: int,
     listeners: Sequence[Sink] = (),
 ) -> Iterator[Run]:
-    """Build a run with all its parts, before its first step; after the block engines and policy are
-    closed.
-    """
+    """Build a run before its first step; engines and policy are closed after the block."""
     stop_ids = inputs.loaded.stop_ids
     test = reward_test_command(config.reward, config.data, config.environment.name, directory.path)
     judge.log_to(display.message)
@@ -166,9 +164,7 @@ def open_audit(config: Config, log: Callable[[str], None]) -> Iterator[Audit | N
 def open_policy(
     config: Config, loaded: LoadedModel, launcher: Launcher | None
 ) -> Iterator[TrainablePolicy]:
-    """Open the policy: in this process, where it trains `loaded.model` in place, or in separate
-    processes.
-    """
+    """Open the policy: in this process, training `loaded.model` in place, or in others."""
     if launcher is None or not config.uses_trainer_group:
         yield Policy(config, loaded)
         return
@@ -184,8 +180,7 @@ def build_engine(
     episodes: Episodes | None = None,
     log: Callable[[str], None] = print,
 ) -> RolloutEngine:
-    """Build the rollout engine, in this process or in processes of `launcher`; all its answers are
-    checked.
+    """Build the checked rollout engine, in this process or in processes of `launcher`.
 
     With `episodes` it plays them, and its `close` ends their environment's processes, too.
     """

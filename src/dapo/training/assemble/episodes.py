@@ -44,7 +44,7 @@ class Episodes:
         )
 
     def with_prompts(self, problems: Sequence[Problem]) -> list[Problem]:
-        """The problems with the prompts with which the environment begins their episodes.
+        """Return the problems with the prompts with which the environment begins their episodes.
 
         Raises DataError.
         """
@@ -75,7 +75,7 @@ def open_episodes(config: Config, tokenizer: PreTrainedTokenizerBase) -> Episode
 def turn_renderer(
     config: Config, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool
 ) -> TurnRenderer:
-    """The renderer of the observations, in whose form `pool` reads calls.
+    """Return the renderer of the observations, in whose form `pool` reads calls.
 
     Raises DataError for the chat template.
     """

@@ -54,9 +54,7 @@ def read_inputs(
     training: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Inputs:
-    """Load data (for `dapo eval` only held-out problems) and model, and check that they fit; write
-    nothing.
-    """
+    """Load data (for `dapo eval` only held-out) and model, and check that they fit."""
     load_filter(config.dynamic_sampling.filter)
     problems, held_out, notes, copies = _read_data(config, needed_columns, training=training)
     require_hardware(config, training=training)
@@ -90,9 +88,7 @@ def read_inputs(
 def _read_data(
     config: Config, needed_columns: Mapping[str, Collection[str]], *, training: bool
 ) -> tuple[list[Problem], list[Problem], list[str], int]:
-    """Read the training problems or demonstrations, the held-out ones, notes, and the copies of
-    each held-out one.
-    """
+    """Read training problems or demonstrations, held-out problems, notes, and held-out copies."""
     problems = list[Problem]()
     notes = list[str]()
     if training and config.is_supervised:
@@ -119,9 +115,7 @@ def _encode(
     encoder: PromptEncoder,
     notes: list[str],
 ) -> tuple[list[Problem], Mapping[str, Answer]]:
-    """Encode the answers of demonstrations, and note what is left out; returns those that are
-    left.
-    """
+    """Encode the answers of demonstrations, note those left out, and return the others."""
     encode = AnswerEncoder(
         loaded.tokenizer, config.data, encoder, history=config.environment.history
     )
@@ -142,9 +136,7 @@ def drop_long(
     kind: str = "prompts",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Problem]:
-    """Drop problems whose prompts exceed `data.max_prompt_tokens`, and add their number to the
-    notes.
-    """
+    """Drop problems with prompts above `data.max_prompt_tokens`, and note their number."""
     short_problems, dropped = encoder.split_by_length(problems, on_progress=on_progress)
     if dropped:
         notes.append(f"{dropped} {kind} left out: longer than data.max_prompt_tokens")
@@ -154,9 +146,7 @@ def drop_long(
 def require_fit(
     problems: Sequence[Problem], encoder: PromptEncoder, loaded: LoadedModel, response_tokens: int
 ) -> None:
-    """Raise ConfigError if the longest prompt and a response together exceed the model's
-    positions.
-    """
+    """Raise ConfigError if the longest prompt and a response exceed the model's positions."""
     limit: int | None = getattr(loaded.model.config, "max_position_embeddings", None)
     if limit is None:  # the model's files name none
         return
@@ -172,8 +162,7 @@ def require_fit(
 def read_model_and_encoder(
     config: Config, *, training: bool
 ) -> tuple[LoadedModel, PromptEncoder, list[str], Episodes | None]:
-    """Load the model with its stop ids, the encoder of its prompts, notes for the user, and start
-    the environment.
+    """Load the model, its stop ids, prompt encoder and notes, and start the environment.
 
     The last is None without `environment`. Raises ConfigError.
     """
@@ -254,9 +243,7 @@ def stop_at_turn_end(loaded: LoadedModel, encoder: PromptEncoder) -> LoadedModel
 def turn_end_notes(
     tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], turn_end: TurnEnd | None
 ) -> list[str]:
-    """Note how responses end, if the chat template (None: no template) differs from the model's
-    files (`stop_ids`).
-    """
+    """Note how responses end if the template and the model's `stop_ids` differ."""
     if turn_end is None:
         return []
     end_tokens = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in stop_ids) or "none"
@@ -307,9 +294,7 @@ def read_model(config: Config, device: str) -> LoadedModel:
 
 
 def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:
-    """Remove copies of problems; also return the copies per problem, if a file has equally many of
-    each.
-    """
+    """Remove copies of problems; also return the copies per problem if they are equally many."""
     counted = unique_problems(problems)
     counts = {count for _, count in counted}
     copies = counts.pop() if len(counts) == 1 and kinds(source) <= {"path", "hub"} else 1

@@ -19,9 +19,7 @@ Row = Mapping[str, Any]
 
 
 def _is_audit_gap(row: Row) -> bool:
-    """Whether the reward's verifier accepts a response that the audit refuses, or gives it a higher
-    score.
-    """
+    """Return True if the reward accepts a response that the audit refuses or scores lower."""
     score = row["score"]
     audit_score = row.get("audit_score")
     if score is None or audit_score is None:
@@ -40,9 +38,7 @@ def _lacks_verdict(row: Row) -> bool:
 
 
 def _is_all_wrong(row: Row) -> bool:
-    """Whether a response belongs to a group that is all wrong; where every group trains, its
-    advantage is 0.
-    """
+    """Return True if a response's group is all wrong; its advantage is 0 if every group trains."""
     return row["outcome"] == "all_wrong" or (row["correct"] is False and row["advantage"] == 0)
 
 
@@ -148,9 +144,7 @@ class LiveRules:
             self.add(record)
 
     def add(self, record: Mapping[str, Any]) -> tuple[list[Finding], int]:
-        """Add a step's metrics; return the new findings and the number of active ones, notes
-        aside.
-        """
+        """Add a step's metrics; return new findings and the number of active ones without notes."""
         self._history.add(record)
         findings = [
             finding

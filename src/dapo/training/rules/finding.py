@@ -32,7 +32,7 @@ class Finding:
     advice: str = ""  # the remedy where an option alone is not enough
 
     def one_line(self) -> str:
-        """The cause and the remedy on one line."""
+        """Return the cause and the remedy on one line."""
         remedy = f"try {' or '.join(self.change)}" if self.change else self.advice
         return f"{self.cause}; {remedy}"
 
@@ -79,6 +79,6 @@ class Rule:
 
 
 def _is_set(change: str, config: Config) -> bool:
-    """Whether the option of `section.name=value` has that value already."""
+    """Return True if the option of `section.name=value` has that value already."""
     name, _, value = change.partition("=")
     return str(reduce(getattr, name.split("."), config)).lower() == value.lower()

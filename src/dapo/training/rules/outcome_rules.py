@@ -56,7 +56,7 @@ def audit_gap(history: MetricHistory, config: Config) -> Symptom | None:
 
 
 def _audit_as_reward(config: Config) -> tuple[str, ...]:
-    """The options with which the audit's verifier is the reward; it cannot audit itself."""
+    """Return the options with which the audit's verifier is the reward; it cannot audit itself."""
     if config.audit.name_and_options is None:
         return ()
     name, verifier_options = config.audit.name_and_options
@@ -259,9 +259,7 @@ def idle_trainer(history: MetricHistory, config: Config) -> Symptom | None:
 def _idle(
     history: MetricHistory, config: Config, name: str, cause: str, **remedy: Any
 ) -> Symptom | None:
-    """The symptom where the seconds in a metric are above IDLE of the steps' seconds without those
-    of evaluations.
-    """
+    """Return a symptom if a metric's seconds exceed IDLE of the steps' own, without evaluations."""
     seconds = history.total("time/step_s") - history.total("time/evaluate_s")
     share = history.total(name) / seconds if seconds > 0 else 0.0
     if not _is_async(history, config) or share <= IDLE:

@@ -137,7 +137,7 @@ _STARVATION = {
 
 
 def _without_filter(config: Config) -> tuple[str, ...]:
-    """The options that leave out the filter of groups."""
+    """Return the options that leave out the filter of groups."""
     sampling = config.dynamic_sampling
     change = []
     if sampling.filter is not None:
@@ -153,7 +153,7 @@ ENABLE = "dynamic_sampling.enabled=true"
 
 
 def _lacks_signal(history: MetricHistory, config: Config) -> bool:
-    """Whether few groups carry a signal: of some steps, of many groups, or none at all."""
+    """Return True if few groups carry a signal: of some steps, of many groups, or none at all."""
     keep_rate = signal_rate(history, config)
     if keep_rate is None or keep_rate >= MIN_KEEP_RATE:
         return False
@@ -161,18 +161,14 @@ def _lacks_signal(history: MetricHistory, config: Config) -> bool:
 
 
 def _is_cut_off(history: MetricHistory, config: Config, name: str) -> bool:
-    """Whether groups lack a signal because their responses are truncated, which `truncation`
-    reports.
-    """
+    """Return True if groups lack a signal because of truncation, which `truncation` reports."""
     truncated = history.mean("rollout/truncated_fraction") or 0.0
     may_hide = name in ("too_hard", "equal_rewards") or config.overlong.mode == "filter"
     return may_hide and truncated > TRUNCATED
 
 
 def _sampling_change(config: Config) -> tuple[str, ...]:
-    """The option of dynamic sampling that would leave out problems without a signal, if one is
-    unused.
-    """
+    """Return the unused option of dynamic sampling that would skip problems without a signal."""
     sampling = config.dynamic_sampling
     if not sampling.enabled:
         return (ENABLE,)
@@ -196,7 +192,7 @@ def decided(history: MetricHistory) -> float:
 
 
 def _starvation_cause(history: MetricHistory, config: Config) -> str:
-    """The most frequent outcome of the groups without a signal."""
+    """Return the most frequent outcome of the groups without a signal."""
     if not config.dynamic_sampling.enabled:
         if _error_rate(history, config) > 1 - MIN_KEEP_RATE:
             return "verifier_errors"

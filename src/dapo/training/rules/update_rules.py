@@ -101,8 +101,7 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
 
 
 def _has_changed(history: MetricHistory, *, below: float = math.inf, above: float = 0.0) -> bool:
-    """Whether the entropy over all responses has changed by a factor in these bounds since the
-    first steps.
+    """Return True if the entropy over all responses changed by a factor within these bounds.
 
     `loss/entropy` is the mean over the tokens that train: it changes with their choice as well.
     True where it is not known.
@@ -114,9 +113,7 @@ def _has_changed(history: MetricHistory, *, below: float = math.inf, above: floa
 
 
 def _has_halved(history: MetricHistory) -> bool:
-    """Whether accuracy is at most half of its best among the last steps, as means over FALL_STEPS
-    of them.
-    """
+    """Return True if accuracy is at most half of its recent best, both means over FALL_STEPS."""
     values = history.values("reward/accuracy", LONG)
     means = [fmean(values[end - FALL_STEPS : end]) for end in range(FALL_STEPS, len(values) + 1)]
     return bool(means) and means[-1] <= max(means) / 2
@@ -357,9 +354,7 @@ def lr_too_low(history: MetricHistory, config: Config) -> Symptom | None:
 
 
 def _trains_twice(record: Mapping[str, float], config: Config) -> bool:
-    """Whether tokens with an advantage trained in two updates of a step: before that every ratio is
-    1.
-    """
+    """Return True if tokens with an advantage trained twice in a step; until then ratios are 1."""
     share = 1 - record.get("rollout/zero_advantage_fraction", 0.0)
     with_advantage = share * record.get("rollout/groups_trained", 0.0)
     return config.reuses_samples and with_advantage > config.train.minibatch_groups
