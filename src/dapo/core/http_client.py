@@ -88,11 +88,11 @@ class HttpClient:
         parts = urlsplit(url)
         is_direct = parts.hostname in _LOOPBACK or urllib.request.proxy_bypass(parts.hostname or "")
         proxy = None if is_direct else urllib.request.getproxies().get(parts.scheme)
-        self._pool = (
-            urllib3.ProxyManager(proxy, maxsize=connections)
-            if proxy
-            else urllib3.PoolManager(maxsize=connections)
-        )
+        self._pool: urllib3.PoolManager
+        if proxy:
+            self._pool = urllib3.ProxyManager(proxy, maxsize=connections)
+        else:
+            self._pool = urllib3.PoolManager(maxsize=connections)
 
     def request(
         self,
@@ -106,9 +106,16 @@ class HttpClient:
     ) -> Answer:
         """Send `value` as JSON, if not None; return the answer of any status, without redirects.
 
-        `deadline` is the time of the last try, by `time.monotonic()`, and `limit_s` the seconds
-        until then. Raises ServerFailed if no try got an answer, the answer is too long, or the
-        server asks for a longer wait than MAX_FOREIGN_WAIT_S; Interrupted after a signal.
+        Raises ServerFailed if no try got an answer, the answer is too long, or the server asks
+        for a longer wait than MAX_FOREIGN_WAIT_S; Interrupted after a signal.
+
+        Args:
+            method: `GET`, `POST` and the like.
+            url: The full address.
+            value: The body, if it is not None.
+            deadline: The time of the last try, by `time.monotonic()`.
+            limit_s: The seconds until the last try.
+            retries: The number of tries after the first; None for the client's own.
         """
         body = None if value is None else json.dumps(value).encode()
         clock = self._clock
@@ -198,9 +205,8 @@ def _read(response: urllib3.BaseHTTPResponse, deadline: float, clock: SystemCloc
 
 
 def _cause(error: Exception) -> str:
-    text = (
-        str(error).rpartition(": ")[2]
-        if isinstance(error, urllib3.exceptions.HTTPError)
-        else str(error)
-    )
+    if isinstance(error, urllib3.exceptions.HTTPError):
+        text = str(error).rpartition(": ")[2]
+    else:
+        text = str(error)
     return f"{type(error).__name__}: {text}"

@@ -63,8 +63,11 @@ def explain_out_of_memory(
     Drops the variables of the failed frames, because they hold the tensors that filled the memory,
     and saving the state needs memory.
 
-    The message begins with `doing`, the computation, and ends with `advice`, the options to change,
-    and `then`.
+    Args:
+        kind: The type of the library's error.
+        doing: The computation, with which the message begins.
+        advice: The options to change.
+        then: What to do after that, with which the message ends.
     """
     try:
         yield

@@ -27,7 +27,7 @@ def unusable_weights(name: str) -> str | None:
 
 
 def pickled_only(name: str, weights: str) -> str:
-    """The end of a sentence about a model without safetensors, with the command that makes them."""
+    """Return the end of a sentence about a model without safetensors, with a command for them."""
     load = f"from transformers import AutoModelForCausalLM as M; M.from_pretrained({name!r})"
     code = f"{load}.save_pretrained('converted')"
     return (

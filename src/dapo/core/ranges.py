@@ -33,15 +33,13 @@ def merged(ranges: Sequence[Sequence[int]], length: int) -> Ranges | None:
 
 def select(values: Sequence[T], ranges: Ranges | None) -> Sequence[T]:
     """Return the values in the ranges, in order."""
-    return (
-        values
-        if ranges is None
-        else [value for start, end in ranges for value in values[start:end]]
-    )
+    if ranges is None:
+        return values
+    return [value for start, end in ranges for value in values[start:end]]
 
 
 def spread(selected: Sequence[float], ranges: Ranges | None, length: int) -> Sequence[float]:
-    """The row of this length from which `select` takes these values, with zeros elsewhere."""
+    """Return the row of this length from which `select` takes these values, zeros elsewhere."""
     if ranges is None:
         return selected
     row = array("d", bytes(8 * length))

@@ -217,9 +217,7 @@ def has_secret_form(text: str) -> bool:
 
 
 def mask_secrets(command: Sequence[str]) -> list[str]:
-    """Mask the secrets of a command line: `reward.options.api_key=abc` ->
-    `reward.options.api_key=***`.
-    """
+    """Mask secrets of a command line: `reward.options.api_key=abc` -> `...api_key=***`."""
     masked: list[str] = []
     hides_next = False
     for argument in command:
@@ -234,9 +232,7 @@ def mask_secrets(command: Sequence[str]) -> list[str]:
 
 
 def mask_text(text: str) -> str:
-    """Mask secrets in text: users and keys in URLs, headers, tokens of known shapes, values of the
-    environment.
-    """
+    """Mask secrets in text: credentials in URLs, headers, known tokens, values of variables."""
     for name, value in os.environ.items():
         if (
             len(value) >= _MIN_VALUE_CHARS
@@ -327,7 +323,7 @@ def _is_secret(value: Any, secrets: _Names) -> bool:
 
 
 def _announces_secret(argument: str) -> bool:
-    """Whether the next argument is a secret: after `--api-key`, `Authorization:` or `Bearer`."""
+    """Return True if a secret follows: after `--api-key`, `Authorization:` or `Bearer`."""
     if argument.startswith("-"):
         return "=" not in argument and is_secret_name(argument)
     return argument.lower() in ("bearer", "basic") or (

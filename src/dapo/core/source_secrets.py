@@ -67,7 +67,7 @@ def _holds(value: str, variable: str, held: str) -> bool:
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[Any, Any]]:
-    """The targets of a statement, a keyword, a mapping or a signature, each with its value."""
+    """Yield the targets of a statement, keyword, mapping or signature, each with its value."""
     match node:
         case ast.Assign():
             yield from ((target, node.value) for target in node.targets)
@@ -91,7 +91,7 @@ def _assignments(node: ast.AST) -> Iterator[tuple[Any, Any]]:
 def _constants(
     target: Any, value: Any, around: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The constants that a target gets, with its name and those of the mappings around them."""
+    """Yield the constants that a target gets, with its name and those of outer mappings."""
     if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
         for element, item in zip(target.elts, value.elts, strict=False):
             yield from _constants(element, item)

@@ -73,11 +73,9 @@ def warn(text: str) -> None:
 
 def _escape(match: re.Match[str]) -> str:
     character = match[0]
-    return (
-        character.encode("ascii", "backslashreplace").decode()
-        if ord(character) > 127
-        else repr(character)[1:-1]
-    )
+    if ord(character) > 127:
+        return character.encode("ascii", "backslashreplace").decode()
+    return repr(character)[1:-1]
 
 
 def _finite(value: Any) -> Any:

@@ -111,11 +111,9 @@ def describe_wait(seconds: float) -> str:
         return "endless time"
     for unit, length in (("days", 86_400.0), ("h", 3600.0)):
         if seconds >= length:
-            return (
-                f"{seconds / length:,.1f} {unit}"
-                if seconds < 1e12
-                else f"{seconds / length:.3g} {unit}"
-            )
+            if seconds < 1e12:
+                return f"{seconds / length:,.1f} {unit}"
+            return f"{seconds / length:.3g} {unit}"
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 

@@ -62,11 +62,10 @@ class ByteDecoder:
             if token_id not in special:
                 # a token with characters outside of the alphabet is plain text
                 is_byte_level = all(character in alphabet for character in token)
-                pieces[token_id] = (
-                    bytes(alphabet[character] for character in token)
-                    if is_byte_level
-                    else token.encode()
-                )
+                if is_byte_level:
+                    pieces[token_id] = bytes(alphabet[character] for character in token)
+                else:
+                    pieces[token_id] = token.encode()
         table = cls(pieces)
         options = {
             "skip_special_tokens": skip_special_tokens,
@@ -141,7 +140,7 @@ class TokenBound:
 
 
 def _parts(component: Any) -> Iterator[dict[str, Any]]:
-    """A component of a tokenizer and all that it consists of, as the mappings of tokenizer.json."""
+    """Yield a tokenizer's component and all of its parts, as mappings of tokenizer.json."""
     if component is None:
         return
     pending = [json.loads(component.__getstate__())]

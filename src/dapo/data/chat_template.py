@@ -81,11 +81,9 @@ class ChatTemplate:
         """The names of the variables that the template does not set itself."""
         from jinja2 import meta
 
-        return (
-            frozenset()
-            if self._tree is None
-            else frozenset(meta.find_undeclared_variables(self._tree))
-        )
+        if self._tree is None:
+            return frozenset()
+        return frozenset(meta.find_undeclared_variables(self._tree))
 
     @property
     def reads_clock(self) -> bool:

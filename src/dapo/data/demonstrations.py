@@ -29,13 +29,13 @@ TURNS = "turns"
 
 
 def turns_of(demonstration: Problem) -> Sequence[Message]:
-    """The messages behind the prompt, of which those of the role `assistant` are imitated."""
+    """Return the messages behind the prompt, of which the assistant's are imitated."""
     turns: Sequence[Message] | None = demonstration.fields.get(TURNS)
     return turns or ({"role": "assistant", "content": demonstration.answer},)
 
 
 def load_demonstrations(source: Source) -> list[Problem]:
-    """All demonstrations that a data source names. Raises DataError as `load_problems` does."""
+    """Return all demonstrations of a data source. Raises DataError as `load_problems` does."""
     return load_problems(source, convert=demonstration_from_row)
 
 
@@ -83,11 +83,10 @@ def demonstration_from_row(
             len(messages),
         )
         if not first or first == len(messages):
-            what = (
-                "begins with the assistant's message"
-                if not first
-                else "has no message of the assistant"
-            )
+            if first:
+                what = "has no message of the assistant"
+            else:
+                what = "begins with the assistant's message"
             raise DataError(
                 f"{where}: {conversation} {what}; a demonstration has a prompt and a response"
             )

@@ -128,21 +128,14 @@ class PromptEncoder:
                 " or off"
             )
         self.uses_template = has_template and config.chat_template != "off"
+        why = "the model's tokenizer has no chat template"
+        if has_template:
+            why = "data.chat_template=off"
         if config.system is not None and not self.uses_template:
-            why = (
-                "data.chat_template=off"
-                if has_template
-                else "the model's tokenizer has no chat template"
-            )
             raise DataError(
                 f"data.system is set, but {why}; leave it out, or put it into data.instruction"
             )
         if config.chat_template_kwargs and not self.uses_template:
-            why = (
-                "data.chat_template=off"
-                if has_template
-                else "the model's tokenizer has no chat template"
-            )
             raise DataError(f"data.chat_template_kwargs is set, but {why}; leave it out")
         time = config.template_time
         variables = config.chat_template_kwargs
@@ -168,7 +161,7 @@ class PromptEncoder:
         self._lock = threading.Lock()  # fast tokenizers raise an error when two threads call them
 
     def encode(self, problem: Problem) -> tuple[int, ...]:
-        """Return the untruncated ids of the prompt; without a template with special tokens.
+        """Return the prompt's ids, not truncated; special tokens are the template's, if any.
 
         Ids are cached: rendering and encoding take about a millisecond, and a run encodes each
         problem repeatedly.
@@ -185,7 +178,7 @@ class PromptEncoder:
         return ids
 
     def encode_rendered(self, text: str) -> tuple[int, ...]:
-        """The token ids of a prompt's text as `decode_prompt` gives it, with its special tokens."""
+        """Return the token ids of a text from `decode_prompt`, which has its special tokens."""
         with self._lock:
             return tuple(
                 self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -316,18 +309,14 @@ class PromptEncoder:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a response up to the first special token, where the answer ends."""
         ids = self._text_end.cut(ids)
-        return (
-            self._text(ids, skip_special_tokens=True)
-            if self._responses is None
-            else self._responses.decode(ids)
-        )
+        if self._responses is None:
+            return self._text(ids, skip_special_tokens=True)
+        return self._responses.decode(ids)
 
     def decode_prompt(self, ids: Sequence[int]) -> str:
-        return (
-            self._text(ids, skip_special_tokens=False)
-            if self._prompts is None
-            else self._prompts.decode(ids)
-        )
+        if self._prompts is None:
+            return self._text(ids, skip_special_tokens=False)
+        return self._prompts.decode(ids)
 
     def split_by_length(
         self, problems: Sequence[Problem], *, on_progress: Callable[[int, int], None] | None = None
@@ -338,11 +327,10 @@ class PromptEncoder:
         """
         limit = self.config.max_prompt_tokens
         longest = self.measure(problems, above=limit, on_progress=on_progress)
-        short_enough = (
-            [p for p in problems if self._lengths.get(_key(p), 0) <= limit]
-            if longest
-            else list(problems)
-        )
+        if longest:
+            short_enough = [p for p in problems if self._lengths.get(_key(p), 0) <= limit]
+        else:
+            short_enough = list(problems)
         if problems and not short_enough:
             raise DataError(
                 f"all {len(problems)} prompts are longer than data.max_prompt_tokens={limit}; "
@@ -446,7 +434,7 @@ def template_columns(problem: Problem) -> dict[str, Any]:
 
 
 def chat_request(problem: Problem, *, config: "DataConfig") -> dict[str, Any]:
-    """The part of a chat completion's request with which a server renders the prompt as we do.
+    """Return the part of a chat completion's request that makes a server render the same prompt.
 
     `messages`, and where they are set `tools` and `chat_template_kwargs`.
     """
@@ -479,11 +467,11 @@ def _key(problem: Problem) -> Hashable:
     columns = template_columns(problem)
     if isinstance(problem.prompt, str) and not columns:
         return problem.prompt
-    prompt = (
-        problem.prompt
-        if isinstance(problem.prompt, str)
-        else [dict(message) for message in problem.prompt]
-    )
+    prompt: str | list[dict[str, Any]]
+    if isinstance(problem.prompt, str):
+        prompt = problem.prompt
+    else:
+        prompt = [dict(message) for message in problem.prompt]
     return json.dumps([prompt, columns], sort_keys=True), "messages"
 
 
@@ -492,11 +480,10 @@ def chat_messages(
 ) -> list[dict[str, Any]]:
     """Return the problem as chat messages, with `system` first unless it has a system message."""
     prompt = with_instruction(problem, instruction)
-    messages = (
-        [{"role": "user", "content": prompt}]
-        if isinstance(prompt, str)
-        else [dict(m) for m in prompt]
-    )
+    if isinstance(prompt, str):
+        messages = [{"role": "user", "content": prompt}]
+    else:
+        messages = [dict(m) for m in prompt]
     if system is not None and all(message["role"] != "system" for message in messages):
         messages.insert(0, {"role": "system", "content": system})
     return messages

@@ -169,10 +169,9 @@ def _with_verdicts(
     for response in responses:
         verdict = next(remaining) if response.error is None else Verdict(None, 0.0, response.error)
         judged = verdict.correct, verdict.score, verdict.error, verdict.answer
-        text = (
-            response.text.episode.transcript
-            if isinstance(response.text, EpisodeText)
-            else response.text
-        )
+        if isinstance(response.text, EpisodeText):
+            text = response.text.episode.transcript
+        else:
+            text = response.text
         judged_responses.append(JudgedResponse(text, *judged, response.tokens, response.finish))
     return tuple(judged_responses)

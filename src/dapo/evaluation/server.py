@@ -79,11 +79,10 @@ class ServerSampler:
 
     def submit(self, index: int, problem: Problem) -> None:
         conversation = self._to_messages(problem)
-        prompt = (
-            dict(conversation)
-            if isinstance(conversation, Mapping)
-            else {"messages": [dict(message) for message in conversation]}
-        )
+        if isinstance(conversation, Mapping):
+            prompt = dict(conversation)
+        else:
+            prompt = {"messages": [dict(message) for message in conversation]}
         for i in range(self.plan.samples_per_problem):
             seed = keyed_seed(self.plan.seed, "eval", problem.id, i) % (1 << _SEED_BITS)
             self._tasks.put((index, i, prompt, seed))

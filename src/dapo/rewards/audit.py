@@ -110,11 +110,10 @@ def nonsense(problem: Problem) -> dict[str, str]:
 
 def audit_reward(judge: Judge, problem: Problem, right: str | None = None) -> Audit:
     """Judge everything in two orders; without a `right` response, try forms of the reference."""
-    forms = (
-        [right]
-        if right is not None
-        else [form.format(problem.answer.strip()) for form in _RIGHT_FORMS]
-    )
+    if right is not None:
+        forms = [right]
+    else:
+        forms = [form.format(problem.answer.strip()) for form in _RIGHT_FORMS]
     judged = [_judge(judge, problem, "a right answer", text) for text in forms]
     accepted = [f for f in judged if f.verdict.error is None and f.verdict.correct is not False]
     best = max(accepted, key=lambda check: check.verdict.score, default=None)

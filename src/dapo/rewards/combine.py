@@ -78,9 +78,7 @@ class RewardSpec:
 
     @property
     def reads_answer(self) -> bool:
-        """True if a registered verifier compares with the reference answer; functions name the
-        columns they need.
-        """
+        """Return True if a registered verifier compares with the answer; functions name columns."""
         return any(reads_answer(name, self.options[name]) for name in self.weights)
 
     def combine(self, verdicts: Sequence[Verdict | None]) -> Verdict:
@@ -191,11 +189,9 @@ class CombinedVerifier:
         verifier = self._verifiers[index]
         if isinstance(verifier, GroupVerifier):
             result = try_call(lambda: verifier.judge_group(problem, responses, token_ids))
-            return (
-                [error_verdict(f"{name} {result.reason}")] * len(responses)
-                if isinstance(result, Failure)
-                else result
-            )
+            if isinstance(result, Failure):
+                return [error_verdict(f"{name} {result.reason}")] * len(responses)
+            return result
         verify = verifier.judge if isinstance(verifier, FunctionVerifier) else verifier
         results = [try_call(partial(verify, problem, response)) for response in responses]
         return [
@@ -245,9 +241,7 @@ class TimedJudge(Protocol):
 
 
 class InlineJudge:
-    """Judges synchronously in this process, without a time limit: for tests, notebooks and trusted
-    verifiers.
-    """
+    """Judges synchronously in this process without a time limit: for tests and trusted code."""
 
     def __init__(
         self,

@@ -24,5 +24,5 @@ def brevity(completions: list[Any], **columns: Any) -> list[float]:
 
 
 def _text(completion: Any) -> str:
-    """The text of a completion: a string, or for chat prompts a list of one assistant message."""
+    """Return the text of a completion: a string, or a list of one assistant message."""
     return completion if isinstance(completion, str) else completion[-1]["content"]

@@ -41,11 +41,11 @@ def error_verdict(reason: str) -> Verdict:
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:
     """Return a problem as JSON values, as `fields` are, for a judge in another process."""
-    prompt = (
-        problem.prompt
-        if isinstance(problem.prompt, str)
-        else [dict(message) for message in problem.prompt]
-    )
+    prompt: str | list[dict[str, Any]]
+    if isinstance(problem.prompt, str):
+        prompt = problem.prompt
+    else:
+        prompt = [dict(message) for message in problem.prompt]
     return {**vars(problem), "prompt": prompt, "fields": dict(problem.fields)}
 
 

@@ -86,7 +86,7 @@ def _always(options: Mapping[str, Any]) -> bool:
 
 
 def _for_groups(options: Mapping[str, Any]) -> bool:
-    """Whether the reference is the pattern, or compared with what the pattern's group captures."""
+    """Return True if the reference is the pattern, or is compared with its captured group."""
     pattern = options.get("pattern")
     return pattern is None or re.compile(pattern).groups > 0
 
@@ -128,7 +128,7 @@ VERIFIERS: Mapping[str, Registration] = {
 
 
 def is_binary(name: str) -> bool:
-    """Whether the verifier `name` is known to give only right or wrong; false for functions."""
+    """Return True if verifier `name` gives only right or wrong; False for functions."""
     return name in VERIFIERS and VERIFIERS[name].binary
 
 
@@ -142,14 +142,12 @@ def problem_check(name: str, options: Mapping[str, Any]) -> RowCheck | None:
 
 
 def reads_answer(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether the verifier `name` needs a reference answer in every row; functions name the columns
-    they need.
-    """
+    """Return True if verifier `name` needs a reference answer; functions name their columns."""
     return name in VERIFIERS and VERIFIERS[name].reads_answer(options)
 
 
 def get_verifier(name: str, /, **options: Any) -> Verifier:
-    """The verifier called `name`: one of VERIFIERS (`math`, `choice`, ...) or `module:function`.
+    """Return a verifier by name: one of VERIFIERS (`math`, ...) or `module:function`.
 
     Its packages are imported here, outside the time limit of a verdict. Raises RewardError for an
     unknown name or option and for a function that cannot be imported.

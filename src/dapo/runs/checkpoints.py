@@ -48,10 +48,15 @@ class Checkpoints:
     ) -> Path:
         """Save a checkpoint with the files that `write(directory)` writes, then call `drop_old`.
 
-        `accuracy` is from this step's evaluation; the checkpoint with the highest one is the best.
         A checkpoint gets its name only when all its files and checksums are on disk: after a crash
         at any moment, every named checkpoint is whole. Raises OSError if it cannot be written, and
         keeps the other checkpoints.
+
+        Args:
+            step: The step after which the state is saved.
+            write: Writes the files into the directory that it gets.
+            keep: The number of newest checkpoints that stay.
+            accuracy: From this step's evaluation; the checkpoint with the highest one is the best.
         """
         final = self.path(step)
         temporary = self.folder / f".{final.name}.tmp"

@@ -211,11 +211,9 @@ class ProgressDisplay:
         if curve:
             rows.add_row(*curve)
         note = self._note if self._phase is not None else ""
-        return (
-            Group(rows, Text(note, style="dim", no_wrap=True, overflow="ellipsis"))
-            if note
-            else rows
-        )
+        if note:
+            return Group(rows, Text(note, style="dim", no_wrap=True, overflow="ellipsis"))
+        return rows
 
     def _add(self, metrics: Mapping[str, float]) -> None:
         """Read the metrics of a step, of an evaluation or of both for the curve."""
@@ -247,11 +245,10 @@ class ProgressDisplay:
         # the run ends at the last step or with the token budget, whichever comes first
         part = max(done / total, self._time_left.budget_fraction())
         is_over = self._phase is None or part >= 1
-        note = (
-            f"{part:.0%}"
-            if seconds_left is None or is_over
-            else f"{part:.0%}, {duration(seconds_left)} left"
-        )
+        if seconds_left is None or is_over:
+            note = f"{part:.0%}"
+        else:
+            note = f"{part:.0%}, {duration(seconds_left)} left"
         bar = ProgressBar(total=1.0, completed=part, width=BAR_WIDTH)
         return (
             Text(f"step {min(done + (self._phase is not None), total)}/{total}", style="bold"),
@@ -283,7 +280,12 @@ def step_line(
 ) -> str:
     """Format a step as a line of a log file; the columns of all steps are equally wide.
 
-    A line longer than `width` leaves out columns, in the order of `LEAST_IMPORTANT`, until it fits.
+    Args:
+        step: The finished step.
+        num_steps: The steps of the run.
+        metrics: The metrics of the step.
+        seconds_left: The estimate for the rest of the run, if there is one.
+        width: A longer line leaves out columns, in the order of `LEAST_IMPORTANT`, until it fits.
     """
     start = f"step {step:>{len(str(num_steps))}}/{num_steps}"
     columns = metric_columns(metrics)
@@ -327,11 +329,9 @@ def accuracies_in(metrics: Mapping[str, float]) -> list[str]:
 def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
     """Format the accuracies of an evaluation as one line; empty if there are none."""
     entries = accuracies_in(metrics)
-    took = (
-        f", in {stopwatch(metrics['time/evaluate_s'])}"
-        if metrics.get("time/evaluate_s") is not None
-        else ""
-    )
+    took = ""
+    if metrics.get("time/evaluate_s") is not None:
+        took = f", in {stopwatch(metrics['time/evaluate_s'])}"
     return f"step {step}: evaluation: {', '.join(entries)}{took}" if entries else ""
 
 
@@ -359,11 +359,9 @@ def duration(seconds: float) -> str:
 
 def stopwatch(seconds: float) -> str:
     """Format seconds as a running clock: `45s`, `2m05s` or, from an hour on, like `duration`."""
-    return (
-        f"{int(seconds) // 60}m{int(seconds) % 60:02}s"
-        if 59.5 <= seconds < 3600
-        else duration(seconds)
-    )
+    if 59.5 <= seconds < 3600:
+        return f"{int(seconds) // 60}m{int(seconds) % 60:02}s"
+    return duration(seconds)
 
 
 def final_report(

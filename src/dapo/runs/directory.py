@@ -102,8 +102,15 @@ class RunDirectory:
 
         Raises CheckpointError if it holds anything not `prepared`.
 
-        `write_first` writes `tokenizer/`. The config is written last, and whole: a process killed
-        before that leaves no run, and can be started again.
+        The config is written last, and whole: a process killed before that leaves no run, and
+        can be started again.
+
+        Args:
+            path: The directory.
+            config_yaml: All options as YAML.
+            manifest: The facts about the process, as JSON values.
+            prepared: The names of entries that may exist already.
+            write_first: Writes `tokenizer/`.
         """
         run = cls(Path(path))
         try:
@@ -215,11 +222,10 @@ class RunDirectory:
 
         Raises DataError if a line is damaged.
         """
-        logged = (
-            {record["step"] for record in read_metrics(self.metrics)}
-            if self.metrics.exists()
-            else set()
-        )
+        if self.metrics.exists():
+            logged = {record["step"] for record in read_metrics(self.metrics)}
+        else:
+            logged = set()
         return sorted(set(range(1, step + 1)) - logged)
 
     @contextmanager

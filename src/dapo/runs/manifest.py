@@ -93,10 +93,18 @@ def make_manifest(
 ) -> dict[str, Any]:
     """Make the manifest of a new run.
 
-    Reads no environment variable; secrets in `command` are masked.
+    Reads no environment variable.
 
-    `template_time` is the local time that chat templates read as now, in this process and all that
-    continue the run.
+    Args:
+        command: The words of the command, of which secrets are masked.
+        seed: The run's seed.
+        started: The time of the start, with its zone.
+        gpus: The names of the GPUs.
+        run_dir: The directory of the run as it was made.
+        module_folders: Where the user's modules were found.
+        fork: The origin of a fork.
+        template_time: The local time that chat templates read as now, in this process and all that
+            continue the run.
     """
     local_time = template_time or local(started)
     return {
@@ -151,11 +159,9 @@ def template_time_of(run: RunDirectory) -> datetime | None:
     recorded = manifest_entry(run, TEMPLATE_TIME)
     started = manifest_entry(run, "started")
     try:
-        return (
-            datetime.fromisoformat(recorded)
-            if recorded is not None
-            else local(datetime.fromisoformat(started))
-        )
+        if recorded is not None:
+            return datetime.fromisoformat(recorded)
+        return local(datetime.fromisoformat(started))
     except (TypeError, ValueError):
         return None
 

@@ -156,7 +156,7 @@ def _panel(
     colours: Sequence[str] = COLOURS,
     **axis: Any,
 ) -> Panel:
-    """A panel of metrics by name, each with its label; `unit` is theirs, or that of the first."""
+    """Return a panel of metrics, each with its label; the default `unit` is the first one's."""
     series = tuple(
         Series(metric, label, colour, metric_of(metric).scale)
         for (metric, label), colour in zip(labels.items(), colours, strict=False)

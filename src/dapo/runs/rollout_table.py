@@ -163,15 +163,13 @@ def _table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
 
 def episode_json(generation: Generation) -> str | None:
     """Return the value of the column `episode` for a response."""
-    return (
-        None
-        if generation.episode is None
-        else storable(json.dumps(vars(generation.episode), ensure_ascii=False))
-    )
+    if generation.episode is None:
+        return None
+    return storable(json.dumps(vars(generation.episode), ensure_ascii=False))
 
 
 def episode_of(row: Mapping[str, Any]) -> Episode | None:
-    """The episode of the response in a row. Raises ValueError if it is none that a run writes."""
+    """Return the episode of the response in a row. Raises ValueError if no run writes it."""
     text = row.get("episode")
     if text is None:
         return None
@@ -216,22 +214,20 @@ def flat_ranges(generation: Generation) -> list[int] | None:
 
 
 def ranges_of(row: Mapping[str, Any]) -> Ranges | None:
-    """The sampled ranges of the response in a row. Raises ValueError if a range lacks its end."""
+    """Return the sampled ranges of the response in a row. Raises ValueError if one has no end."""
     flat = row.get("sampled")
     return None if flat is None else tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
 def flat_versions(generation: Generation) -> list[int] | None:
     """Return the value of the column `versions` for a response."""
-    return (
-        None
-        if generation.versions is None
-        else [number for pair in generation.versions for number in pair]
-    )
+    if generation.versions is None:
+        return None
+    return [number for pair in generation.versions for number in pair]
 
 
 def versions_of(row: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
-    """The versions of the response in a row. Raises ValueError if a part lacks its version."""
+    """Return the versions of the response in a row. Raises ValueError if a part has none."""
     flat = row.get("versions")
     return None if flat is None else tuple(zip(flat[::2], flat[1::2], strict=True))
 

@@ -185,7 +185,7 @@ def unique_name(path: Path, used_names: Container[str]) -> str:
 
 
 def _runs_inside(folder: Path) -> list[Path]:
-    """The runs in a folder, the newest first. Raises CheckpointError if it cannot be read."""
+    """Return the runs in a folder, newest first. Raises CheckpointError if it cannot be read."""
     try:
         entries = [
             entry

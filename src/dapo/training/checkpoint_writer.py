@@ -113,11 +113,10 @@ class CheckpointWriter:
 
     def _failure(self, step: int, error: OSError) -> str:
         newest = self._run.checkpoints.newest_step()
-        newest_note = (
-            f"the checkpoint of step {newest} is kept"
-            if newest is not None
-            else "there is no earlier one"
-        )
+        if newest is not None:
+            newest_note = f"the checkpoint of step {newest} is kept"
+        else:
+            newest_note = "there is no earlier one"
         return (
             f"the checkpoint of step {step} could not be written ({describe(error)}); {newest_note}"
         )

@@ -118,11 +118,10 @@ def save_after_failure(run: Run, error: DapoError | OSError) -> None:
         if str(another) != str(error):
             log(str(another))
     newest = run.directory.checkpoints.newest_step()
-    saved = (
-        "nothing is saved yet"
-        if newest is None
-        else f"saved: step {newest} of {run.config.train.num_steps}"
-    )
+    if newest is None:
+        saved = "nothing is saved yet"
+    else:
+        saved = f"saved: step {newest} of {run.config.train.num_steps}"
     resume = f"dapo resume {shlex.quote(str(run.directory.path))}"
     if isinstance(error, ShortfallError | OutOfMemory):  # a step is a function of the options
         log(f"{saved}; with the same options the step would fail again: {resume} OPTION=VALUE")

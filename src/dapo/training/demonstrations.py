@@ -58,11 +58,10 @@ class AnswerEncoder:
         self._end_id = (
             tokenizer.eos_token_id if end is None or end.token_id is None else end.token_id
         )
-        self._end = (
-            ""
-            if self._end_id is None
-            else str(tokenizer.decode([self._end_id], skip_special_tokens=False))
-        )
+        if self._end_id is None:
+            self._end = ""
+        else:
+            self._end = str(tokenizer.decode([self._end_id], skip_special_tokens=False))
         self._begun = begun_text(encoder)
         """The beginning of a turn that the prompt holds, such as `<think>`; it is no part of what
         is imitated.

@@ -85,11 +85,9 @@ class DynamicSampler:
         if self._keep is not None:
             return "trained" if self._user_keeps(group) else "filtered"
         if is_informative(group.verdicts):
-            return (
-                "trained"
-                if self._thresholds is None or self._thresholds.is_met_by(group.verdicts)
-                else "filtered"
-            )
+            if self._thresholds is None or self._thresholds.is_met_by(group.verdicts):
+                return "trained"
+            return "filtered"
         if any(verdict.correct is None for verdict in valid):
             return "zero_variance"
         return "all_correct" if valid[0].correct else "all_wrong"

@@ -231,7 +231,7 @@ def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
 
 
 def _moves_stream(changed: Mapping[str, Any]) -> bool:
-    """Whether the training problems differ, so that a position in the old stream means nothing."""
+    """Return True if the training problems differ, so that old positions mean nothing."""
     return any(
         name == "data.train" or name.startswith(("data.train.", "data.max_prompt_tokens"))
         for name in changed

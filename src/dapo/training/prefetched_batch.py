@@ -289,7 +289,7 @@ def _rows(group: Group, outcome: Outcome) -> Iterator[dict[str, Any]]:
 
 
 def _is_compact(generations: Sequence[Generation]) -> bool:
-    """Whether all rows are arrays of dapo's engines; only then they are read back as arrays."""
+    """Return True if all rows are arrays of dapo's engines, and are to be read as arrays."""
     return all(
         isinstance(row, array) and row.typecode == code
         for generation in generations
@@ -309,11 +309,10 @@ def _read_rows(chunk: pa.Table) -> Iterator[dict[str, Any]]:
     for values in zip(*columns.values(), strict=True):
         row = dict(zip(columns, values, strict=True))
         for name, code in _TYPES.items():
-            row[name] = (
-                array(code, row[name].tobytes())
-                if is_compact and code
-                else tuple(row[name].tolist())
-            )
+            if is_compact and code:
+                row[name] = array(code, row[name].tobytes())
+            else:
+                row[name] = tuple(row[name].tolist())
         yield row
 
 

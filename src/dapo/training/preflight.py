@@ -99,11 +99,9 @@ def _unrequested_markers(
 
 
 def _text(prompt: Prompt) -> str:
-    return (
-        prompt
-        if isinstance(prompt, str)
-        else "\n".join(content_text(message) for message in prompt)
-    )
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(content_text(message) for message in prompt)
 
 
 @contextmanager
@@ -116,12 +114,15 @@ def open_judge(
 ) -> Iterator[VerifierPool]:
     """Check everything that needs neither torch nor the data, and open the verifiers of a run.
 
-    `run_dir` is the directory of a new run, in which the names in `prepared` were written for it.
-    If the run is for a machine `elsewhere`, packages and models may be missing here.
-
     Raises ConfigError if a package, a model, or a user's filter or loss is missing, CheckpointError
     if `run_dir` has a run or cannot be made, and RewardError if a verifier does not exist or cannot
     be used.
+
+    Args:
+        config: The options.
+        run_dir: The directory of a new run.
+        elsewhere: The run is for another machine, so packages and models may be missing here.
+        prepared: The names in `run_dir` that were written for the run.
     """
     if run_dir is not None:
         require_new_run(run_dir, prepared=prepared)

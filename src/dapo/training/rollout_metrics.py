@@ -37,9 +37,12 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """Return the metrics of one step's generation: `reward/*` and most of `rollout/*`.
 
-    `decided` are the judged groups without the excess: no metric may depend on the number of groups
-    in flight when the batch closed. Groups and response tokens of everything generated are counted
-    by outcome; `shortfall` groups are missing from a full batch.
+    Args:
+        decided: The judged groups without the excess, with their outcomes: no metric may depend on
+            the number of groups in flight when the batch closed.
+        group_counts: All generated groups by outcome.
+        token_counts: All generated response tokens by outcome.
+        shortfall: The number of groups that a full batch would have in addition.
     """
     groups = [group for group, _ in decided]
     generations = [generation for group in groups for generation in group.generations]
@@ -280,7 +283,7 @@ def response_metrics(groups: Iterable[Group]) -> dict[str, float]:
 
 
 def last_turn(token_ids: Sequence[int], sampled: Sequence[Sequence[int]] | None) -> Sequence[int]:
-    """The last tokens in a row that the policy sampled, of a response with these sampled ranges."""
+    """Return the last run of tokens that the policy sampled in a response with these ranges."""
     if sampled is None:
         return token_ids
     start, end = sampled[-1] if sampled else (0, 0)

@@ -274,11 +274,10 @@ def _show_first_responses(run: Run, evaluation: Evaluation) -> None:
         question, reference, text = (
             shorten(one_line(part), _SHOWN_CHARS, keep="end") for part in texts
         )
-        mark = (
-            f"score {response.score:g}"
-            if response.correct is None
-            else verdict_word(response.correct, None)
-        )
+        if response.correct is None:
+            mark = f"score {response.score:g}"
+        else:
+            mark = verdict_word(response.correct, None)
         lines += [
             f"  question   {question}",
             f"  reference  {reference}",
@@ -317,6 +316,14 @@ def rollout_rows(
 
     The column `sampled` exists only if a response has tokens that were not sampled, `episode` only
     with episodes, and `versions` only if several policies sampled a response.
+
+    Args:
+        batch: The judged groups of a step.
+        samples: The samples that the step trains on, for their advantages.
+        decode_prompt: Turns the ids of a prompt into text.
+        step: The step.
+        with_logprobs: Store the engine's log-probability of each token.
+        audited: The verdicts of the second verifier.
     """
     generations = [generation for group, _ in batch.judged for generation in group.generations]
     optional_columns: dict[str, Callable[[Generation], Any]] = {}

@@ -109,11 +109,9 @@ def describe_short_batch(batch: Batch) -> str:
     errors = Counter(
         v.error for group, _ in batch.decided for v in group.verdicts if v.error is not None
     )
-    cause = (
-        f" ({errors.total()} verifier errors, most often: {errors.most_common(1)[0][0]})"
-        if errors
-        else ""
-    )
+    cause = ""
+    if errors:
+        cause = f" ({errors.total()} verifier errors, most often: {errors.most_common(1)[0][0]})"
     dropped = count_dropped(Counter(outcome for _, outcome in batch.decided))
     return f"{learn} to learn from, in {len(batch.decided)} groups: {dropped}{cause}"
 

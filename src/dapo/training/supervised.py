@@ -50,7 +50,7 @@ def train(run: Run) -> None:
 
 
 def next_samples(run: Run) -> list[Sample]:
-    """The samples of the next update; those of one prompt are adjacent, and share its tokens."""
+    """Return the samples of the next update; those of one prompt are adjacent and share it."""
     stream = run.sampling.stream
     answers = run.answers
     encode = run.sampling.encoder.encode
@@ -64,11 +64,10 @@ def next_samples(run: Run) -> list[Sample]:
         for index, i in enumerate(members):
             answer = answers[problems[i].id]
             length = len(answer.token_ids)
-            mask = (
-                constant_row(True, length)
-                if answer.sampled is None
-                else mask_of(answer.sampled, length)
-            )
+            if answer.sampled is None:
+                mask = constant_row(True, length)
+            else:
+                mask = mask_of(answer.sampled, length)
             samples.append(
                 Sample(
                     group_id=group_id,

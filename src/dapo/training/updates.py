@@ -166,10 +166,14 @@ def estimate_advantages(
 ) -> list[Sample]:
     """Line 9: turn groups into samples with advantages (Eq. 9, 13, or `advantage.estimator`).
 
-    `groups` are all that the step trains on. The policy scores responses where `loss.kl_in: reward`
-    subtracts a divergence from the rewards, a teacher behind a server scores them for the loss, and
-    the policy estimates values where `advantage.estimator` is `gae`. `phase` times a part of the
-    work by its name.
+    Args:
+        groups: All that the step trains on.
+        policy: Scores responses where `loss.kl_in: reward` subtracts a divergence from the rewards,
+            and estimates values where `advantage.estimator` is `gae`. A teacher behind a server
+            scores them for the loss.
+        config: The options.
+        step: The step.
+        phase: Times a part of the work by its name.
     """
     samples = with_advantages(groups, config)
     if config.has_critic:

@@ -156,11 +156,8 @@ def _resolve_duplicates(
     dropped: list[Removed] = []
     for row, key in zip(rows, keys, strict=True):
         rule: Rule = "exact duplicate" if key == answer else "minority answer"
-        dropped += (
-            [Removed(row + 1, problems[row], rule, kept_row + 1, problems[kept_row])]
-            if row != kept_row
-            else []
-        )
+        if row != kept_row:
+            dropped += [Removed(row + 1, problems[row], rule, kept_row + 1, problems[kept_row])]
     return kept_row, dropped, count < len(rows)
 
 

@@ -64,9 +64,13 @@ def integerize(
 ) -> tuple[list[Problem], dict[str, Decision]]:
     """Rewrite the problems whose answers are not integers, copies once.
 
-    `generate` is called from `concurrency` threads, each with one problem. Of `num_solutions`
-    solutions of a rewritten problem more than half must agree. The journal holds the decisions of
-    an interrupted run, and takes new ones.
+    Args:
+        problems: The problems of a data set.
+        generate: Called from `concurrency` threads, each with one problem.
+        journal: The decisions of an interrupted run; takes the new ones.
+        num_solutions: The solutions of a rewritten problem, of which more than half must agree.
+        concurrency: The number of threads.
+        on_progress: Gets the number of finished problems and their total.
 
     Returns the problems that remain, in order, and the decision for each distinct problem by id.
     Raises ServerFailed if the server failed for some of the problems; the journal keeps the other
@@ -117,9 +121,15 @@ def concurrent_map(
 ) -> list[ServerFailed]:
     """Call `keep(work(item, check))` per item, `work` in `concurrency` threads, `keep` in this one.
 
-    `work` calls `check` before each slow operation; it raises once the map is being abandoned.
     Returns the failures of the server; after `MAX_CONSECUTIVE_FAILURES` in a row no further item is
     started. Other errors of `work` are raised after the running calls have ended.
+
+    Args:
+        items: The items.
+        work: Calls `check`, its second argument, before each slow operation; that raises once the
+            map is being abandoned.
+        keep: Takes the results in the order of their ends.
+        concurrency: The number of threads.
     """
     stop = threading.Event()
 
@@ -205,7 +215,7 @@ def decide(
 def apply(
     problem: Problem, decision: Decision, template: normalize.InstructionTemplate
 ) -> Problem | None:
-    """The problem after the decision, with the instruction around it; None if it is rejected."""
+    """Return the problem after the decision, with its instruction; None if it is rejected."""
     if decision.action == "rejected":
         return None
     if decision.action == "unchanged":

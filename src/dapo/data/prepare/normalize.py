@@ -62,7 +62,7 @@ class InstructionTemplate:
         return InstructionTemplate(prefixes, _longest_first(self.suffixes + other.suffixes))
 
     def span(self, text: str) -> tuple[int, int]:
-        """The start and end of the problem in `text`, without the instruction; never empty."""
+        """Return start and end of the problem in `text`, without the instruction; never empty."""
         spans = [match.span() for match in _TOKEN.finditer(text)]
         tokens = tuple(text[start:end] for start, end in spans)
         first = next(
@@ -142,7 +142,7 @@ def answer_type(answer: str) -> AnswerType:
 
 
 def answer_value(answer: str) -> Fraction | None:
-    """The value of an integer, a decimal number or a fraction; None for every other answer."""
+    """Return the value of an integer, a decimal number or a fraction; None for other answers."""
     text = _without_formatting(answer)
     if len(text) > _MAX_DIGITS:  # Python refuses to read numbers of thousands of digits
         return None

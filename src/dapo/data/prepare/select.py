@@ -50,7 +50,12 @@ def select_by_pass_rate(
 ) -> Selection:
     """Keep the rows whose measured pass rate, by problem id, is between two inclusive bounds.
 
-    Problems with fewer than `min_responses` responses that were judged right or wrong are removed.
+    Args:
+        problems: The rows of a data set.
+        rates: The measured pass rates by problem id.
+        low: The lowest pass rate, from 0 to 1, of a row that stays.
+        high: The highest one.
+        min_responses: Problems with fewer responses that were judged right or wrong are removed.
     """
     selected = []
     removed = []
@@ -101,11 +106,9 @@ def _of_row(row: Mapping[str, Any]) -> PassRate | None:
     """Return the pass rate in a row of an evaluation or statistics; None without a verdict."""
     if "responses" not in row:
         measured = row["model"] if "model" in row else row["run"]
-        return (
-            None
-            if measured is None
-            else PassRate(row["id"], measured["responses"], measured["correct"])
-        )
+        if measured is None:
+            return None
+        return PassRate(row["id"], measured["responses"], measured["correct"])
     verdicts = [
         response["correct"]
         for response in row["responses"]

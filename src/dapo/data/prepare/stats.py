@@ -74,7 +74,7 @@ def describe_problems(
 
 
 def conflicting_answers(problems: Sequence[Problem]) -> int:
-    """The number of texts whose copies have different answers; equivalent ones are no conflict."""
+    """Count the texts whose copies have different answers; equivalent answers do not conflict."""
     answers: dict[str, set[str]] = {}
     for problem, _ in unique_problems(problems):
         answers.setdefault(prompt_text(problem.prompt), set()).add(problem.answer)

@@ -103,11 +103,11 @@ def row_of(problem: Problem) -> dict[str, Any]:
 
     The answer is written as the data has it, not as the text that verifiers read.
     """
-    prompt = (
-        problem.prompt
-        if isinstance(problem.prompt, str)
-        else [dict(message) for message in problem.prompt]
-    )
+    prompt: str | list[dict[str, Any]]
+    if isinstance(problem.prompt, str):
+        prompt = problem.prompt
+    else:
+        prompt = [dict(message) for message in problem.prompt]
     fields = other_fields(problem)
     verl_reward = fields.get("reward_model")
     keeps_verl = isinstance(verl_reward, Mapping) and is_source_of(

@@ -117,11 +117,9 @@ def _jsonl_rows(path: Path) -> Rows:
 
 
 def _require_object(row: object, where: str, expected: str) -> dict[str, Any] | DataError:
-    return (
-        row
-        if isinstance(row, dict)
-        else DataError(f"{where}: {expected}, got a {type(row).__name__}")
-    )
+    if isinstance(row, dict):
+        return row
+    return DataError(f"{where}: {expected}, got a {type(row).__name__}")
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:

@@ -88,7 +88,7 @@ def problem_from_row(
 
 
 def other_fields(problem: Problem) -> dict[str, Any]:
-    """The fields of a problem without a column `answer` of which `problem.answer` is the text.
+    """Return the fields of a problem, without a column `answer` if `problem.answer` is its text.
 
     What describes a problem by its answer and these does not depend on the type in which the data
     holds the answer.
@@ -117,7 +117,7 @@ def problem_id(prompt: Prompt, answer: str, tools: object = None) -> str:
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """The prompt on one line with whitespace collapsed; of messages, all but system messages."""
+    """Return the prompt, without system messages, on one line with whitespace collapsed."""
     if not isinstance(prompt, str):
         prompt = " ".join(
             content_text(message) for message in prompt if message["role"] != "system"
@@ -214,11 +214,9 @@ def _column(
         )
     if not required:
         return None
-    finished = (
-        next((name for name in CONVERSATION_COLUMNS if name in row), None)
-        if what == "prompt"
-        else None
-    )
+    finished = None
+    if what == "prompt":
+        finished = next((name for name in CONVERSATION_COLUMNS if name in row), None)
     if finished is not None and _ends_before_answer(row[finished]):
         return finished
     if finished is not None:
@@ -248,7 +246,7 @@ def column_value(row: Mapping[str, Any], column: str) -> object:
 
 
 def as_prompt(value: object, where: str) -> Prompt:
-    """The value as a prompt: a text, or messages that end before the assistant's. Raises DataError.
+    """Return a text, or messages that end before the assistant's, as a prompt. Raises DataError.
 
     A text that is JSON of messages is read as messages.
     """
@@ -324,11 +322,10 @@ def as_message(value: object, where: str) -> Message:
     """
     value = with_standard_keys(value)
     if not isinstance(value, Mapping) or not _is_message(value):
-        keys = (
-            f"the keys {', '.join(map(str, value)) or '(none)'}"
-            if isinstance(value, Mapping)
-            else shown(value)
-        )
+        if isinstance(value, Mapping):
+            keys = f"the keys {', '.join(map(str, value)) or '(none)'}"
+        else:
+            keys = shown(value)
         raise DataError(f"{where}: expected a mapping with role and content, got {keys}")
     message = {name: item for name, item in json_value(value, where).items() if item is not None}
     role = message.get("role")

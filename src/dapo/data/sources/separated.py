@@ -95,11 +95,10 @@ def _parsed(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple[
         try:
             values = next(reader, None)
         except csv.Error as error:
-            reason = (
-                "a double quote that is opened here is not closed"
-                if "end of data" in str(error)
-                else str(error)
-            )
+            if "end of data" in str(error):
+                reason = "a double quote that is opened here is not closed"
+            else:
+                reason = str(error)
             raise DataError(f"{path}, line {begins}: not valid CSV ({reason})") from None
         if values is None:
             return

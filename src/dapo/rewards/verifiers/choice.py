@@ -119,11 +119,9 @@ class ChoiceVerifier:
             marker.end() for marker in re.finditer(rf"(?<![A-Za-z]){letter}[).:\]]", prompt)
         ]:
             phrase = _words(match["text"])
-            return (
-                letter
-                if any(_words(prompt[start:])[: len(phrase)] == phrase for start in options)
-                else None
-            )
+            if any(_words(prompt[start:])[: len(phrase)] == phrase for start in options):
+                return letter
+            return None
         mentioned = {
             self._known(mention["capital"] or mention["marked"])
             for mention in _OTHER_LETTER.finditer(match["text"])

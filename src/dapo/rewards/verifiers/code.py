@@ -137,11 +137,10 @@ def _tests_of(problem: Problem, field: str) -> Tests:
             " 'output': ...}], or statements such as 'assert add(1, 2) == 3'"
         )
     setup = [problem.fields[name] for name in _SETUP_COLUMNS if problem.fields.get(name)]
-    prompt = (
-        problem.prompt
-        if isinstance(problem.prompt, str)
-        else "\n".join(content_text(m) for m in problem.prompt)
-    )
+    if isinstance(problem.prompt, str):
+        prompt = problem.prompt
+    else:
+        prompt = "\n".join(content_text(m) for m in problem.prompt)
     return read_tests(
         tests,
         setup=[text for part in setup for text in ([part] if isinstance(part, str) else part)],

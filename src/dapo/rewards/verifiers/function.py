@@ -151,11 +151,9 @@ class FunctionVerifier(_UserFunction):
     def judge(self, problem: Problem, response: str) -> Verdict | None:
         """Return the function's result as a verdict, None if it does not apply, or an error."""
         result = self._call({"problem": problem, "response": response, **self.options})
-        return (
-            self._error(result.reason)
-            if isinstance(result, Failure)
-            else to_verdict(self.name, result)
-        )
+        if isinstance(result, Failure):
+            return self._error(result.reason)
+        return to_verdict(self.name, result)
 
 
 @dataclass(frozen=True)
@@ -332,11 +330,10 @@ def require_columns(
         if not lacking:
             continue
         first = problems[lacking[0]]
-        rows = (
-            f"row {lacking[0] + 1}"
-            if len(lacking) == 1
-            else f"{len(lacking):,} rows (the first: {lacking[0] + 1})"
-        )
+        if len(lacking) == 1:
+            rows = f"row {lacking[0] + 1}"
+        else:
+            rows = f"{len(lacking):,} rows (the first: {lacking[0] + 1})"
         raise DataError(
             f"{name} needs {missing_columns(columns, first)}, which {rows} of the {len(problems):,}"
             f" of {where} do not have; columns there: {_own(first)}. Rename a column, give the"

@@ -47,11 +47,9 @@ class Task:
 def missing_field(problem: Problem) -> str | None:
     """Return why no answer to a problem can be scored; None for a problem of reasoning-gym."""
     absent = [field for field in (TASK, ENTRY) if field not in problem.fields]
-    return (
-        f"problem {problem.id!r} has no field {absent[0]}: it is not from reasoning-gym"
-        if absent
-        else None
-    )
+    if absent:
+        return f"problem {problem.id!r} has no field {absent[0]}: it is not from reasoning-gym"
+    return None
 
 
 class GymVerifier:
@@ -95,11 +93,10 @@ class GymVerifier:
         if isinstance(score, Failure) or not math.isfinite(score):
             reference_score = try_call(lambda: task.score(str(entry["answer"]), entry))
             if isinstance(reference_score, Failure) or not math.isfinite(reference_score):
-                reason = (
-                    reference_score.reason
-                    if isinstance(reference_score, Failure)
-                    else f"returned {reference_score}"
-                )
+                if isinstance(reference_score, Failure):
+                    reason = reference_score.reason
+                else:
+                    reason = f"returned {reference_score}"
                 return error_verdict(
                     f"gym: the scorer of task {name!r} {reason}, for the reference as well"
                 )

@@ -298,8 +298,14 @@ def make_tasks(
 ) -> tuple[PendingGroup, list[VerifierTask]]:
     """Split a group into a task per response and one per group, for the scopes with verifiers.
 
-    `scopes` are the positions in `spec.weights` of the verifiers of each scope. Raises RewardError
-    for a problem with fields that are not JSON.
+    Raises RewardError for a problem with fields that are not JSON.
+
+    Args:
+        spec: The verifiers of the reward.
+        scopes: The positions in `spec.weights` of the verifiers of each scope.
+        problem: The problem.
+        responses: The texts of the group.
+        token_ids: The tokens of each response.
     """
     if len(responses) != len(token_ids):
         raise ValueError(f"{len(responses)} responses, but the tokens of {len(token_ids)}")

@@ -212,11 +212,10 @@ class WorkerProcess:
         """Kill the worker. The default reason is its supervisor's report."""
         self.stop(graceful=False)
         if reason is None:
-            reason = (
-                self._events[-1].text
-                if self._events
-                else "the worker process closed its connection"
-            )
+            if self._events:
+                reason = self._events[-1].text
+            else:
+                reason = "the worker process closed its connection"
         raise WorkerLost(reason, is_retryable=any(event.is_retryable for event in self._events))
 
     def _read_events(self) -> bool:
@@ -265,7 +264,7 @@ def frame(body: str) -> bytes:
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """The bytes of a message. Raises TypeError or ValueError for a value that is not JSON."""
+    """Return the bytes of a message. Raises TypeError or ValueError if it is not JSON."""
     return frame(json.dumps(message))
 
 

@@ -40,9 +40,12 @@ def supervise(
 
     Does not return.
 
-    The pool closes the other end of `keepalive_pipe`, by itself or by exiting; `report` gets the
-    worker's events but no end that the pool requested; `memory_bytes` bounds the private memory of
-    the worker with its descendants.
+    Args:
+        worker: The process id of the child.
+        keepalive_pipe: The pool closes its other end, by itself or by exiting.
+        output: The pipe with the output of the worker.
+        report: Gets the worker's events but no end that the pool requested.
+        memory_bytes: The bound on the private memory of the worker with its descendants.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -174,7 +177,7 @@ def _end(status: int) -> Event:
 
 
 def _limit_exceeded(memory_bytes: int) -> str | None:
-    """The exceeded limit on the processes of the worker or their total memory; None within both."""
+    """Return the limit that the worker's processes or their memory exceed, or None."""
     processes = _descendants(os.getpid())
     if len(processes) > MAX_PROCESSES:
         return (

@@ -31,7 +31,7 @@ class Episodes:
     config: Config
 
     def play_in(self, engine: RolloutEngine, log: Callable[[str], None]) -> RolloutEngine:
-        """An engine that plays episodes, whose turns `engine` samples; closing it closes both."""
+        """Return an engine that plays episodes with turns from `engine`; closing it closes both."""
         self.pool.log_to(log)
         return EpisodeEngine(
             engine,

@@ -168,11 +168,10 @@ def read_model_and_encoder(
     """
     loaded = read_model(config, device_for_inputs(config, training=training))
     episodes = open_episodes(config, loaded.tokenizer) if config.plays_episodes else None
-    encoder = (
-        PromptEncoder(loaded.tokenizer, config.data)
-        if episodes is None
-        else episodes.renderer.prompts
-    )
+    if episodes is None:
+        encoder = PromptEncoder(loaded.tokenizer, config.data)
+    else:
+        encoder = episodes.renderer.prompts
     notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
     if training and config.has_kl and config.loss.has_teacher:
         notes += teacher_notes(config, loaded)
@@ -181,11 +180,10 @@ def read_model_and_encoder(
         device = (
             device_of(config.train.device) if config.train.device == "auto" else config.train.device
         )
-        capability = (
-            torch.cuda.get_device_capability()
-            if device == "cuda" and torch.cuda.is_available()
-            else None
-        )
+        if device == "cuda" and torch.cuda.is_available():
+            capability = torch.cuda.get_device_capability()
+        else:
+            capability = None
         dtype = getattr(torch, config.model.dtype)
         notes += padded_attention_notes(dtype, device, capability)
     return stop_at_turn_end(loaded, encoder), encoder, notes, episodes

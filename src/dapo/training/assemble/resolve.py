@@ -175,11 +175,10 @@ def trainer_gpu(
         f", which {shares.processes:g} processes {'use in turn' if shares.alternates else 'share'}"
     )
     name = device.name + (shared if shares.is_shared else "")
-    memory = (
-        None
-        if dimensions is None
-        else TrainerMemory(config, dimensions, ResponseLengths.expected(config))
-    )
+    if dimensions is None:
+        memory = None
+    else:
+        memory = TrainerMemory(config, dimensions, ResponseLengths.expected(config))
     capacity = trainer_bytes(shares, device.memory, memory)
     # the memory of a rank's GPU is not queried here: that would take some of it
     if config.uses_trainer_group or config.uses_ray or not torch.cuda.is_available():

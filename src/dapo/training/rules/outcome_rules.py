@@ -60,11 +60,9 @@ def _audit_as_reward(config: Config) -> tuple[str, ...]:
     if config.audit.name_and_options is None:
         return ()
     name, verifier_options = config.audit.name_and_options
-    options = (
-        [f"reward.options={json.dumps(verifier_options, separators=(',', ':'))}"]
-        if verifier_options or config.reward.options
-        else []
-    )
+    options = []
+    if verifier_options or config.reward.options:
+        options = [f"reward.options={json.dumps(verifier_options, separators=(',', ':'))}"]
     return (shlex.join([f"reward.verifier={name}", *options, "audit.verifier=null"]),)
 
 
@@ -182,11 +180,10 @@ def no_tool_calls(history: MetricHistory, config: Config) -> Symptom | None:
     called_before = any(history.values("rollout/tool_calls", LONG))
     if not called_before and not config.environment.tools:
         return None  # an environment need not have tools
-    result = (
-        "any more: the policy has learned to do without"
-        if called_before
-        else "so they change nothing"
-    )
+    if called_before:
+        result = "any more: the policy has learned to do without"
+    else:
+        result = "so they change nothing"
     return Symptom(
         f"no episode calls a tool{' ' if called_before else ', '}{result}",
         history.means("rollout/tool_calls", "rollout/turns_mean"),

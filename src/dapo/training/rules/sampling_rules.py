@@ -50,11 +50,10 @@ def _none_right(history: MetricHistory, config: Config) -> Symptom | None:
     truncated = history.mean("rollout/truncated_fraction") or 0.0
     limit = config.rollout.max_response_tokens
     is_cut = truncated > TRUNCATED
-    cause = (
-        f"{truncated:.0%} of the responses reach {limit} tokens, the limit"
-        if is_cut
-        else "problems are too hard"
-    )
+    if is_cut:
+        cause = f"{truncated:.0%} of the responses reach {limit} tokens, the limit"
+    else:
+        cause = "problems are too hard"
     return Symptom(
         f"{cause}: every response to {groups:,} prompts is wrong, so {result}",
         {"rollout/keep_rate": keep_rate}
@@ -213,7 +212,7 @@ def _starvation_cause(history: MetricHistory, config: Config) -> str:
 
 
 def _error_rate(history: MetricHistory, config: Config, *, but: str | None = None) -> float:
-    """The fraction of responses without a verdict, less those that the metric `but` counts."""
+    """Return the fraction of responses without a verdict, except those that metric `but` counts."""
     responses = decided(history) * config.rollout.group_size
     errors = history.total("rollout/verifier_errors") - (history.total(but) if but else 0.0)
     return errors / responses if responses else 0.0
@@ -294,11 +293,10 @@ def _cut_off(
     limit: int = getattr(config, section).max_response_tokens
     # so most truncated responses are right
     has_answered = accuracy is not None and accuracy > 1 - truncated / 2
-    reason = (
-        "they go on after their answer"
-        if has_answered
-        else "they are judged before they have answered"
-    )
+    if has_answered:
+        reason = "they go on after their answer"
+    else:
+        reason = "they are judged before they have answered"
     return Symptom(
         f"{truncated:.1%} of the responses{sampled} end at the limit of {limit} tokens{effect}:"
         f" {reason}",

@@ -78,11 +78,9 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
     wrong = f": {1 - now:.0%} of the responses are wrong" if is_accuracy else ""
     warmer = ("rollout.temperature=1.0",) if config.rollout.temperature < 1 else ()
     # without ratios, or in a loss without that bound, nothing is clipped
-    wider = (
-        (f"loss.clip_high={max(0.28, 1.25 * config.loss.clip_high):.2g}",)
-        if config.clips_high
-        else ()
-    )
+    wider: tuple[str, ...] = ()
+    if config.clips_high:
+        wider = (f"loss.clip_high={max(0.28, 1.25 * config.loss.clip_high):.2g}",)
     return Symptom(
         f"the policy explores no more: its entropy is {entropy:.3g} nats per token, after"
         f" {first_entropy:.3g} in the first steps, {'if' if has_gained else 'and'} {performance}"
@@ -174,11 +172,9 @@ def idle_techniques(history: MetricHistory, config: Config) -> Symptom | None:
             f"train.minibatch_groups={n}" for n in range(groups - 1, 0, -1) if groups % n == 0
         )[:1]
     elif clips_higher and stopped is not None and stopped < IDLE_CLIPPED:
-        movement = (
-            f"tokens move by {moved:.2g} nats per step (root mean square), and "
-            if (moved or 0) > 0
-            else ""
-        )
+        movement = ""
+        if (moved or 0) > 0:
+            movement = f"tokens move by {moved:.2g} nats per step (root mean square), and "
         bound = f"one is stopped from {math.log1p(loss.clip_high):.2g} nats on"
         idle.append(
             f"clip-higher (the upper clip stops {stopped:.2g} of the tokens: {movement}{bound})"
@@ -313,7 +309,7 @@ def lr_too_high(history: MetricHistory, config: Config) -> Symptom | None:
 
 
 def _clipped_tokens(history: MetricHistory, config: Config) -> float:
-    """The fraction of tokens whose own ratio is beyond a bound that is no tighter than Eq. 8's.
+    """Return the fraction of tokens whose own ratio is beyond a bound at least as wide as Eq. 8's.
 
     Tighter bounds clip without a large step. So does a ratio per response: GSPO's published bounds
     clip 14 % of the tokens at 0.0003. A surrogate without a bound has no such tokens.
