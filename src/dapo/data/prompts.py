@@ -266,8 +266,8 @@ class PromptEncoder:
         variables = self.template.variables_read
         if (time := self.time_read) is not None:
             notes.append(
-                f"the chat template reads the clock, which stands at {time.isoformat(' ')} in all"
-                " prompts (of a run: its first start)"
+                f"the chat template reads the clock, which shows {time.isoformat(' ')} in all prompts"
+                " (in a run the time of its first start)"
             )
         if unread := sorted(self.config.chat_template_kwargs.keys() - variables):
             notes.append(

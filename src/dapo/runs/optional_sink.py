@@ -1,4 +1,4 @@
-"""Feeds a tracker that may fail or hang: the run goes on, and the steps it has missed are sent when
+"""Feeds a tracker that may fail or hang: the run continues, and the steps it has missed are sent when
 it works again.
 """
 
@@ -215,6 +215,6 @@ class OptionalSink:
         }[doing]
         again = "" if doing == "finish" else "; the next step tries again"
         self._messages.put(
-            f"{self._name} {does} ({mask_text(reason)}); the run goes on, and metrics.jsonl has all"
-            f" metrics{again}"
+            f"{self._name} {does} ({mask_text(reason)}); the run continues, and metrics.jsonl has"
+            f" all metrics{again}"
         )

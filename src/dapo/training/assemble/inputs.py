@@ -124,7 +124,7 @@ def _encode(
     if dropped:
         notes.append(f"{dropped} demonstrations left out: longer than rollout.max_response_tokens")
     if len({prompt_text(demonstration.prompt) for demonstration in encoded}) == 1 < len(encoded):
-        notes.append(f"all {len(encoded)} demonstrations are of one problem")
+        notes.append(f"all {len(encoded)} demonstrations answer the same problem")
     return encoded, answers
 
 

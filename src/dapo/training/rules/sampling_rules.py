@@ -21,7 +21,7 @@ TOP_PROBLEM = 0.5  # the fraction of a step's trained tokens that one problem ma
 EASIER_PROBLEMS = (
     "mix in problems that the model solves at times, data.train={mix: {easy: SOURCE, hard: SOURCE}}"
     " (dynamic_sampling.predict=true samples the others less often), or train on easier ones first"
-    " and go on with dapo fork"
+    " and continue with dapo fork"
 )
 """Advice where a model solves none of its problems."""
 _MANY_TOKENS = 8
@@ -294,7 +294,7 @@ def _cut_off(
     # so most truncated responses are right
     has_answered = accuracy is not None and accuracy > 1 - truncated / 2
     if has_answered:
-        reason = "they go on after their answer"
+        reason = "they continue after their answer"
     else:
         reason = "they are judged before they have answered"
     return Symptom(
@@ -327,7 +327,7 @@ def length_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     is_unknown = config.dynamic_sampling.predict and history.evaluations < 2
     if is_unknown or (gain is not None and gain >= GAIN):
         return None
-    scores_alone = "the reward gives only scores: it may pay for length"
+    scores_alone = "the reward gives only scores: it may reward length"
     if gain is None:
         result = scores_alone
     elif history.performance == "reward/accuracy":
@@ -346,8 +346,8 @@ def length_explosion(history: MetricHistory, config: Config) -> Symptom | None:
         {name: length, f"{name} at first": first_length, "reward/accuracy": accuracy},
         tuple(change),
         advice=(
-            "look at the longest responses below: a reward that counts words or steps pays for more"
-            " of them"
+            "look at the longest responses below: a reward that counts words or steps rewards"
+            " more of them"
         ),
     )
 
@@ -361,7 +361,7 @@ def repeated_text(history: MetricHistory, config: Config) -> Symptom | None:
         f"{rate:.0%} of the responses end in a loop: the same tokens at least four times in a row",
         {"rollout/looping_fraction": rate},
         (*colder, "overlong.mode=filter"),
-        advice="the model repeats itself, or the reward pays for it: compare their rewards below",
+        advice="the model repeats itself, or the reward encourages it: compare their rewards below",
     )
 
 
@@ -375,7 +375,7 @@ def many_answers(history: MetricHistory, config: Config) -> Symptom | None:
     )
     return Symptom(
         f"{rate:.0%} of the responses mark three or more answers (Answer:, \\boxed or ####): the"
-        " model hedges, and a verifier that takes any of them pays for guessing",
+        " model hedges, and a verifier that takes any of them rewards guessing",
         {"rollout/many_answers_fraction": rate},
         ("reward.verifier=math",) if reads_marks else (),  # other tasks need other verifiers
         advice=(

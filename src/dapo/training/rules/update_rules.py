@@ -136,7 +136,7 @@ def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     if entropy <= largest or has_learned or not _has_changed(history, above=1.0):
         return None
     bonus = (f"loss.entropy_coef={loss.entropy_coef / 10:.2g}",) if loss.entropy_coef else ()
-    paid = f"loss.entropy_coef={loss.entropy_coef:g} pays for randomness"
+    paid = f"loss.entropy_coef={loss.entropy_coef:g} rewards randomness"
     reason = paid if bonus else "the updates destroy what the model knew"
     return Symptom(
         f"the policy becomes random: its entropy is {entropy:.3g} nats per token, after"
@@ -253,7 +253,7 @@ def skipped_updates(history: MetricHistory, config: Config) -> Symptom | None:
         change = f"loss.max_approx_kl={max(1.0, 10 * limit):g}"
     return Symptom(
         f"{skipped:.0f} of {updates} updates skipped, with {averages} on average: the loss or the"
-        " gradient was not finite, or the policy too far from the one that sampled",
+        " gradient was not finite, or the policy had moved too far from the one that sampled",
         {"optim/skipped": skipped} | means,
         (change,) if change else (),
         advice,
