@@ -97,7 +97,7 @@ class ChatClient:
             return _completion(parse_json(answer.body))
         except WrongField as error:
             raise ServerFailed(
-                f"{self.url}: the answer is no chat completion: {error}:"
+                f"{self.url}: the answer is not a chat completion: {error}:"
                 f" {self._error_message(answer)}"
             ) from None
 
@@ -209,7 +209,7 @@ def _texts(values: Any, count: int) -> list[str]:
     if not values:
         return []
     if not isinstance(values, list) or len(values) < count:
-        raise WrongField(f"it has not {count:,} texts of tokens")
+        raise WrongField(f"it does not have {count:,} texts of tokens")
     return [
         text_field(value, f"text of token {i}", default="\ufffd")
         for i, value in enumerate(values[:count])

@@ -335,9 +335,7 @@ def _parsed_arguments(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise ValueError(
-            f"the arguments of a tool call are to be a JSON object, got {quoted(text)}"
-        )
+        raise ValueError(f"the arguments of a tool call must be a JSON object, got {quoted(text)}")
     return arguments
 
 

@@ -190,8 +190,8 @@ def require_optimizer_state(checkpoint: Path, damage: Sequence[str] = ()) -> Non
         run = shlex.quote(str(checkpoint.parents[1]))
         newer = "".join(f"{problem}, but " for problem in damage)
         raise CheckpointError(
-            f"{newer}{checkpoint} has its weights only, which can be evaluated and exported; to"
-            f" train on from them, export them (dapo export {run} my-model --step"
+            f"{newer}{checkpoint} holds only weights, which can be evaluated and exported; to"
+            f" continue training from them, export them (dapo export {run} my-model --step"
             f" {step_of(checkpoint)}) and start a new run with model=my-model. A run with"
             f" train.keep_checkpoints={1 + len(damage)} can be continued after its end"
         )

@@ -343,7 +343,7 @@ def require_new_run(path: Path, *, prepared: Collection[str] = ()) -> None:
         above = next(folder for folder in [path, *path.absolute().parents] if folder.exists())
         if not above.is_dir() or not os.access(above, os.W_OK):
             raise PermissionError(
-                errno.EACCES, f"{above} is no directory that this user may write to"
+                errno.EACCES, f"{above} is not a directory that this user may write to"
             )
     except OSError as error:
         raise CheckpointError(f"cannot create the run directory {path}: {error.strerror}") from None

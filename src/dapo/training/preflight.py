@@ -192,6 +192,6 @@ def _require_model(name: str) -> None:
         raise ConfigError(f"model {name!r}: there is no such directory")
     near = did_you_mean(name, MODEL_ALIASES, otherwise="")
     raise ConfigError(
-        f"model {name!r} is no alias ({', '.join(MODEL_ALIASES)}), no directory here and no Hugging"
-        f" Face id, which is OWNER/NAME{'; ' * bool(near)}{near}"
+        f"model {name!r} is not an alias ({', '.join(MODEL_ALIASES)}), a directory here or a"
+        f" Hugging Face id (OWNER/NAME){'; ' * bool(near)}{near}"
     )

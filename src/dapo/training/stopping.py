@@ -146,8 +146,8 @@ def check_divergence(run: Run) -> None:
     if skipped >= MAX_SKIPPED_UPDATES:
         raise NumericsError(
             f"{skipped} updates in a row were skipped (at most {MAX_SKIPPED_UPDATES - 1} may be):"
-            " the loss or the gradient was not finite, or the policy too far from the one that"
-            f" sampled (loss.max_approx_kl={run.config.loss.max_approx_kl}); lower optim.lr, or"
+            " the loss or the gradient was not finite, or the policy had moved too far from"
+            f" the one that sampled (loss.max_approx_kl={run.config.loss.max_approx_kl}); lower optim.lr, or"
             " check loss/* and optim/grad_norm of earlier steps"
         )
     if run.state.entropy_collapse_steps >= ENTROPY_COLLAPSE_STEPS:
