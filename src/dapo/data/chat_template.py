@@ -272,8 +272,8 @@ class ChatTemplate:
                 raise DataError(
                     f"the text {quoted(text)} holds {mark}, with which the model's chat template"
                     " writes turns, so it would be rendered twice: give messages with role and"
-                    " content, or use whole prompts as they are with data.chat_template=off; a"
-                    " mark that is part of the question is to be taken out"
+                    " content, or use whole prompts as they are with data.chat_template=off;"
+                    " remove a mark that is part of the question"
                 )
 
     @cached_property

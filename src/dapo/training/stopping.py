@@ -147,8 +147,9 @@ def check_divergence(run: Run) -> None:
         raise NumericsError(
             f"{skipped} updates in a row were skipped (at most {MAX_SKIPPED_UPDATES - 1} may be):"
             " the loss or the gradient was not finite, or the policy had moved too far from"
-            f" the one that sampled (loss.max_approx_kl={run.config.loss.max_approx_kl}); lower optim.lr, or"
-            " check loss/* and optim/grad_norm of earlier steps"
+            " the one that sampled"
+            f" (loss.max_approx_kl={run.config.loss.max_approx_kl}); lower optim.lr, or check"
+            " loss/* and optim/grad_norm of earlier steps"
         )
     if run.state.entropy_collapse_steps >= ENTROPY_COLLAPSE_STEPS:
         raise NumericsError(
