@@ -83,7 +83,7 @@ def test_a_run_of_weights_only_is_small_evaluated_and_exported_but_not_continued
         ("fork", str(small), "--step", "3", "train.num_steps=4"),
     ):
         code, _, err = run(capsys, *command)
-        assert (code, "has its weights only" in err, "train.keep_checkpoints=1" in err) == (
+        assert (code, "holds only weights" in err, "train.keep_checkpoints=1" in err) == (
             2,
             True,
             True,

@@ -129,8 +129,8 @@ REFUSED = {
     "a model of no kind": (
         ["model=smollm2"],
         (
-            "model 'smollm2' is no alias (smollm2-135m-instruct, tiny-random), no directory here"
-            " and no Hugging Face id, which is OWNER/NAME; did you mean smollm2-135m-instruct?"
+            "model 'smollm2' is not an alias (smollm2-135m-instruct, tiny-random), a directory here"
+            " or a Hugging Face id (OWNER/NAME); did you mean smollm2-135m-instruct?"
         ),
     ),
     "the same problems for training and evaluation": (

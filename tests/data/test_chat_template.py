@@ -275,7 +275,7 @@ def test_the_clock_of_a_template_stands_still_at_the_time_that_is_handed_in():
     config = DataConfig(train="builtin:sums").at_time(datetime(2031, 1, 5, 23, 59))
     assert PromptEncoder(made, config).render(problem("2+3?")) == "05 Jan 2031 23:592+3?"
     assert any(
-        "reads the clock, which stands at 2031-01-05 23:59:00" in n
+        "reads the clock, which shows 2031-01-05 23:59:00" in n
         for n in PromptEncoder(made, config).notes([])
     )
     assert config == DataConfig(train="builtin:sums")

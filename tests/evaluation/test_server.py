@@ -119,7 +119,7 @@ def test_a_failure_that_passes_costs_nothing_but_time(server: FaultyReplies, fau
         (
             "nonsense",
             1,
-            'server: the answer is no chat completion: it has no choices[0]: {"choices": []}',
+            'server: the answer is not a chat completion: it has no choices[0]: {"choices": []}',
         ),
         ("filtered", 1, "server: the response ended by 'content_filter'"),
     ],

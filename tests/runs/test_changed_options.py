@@ -178,7 +178,7 @@ def test_the_damage_of_the_newest_checkpoint_is_named_before_the_one_without_mom
     with pytest.raises(CheckpointError) as found:
         require_optimizer_state(older, ["step_000012 is damaged (a checksum)"])
     assert str(found.value).startswith(
-        f"step_000012 is damaged (a checksum), but {older} has its weights only"
+        f"step_000012 is damaged (a checksum), but {older} holds only weights"
     )
     assert "A run with train.keep_checkpoints=2 can be continued" in str(found.value)
 

@@ -81,6 +81,5 @@ def test_a_run_from_before_the_entry_has_the_date_of_its_start(run: Path, tmp_pa
 def test_check_prints_the_time_that_the_template_reads(run: Path):
     lines = list(describe_prompts(load_run_config(RunDirectory(run))))
     assert any(
-        "reads the clock, which stands at 2031-01-05 12:00:00 in all prompts" in line
-        for line in lines
+        "reads the clock, which shows 2031-01-05 12:00:00 in all prompts" in line for line in lines
     )

@@ -400,7 +400,7 @@ def test_skipped_updates_name_the_loss_or_the_limit_that_skips_them():
 
 def test_truncated_responses_that_are_right_go_on_after_their_answer():
     right = finding("truncation", {"rollout/truncated_fraction": 0.9, "reward/accuracy": 0.8})
-    assert (right.change, right.cause.endswith("they go on after their answer")) == ((), True)
+    assert (right.change, right.cause.endswith("they continue after their answer")) == ((), True)
     masked = finding(
         "truncation", {FLAT: 0.95} | CUT, overlong__mode="filter", dynamic_sampling__enabled="false"
     )

@@ -336,7 +336,7 @@ def test_what_is_held_out_or_too_long_is_left_out_and_counted(tmp_path: Path) ->
     one = read_inputs(
         resolve_auto(supervised(write(path, [{"prompt": "a", "response": r} for r in "xyz"])))
     )
-    assert "all 3 demonstrations are of one problem" in one.notes
+    assert "all 3 demonstrations answer the same problem" in one.notes
     ending = write(path, [{"prompt": "a", "response": "b<eos>c"}])
     with pytest.raises(
         DataError, match="contains <eos>, which ends a turn; leave it out, it is added"

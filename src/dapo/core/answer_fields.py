@@ -21,7 +21,7 @@ class WrongField(ValueError):
 
 
 def parse_json(body: bytes) -> Any:
-    """The value of a JSON text. Raises WrongField if it is none, or too deep to be read."""
+    """Return the value of a JSON text. Raises WrongField if it is none, or too deep to be read."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -29,7 +29,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def field(value: Any, *path: str | int) -> Any:
-    """The value at a path of keys and positions. Raises WrongField if there is none."""
+    """Return the value at a path of keys and positions. Raises WrongField if there is none."""
     for index, key in enumerate(path):
         fits = isinstance(value, list) if isinstance(key, int) else isinstance(value, dict)
         if not fits or (
@@ -41,7 +41,7 @@ def field(value: Any, *path: str | int) -> Any:
 
 
 def text_field(value: Any, name: str, *, default: str) -> str:
-    """A text that any file can hold; `default` stands for null.
+    """Return a text that any file can hold; `default` stands for null.
 
     Raises WrongField for any other type.
     """
@@ -53,7 +53,7 @@ def text_field(value: Any, name: str, *, default: str) -> str:
 
 
 def count_field(value: Any, name: str) -> int:
-    """A whole number from 0 to MAX_COUNT; null stands for 0.
+    """Return a whole number from 0 to MAX_COUNT; null stands for 0.
 
     Raises WrongField for anything else.
     """
@@ -68,7 +68,7 @@ def count_field(value: Any, name: str) -> int:
 
 
 def logprob_field(value: Any, name: str) -> float:
-    """A log-probability, at most 0.
+    """Return a log-probability, at most 0.
 
     Raises WrongField if it is no number or outside of MIN_LOGPROB to MAX_LOGPROB.
     """
@@ -81,7 +81,7 @@ def logprob_field(value: Any, name: str) -> float:
 
 
 def optional_mapping(value: Any, name: str) -> Mapping[str, Any]:
-    """A JSON object; null stands for an empty one. Raises WrongField for anything else."""
+    """Return a JSON object; null stands for an empty one. Raises WrongField for anything else."""
     if value is None:
         return {}
     if not isinstance(value, dict):

@@ -8,9 +8,7 @@ MIN_LENGTH = 2**15
 
 
 def constant_row(value: bool, length: int) -> Sequence[int]:
-    """Return `length` ones or zeros as a read-only view of one byte each, with the type code of
-    `array("b")`.
-    """
+    """Return `length` ones or zeros as a read-only view of bytes, typed as `array("b")`."""
     if length < 0:
         raise ValueError(f"a row has at least 0 values, got {length}")
     return _memory(bool(value), max(MIN_LENGTH, 1 << (length - 1).bit_length()))[:length]

@@ -63,22 +63,20 @@ _PREFIXES = (
 )
 
 
-def public_environment(named: Collection[str] = ()) -> dict[str, str]:
-    """The variables of this process without secrets, and those that are `named`."""
-    hidden = secret_variables().keys() - named
+def public_environment(exceptions: Collection[str] = ()) -> dict[str, str]:
+    """Return the variables of this process without secrets, except for the `exceptions`."""
+    hidden = secret_variables().keys() - exceptions
     return {name: value for name, value in os.environ.items() if name not in hidden}
 
 
-def worker_environment(named: Collection[str] = ()) -> dict[str, str]:
-    """The variables of `public_environment` that configure programs, such as PATH, and those that
-    are `named`.
-    """
-    public = public_environment({*named, *PROXIES})
-    known = {
+def worker_environment(exceptions: Collection[str] = ()) -> dict[str, str]:
+    """Return the public variables that configure programs, such as PATH, and the `exceptions`."""
+    public = public_environment({*exceptions, *PROXIES})
+    harmless = {
         n for n in public if n.upper() in _NAMES or n.startswith(_PREFIXES) or may_be_written(n)
     }
     return {
         name: public[name]
         for name in public
-        if name in named or (name in known and not is_secret_name(name))
+        if name in exceptions or (name in harmless and not is_secret_name(name))
     }

@@ -24,11 +24,11 @@ class DapoError(Exception):
 
     def __init__(self, *args: object) -> None:
         super().__init__(
-            *(printable(bounded(each)) if isinstance(each, str) else each for each in args)
+            *(printable(bounded(arg)) if isinstance(arg, str) else arg for arg in args)
         )
 
     def _render_traceback_(self) -> list[str]:
-        """The lines that IPython shows, as the command line does: no frames."""
+        """Return the lines that IPython shows, as the command line does: no frames."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -60,9 +60,7 @@ class VerifierFailed(RewardError):
 
 
 class ShortfallError(DapoError):
-    """Dynamic sampling reached its bound without enough informative groups; the message counts the
-    causes.
-    """
+    """Dynamic sampling reached its bound without enough informative groups; causes are counted."""
 
 
 class CheckpointError(DapoError):
@@ -80,21 +78,15 @@ class OutOfMemory(DapoError):
 
 
 class LossFailed(DapoError):
-    """A custom loss raised an exception or returned an invalid value; the state of the last step is
-    saved.
-    """
+    """A custom loss raised an exception or returned an invalid value; the last step is saved."""
 
 
 class NumericsError(DapoError):
-    """Training failed numerically: updates skipped in a row, a collapsed policy or weights that are
-    not finite.
-    """
+    """Training failed numerically: skipped updates, a collapsed policy or weights not finite."""
 
 
 class LaunchError(DapoError):
-    """Processes of a run could not start; the message gives the requested and the available
-    resources.
-    """
+    """Processes of a run could not start, for lack of the resources in the message."""
 
 
 class WorkerDied(DapoError):
@@ -102,12 +94,8 @@ class WorkerDied(DapoError):
 
 
 class TrainerLost(WorkerDied):
-    """A trainer rank ended or hangs, so the other ranks cannot continue; the run can resume from
-    its checkpoint.
-    """
+    """A trainer rank ended or hangs, which stops the others; the run can resume."""
 
 
 class WorkerFault(DapoError):
-    """Code in another process of the run raised an unexpected exception; its log has the
-    traceback.
-    """
+    """Code in another process of the run raised an unexpected exception, as its log shows."""

@@ -35,15 +35,11 @@ MAX_BYTES = 2**28
 
 
 class DiskRefused(OSError):
-    """A disk refused a file, in the words of another process or library, which have no error
-    number.
-    """
+    """A disk refused a file, in words of another process or library without an error number."""
 
 
 def crc32_of(path: Path) -> str:
-    """The CRC-32 of a file in eight hexadecimal digits: it finds accidents at 2.8 GiB/s (SHA-256:
-    0.3).
-    """
+    """Return a file's CRC-32 as eight hexadecimal digits, which finds accidents at 2.8 GiB/s."""
     crc = 0
     chunk = memoryview(bytearray(min(CHUNK_BYTES, path.stat().st_size + 1)))
     with open(path, "rb", buffering=0, opener=_open_regular) as file:
@@ -122,16 +118,14 @@ def open_no_link(
 
 
 def append_line(file: IO[bytes], line: str) -> None:
-    """Append a line to a file without a buffer, or nothing and raise OSError, for example if the
-    disk is full.
-    """
-    before = os.fstat(file.fileno()).st_size
-    left = (line + "\n").encode()
+    """Append a line to an unbuffered file, or nothing and raise OSError, as on a full disk."""
+    size = os.fstat(file.fileno()).st_size
+    remaining = (line + "\n").encode()
     try:
-        while left:
-            left = left[file.write(left) :]
+        while remaining:
+            remaining = remaining[file.write(remaining) :]
     except OSError as error:
-        file.truncate(before)
+        file.truncate(size)
         raise OSError(error.errno, error.strerror, file.name) from error
 
 
@@ -157,15 +151,13 @@ def read_regular(path: Path, *, max_bytes: int = MAX_BYTES, follow: bool = True)
 
 
 @contextmanager
-def damage_of(path: str | Path, *more: type[Exception]) -> Iterator[None]:
-    """Turn FAULTS, and `more` errors, in the block into a DataError that calls a file or a run
-    damaged.
-    """
+def damage_of(path: str | Path, *further_faults: type[Exception]) -> Iterator[None]:
+    """Turn FAULTS and `further_faults` in the block into a DataError about a damaged file."""
     try:
         yield
     except BrokenPipeError:  # of the output
         raise
-    except FAULTS + more as error:
+    except FAULTS + further_faults as error:
         strerror = error.strerror if isinstance(error, OSError) else None
         reason = strerror or one_line(str(error)) or type(error).__name__
         raise DataError(f"{path} is damaged: {shorten(reason, 200)}") from error

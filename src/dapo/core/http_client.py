@@ -48,9 +48,7 @@ class Answer:
 
 
 class HttpClient:
-    """Sends JSON to one server, through the proxies of the environment; several threads may share a
-    client.
-    """
+    """Sends JSON to one server, through the environment's proxies; threads may share a client."""
 
     def __init__(
         self,
@@ -90,11 +88,11 @@ class HttpClient:
         parts = urlsplit(url)
         is_direct = parts.hostname in _LOOPBACK or urllib.request.proxy_bypass(parts.hostname or "")
         proxy = None if is_direct else urllib.request.getproxies().get(parts.scheme)
-        self._pool = (
-            urllib3.ProxyManager(proxy, maxsize=connections)
-            if proxy
-            else urllib3.PoolManager(maxsize=connections)
-        )
+        self._pool: urllib3.PoolManager
+        if proxy:
+            self._pool = urllib3.ProxyManager(proxy, maxsize=connections)
+        else:
+            self._pool = urllib3.PoolManager(maxsize=connections)
 
     def request(
         self,
@@ -106,12 +104,18 @@ class HttpClient:
         limit_s: float = float("inf"),
         retries: int | None = None,
     ) -> Answer:
-        """Send `value` as JSON, if it is not None, and return the answer of any status, without
-        following redirects.
+        """Send `value` as JSON, if not None; return the answer of any status, without redirects.
 
-        `deadline` is the time of the last try, by `time.monotonic()`, and `limit_s` the seconds
-        until then. Raises ServerFailed if no try got an answer, the answer is too long, or the
-        server asks for a longer wait than MAX_FOREIGN_WAIT_S; Interrupted after a signal.
+        Raises ServerFailed if no try got an answer, the answer is too long, or the server asks
+        for a longer wait than MAX_FOREIGN_WAIT_S; Interrupted after a signal.
+
+        Args:
+            method: `GET`, `POST` and the like.
+            url: The full address.
+            value: The body, if it is not None.
+            deadline: The time of the last try, by `time.monotonic()`.
+            limit_s: The seconds until the last try.
+            retries: The number of tries after the first; None for the client's own.
         """
         body = None if value is None else json.dumps(value).encode()
         clock = self._clock
@@ -120,32 +124,32 @@ class HttpClient:
         backoff_s = self._backoff_s
         for tries in range(1, last_try + 1):
             limit = min(deadline, clock.monotonic() + self._timeout_s)
-            found, headers = self._try(method, url, body, limit)
-            if isinstance(found, Answer) and found.status not in RETRYABLE_STATUSES:
-                return replace(found, tries=tries)
+            outcome, headers = self._try(method, url, body, limit)
+            if isinstance(outcome, Answer) and outcome.status not in RETRYABLE_STATUSES:
+                return replace(outcome, tries=tries)
             delay_s = min(backoff_s, _MAX_BACKOFF_S)
             wished_s = wished_wait_s(headers, clock.time())
             allowed_s = clamped_wait_s(wished_s)
-            if allowed_s is None and isinstance(found, Answer):
+            if allowed_s is None and isinstance(outcome, Answer):
                 raise ServerFailed(
-                    f"{self._shown_url}: status {found.status}, and the server asks to wait"
+                    f"{self._shown_url}: status {outcome.status}, and the server asks to wait"
                     f" {describe_wait(wished_s)}; the longest wait is"
                     f" {describe_wait(MAX_FOREIGN_WAIT_S)}: try again then"
                 )
             delay_s = max(delay_s, allowed_s or 0.0)
             if tries == last_try or clock.monotonic() + delay_s >= deadline:
                 break
-            self._show_wait(found, delay_s)
+            self._show_wait(outcome, delay_s)
             clock.sleep(delay_s)
             backoff_s *= 2
-        if isinstance(found, Answer):
-            return replace(found, tries=tries)
-        raise ServerFailed(f"{self._shown_url}: {found} ({tries} tries)")
+        if isinstance(outcome, Answer):
+            return replace(outcome, tries=tries)
+        raise ServerFailed(f"{self._shown_url}: {outcome} ({tries} tries)")
 
     def _try(
         self, method: str, url: str, body: bytes | None, limit: float
     ) -> tuple[Answer | str, Mapping[str, str]]:
-        """The answer of one try, or why there is none; and the answer's headers."""
+        """Return the answer of one try, or why there is none; and the answer's headers."""
         left_s = max(limit - self._clock.monotonic(), 0.01)
         try:
             timeout = urllib3.Timeout(connect=min(_CONNECT_S, left_s), read=left_s)
@@ -166,27 +170,27 @@ class HttpClient:
         except urllib3.exceptions.HTTPError as error:
             return _cause(error), {}
 
-    def _show_wait(self, found: Answer | str, delay_s: float) -> None:
+    def _show_wait(self, outcome: Answer | str, delay_s: float) -> None:
         """Say that a request waits, once for all threads that wait at this time."""
         now = self._clock.monotonic()
         with self._shown_lock:
             if delay_s < SHOWN_WAIT_S or now < self._shown_until:
                 return
             self._shown_until = now + delay_s
-        reason = f"status {found.status}" if isinstance(found, Answer) else found
+        reason = f"status {outcome.status}" if isinstance(outcome, Answer) else outcome
         self._clock.show(f"{self._shown_url}: {reason}; trying again in {describe_wait(delay_s)}")
 
     def close(self) -> None:
         self._pool.clear()
 
     def quote(self, text: str | bytes) -> str:
-        """The start of a server's answer for a message; the token in it is masked."""
+        """Return the start of a server's answer for a message; the token in it is masked."""
         text = text.decode(errors="replace") if isinstance(text, bytes) else text
         return (text.replace(self._token, "***") if self._token else text)[:_SHOWN_CHARS]
 
 
 def _read(response: urllib3.BaseHTTPResponse, deadline: float, clock: SystemClock) -> bytes:
-    """The whole body.
+    """Return the whole body.
 
     Raises TimeoutError at the deadline, even if the server sends byte by byte.
     """
@@ -201,9 +205,8 @@ def _read(response: urllib3.BaseHTTPResponse, deadline: float, clock: SystemCloc
 
 
 def _cause(error: Exception) -> str:
-    text = (
-        str(error).rpartition(": ")[2]
-        if isinstance(error, urllib3.exceptions.HTTPError)
-        else str(error)
-    )
+    if isinstance(error, urllib3.exceptions.HTTPError):
+        text = str(error).rpartition(": ")[2]
+    else:
+        text = str(error)
     return f"{type(error).__name__}: {text}"

@@ -40,25 +40,27 @@ def open_journal(path: Path, settings: Mapping[str, Any]) -> Iterator[Journal]:
                 f"{path} is in use by another process; wait until that ends, or stop it"
             ) from None
         file.seek(0)
-        whole, _, torn = file.read().rpartition(b"\n")
+        whole_lines, _, torn = file.read().rpartition(b"\n")
         if torn:
-            file.truncate(len(whole) + 1 if whole else 0)
-        lines = _read(whole, path)
+            file.truncate(len(whole_lines) + 1 if whole_lines else 0)
+        lines = _read(whole_lines, path)
         if not lines:
             file.truncate(0)
             file.write(_line({"settings": settings}))
         else:
-            before = lines[0]["settings"]
+            stored_settings = lines[0]["settings"]
             changed = sorted(
-                key for key in {*before, *settings} if before.get(key) != settings.get(key)
+                key
+                for key in {*stored_settings, *settings}
+                if stored_settings.get(key) != settings.get(key)
             )
             if changed:
-                shown = "; ".join(
-                    f"{key} was {before.get(key)!r} and is now {settings.get(key)!r}"
+                changes = "; ".join(
+                    f"{key} was {stored_settings.get(key)!r} and is now {settings.get(key)!r}"
                     for key in changed
                 )
                 raise DataError(
-                    f"{path} holds results of other settings: {shown}; use those settings, or"
+                    f"{path} holds results of other settings: {changes}; use those settings, or"
                     " delete the file"
                 )
         journal = Journal(file, {line["id"]: line for line in lines[1:]})

@@ -38,17 +38,13 @@ _WRITTEN_NAME = re.compile(r"\w+_([0-9a-f]{8})")
 
 
 def add_code_folder(folder: Path) -> None:
-    """Let `load_callable` read modules of a run from this folder; and look for none in the run's
-    other folders.
-    """
+    """Let `load_callable` read modules of a run from this folder, and from no other of the run."""
     if (folder := folder.absolute()) not in CODE_FOLDERS:
         CODE_FOLDERS.append(folder)
 
 
 def import_locations() -> dict[str, list[str]]:
-    """The folders in which this process finds modules, for `use_import_locations` in another
-    process.
-    """
+    """Return the folders of this process's modules, for `use_import_locations` in another one."""
     return {
         "path": [entry for entry in sys.path if entry],
         "code_folders": [str(folder) for folder in CODE_FOLDERS],
@@ -63,13 +59,12 @@ def use_import_locations(path: Sequence[str], code_folders: Sequence[str]) -> No
 
 
 def text_checksum(text: bytes) -> str:
-    """The end of a written module's name."""
+    """Return the end of a written module's name."""
     return hashlib.blake2b(text, digest_size=4).hexdigest()
 
 
 def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Callable[..., Any]:
-    """Import `module:function` (dots allowed on both sides) from a run's code or the current
-    directory, if it is there.
+    """Import `module:function` (either may be dotted) from a run's code or the current directory.
 
     The current directory stays at the end of the import path, for imports of the module: there it
     hides no installed module. A directory inside of a run is not searched. Raises an `error` with
@@ -85,16 +80,18 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
     if not is_of_a_run and directory not in sys.path:
         sys.path.append(directory)
     importlib.invalidate_caches()
-    written = None if name in sys.modules else _written_module(name)
-    if written is not None and text_checksum(written.read_bytes()) != name[-8:]:
+    written_file = None if name in sys.modules else _written_module(name)
+    if written_file is not None and text_checksum(written_file.read_bytes()) != name[-8:]:
         raise error(
-            f"{option}{path!r}: {written} was changed after the run wrote it: its name ends with"
-            " its checksum"
+            f"{option}{path!r}: {written_file} was changed after the run wrote it: its name ends"
+            " with its checksum"
         )
-    module = try_call(lambda: _import_module(name, written, None if is_of_a_run else directory))
+    module = try_call(
+        lambda: _import_module(name, written_file, None if is_of_a_run else directory)
+    )
     if isinstance(module, Failure):
-        found: object = written or try_call(partial(importlib.util.find_spec, name))
-        if found is None or isinstance(found, Failure):
+        source: object = written_file or try_call(partial(importlib.util.find_spec, name))
+        if source is None or isinstance(source, Failure):
             raise error(
                 f"{option}{path!r}: there is no module {name!r} in {directory} or among the"
                 " installed packages"
@@ -119,7 +116,7 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
 
 
 def _written_module(name: str) -> Path | None:
-    """The file of a module in CODE_FOLDERS."""
+    """Return the file of a module in CODE_FOLDERS."""
     if not _WRITTEN_NAME.fullmatch(name):
         return None
     return next(
@@ -128,11 +125,9 @@ def _written_module(name: str) -> Path | None:
 
 
 def module_file(name: str) -> Path | None:
-    """The file of a module that `load_callable` would import, found without importing it; None if
-    there is none.
-    """
-    if (written := _written_module(name)) is not None:
-        return written
+    """Find the file of a module that `load_callable` would import, without importing it."""
+    if (written_file := _written_module(name)) is not None:
+        return written_file
     folders: Sequence[str] | None = [os.getcwd(), *sys.path]
     parts = name.split(".")
     spec = None
@@ -149,15 +144,16 @@ class _TextLoader(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
-def _import_module(name: str, written: Path | None, directory: str | None) -> ModuleType:
-    """Import a module from the file `written`, or with its top-level package from `directory` if
-    that is there.
+def _import_module(name: str, written_file: Path | None, directory: str | None) -> ModuleType:
+    """Import a module from `written_file`, or else with its top-level package from `directory`.
+
+    A package that is not in `directory` is searched as usual.
     """
     first = name.partition(".")[0]
     spec = None
-    if written is not None:
+    if written_file is not None:
         spec = importlib.util.spec_from_file_location(
-            name, written, loader=_TextLoader(name, str(written))
+            name, written_file, loader=_TextLoader(name, str(written_file))
         )
     elif directory is not None and first not in sys.modules:
         spec = PathFinder.find_spec(first, [directory])
@@ -173,9 +169,7 @@ def _import_module(name: str, written: Path | None, directory: str | None) -> Mo
 
 @contextlib.contextmanager
 def quiet_hub() -> Iterator[None]:
-    """Silence the hub's client within the block, which prints each of its attempts; errors still
-    raise.
-    """
+    """Silence the hub's client, which prints each attempt, within the block; errors still raise."""
     logger = logging.getLogger("huggingface_hub")
     with contextlib.ExitStack() as stack:
         stack.callback(logger.setLevel, logger.level)
@@ -199,7 +193,7 @@ class Failure:
 
 
 def try_call(call: Callable[[], T], *, cpu_s: float = 0) -> T | Failure:
-    """The result of `call()`, or the reason of its failure.
+    """Return the result of `call()`, or the reason of its failure.
 
     With `cpu_s` in the main thread, a call that needs more processor time than these seconds fails.
     """
@@ -232,9 +226,7 @@ def _cpu_limit(seconds: float) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """An exception on one line: its type, the first line of its text, the innermost file and
-    line.
-    """
+    """Describe an exception on one line: type, first line of the text, innermost file and line."""
     try:
         lines = str(error).strip().splitlines()
     except Exception:  # __str__ is user code too

@@ -41,8 +41,7 @@ def collections_paused() -> Iterator[None]:
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep freed memory, if its C library is glibc and the user has not set the
-    allocator.
+    """Let this process keep freed memory, under glibc with an allocator that the user has not set.
 
     An update frees its gradients and activations, and the next one allocates as much: glibc returns
     blocks of that size to the system, which clears every page again. On SmolLM2-135M three steps of
@@ -64,8 +63,11 @@ def explain_out_of_memory(
     Drops the variables of the failed frames, because they hold the tensors that filled the memory,
     and saving the state needs memory.
 
-    The message begins with `doing`, the computation, and ends with `advice`, the options to change,
-    and `then`.
+    Args:
+        kind: The type of the library's error.
+        doing: The computation, with which the message begins.
+        advice: The options to change.
+        then: What to do after that, with which the message ends.
     """
     try:
         yield
@@ -78,9 +80,9 @@ def explain_out_of_memory(
 
 
 def _amounts(text: str) -> str:
-    """The requested and the free bytes, as far as torch's message gives them."""
-    asked, free, capacity = (pattern.search(text) for pattern in (_ASKED, _FREE, _CAPACITY))
-    parts = [f"{asked[1]} were requested"] if asked else []
+    """Return the requested and the free bytes, as far as torch's message gives them."""
+    requested, free, capacity = (pattern.search(text) for pattern in (_ASKED, _FREE, _CAPACITY))
+    parts = [f"{requested[1]} were requested"] if requested else []
     if free:
         parts.append(
             f"{free[1]} of {capacity[1]} were free" if capacity else f"{free[1]} were free"

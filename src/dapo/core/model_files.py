@@ -8,8 +8,7 @@ PICKLE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def unusable_weights(name: str) -> str | None:
-    """Why the weights at a path are not read, as the end of a sentence about the model; None if
-    nothing is wrong.
+    """Return why the weights at a path are not read, to end a sentence; None if they are.
 
     A path that does not exist, such as a Hugging Face id, has nothing wrong.
     """
@@ -27,12 +26,12 @@ def unusable_weights(name: str) -> str | None:
     return None
 
 
-def pickled_only(name: str, found: str) -> str:
-    """The end of a sentence about a model without safetensors, with the command that makes them."""
+def pickled_only(name: str, weights: str) -> str:
+    """Return the end of a sentence about a model without safetensors, with a command for them."""
     load = f"from transformers import AutoModelForCausalLM as M; M.from_pretrained({name!r})"
     code = f"{load}.save_pretrained('converted')"
     return (
-        f"has no safetensors but pickled weights ({found}), and unpickling can run code. If you"
+        f"has no safetensors but pickled weights ({weights}), and unpickling can run code. If you"
         " trust them, convert "
         f'them once where nothing is secret: python -c "{code}", and copy the other files to'
         " converted/"

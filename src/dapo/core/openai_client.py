@@ -97,13 +97,12 @@ class ChatClient:
             return _completion(parse_json(answer.body))
         except WrongField as error:
             raise ServerFailed(
-                f"{self.url}: the answer is no chat completion: {error}:"
+                f"{self.url}: the answer is not a chat completion: {error}:"
                 f" {self._error_message(answer)}"
             ) from None
 
     def prompt_logprobs(self, token_ids: Sequence[int]) -> tuple[list[float], list[str]]:
-        """The log-probability of each token but the first, given those before it, at temperature 1;
-        the tokens' texts.
+        """Return the log-probability of each token but the first at temperature 1, and the texts.
 
         The texts are those of all tokens in the server's vocabulary; there are none if it does not
         say them.
@@ -122,10 +121,10 @@ class ChatClient:
         answer = self._answer("completions", body)
         try:
             scores = field(parse_json(answer.body), "choices", 0, "logprobs")
-            found = field(scores, "token_logprobs")
+            logprobs = field(scores, "token_logprobs")
         except WrongField:
-            found = None
-        count = len(found) if isinstance(found, list) else 0
+            logprobs = None
+        count = len(logprobs) if isinstance(logprobs, list) else 0
         # with the token that it has generated, or without
         if count not in (len(token_ids), len(token_ids) + 1):
             raise ServerRefused(
@@ -134,14 +133,14 @@ class ChatClient:
                 " (/completions with echo and logprobs, as vLLM does)"
             )
         try:
-            return _logprobs(found, len(token_ids)), _texts(scores.get("tokens"), len(token_ids))
+            return _logprobs(logprobs, len(token_ids)), _texts(scores.get("tokens"), len(token_ids))
         except WrongField as error:
             raise ServerFailed(
                 f"{self.url}: the answer has no usable log-probabilities: {error}"
             ) from None
 
     def models(self) -> list[str] | None:
-        """The names of the served models; None if the server lists none.
+        """Return the names of the served models; None if the server lists none.
 
         Raises ServerFailed or ServerRefused.
         """
@@ -162,7 +161,7 @@ class ChatClient:
         self._http.close()
 
     def _answer(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """The answer to a request with status 200. Raises ServerFailed or ServerRefused."""
+        """Return the answer to a request with status 200. Raises ServerFailed or ServerRefused."""
         answer = self._http.request("POST", f"{self.url}/{path}", body)
         if answer.status != 200:
             is_transient = answer.status in RETRYABLE_STATUSES or answer.status >= 500
@@ -186,7 +185,7 @@ class ChatClient:
 
 
 def _completion(values: Any) -> Completion:
-    """The first choice of an answer. Raises WrongField."""
+    """Return the first choice of an answer. Raises WrongField."""
     choice = field(values, "choices", 0)
     usage = optional_mapping(values.get("usage"), "usage")
     return Completion(
@@ -197,7 +196,7 @@ def _completion(values: Any) -> Completion:
 
 
 def _logprobs(values: Sequence[Any], count: int) -> list[float]:
-    """The log-probabilities of the tokens after the first. Raises WrongField."""
+    """Return the log-probabilities of the tokens after the first. Raises WrongField."""
     return [
         logprob_field(value, f"log-probability {i}")
         for i, value in enumerate(values[:count])
@@ -206,11 +205,11 @@ def _logprobs(values: Sequence[Any], count: int) -> list[float]:
 
 
 def _texts(values: Any, count: int) -> list[str]:
-    """The texts of the tokens, if the server says them. Raises WrongField."""
+    """Return the texts of the tokens, if the server says them. Raises WrongField."""
     if not values:
         return []
     if not isinstance(values, list) or len(values) < count:
-        raise WrongField(f"it has not {count:,} texts of tokens")
+        raise WrongField(f"it does not have {count:,} texts of tokens")
     return [
         text_field(value, f"text of token {i}", default="\ufffd")
         for i, value in enumerate(values[:count])

@@ -27,15 +27,15 @@ def exp(x: float) -> float:
     if x < _SMALLEST_EXPONENT:
         return 0.0
     doublings = round(x / _LN2)
-    rest = (x - doublings * _LN2_HIGH) - doublings * _LN2_LOW
+    remainder = (x - doublings * _LN2_HIGH) - doublings * _LN2_LOW
     value = 1.0
     for n in range(_EXP_TERMS, 0, -1):
-        value = 1.0 + rest * value / n
+        value = 1.0 + remainder * value / n
     return ldexp(value, doublings)
 
 
 def log(x: float) -> float:
-    """The natural logarithm of a positive finite number; raises ValueError for others."""
+    """Return the natural logarithm of a positive finite number; raises ValueError for others."""
     if not 0 < x < float("inf"):
         raise ValueError(f"log needs a positive finite number, got {x!r}")
     mantissa, exponent = frexp(x)
@@ -51,9 +51,7 @@ def log(x: float) -> float:
 
 
 def log_gamma(x: float) -> float:
-    """The logarithm of the gamma function of a positive finite number: Stirling's series after a
-    shift.
-    """
+    """Return the log of the gamma function of a positive finite number: shifted Stirling series."""
     factor = 1.0
     while x < _STIRLING_FROM:
         factor *= x
@@ -69,7 +67,7 @@ def log_gamma(x: float) -> float:
 
 
 def cos(x: float) -> float:
-    """The cosine of an angle from 0 to pi."""
+    """Return the cosine of an angle from 0 to pi."""
     if x > pi / 2:
         return -cos(pi - x)
     value = 1.0

@@ -14,21 +14,19 @@ VECTOR_EXTENSIONS = ("avx", "amx", "fma", "asimd", "sve", "bf16", "i8mm")
 
 
 def cpu_model() -> str:
-    """The name of the processor."""
+    """Return the name of the processor."""
     return _cpuinfo().get("model name") or platform.processor() or platform.machine()
 
 
 def vector_extensions() -> list[str]:
-    """The processor's sorted flags for vectors and matrices; empty if the system does not report
-    them.
-    """
-    found = _cpuinfo()
-    flags = f"{found.get('flags', '')} {found.get('Features', '')}".split()
+    """Return the processor's sorted flags for vectors and matrices, if the system reports them."""
+    fields = _cpuinfo()
+    flags = f"{fields.get('flags', '')} {fields.get('Features', '')}".split()
     return sorted({flag for flag in flags if flag.startswith(VECTOR_EXTENSIONS)})
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The entries of the first processor in Linux's /proc/cpuinfo."""
+    """Return the entries of the first processor in Linux's /proc/cpuinfo."""
     try:
         first = CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
     except OSError:

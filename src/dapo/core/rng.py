@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 
 def keyed_seed(*key: int | str) -> int:
-    """A 63-bit seed for a key, for example (run seed, "token", step, position in the stream,
-    sample).
-    """
+    """Return a 63-bit seed for a key, such as (run seed, "token", step, position, sample)."""
     # numpy integers count as ints: a position gives the same seed after a round trip through JSON
     parts = [part if isinstance(part, str) else operator.index(part) for part in key]
     digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8)
@@ -26,5 +24,5 @@ def keyed_uniforms(seed: int, count: int) -> NDArray[np.float64]:
 
 
 def keyed_permutation(size: int, *key: int | str) -> NDArray[np.int64]:
-    """A permutation `[size]` of 0 .. size-1 that is a function of the key."""
+    """Return a permutation `[size]` of 0 .. size-1 that is a function of the key."""
     return np.random.Generator(np.random.Philox(key=keyed_seed(*key))).permutation(size)

@@ -192,28 +192,22 @@ _MIN_VALUE_CHARS = 6  # shorter values of variables occur in ordinary words
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a name is a secret's: `api_key`, `openaiApiKey`, `HF_TOKEN`, but not `max_tokens` or
-    `answer_key`.
-    """
-    *before, last = words_of(name) or [""]
+    """Return True if a name is a secret's: `api_key`, `HF_TOKEN`, but not `answer_key`."""
+    *first_words, last = words_of(name) or [""]
     for ending, harmless in _HARMLESS_BEFORE.items():
         if last in (ending, f"{ending}s"):
-            return not before or before[-1] not in harmless
+            return not first_words or first_words[-1] not in harmless
     return last in _ALWAYS
 
 
 def is_password_name(name: str) -> bool:
-    """Whether a name is that of a password or of an API key: `DB_PASSWORD`, `apiKey`, but not `key`
-    or `secret`.
-    """
+    """Return True if a name is a password's or an API key's: `DB_PASSWORD`, `apiKey`, not `key`."""
     words = words_of(name)
     return bool(_PASSWORDS.intersection(words[-1:])) or words[-2:] == ["api", "key"]
 
 
 def has_secret_form(text: str) -> bool:
-    """Whether a text holds a token of a known form, a URL with a password or a key, or a header
-    with its value.
-    """
+    """Return True if a text holds a known token, a URL with a password or key, or such a header."""
     headers = (word for match in _HEADER.finditer(text) for word in match[0].split()[1:])
     return (
         (_SHAPE.search(text) or _USER_IN_URL.search(text)) is not None
@@ -223,9 +217,7 @@ def has_secret_form(text: str) -> bool:
 
 
 def mask_secrets(command: Sequence[str]) -> list[str]:
-    """Mask the secrets of a command line: `reward.options.api_key=abc` ->
-    `reward.options.api_key=***`.
-    """
+    """Mask secrets of a command line: `reward.options.api_key=abc` -> `...api_key=***`."""
     masked: list[str] = []
     hides_next = False
     for argument in command:
@@ -240,9 +232,7 @@ def mask_secrets(command: Sequence[str]) -> list[str]:
 
 
 def mask_text(text: str) -> str:
-    """Mask secrets in text: users and keys in URLs, headers, tokens of known shapes, values of the
-    environment.
-    """
+    """Mask secrets in text: credentials in URLs, headers, known tokens, values of variables."""
     for name, value in os.environ.items():
         if (
             len(value) >= _MIN_VALUE_CHARS
@@ -259,9 +249,7 @@ def mask_text(text: str) -> str:
 
 
 def may_be_written(variable: str) -> bool:
-    """Whether a configuration may use `${oc.env:VARIABLE}`: the variable holds a place or a user's
-    name.
-    """
+    """Return True if a configuration may use `${oc.env:VARIABLE}`: it holds a place or a user."""
     return (
         variable in ("USER", "PWD", "LOGNAME", "TMPDIR")
         or (words_of(variable) or [""])[-1] in _LOCATION_WORDS
@@ -269,9 +257,11 @@ def may_be_written(variable: str) -> bool:
 
 
 def secret_variables() -> dict[str, str]:
-    """The environment variables that are secrets, by name or by value."""
-    found = {name: value for name, value in os.environ.items() if any(find_secrets({name: value}))}
-    return {name: value for name, value in found.items() if name not in _NO_PASSWORDS}
+    """Return the environment variables that are secrets, by name or by value."""
+    secrets = {
+        name: value for name, value in os.environ.items() if any(find_secrets({name: value}))
+    }
+    return {name: value for name, value in secrets.items() if name not in _NO_PASSWORDS}
 
 
 _Names = tuple[str, ...]
@@ -279,7 +269,7 @@ _Names = tuple[str, ...]
 
 
 def find_secrets(value: Any, name: str = "", secrets: _Names = ()) -> Iterator[tuple[str, str]]:
-    """The dotted names of the secrets in an option's value, each with the reason.
+    """Yield the dotted names of the secrets in an option's value, each with the reason.
 
     A text is a secret by its own name or that of a surrounding mapping, by a user, password or key
     in its URL, or by its form.
@@ -312,9 +302,7 @@ def mask_options(value: Any, secrets: _Names = ()) -> Any:
 
 
 def _items(values: Sequence[Any], secrets: _Names) -> Iterator[tuple[Any, _Names]]:
-    """The items of a list; in a pair such as `[Authorization, Bearer abc]` the first names the
-    second.
-    """
+    """Yield the items of a list with their names; in a pair of texts the first names the second."""
     is_pair = len(values) == 2 and all(isinstance(value, str) for value in values)
     for position, value in enumerate(values):
         yield value, _with(secrets, values[0]) if is_pair and position == 1 else secrets
@@ -326,9 +314,7 @@ def _with(secrets: _Names, name: object) -> _Names:
 
 
 def _is_secret(value: Any, secrets: _Names) -> bool:
-    """Whether a text, or a number other than a count of tokens or keys, has the name of a
-    secret.
-    """
+    """Return True if a text, or a number that counts nothing, has the name of a secret."""
     if isinstance(value, int) and not isinstance(value, bool):
         return any(
             words_of(name)[-1] in _ALWAYS or words_of(name)[-2:-1] == ["api"] for name in secrets
@@ -337,7 +323,7 @@ def _is_secret(value: Any, secrets: _Names) -> bool:
 
 
 def _announces_secret(argument: str) -> bool:
-    """Whether the next argument is a secret: after `--api-key`, `Authorization:` or `Bearer`."""
+    """Return True if a secret follows: after `--api-key`, `Authorization:` or `Bearer`."""
     if argument.startswith("-"):
         return "=" not in argument and is_secret_name(argument)
     return argument.lower() in ("bearer", "basic") or (
@@ -351,8 +337,8 @@ def _mask_argument(argument: str) -> str:
         is_pair = re.search(r"[=,\s'\"]", match[0]) is not None or not argument[
             : match.start()
         ].strip("{ ")
-        rest = argument[match.end() :]
-        if is_pair and is_secret_name(match[1]) and not rest.startswith("//"):
+        remainder = argument[match.end() :]
+        if is_pair and is_secret_name(match[1]) and not remainder.startswith("//"):
             first, equals, _ = argument[: match.end()].partition("=")
             return f"{first}={MASK}" if equals else MASK
     return mask_text(argument)
@@ -363,5 +349,5 @@ def _is_url_secret(name: str) -> bool:
 
 
 def words_of(name: str) -> list[str]:
-    """The words of a name in lower case; `openaiApiKey` has three."""
+    """Return the words of a name in lower case; `openaiApiKey` has three."""
     return re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())

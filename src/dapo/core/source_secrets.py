@@ -22,7 +22,7 @@ _TOKEN_WITH_DIGIT = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.+/=~-]{8,}")
 
 
 def find_in_source(text: str) -> Iterator[tuple[str, str]]:
-    """The names of the secrets in source, each with the reason.
+    """Yield the names of the secrets in source, each with the reason.
 
     >>> list(find_in_source("HEADERS = {'X-Api-Key': '4f9a02c77d'}"))
     [('X-Api-Key', 'looks like a secret')]
@@ -31,21 +31,22 @@ def find_in_source(text: str) -> Iterator[tuple[str, str]]:
         name: held for name, held in os.environ.items() if held and name not in worker_environment()
     }
     nodes = list(ast.walk(ast.parse(text)))
-    named = [
-        found
+    secrets = [
+        secret
         for node in nodes
         for target, value in _assignments(node)
-        for found in _constants(target, value)
+        for secret in _constants(target, value)
     ]
     for names, value in [
-        *named,
+        *secrets,
         *(((), node.value) for node in nodes if isinstance(node, ast.Constant)),
     ]:
         if isinstance(value, str | bytes | int | float) and not isinstance(value, bool):
             plain = value.decode("latin-1") if isinstance(value, bytes) else str(value)
             name = names[-1] if names else "a constant"
             if variable := next(
-                (each for each, held in variables.items() if _holds(plain, each, held)), ""
+                (variable for variable, held in variables.items() if _holds(plain, variable, held)),
+                "",
             ):
                 yield name, f"holds the value of the environment variable {variable}"
             elif has_secret_form(plain) or (
@@ -57,9 +58,7 @@ def find_in_source(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _holds(value: str, variable: str, held: str) -> bool:
-    """Whether a constant is or holds the value of a variable, which may be a secret whatever its
-    name is.
-    """
+    """Return True if a constant is or holds the value of a variable, whatever its name is."""
     if held not in value or (is_secret_name(variable) and len(held) >= _MIN_SECRET_CHARS):
         return held in value
     return len(held) >= (_MIN_CHARS if held == value else _MIN_CHARS_WITHIN) and not os.path.exists(
@@ -68,7 +67,7 @@ def _holds(value: str, variable: str, held: str) -> bool:
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[Any, Any]]:
-    """The targets of a statement, a keyword, a mapping or a signature, each with its value."""
+    """Yield the targets of a statement, keyword, mapping or signature, each with its value."""
     match node:
         case ast.Assign():
             yield from ((target, node.value) for target in node.targets)
@@ -92,10 +91,10 @@ def _assignments(node: ast.AST) -> Iterator[tuple[Any, Any]]:
 def _constants(
     target: Any, value: Any, around: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The constants that a target gets, with its name and those of the mappings around them."""
+    """Yield the constants that a target gets, with its name and those of outer mappings."""
     if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
-        for each, item in zip(target.elts, value.elts, strict=False):
-            yield from _constants(each, item)
+        for element, item in zip(target.elts, value.elts, strict=False):
+            yield from _constants(element, item)
     names = (*around, *_name_of(target))
     if isinstance(value, ast.Dict):
         for key, item in zip(value.keys, value.values, strict=True):
@@ -117,9 +116,7 @@ def _name_of(target: Any) -> tuple[str, ...]:
 
 
 def _is_named_secret(names: tuple[str, ...], value: str) -> bool:
-    """Whether a text is a secret by a name; the shorter the name, the more it must look like one:
-    `key = "final"`.
-    """
+    """Return True if a text is a secret by name; a short name needs a text that looks like one."""
     if is_secret_name(value) and value.isupper():  # the name of a variable
         return False
     for name in filter(is_secret_name, names):

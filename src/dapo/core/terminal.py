@@ -42,8 +42,7 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """Print one JSON object to the standard output, indented on a terminal and on one line
-    elsewhere.
+    """Print a JSON object to the standard output, indented on a terminal, else on one line.
 
     Non-finite numbers become null; characters that the stream's encoding lacks become escapes.
     """
@@ -56,9 +55,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 @contextmanager
 def stdout_to_stderr(wanted: bool = True) -> Iterator[None]:
-    """Redirect the standard output to the standard error in the block, so that JSON can follow
-    alone.
-    """
+    """Redirect the standard output to the standard error, so that only JSON follows."""
     with redirect_stdout(sys.stderr) if wanted else nullcontext():
         yield
 
@@ -76,11 +73,9 @@ def warn(text: str) -> None:
 
 def _escape(match: re.Match[str]) -> str:
     character = match[0]
-    return (
-        character.encode("ascii", "backslashreplace").decode()
-        if ord(character) > 127
-        else repr(character)[1:-1]
-    )
+    if ord(character) > 127:
+        return character.encode("ascii", "backslashreplace").decode()
+    return repr(character)[1:-1]
 
 
 def _finite(value: Any) -> Any:

@@ -14,14 +14,12 @@ EXCERPT_LINES = 16
 
 
 def one_line(text: str) -> str:
-    """The words of a text, separated by single spaces."""
+    """Return the words of a text, separated by single spaces."""
     return " ".join(text.split())
 
 
 def shorten(text: str, chars: int, *, keep: Literal["start", "ends", "end"] = "start") -> str:
-    """Cut a text to `chars` characters; it keeps its start, both ends or its end, and shows the
-    cut.
-    """
+    """Cut a text to `chars` characters, with its start, both ends or its end, and a mark."""
     if len(text) <= chars:
         return text
     if keep == "start":
@@ -33,9 +31,7 @@ def shorten(text: str, chars: int, *, keep: Literal["start", "ends", "end"] = "s
 
 
 def bounded(text: str) -> str:
-    """A message in which long words, long lines and long lists of lines keep both ends, whatever
-    value it quotes.
-    """
+    """Return a message in which long words, lines and lists of lines keep only both ends."""
     lines = [
         _LONG_WORD.sub(lambda word: shorten(word[0], QUOTED_CHARS, keep="ends"), line)
         for line in text.split("\n")
@@ -48,7 +44,7 @@ def bounded(text: str) -> str:
 
 
 def quoted(value: object) -> str:
-    """A value for a message: its `repr`, of which a long one keeps both ends."""
+    """Return a value for a message: its `repr`, of which a long one keeps both ends."""
     return shorten(repr(value), QUOTED_CHARS, keep="ends")
 
 
@@ -70,21 +66,19 @@ def excerpt(text: str) -> str:
 
 
 def did_you_mean(
-    word: str, known: Iterable[str], *, otherwise: str | None = None, count: int = 1
+    word: str, choices: Iterable[str], *, otherwise: str | None = None, count: int = 1
 ) -> str:
     """`did you mean sums?`, or without a similar name `otherwise`, or a list of all known names."""
-    known = list(known)
-    if close := get_close_matches(word, known, n=count, cutoff=0.5):
+    choices = list(choices)
+    if close := get_close_matches(word, choices, n=count, cutoff=0.5):
         return f"did you mean {' or '.join(close)}?"
-    return f"known: {', '.join(known)}" if otherwise is None else otherwise
+    return f"known: {', '.join(choices)}" if otherwise is None else otherwise
 
 
 def with_interval(
     value: float | None, interval: Sequence[float | None] | None, style: str = ".1%", none: str = ""
 ) -> str:
-    """An accuracy and its interval, `62.5% (45.3% to 77.1%)`; the accuracy and `none` where there
-    is no interval.
-    """
+    """Format an accuracy and its interval, `62.5% (45.3% to 77.1%)`, or `none` without one."""
     if value is None:
         return "nothing judged"
     low, high = interval or (None, None)

@@ -82,8 +82,7 @@ class SystemClock:
 
 
 def wished_wait_s(headers: Mapping[str, str], now: float) -> float:
-    """The seconds that a server asks its client to wait: from 0, which also stands for no or a
-    senseless wish, to inf.
+    """Return the seconds that a server wants a client to wait, 0 without a valid wish, up to inf.
 
     It is the longest of `retry-after-ms` (milliseconds) and `Retry-After` (seconds, or a date,
     which is compared with `now`, the seconds since 1970). The caller must not wait that long
@@ -100,9 +99,7 @@ def wished_wait_s(headers: Mapping[str, str], now: float) -> float:
 
 
 def clamped_wait_s(wished_s: float) -> float | None:
-    """A duration that somebody else named, as this process may wait for it; None if it is too long
-    for that.
-    """
+    """Return a duration named by others as this process may wait for it; None if it is too long."""
     if math.isnan(wished_s) or wished_s < 0:
         return 0.0
     return wished_s if wished_s <= MAX_FOREIGN_WAIT_S else None
@@ -114,16 +111,14 @@ def describe_wait(seconds: float) -> str:
         return "endless time"
     for unit, length in (("days", 86_400.0), ("h", 3600.0)):
         if seconds >= length:
-            return (
-                f"{seconds / length:,.1f} {unit}"
-                if seconds < 1e12
-                else f"{seconds / length:.3g} {unit}"
-            )
+            if seconds < 1e12:
+                return f"{seconds / length:,.1f} {unit}"
+            return f"{seconds / length:.3g} {unit}"
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
 def _number(text: str | None) -> float | None:
-    """A header that is a decimal number, or None."""
+    """Return a header that is a decimal number, or None."""
     if text is None or not text.isascii():
         return None
     try:
@@ -134,9 +129,11 @@ def _number(text: str | None) -> float | None:
 
 
 def _seconds_until(date: str | None, now: float) -> float:
-    """The seconds from `now` to a date of HTTP; 0 for what is none."""
+    """Return the seconds from `now` to a date of HTTP; 0 for what is none."""
     try:
-        found = parsedate_to_datetime(date or "")
-        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp() - now
+        moment = parsedate_to_datetime(date or "")
+        return (
+            moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        ).timestamp() - now
     except (ValueError, TypeError, OverflowError, IndexError):
         return 0.0

@@ -46,7 +46,7 @@ class ByteDecoder:
     def of(
         cls, tokenizer: "PreTrainedTokenizerBase", *, skip_special_tokens: bool
     ) -> "ByteDecoder | None":
-        """The decoder of a byte-level tokenizer; None for any other tokenizer.
+        """Return the decoder of a byte-level tokenizer; None for any other tokenizer.
 
         It is compared with the tokenizer on random ids; if they differ, the result is None.
         """
@@ -61,10 +61,11 @@ class ByteDecoder:
         for token, token_id in vocabulary.items():
             if token_id not in special:
                 # a token with characters outside of the alphabet is plain text
-                known = all(character in alphabet for character in token)
-                pieces[token_id] = (
-                    bytes(alphabet[character] for character in token) if known else token.encode()
-                )
+                is_byte_level = all(character in alphabet for character in token)
+                if is_byte_level:
+                    pieces[token_id] = bytes(alphabet[character] for character in token)
+                else:
+                    pieces[token_id] = token.encode()
         table = cls(pieces)
         options = {
             "skip_special_tokens": skip_special_tokens,
@@ -79,41 +80,36 @@ class ByteDecoder:
         return table
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
         import pyarrow as pa
 
         if not len(ids):
             return ""
         indices = np.minimum(np.asarray(ids, np.int32), self._size)
-        taken = self._pieces.take(pa.array(indices))
-        _, ends, data = taken.buffers()
+        pieces = self._pieces.take(pa.array(indices))
+        _, ends, data = pieces.buffers()
         length = int(np.frombuffer(ends, np.int32, count=len(indices) + 1)[-1])
         return str(memoryview(data)[:length], "utf-8", "replace") if length else ""
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The byte of each character of byte-level vocabularies: printable bytes are themselves, others
-    start at 256.
-    """
+    """Return the byte of each character of byte-level vocabularies; others start at 256."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
+    unprintable = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {
-        chr(256 + i): byte for i, byte in enumerate(others)
+        chr(256 + i): byte for i, byte in enumerate(unprintable)
     }
 
 
 class TokenBound:
-    """The bound of a byte-level BPE tokenizer: each of its tokens stands for at least one byte of
-    the text.
+    """The bound of a byte-level BPE tokenizer, whose tokens stand for at least one byte each.
 
     Example: 12 bytes are at most 12 tokens; at most 24 where a space may be put before each part of
     the text, and three times as many where the text is normalized to NFC and is not ASCII.
     """
 
     def __init__(self, *, per_byte: int, normalizes: bool, added: int) -> None:
-        """`per_byte` tokens for each byte of the normalized text, and `added` special tokens around
-        it.
-        """
+        """Count `per_byte` tokens per byte of the normalized text, and `added` special tokens."""
         self._per_byte = per_byte
         self._normalizes = normalizes
         self._added = added
@@ -122,9 +118,7 @@ class TokenBound:
     def of(
         cls, tokenizer: "PreTrainedTokenizerBase", *, add_special_tokens: bool
     ) -> "TokenBound | None":
-        """The bound of a tokenizer; None where it is not byte-level BPE, or has a part that could
-        add to a text.
-        """
+        """Return a tokenizer's bound; None unless it is byte-level BPE that adds nothing."""
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None or type(backend.model).__name__ != "BPE":
             return None
@@ -138,7 +132,7 @@ class TokenBound:
         return cls(per_byte=2 if adds_space else 1, normalizes=bool(normalizers), added=added)
 
     def __call__(self, text: str) -> int:
-        """A number that the tokens of `text` do not exceed."""
+        """Return a number that the tokens of `text` do not exceed."""
         if text.isascii():
             return self._per_byte * len(text) + self._added
         growth = _NFC_GROWTH if self._normalizes else 1
@@ -146,7 +140,7 @@ class TokenBound:
 
 
 def _parts(component: Any) -> Iterator[dict[str, Any]]:
-    """A component of a tokenizer and all that it consists of, as the mappings of tokenizer.json."""
+    """Yield a tokenizer's component and all of its parts, as mappings of tokenizer.json."""
     if component is None:
         return
     pending = [json.loads(component.__getstate__())]

@@ -38,9 +38,7 @@ _SEEDING = threading.Lock()
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer, with the variables and the time that it gets in every
-    rendering.
-    """
+    """The chat template of a tokenizer, with variables and time for every rendering."""
 
     def __init__(
         self,
@@ -83,11 +81,9 @@ class ChatTemplate:
         """The names of the variables that the template does not set itself."""
         from jinja2 import meta
 
-        return (
-            frozenset()
-            if self._tree is None
-            else frozenset(meta.find_undeclared_variables(self._tree))
-        )
+        if self._tree is None:
+            return frozenset()
+        return frozenset(meta.find_undeclared_variables(self._tree))
 
     @property
     def reads_clock(self) -> bool:
@@ -95,7 +91,7 @@ class ChatTemplate:
 
     @cached_property
     def _draws(self) -> bool:
-        """Whether the template has a random function."""
+        """True if the template has a random function."""
         from jinja2 import nodes
 
         if self._tree is None or "lipsum" in self.variables_read:
@@ -104,9 +100,7 @@ class ChatTemplate:
 
     @cached_property
     def _words(self) -> frozenset[str]:
-        """All attributes and texts of the template's code, among them the keys of messages that it
-        reads.
-        """
+        """All attributes and texts of the template's code, with the message keys that it reads."""
         from jinja2 import nodes
 
         if self._tree is None:
@@ -118,9 +112,7 @@ class ChatTemplate:
         return frozenset(attributes | constants)
 
     def unread_keys(self, messages: Sequence[Message]) -> list[str]:
-        """The keys of messages that do not change the text, because the template never names
-        them.
-        """
+        """Return the message keys that the template never names, so that the text ignores them."""
         keys = {key for message in messages for key in message} - self._words - {"role", "content"}
         unread = []
         for key in sorted(keys):
@@ -146,7 +138,7 @@ class ChatTemplate:
         tools: Any = None,
         **variables: Any,
     ) -> str:
-        """The text of messages, and the `header` of the assistant's next turn.
+        """Return the text of messages, and the `header` of the assistant's next turn.
 
         `tools` are schemas beside those of the constructor. Raises ValueError with the template's
         reason if it rejects the messages.
@@ -179,8 +171,7 @@ class ChatTemplate:
     # --- the forms of messages
 
     def in_its_forms(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """The messages with the contents and the arguments of calls in the form that the template
-        takes.
+        """Return the messages with contents and call arguments in the form that the template takes.
 
         A form that it takes is left as it is. Raises ValueError for arguments that are no JSON
         object.
@@ -214,12 +205,12 @@ class ChatTemplate:
 
     @cached_property
     def _takes_texts(self) -> bool:
-        """Whether the content of a message may be a text."""
+        """True if the content of a message may be a text."""
         return _FIRST in (self._try([_user(_FIRST)]) or "")
 
     @cached_property
     def _takes_parts(self) -> bool:
-        """Whether the content of a message may be a list of parts."""
+        """True if the content of a message may be a list of parts."""
         rendered = self._try([_user([{"type": "text", "text": _FIRST}])])
         if rendered is None or _FIRST not in rendered:
             return False
@@ -227,18 +218,16 @@ class ChatTemplate:
 
     @cached_property
     def _takes_objects(self) -> bool:
-        """Whether the arguments of a call may be an object."""
+        """True if the arguments of a call may be an object."""
         return self._writes_call({_KEY: _VALUE})
 
     @cached_property
     def _takes_json(self) -> bool:
-        """Whether the arguments of a call may be JSON text."""
+        """True if the arguments of a call may be JSON text."""
         return self._writes_call(json.dumps({_KEY: _VALUE}))
 
     def _writes_call(self, arguments: object) -> bool:
-        """Whether the template writes a call with these arguments, neither as Python prints them
-        nor quoted twice.
-        """
+        """Return True if the template writes call arguments as JSON that is not quoted twice."""
         function = {"name": _NAME, "arguments": arguments}
         call = {"type": "function", "id": "call00000", "function": function}
         result = {"role": "tool", "name": _NAME, "tool_call_id": "call00000", "content": _ANSWER}
@@ -253,8 +242,7 @@ class ChatTemplate:
     # --- texts that are rendered already
 
     def rendered_prompt(self, text: str) -> str | None:
-        """A text that is a whole prompt in this template, with its begin token; None for another
-        text.
+        """Return a text that is a whole prompt in this template, with its begin token, or None.
 
         It begins with a mark of the template, and ends with what the template puts behind the last
         question.
@@ -271,9 +259,7 @@ class ChatTemplate:
         return begin + text if needs_begin else text
 
     def require_unrendered(self, messages: Sequence[Message]) -> None:
-        """Raise DataError if the text of a message holds the template's own marks, or is a whole
-        conversation.
-        """
+        """Raise DataError if a message holds the template's marks, or is a whole conversation."""
         for message in messages:
             text = content_text(message)
             match = self._marks.search(text)
@@ -286,31 +272,27 @@ class ChatTemplate:
                 raise DataError(
                     f"the text {quoted(text)} holds {mark}, with which the model's chat template"
                     " writes turns, so it would be rendered twice: give messages with role and"
-                    " content, or use whole prompts as they are with data.chat_template=off; a"
-                    " mark that is part of the question is to be taken out"
+                    " content, or use whole prompts as they are with data.chat_template=off;"
+                    " remove a mark that is part of the question"
                 )
 
     @cached_property
     def _borders(self) -> tuple[str, str, str, str]:
-        """The template's texts before a question, behind it, between an answer and a question, and
-        behind that.
-        """
+        """The template's texts before and after a question, between turns, and after an answer."""
         answer = {"role": "assistant", "content": _ANSWER}
         text = self._try([_user(_FIRST), answer, _user(_LAST)]) or ""
         if _FIRST in text and _ANSWER in text and _LAST in text:
-            before, _, rest = text.partition(_FIRST)
-            behind, _, rest = rest.partition(_ANSWER)
-            between, _, header = rest.partition(_LAST)
-            return before, behind, between, header
-        before, _, header = (self._try([_user(_FIRST)]) or "").partition(_FIRST)
-        return before, header, "", header
+            head, _, remainder = text.partition(_FIRST)
+            behind, _, remainder = remainder.partition(_ANSWER)
+            between, _, header = remainder.partition(_LAST)
+            return head, behind, between, header
+        head, _, header = (self._try([_user(_FIRST)]) or "").partition(_FIRST)
+        return head, header, "", header
 
     @cached_property
     def _marks(self) -> re.Pattern[str]:
-        """Special tokens that the template writes, and texts in brackets around its turns; none of
-        a thought.
-        """
-        before, behind, between, header = self._borders
+        """Special tokens that the template writes, and bracketed texts around turns."""
+        head, behind, between, header = self._borders
         turns = f"{behind} {between} {header}"
         marks = set(_MARK.findall(turns))
         tokenizer = self._tokenizer
@@ -319,9 +301,7 @@ class ChatTemplate:
         }
         special |= {str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
         marks |= {
-            token
-            for token in special
-            if token in f"{before} {turns}" or token == tokenizer.bos_token
+            token for token in special if token in f"{head} {turns}" or token == tokenizer.bos_token
         }
         marks = {
             mark for mark in marks if re.search(r"[^\w\s]", mark) and not THOUGHTS.search(mark)
@@ -330,18 +310,16 @@ class ChatTemplate:
         return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def _labels_in(self, text: str) -> str | None:
-        """The labels of both roles, as `User:` and `Assistant:`, if the text is a conversation
-        written with them.
-        """
-        before, _, _, header = self._borders
-        question, answer = (self._label(border) for border in (before, header))
+        """Return the labels of both roles, as `User:`, if they make the text a conversation."""
+        head, _, _, header = self._borders
+        question, answer = (self._label(border) for border in (head, header))
         if not question or not answer or not text.rstrip().endswith(answer):
             return None
         is_found = re.search(rf"(?:^|\s){re.escape(question)}", text[: text.rstrip().rfind(answer)])
         return f"{question} and {answer}" if is_found else None
 
     def _label(self, border: str) -> str:
-        """The last line of a border without its marks, if it ends as a label does."""
+        """Return the last line of a border without its marks, if it ends as a label does."""
         lines = [line.strip() for line in self._marks.sub("", border).splitlines() if line.strip()]
         return lines[-1] if lines and re.fullmatch(r".*\w.*[^\w\s]", lines[-1]) else ""
 
@@ -351,15 +329,13 @@ def _user(content: Any) -> dict[str, Any]:
 
 
 def _parsed_arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call from JSON text; an empty text has none."""
+    """Return the arguments of a call from JSON text; an empty text has none."""
     try:
         arguments = json.loads(text or "{}")
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise ValueError(
-            f"the arguments of a tool call are to be a JSON object, got {quoted(text)}"
-        )
+        raise ValueError(f"the arguments of a tool call must be a JSON object, got {quoted(text)}")
     return arguments
 
 

@@ -29,13 +29,13 @@ TURNS = "turns"
 
 
 def turns_of(demonstration: Problem) -> Sequence[Message]:
-    """The messages behind the prompt, of which those of the role `assistant` are imitated."""
+    """Return the messages behind the prompt, of which the assistant's are imitated."""
     turns: Sequence[Message] | None = demonstration.fields.get(TURNS)
     return turns or ({"role": "assistant", "content": demonstration.answer},)
 
 
 def load_demonstrations(source: Source) -> list[Problem]:
-    """All demonstrations that a data source names. Raises DataError as `load_problems` does."""
+    """Return all demonstrations of a data source. Raises DataError as `load_problems` does."""
     return load_problems(source, convert=demonstration_from_row)
 
 
@@ -83,11 +83,10 @@ def demonstration_from_row(
             len(messages),
         )
         if not first or first == len(messages):
-            what = (
-                "begins with the assistant's message"
-                if not first
-                else "has no message of the assistant"
-            )
+            if first:
+                what = "has no message of the assistant"
+            else:
+                what = "begins with the assistant's message"
             raise DataError(
                 f"{where}: {conversation} {what}; a demonstration has a prompt and a response"
             )
@@ -114,7 +113,7 @@ def demonstration_from_row(
 
 
 def _turns(value: object, where: str) -> list[Message]:
-    """The messages of a response that is a text or a list of messages, also as JSON text."""
+    """Return the messages of a response that is a text or a list of messages, also as JSON text."""
     value = parsed_messages(value, where)
     if not isinstance(value, str):
         turns = _messages(value, where)
@@ -129,9 +128,7 @@ def _turns(value: object, where: str) -> list[Message]:
 
 
 def _require_turns(messages: Sequence[Message], where: str) -> None:
-    """Raise DataError where messages behind a prompt do not begin with the assistant's, or two of
-    its are in a row.
-    """
+    """Raise DataError if turns do not begin with the assistant's, or two of these are in a row."""
     roles = [message["role"] for message in messages]
     if roles[0] != "assistant":
         raise DataError(
@@ -148,7 +145,8 @@ def _messages(value: object, where: str) -> list[Message]:
     if not isinstance(value, list | tuple) or not value:
         raise DataError(f"{where} must be a list of messages, got {shown(value)}")
     messages = [
-        as_message(each, f"{where}, message {number}") for number, each in enumerate(value, start=1)
+        as_message(message, f"{where}, message {number}")
+        for number, message in enumerate(value, start=1)
     ]
     for number, message in enumerate(messages, start=1):
         says_nothing = not content_text(message).strip() and not message.get("tool_calls")

@@ -33,7 +33,7 @@ def load_problems(
     convert: Callable[..., Problem] = problem_from_row,
     texts: dict[str, str] | None = None,
 ) -> list[Problem]:
-    """All problems that `spec` names, in order; at least one.
+    """Return all problems that `spec` names, in order; at least one.
 
     A spec is a path (`problems.csv`), `hub:NAME[:SPLIT]`, `builtin:TASK,...`, `gym:TASK,...` or a
     mapping: `{path: FILE, prompt: COLUMN, answer: COLUMN, size: N}`, `{hub: NAME, config:, split:,
@@ -82,9 +82,7 @@ def load_problems(
 
 
 def unique_problems(problems: Sequence[Problem]) -> list[tuple[Problem, int]]:
-    """The distinct problems (by id) with the number of copies of each, in the order of first
-    appearance.
-    """
+    """Return the distinct problems (by id) in order, with the number of copies of each."""
     counts = Counter(problem.id for problem in problems)
     first = {problem.id: problem for problem in reversed(problems)}
     return [(first[key], count) for key, count in counts.items()]
@@ -93,20 +91,19 @@ def unique_problems(problems: Sequence[Problem]) -> list[tuple[Problem, int]]:
 def remove_overlap(
     train: Sequence[Problem], held_out: Sequence[Problem], *, option: str = "data.train"
 ) -> tuple[list[Problem], int]:
-    """The training problems whose text is not among the held-out ones, and the number that were
-    removed.
+    """Return the training problems that are not held out, and the number of the others.
 
     Texts are compared with whitespace collapsed and without system messages; answers are not
     compared. Raises DataError, which names the `option` of the training problems, if nothing is
     left.
     """
     texts = {prompt_text(problem.prompt) for problem in held_out}
-    kept = [problem for problem in train if prompt_text(problem.prompt) not in texts]
-    if train and not kept:
+    remaining = [problem for problem in train if prompt_text(problem.prompt) not in texts]
+    if train and not remaining:
         raise DataError(
             f"{option}: every problem is also in data.eval; nothing is left to train on"
         )
-    return kept, len(train) - len(kept)
+    return remaining, len(train) - len(remaining)
 
 
 def _listed(errors: Sequence[DataError]) -> DataError:
@@ -121,14 +118,14 @@ def _listed(errors: Sequence[DataError]) -> DataError:
 
 
 def _mixed(source: MixSource, split: Split, **options: Any) -> list[Problem]:
-    """The problems of all parts in round-robin order; one that several parts have belongs to the
-    first of them.
-    """
+    """Return the problems of all parts in round-robin order, each in the first part that has it."""
     part_of: dict[str, str] = {}
     parts = []
     for name, part in source.parts.items():
         problems = load_problems(part, split=split, **options)
-        parts.append([replace(each, source=part_of.setdefault(each.id, name)) for each in problems])
+        parts.append(
+            [replace(problem, source=part_of.setdefault(problem.id, name)) for problem in problems]
+        )
     return [problem for row in zip_longest(*parts) for problem in row if problem is not None]
 
 
@@ -147,7 +144,7 @@ def _read(
         rows = read_hub_rows(source)
         name = source.name
     # the released DAPO file repeats each problem a hundred times: equal copies share one object
-    known: dict[str, Problem] = {}
+    problems_by_id: dict[str, Problem] = {}
     options: dict[str, Any] = {"columns": source.columns, "require_answer": require_answer}
     for where, row in rows:
         if texts is not None and not isinstance(row, DataError):
@@ -159,7 +156,7 @@ def _read(
         except DataError as error:
             errors.append(error)
             continue
-        first = known.setdefault(problem.id, problem)
+        first = problems_by_id.setdefault(problem.id, problem)
         # 1 == 1.0 == True
         is_copy = first == problem and repr(first.fields) == repr(problem.fields)
         yield first if is_copy else problem
@@ -177,11 +174,11 @@ def _generated(source: TaskSource, split: Split) -> list[Problem]:
     if source.kind == "environment":
         by_task = [_begun_by_environment(size, source.seed or 0, split)]
     elif source.kind == "builtin":
-        each = zip(source.tasks.items(), sizes, strict=True)
+        task_sizes = zip(source.tasks.items(), sizes, strict=True)
         seed = source.seed or 0
         by_task = [
             builtin_problems(name, options, size=n, seed=seed, split=split)
-            for (name, options), n in each
+            for (name, options), n in task_sizes
         ]
     else:
         seed = source.seed if source.seed is not None else DEFAULT_GYM_SEED[split]
@@ -190,15 +187,11 @@ def _generated(source: TaskSource, split: Split) -> list[Problem]:
 
 
 def _begun_by_environment(size: int, seed: int, split: Split) -> list[Problem]:
-    """Problems that differ by their ids, from which their episodes' seeds follow; `reset` gives the
-    prompts.
-    """
+    """Return problems with distinct ids, the seeds of episodes; `reset` gives the prompts."""
     prompts = [f"episode {index} of {split}, seed {seed}" for index in range(size)]
     return [Problem(problem_id(prompt, ""), prompt, "", source="environment") for prompt in prompts]
 
 
 def is_begun_by_environment(problem: Problem) -> bool:
-    """Whether a problem of `data.train=environment` has no prompt, but a text that tells it from
-    others.
-    """
+    """Return True if a problem of `data.train=environment` has a mere name instead of a prompt."""
     return problem.source == "environment" and _BEGUN.fullmatch(str(problem.prompt)) is not None

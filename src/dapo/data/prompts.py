@@ -91,7 +91,7 @@ class TextEnd:
         self._is_end[list(ends)] = True
 
     def cut(self, ids: Sequence[int]) -> Sequence[int]:
-        """The ids before the first that ends the text; all of them if none does."""
+        """Return the ids before the first that ends the text; all of them if none does."""
         ended = self._is_end[np.minimum(np.asarray(ids, np.int64), len(self._is_end) - 1)]
         return ids[: int(ended.argmax())] if ended.any() else ids
 
@@ -117,8 +117,7 @@ class PromptEncoder:
         *,
         tools: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """`config` is the section `data`; the chat template gets the schemas `tools`, and must take
-        them.
+        """Take the section `data`, and schemas `tools` that the chat template must take.
 
         Raises DataError if an option needs a chat template and there is none.
         """
@@ -129,21 +128,14 @@ class PromptEncoder:
                 " or off"
             )
         self.uses_template = has_template and config.chat_template != "off"
+        why = "the model's tokenizer has no chat template"
+        if has_template:
+            why = "data.chat_template=off"
         if config.system is not None and not self.uses_template:
-            why = (
-                "data.chat_template=off"
-                if has_template
-                else "the model's tokenizer has no chat template"
-            )
             raise DataError(
                 f"data.system is set, but {why}; leave it out, or put it into data.instruction"
             )
         if config.chat_template_kwargs and not self.uses_template:
-            why = (
-                "data.chat_template=off"
-                if has_template
-                else "the model's tokenizer has no chat template"
-            )
             raise DataError(f"data.chat_template_kwargs is set, but {why}; leave it out")
         time = config.template_time
         variables = config.chat_template_kwargs
@@ -169,8 +161,7 @@ class PromptEncoder:
         self._lock = threading.Lock()  # fast tokenizers raise an error when two threads call them
 
     def encode(self, problem: Problem) -> tuple[int, ...]:
-        """The token ids of the prompt, not truncated; without a template, with the tokenizer's own
-        special tokens.
+        """Return the prompt's ids, not truncated; special tokens are the template's, if any.
 
         Ids are cached: rendering and encoding take about a millisecond, and a run encodes each
         problem repeatedly.
@@ -187,14 +178,14 @@ class PromptEncoder:
         return ids
 
     def encode_rendered(self, text: str) -> tuple[int, ...]:
-        """The token ids of a prompt's text as `decode_prompt` gives it, with its special tokens."""
+        """Return the token ids of a text from `decode_prompt`, which has its special tokens."""
         with self._lock:
             return tuple(
                 self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             )
 
     def length(self, problem: Problem) -> int:
-        """The number of tokens of the prompt, cached."""
+        """Return the number of tokens of the prompt, cached."""
         key = _key(problem)
         return self._lengths[key] if key in self._lengths else len(self.encode(problem))
 
@@ -205,8 +196,7 @@ class PromptEncoder:
         above: int = -1,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> int:
-        """The number of tokens of the longest prompt if it has more than `above`, else 0; encodes
-        in batches.
+        """Return the number of tokens of the longest prompt if it is `above`, else 0.
 
         Every prompt is rendered, but one whose bytes show that it is not longer than `above` is not
         encoded.
@@ -233,7 +223,7 @@ class PromptEncoder:
         return longest if longest > above else 0
 
     def render(self, problem: Problem) -> str:
-        """The prompt as text, with the template's special tokens.
+        """Return the prompt as text, with the template's special tokens.
 
         Raises DataError if it cannot be rendered.
         """
@@ -252,7 +242,7 @@ class PromptEncoder:
     def render_messages(
         self, messages: Sequence[Mapping[str, Any]], *, header: bool = True, **variables: Any
     ) -> str:
-        """The text of chat messages, and the `header` of the assistant's next turn.
+        """Return the text of chat messages, and the `header` of the assistant's next turn.
 
         Raises ValueError with the template's reason if it rejects them.
         """
@@ -266,27 +256,25 @@ class PromptEncoder:
         return self.config.template_time if reads_clock else None
 
     def notes(self, problems: Sequence[Problem]) -> list[str]:
-        """What the chat template does that a user may not expect: it reads the date, or not what
-        the problems have.
-        """
+        """Return what may surprise in the template: it reads the date, or ignores columns."""
         if self.template is None:
             return [
                 f"{name} is not shown to the model: no chat template is used"
                 for name in _columns_of(problems)
             ]
         notes = []
-        read = self.template.variables_read
+        variables = self.template.variables_read
         if (time := self.time_read) is not None:
             notes.append(
-                f"the chat template reads the clock, which stands at {time.isoformat(' ')} in all"
-                " prompts (of a run: its first start)"
+                f"the chat template reads the clock, which shows {time.isoformat(' ')} in all prompts"
+                " (in a run the time of its first start)"
             )
-        if unread := sorted(self.config.chat_template_kwargs.keys() - read):
+        if unread := sorted(self.config.chat_template_kwargs.keys() - variables):
             notes.append(
                 f"the chat template does not read {', '.join(unread)} (data.chat_template_kwargs)"
             )
         columns = _columns_of(problems)
-        if TOOLS in columns and "tools" not in read:
+        if TOOLS in columns and "tools" not in variables:
             notes.append(
                 "the chat template does not read tools: the column tools is not shown to the model"
             )
@@ -306,57 +294,49 @@ class PromptEncoder:
         return notes
 
     def _unread_keys(self, problems: Sequence[Problem], template: ChatTemplate) -> list[str]:
-        """The keys of messages that the template does not read, tried on one problem for each set
-        of keys.
-        """
+        """Return the message keys that the template ignores, by one problem per set of keys."""
         examples: dict[frozenset[str], Problem] = {}
         for problem in problems:
             if not isinstance(problem.prompt, str):
                 examples.setdefault(
                     frozenset(key for message in problem.prompt for key in message), problem
                 )
-        prompts = [each.prompt for each in examples.values() if not isinstance(each.prompt, str)]
+        prompts = [
+            problem.prompt for problem in examples.values() if not isinstance(problem.prompt, str)
+        ]
         return sorted({key for prompt in prompts for key in template.unread_keys(prompt)})
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a response up to the first special token: what follows it is not part of the
-        answer.
-        """
+        """Return the text of a response up to the first special token, where the answer ends."""
         ids = self._text_end.cut(ids)
-        return (
-            self._text(ids, skip_special_tokens=True)
-            if self._responses is None
-            else self._responses.decode(ids)
-        )
+        if self._responses is None:
+            return self._text(ids, skip_special_tokens=True)
+        return self._responses.decode(ids)
 
     def decode_prompt(self, ids: Sequence[int]) -> str:
-        return (
-            self._text(ids, skip_special_tokens=False)
-            if self._prompts is None
-            else self._prompts.decode(ids)
-        )
+        if self._prompts is None:
+            return self._text(ids, skip_special_tokens=False)
+        return self._prompts.decode(ids)
 
     def split_by_length(
         self, problems: Sequence[Problem], *, on_progress: Callable[[int, int], None] | None = None
     ) -> tuple[list[Problem], int]:
-        """The problems of at most `data.max_prompt_tokens` tokens, in order, and the number of
-        longer ones.
+        """Return the problems within `data.max_prompt_tokens`, in order, and the number of others.
 
         Raises DataError if all are longer.
         """
         limit = self.config.max_prompt_tokens
         longest = self.measure(problems, above=limit, on_progress=on_progress)
-        kept = (
-            [p for p in problems if self._lengths.get(_key(p), 0) <= limit]
-            if longest
-            else list(problems)
-        )
-        if problems and not kept:
+        if longest:
+            short_enough = [p for p in problems if self._lengths.get(_key(p), 0) <= limit]
+        else:
+            short_enough = list(problems)
+        if problems and not short_enough:
             raise DataError(
                 f"all {len(problems)} prompts are longer than data.max_prompt_tokens={limit}; "
                 f"the shortest has {min(map(self.length, problems))} tokens"
             )
-        return kept, len(problems) - len(kept)
+        return short_enough, len(problems) - len(short_enough)
 
     def _may_exceed(self, key: Hashable, length: int) -> bool:
         return self._bounds.get(key, length + 1) > length
@@ -393,9 +373,7 @@ class PromptEncoder:
         return text
 
     def _rendered_already(self, problem: Problem, template: ChatTemplate) -> str | None:
-        """The prompt of a problem whose text is a whole prompt in the template; None for another
-        problem.
-        """
+        """Return the prompt of a problem whose text is a whole prompt in the template, or None."""
         rendered = (
             template.rendered_prompt(problem.prompt) if isinstance(problem.prompt, str) else None
         )
@@ -456,7 +434,7 @@ def template_columns(problem: Problem) -> dict[str, Any]:
 
 
 def chat_request(problem: Problem, *, config: "DataConfig") -> dict[str, Any]:
-    """The part of a chat completion's request with which a server renders the prompt as we do.
+    """Return the part of a chat completion's request that makes a server render the same prompt.
 
     `messages`, and where they are set `tools` and `chat_template_kwargs`.
     """
@@ -480,7 +458,7 @@ def _are_schemas(tools: Any) -> bool:
 
 
 def _columns_of(problems: Sequence[Problem]) -> list[str]:
-    """The columns for the chat template that some problem has."""
+    """Return the columns for the chat template that some problem has."""
     return sorted({name for problem in problems for name in template_columns(problem)} & {TOOLS})
 
 
@@ -489,35 +467,30 @@ def _key(problem: Problem) -> Hashable:
     columns = template_columns(problem)
     if isinstance(problem.prompt, str) and not columns:
         return problem.prompt
-    prompt = (
-        problem.prompt
-        if isinstance(problem.prompt, str)
-        else [dict(message) for message in problem.prompt]
-    )
+    prompt: str | list[dict[str, Any]]
+    if isinstance(problem.prompt, str):
+        prompt = problem.prompt
+    else:
+        prompt = [dict(message) for message in problem.prompt]
     return json.dumps([prompt, columns], sort_keys=True), "messages"
 
 
 def chat_messages(
     problem: Problem, *, instruction: str = "", system: str | None = None
 ) -> list[dict[str, Any]]:
-    """The problem as chat messages, with `system` as the first unless the problem has a system
-    message.
-    """
+    """Return the problem as chat messages, with `system` first unless it has a system message."""
     prompt = with_instruction(problem, instruction)
-    messages = (
-        [{"role": "user", "content": prompt}]
-        if isinstance(prompt, str)
-        else [dict(m) for m in prompt]
-    )
+    if isinstance(prompt, str):
+        messages = [{"role": "user", "content": prompt}]
+    else:
+        messages = [dict(m) for m in prompt]
     if system is not None and all(message["role"] != "system" for message in messages):
         messages.insert(0, {"role": "system", "content": system})
     return messages
 
 
 def with_instruction(problem: Problem, instruction: str) -> Prompt:
-    """The prompt with `instruction` appended on a new line to the text or to the last user
-    message.
-    """
+    """Return the prompt with `instruction` on a new line of the text or the last user message."""
     if not instruction:
         return problem.prompt
     if isinstance(problem.prompt, str):

@@ -32,7 +32,7 @@ class ProblemStream:
         self._order_of: tuple[int, NDArray[np.int64]] | None = None
 
     def __len__(self) -> int:
-        """The number of problems per epoch."""
+        """Return the number of problems per epoch."""
         return len(self._problems)
 
     @property
@@ -69,9 +69,7 @@ class ProblemStream:
         self._position = position
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch, the offset in it, and the number of problems, by which changed data is
-        detected.
-        """
+        """Return epoch, offset and the number of problems, by which changed data is detected."""
         epoch, offset = divmod(self._position, len(self))
         return {"epoch": epoch, "offset": offset, "size": len(self)}
 

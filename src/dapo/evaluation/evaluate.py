@@ -38,15 +38,11 @@ class Sampler(Protocol):
         """Request the k responses to `problem`; each is returned with `index`."""
 
     def poll(self) -> list[tuple[int, int, Response]]:
-        """Return the responses since the last call, each with the indices of its problem and its
-        sample.
-        """
+        """Return the responses since the last call, with the indices of problem and sample."""
 
 
 class EngineSampler:
-    """Samples responses from a rollout engine; the seed of each is a function of (run seed,
-    problem, sample).
-    """
+    """Samples from a rollout engine; a seed is a function of (run seed, problem, sample)."""
 
     def __init__(self, engine: RolloutEngine, encoder: Encoder, plan: EvaluationPlan) -> None:
         self.plan = plan
@@ -83,7 +79,7 @@ class EngineSampler:
 
     def poll(self) -> list[tuple[int, int, Response]]:
         """See Sampler. Raises EngineError if the engine answers a request that is not in flight."""
-        found = []
+        answers = []
         for generation in self._engine.poll():
             if generation.request_id not in self._pending:
                 raise EngineError(
@@ -94,8 +90,8 @@ class EngineSampler:
             response = Response(
                 text, generation.token_ids, generation.num_sampled, generation.finish
             )
-            found.append((index, i, response))
-        return found
+            answers.append((index, i, response))
+        return answers
 
 
 def evaluate(
@@ -169,14 +165,13 @@ def _with_verdicts(
     responses: Sequence[Response], verdicts: Sequence[Verdict]
 ) -> tuple[JudgedResponse, ...]:
     remaining = iter(verdicts)
-    found = []
+    judged_responses = []
     for response in responses:
         verdict = next(remaining) if response.error is None else Verdict(None, 0.0, response.error)
         judged = verdict.correct, verdict.score, verdict.error, verdict.answer
-        text = (
-            response.text.episode.transcript
-            if isinstance(response.text, EpisodeText)
-            else response.text
-        )
-        found.append(JudgedResponse(text, *judged, response.tokens, response.finish))
-    return tuple(found)
+        if isinstance(response.text, EpisodeText):
+            text = response.text.episode.transcript
+        else:
+            text = response.text
+        judged_responses.append(JudgedResponse(text, *judged, response.tokens, response.finish))
+    return tuple(judged_responses)

@@ -51,7 +51,7 @@ def require_pairable(
     for name in (*MUST_MATCH, *(SAME_DRAWS if same_draws else ())):
         if name in a and name in b and a[name] != b[name]:
             raise DataError(f"{name} is {a[name]} in one and {b[name]} in the other")
-    ids_a, ids_b = ({row["id"] for row in found["table"]} for found in (a, b))
+    ids_a, ids_b = ({row["id"] for row in evaluation["table"]} for evaluation in (a, b))
     if alone := ids_a ^ ids_b:
         raise DataError(f"{len(alone)} problems are only in one of them")
 
@@ -66,7 +66,7 @@ def paired_accuracies(
     `require_pairable`.
     """
     require_pairable(a, b, same_draws=same_draws)
-    counts = [found["samples_per_problem"] for found in (a, b)]
+    counts = [evaluation["samples_per_problem"] for evaluation in (a, b)]
     shared = min(counts) if a.get("seed") == b.get("seed") and len(set(counts)) > 1 else None
 
     def accuracy(row: Mapping[str, Any]) -> float | None:
@@ -75,31 +75,33 @@ def paired_accuracies(
             return value
         judged = [response for response in row["responses"][:shared] if response["error"] is None]
         values = [
-            float(each["score"] if each["correct"] is None else each["correct"]) for each in judged
+            float(response["score"] if response["correct"] is None else response["correct"])
+            for response in judged
         ]
         return fsum(values) / len(values) if values else None
 
-    others = {row["id"]: row for row in b["table"]}
-    return {row["id"]: (accuracy(row), accuracy(others[row["id"]])) for row in a["table"]}
+    rows_of_b = {row["id"]: row for row in b["table"]}
+    return {row["id"]: (accuracy(row), accuracy(rows_of_b[row["id"]])) for row in a["table"]}
 
 
 def paired_difference(
     a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False
 ) -> dict[str, Any]:
-    """Compute the difference (b minus a) of two evaluations by `paired_accuracies`: for commands,
-    page and Python.
+    """Compute the difference (b minus a) of two evaluations, paired by `paired_accuracies`.
 
     It is a `Paired` as JSON values, with the numbers of problems with a verdict in both
     evaluations, and of those on which b is better, worse and equal.
     """
     values = paired_accuracies(a, b, same_draws=same_draws).values()
     judged = [(x, y) for x, y in values if x is not None and y is not None]
-    found = paired([x for x, _ in judged], [y for _, y in judged], proportions=bool(a["binary"]))
+    difference = paired(
+        [x for x, _ in judged], [y for _, y in judged], proportions=bool(a["binary"])
+    )
     better = sum(x < y for x, y in judged)
     worse = sum(x > y for x, y in judged)
-    equal = found.pairs - better - worse
-    return found.as_json() | {
-        "problems": found.pairs,
+    equal = difference.pairs - better - worse
+    return difference.as_json() | {
+        "problems": difference.pairs,
         "better": better,
         "worse": worse,
         "equal": equal,
@@ -107,9 +109,7 @@ def paired_difference(
 
 
 def paired_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute `paired_difference` with a row per problem under `table`: id, source, question,
-    answer, accuracies.
-    """
+    """Compute `paired_difference` with a row per problem in `table`: texts and accuracies."""
     values = paired_accuracies(a, b)
     table = []
     for row in a["table"]:
@@ -139,9 +139,7 @@ class Paired:
 
 
 def paired(a: Sequence[float], b: Sequence[float], *, proportions: bool = False) -> Paired:
-    """Compute the mean difference of paired values, `b[i] - a[i]`; `proportions`: all values are
-    from 0 to 1.
-    """
+    """Compute the mean of `b[i] - a[i]`; with `proportions` all values are from 0 to 1."""
     first = np.asarray(a, np.float64)
     second = np.asarray(b, np.float64)
     differences = second - first
@@ -166,22 +164,26 @@ def mean_over_steps(steps: Sequence[Paired]) -> Paired:
     Given the weights of both runs, the samples of different steps are independent, so variances add
     up. The interval covers the variation of these samples, not the variation between runs.
     """
-    found = [step for step in steps if step.pairs > 1 and step.difference is not None]
-    if not found:
+    paired_steps = [step for step in steps if step.pairs > 1 and step.difference is not None]
+    if not paired_steps:
         return Paired(None, None, None, 0, 0.0, 0.0)
-    count = len(found)
-    mean = fsum(step.difference or 0.0 for step in found) / count
-    unpaired = fsum(step.unpaired_variance for step in found) / count**2
-    own = fsum(step.paired_variance for step in found) / count**2
-    pairs = sum(step.pairs for step in found)
-    if not own > 0:
-        return Paired(mean, None, None, pairs, unpaired, own)
-    return Paired(mean, *student_interval(mean, own, pairs - count), pairs, unpaired, own)
+    count = len(paired_steps)
+    mean = fsum(step.difference or 0.0 for step in paired_steps) / count
+    unpaired = fsum(step.unpaired_variance for step in paired_steps) / count**2
+    paired_variance = fsum(step.paired_variance for step in paired_steps) / count**2
+    pairs = sum(step.pairs for step in paired_steps)
+    if not paired_variance > 0:
+        return Paired(mean, None, None, pairs, unpaired, paired_variance)
+    return Paired(
+        mean,
+        *student_interval(mean, paired_variance, pairs - count),
+        pairs,
+        unpaired,
+        paired_variance,
+    )
 
 
 def paired_problems(a: Mapping[str, float], b: Mapping[str, float]) -> Paired:
-    """Compute the difference over the problems that both runs have sampled; no interval if all
-    differ equally.
-    """
+    """Compute the difference over problems of both runs; no interval if all differ equally."""
     both = sorted(a.keys() & b.keys())
     return paired([a[name] for name in both], [b[name] for name in both])

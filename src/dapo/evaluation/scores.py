@@ -75,8 +75,7 @@ class JudgedProblem:
 
     @property
     def consensus(self) -> float:
-        """cons@k: 1 if the correct answer is the most frequent, 1/n if n answers tie with it among
-        them, else 0.
+        """cons@k: 1 if the correct answer is the most frequent, 1/n in a tie of n, else 0.
 
         All correct responses vote for one answer, in any form. A wrong response votes for its
         normalized answer, if it has one.
@@ -118,8 +117,7 @@ class Evaluation:
         ]
 
     def summary(self) -> dict[str, Any]:
-        """Compute all reported figures as JSON values: `accuracy` is avg@k; `low` and `high` are
-        its 95 % interval.
+        """Return all figures as JSON values: `accuracy` is avg@k with its 95 % interval.
 
         `binary` is false where the verifier does not decide correct or wrong: `accuracy` is then a
         mean score. `accuracy` is None without any verdict, `low` and `high` without an interval;
@@ -191,22 +189,20 @@ class Evaluation:
         return [problem.row() for problem in self.problems]
 
     def _estimates(self) -> dict[str, list[float]]:
-        """Estimate `pass@j` of each complete problem for the powers of two up to k, `cons@k` of
-        each judged one.
-        """
+        """Estimate `pass@j` of complete problems, j powers of two, and `cons@k` of judged ones."""
         k = self.plan.samples_per_problem
         correct = [round(sum(problem.accuracies)) for problem in self.complete]
-        found = {}
+        estimates = {}
         if correct:
-            found = {
+            estimates = {
                 f"pass@{j}": [pass_at_k(k, c, j) for c in correct]
                 for j in (2**i for i in range(k.bit_length()))
             }
         if k > 1 and any(
             response.answer is not None for problem in self.judged for response in problem.valid
         ):
-            found[f"cons@{k}"] = [problem.consensus for problem in self.judged]
-        return found
+            estimates[f"cons@{k}"] = [problem.consensus for problem in self.judged]
+        return estimates
 
     def _by_source(self) -> dict[str, dict[str, float]]:
         rows: dict[str, list[float]] = {}
@@ -218,28 +214,33 @@ class Evaluation:
         }
 
 
-def require_summary(found: Any, where: str) -> dict[str, Any]:
+def require_summary(stored_summary: Any, where: str) -> dict[str, Any]:
     """Check that a stored evaluation is complete, and return it.
 
     Raises DataError if something is missing.
     """
     blank = EvaluationPlan("", 1, 1.0, 1.0, 1, (), 0)
-    if not isinstance(found, dict):
-        raise DataError(f"{where} holds a {type(found).__name__}, not an evaluation")
+    if not isinstance(stored_summary, dict):
+        raise DataError(f"{where} holds a {type(stored_summary).__name__}, not an evaluation")
     required = (Evaluation(blank, ()).summary().keys() | {"table"}) - _OPTIONAL
-    if missing := sorted(required - found.keys()):
+    if absent := sorted(required - stored_summary.keys()):
         raise DataError(
             f"{where} was not written by `dapo eval --output` or a run: it lacks"
-            f" {', '.join(missing[:3])}"
+            f" {', '.join(absent[:3])}"
         )
-    rows = found["table"]
+    rows = stored_summary["table"]
     if not isinstance(rows, list) or any(
         not isinstance(r, dict) or {"id", "accuracy"} - r.keys() for r in rows
     ):
         raise DataError(f"{where} is damaged: each row of its table must have id and accuracy")
     if all(row["accuracy"] is None for row in rows):  # older files say an accuracy of 0
-        found |= {"accuracy": None, "low": None, "high": None, "interval_note": NOTHING_JUDGED}
-    return found
+        stored_summary |= {
+            "accuracy": None,
+            "low": None,
+            "high": None,
+            "interval_note": NOTHING_JUDGED,
+        }
+    return stored_summary
 
 
 def _warning(errors: int, responses: int) -> str | None:
@@ -252,18 +253,14 @@ def _warning(errors: int, responses: int) -> str | None:
 
 
 def count_votes(answers: Iterable[tuple[bool | None, str | None]]) -> "Counter[str | None]":
-    """Count the votes of responses, given as (correct, normalized answer), for
-    `JudgedProblem.consensus`.
-    """
+    """Count votes for `JudgedProblem.consensus`, from pairs (correct, normalized answer)."""
     return Counter(
         CORRECT if correct else answer for correct, answer in answers if correct or answer
     )
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Estimate P(at least one of k is correct) without bias from `correct` of `samples` (Chen et
-    al. 2021).
-    """
+    """Estimate P(at least one of k is correct) without bias (Chen et al. 2021)."""
     if not 0 <= correct <= samples or not 0 < k <= samples:
         raise ValueError(
             f"pass@k needs 0 <= correct <= samples and 0 < k <= samples, got {correct},"

@@ -22,9 +22,7 @@ _SEED_BITS = 31
 
 
 class ServerSampler:
-    """Samples k chat completions per problem; the seed of each is a function of (run seed, problem,
-    sample).
-    """
+    """Samples k chat completions per problem; seeds follow from (run seed, problem, sample)."""
 
     def __init__(
         self,
@@ -80,25 +78,24 @@ class ServerSampler:
             threading.Thread(target=self._work, name="dapo-server", daemon=True).start()
 
     def submit(self, index: int, problem: Problem) -> None:
-        found = self._to_messages(problem)
-        prompt = (
-            dict(found)
-            if isinstance(found, Mapping)
-            else {"messages": [dict(message) for message in found]}
-        )
+        conversation = self._to_messages(problem)
+        if isinstance(conversation, Mapping):
+            prompt = dict(conversation)
+        else:
+            prompt = {"messages": [dict(message) for message in conversation]}
         for i in range(self.plan.samples_per_problem):
             seed = keyed_seed(self.plan.seed, "eval", problem.id, i) % (1 << _SEED_BITS)
             self._tasks.put((index, i, prompt, seed))
 
     def poll(self) -> list[tuple[int, int, Response]]:
         """See Sampler. Waits a moment if no response has arrived."""
-        found = []
+        responses = []
         try:
-            found.append(self._results.get(timeout=_POLL_S))
+            responses.append(self._results.get(timeout=_POLL_S))
             while True:
-                found.append(self._results.get_nowait())
+                responses.append(self._results.get_nowait())
         except queue.Empty:
-            return found
+            return responses
 
     def close(self) -> None:
         self._is_closed = True
@@ -119,16 +116,16 @@ class ServerSampler:
 
     def _request(self, prompt: dict[str, Any], seed: int) -> Response:
         plan = self.plan
-        found = self._chat.complete(
+        completion = self._chat.complete(
             **prompt,
             temperature=plan.temperature,
             top_p=plan.top_p,
             max_tokens=plan.max_response_tokens,
             seed=seed,
         )
-        if found.finish not in _FINISHES:
-            return _failed_response(f"the response ended by {found.finish!r}")
-        return Response(found.text, (), found.tokens, _FINISHES[found.finish])
+        if completion.finish not in _FINISHES:
+            return _failed_response(f"the response ended by {completion.finish!r}")
+        return Response(completion.text, (), completion.tokens, _FINISHES[completion.finish])
 
     def _require_model(self, url: str, model: str) -> None:
         try:

@@ -109,14 +109,11 @@ def nonsense(problem: Problem) -> dict[str, str]:
 
 
 def audit_reward(judge: Judge, problem: Problem, right: str | None = None) -> Audit:
-    """Judge everything twice, in two orders; without a `right` response, try the usual forms of the
-    reference.
-    """
-    forms = (
-        [right]
-        if right is not None
-        else [form.format(problem.answer.strip()) for form in _RIGHT_FORMS]
-    )
+    """Judge everything in two orders; without a `right` response, try forms of the reference."""
+    if right is not None:
+        forms = [right]
+    else:
+        forms = [form.format(problem.answer.strip()) for form in _RIGHT_FORMS]
     judged = [_judge(judge, problem, "a right answer", text) for text in forms]
     accepted = [f for f in judged if f.verdict.error is None and f.verdict.correct is not False]
     best = max(accepted, key=lambda check: check.verdict.score, default=None)
@@ -145,9 +142,7 @@ def audit_reward(judge: Judge, problem: Problem, right: str | None = None) -> Au
 
 
 def _with_reference(problem: Problem, reference: str) -> Problem:
-    """The problem with another reference answer, which functions get as the column `answer`,
-    too.
-    """
+    """Return the problem with another reference answer, also in the column `answer`."""
     fields = {name: value for name, value in problem.fields.items() if name != "answer"}
     return replace(problem, answer=reference, fields=fields)
 

@@ -29,9 +29,7 @@ Scope: TypeAlias = Literal["response", "group"]  # what a verifier sees in one c
 
 @dataclass(frozen=True)
 class RewardSpec:
-    """The verifiers of a reward with weights and options, as JSON values from which a worker can
-    rebuild it.
-    """
+    """The verifiers of a reward with weights and options, from which a worker can rebuild it."""
 
     weights: Mapping[str, float]
     options: Mapping[str, Mapping[str, Any]]  # options by verifier
@@ -45,8 +43,7 @@ class RewardSpec:
         options: Mapping[str, Any] | None = None,
         threshold: float | None = None,
     ) -> "RewardSpec":
-        """Read a `reward` section; `options` belong to the only verifier, or are keyed by verifier
-        for several.
+        """Read a `reward` section; with several verifiers `options` are keyed by verifier.
 
         Raises RewardError if the section is invalid.
         """
@@ -81,14 +78,11 @@ class RewardSpec:
 
     @property
     def reads_answer(self) -> bool:
-        """Whether a registered verifier compares with the reference answer; functions name the
-        columns they need.
-        """
+        """Return True if a registered verifier compares with the answer; functions name columns."""
         return any(reads_answer(name, self.options[name]) for name in self.weights)
 
     def combine(self, verdicts: Sequence[Verdict | None]) -> Verdict:
-        """One verdict from one per verifier, in the order of `weights`; None where a verifier does
-        not apply.
+        """Combine verdicts in the order of `weights`, None from verifiers that do not apply.
 
         The score is the weighted sum over the verifiers that apply; their own scores are the
         `components`. `correct` is whether all binary verdicts are right; without any, whether the
@@ -169,7 +163,7 @@ class CombinedVerifier:
     def verdicts(
         self, scope: Scope, problem: Problem, responses: Sequence[str], token_ids: TokenIds
     ) -> list[list[Verdict | None]]:
-        """The verdicts of the verifiers of one scope, as `[response][verifier]`."""
+        """Return the verdicts of the verifiers of one scope, as `[response][verifier]`."""
         columns = [
             self._column(index, problem, responses, token_ids) for index in self.scopes[scope]
         ]
@@ -178,16 +172,14 @@ class CombinedVerifier:
     def _column(
         self, index: int, problem: Problem, responses: Sequence[str], token_ids: TokenIds
     ) -> Sequence[Verdict | None]:
-        """The verdicts of one verifier; an episode whose environment failed has none of any
-        verifier.
-        """
+        """Return one verifier's verdicts, without those on episodes whose environment failed."""
         failed = [
             text.episode.error if isinstance(text, EpisodeText) else None for text in responses
         ]
-        found = self._judged(index, problem, responses, token_ids)
+        judged = self._judged(index, problem, responses, token_ids)
         return [
             verdict if error is None else error_verdict(f"environment: {error}")
-            for verdict, error in zip(found, failed, strict=True)
+            for verdict, error in zip(judged, failed, strict=True)
         ]
 
     def _judged(
@@ -197,11 +189,9 @@ class CombinedVerifier:
         verifier = self._verifiers[index]
         if isinstance(verifier, GroupVerifier):
             result = try_call(lambda: verifier.judge_group(problem, responses, token_ids))
-            return (
-                [error_verdict(f"{name} {result.reason}")] * len(responses)
-                if isinstance(result, Failure)
-                else result
-            )
+            if isinstance(result, Failure):
+                return [error_verdict(f"{name} {result.reason}")] * len(responses)
+            return result
         verify = verifier.judge if isinstance(verifier, FunctionVerifier) else verifier
         results = [try_call(partial(verify, problem, response)) for response in responses]
         return [
@@ -216,7 +206,7 @@ def build_verifier(
     threshold: float | None = None,
     functions: Mapping[str, Callable[..., Any]] = NO_FUNCTIONS,
 ) -> CombinedVerifier:
-    """The verifiers of a `reward` section, ready to judge in this process.
+    """Return the verifiers of a `reward` section, ready to judge in this process.
 
     Args:
         spec: a verifier's name, or several with their weights.
@@ -247,13 +237,11 @@ class TimedJudge(Protocol):
     """A judge that measures how long its verifiers take."""
 
     def pop_mean_latency(self) -> float | None:
-        """The mean seconds per call since this was last read; None without a call."""
+        """Return the mean seconds per call since this was last read; None without a call."""
 
 
 class InlineJudge:
-    """Judges synchronously in this process, without a time limit: for tests, notebooks and trusted
-    verifiers.
-    """
+    """Judges synchronously in this process without a time limit: for tests and trusted code."""
 
     def __init__(
         self,

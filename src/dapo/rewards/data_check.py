@@ -27,13 +27,13 @@ class UnusableRows:
     def __str__(self) -> str:
         """One line: the number of rows, the first of them, and the reason of the first."""
         rows = list(self.reasons)
-        named = ", ".join(f"{row:,}" for row in rows[:_SHOWN_ROWS]) + ", ..." * (
+        row_numbers = ", ".join(f"{row:,}" for row in rows[:_SHOWN_ROWS]) + ", ..." * (
             len(rows) > _SHOWN_ROWS
         )
         first = f"the first {self.num_checked:,} of " if self.num_checked < self.num_rows else ""
         return (
             f"{self.verifier} can judge no response to {len(rows):,} of {first}{self.num_rows:,}"
-            f" rows ({'rows' if len(rows) > 1 else 'row'} {named}); row {rows[0]:,}:"
+            f" rows ({'rows' if len(rows) > 1 else 'row'} {row_numbers}); row {rows[0]:,}:"
             f" {self.reasons[rows[0]]}"
         )
 
@@ -45,8 +45,7 @@ def unusable_rows(
     *,
     time_s: float = TIME_S,
 ) -> list[UnusableRows]:
-    """The rows that each verifier of a `reward` section cannot judge, one entry per verifier that
-    has such rows.
+    """Find the rows that each verifier of a `reward` section cannot judge, by verifier.
 
     Args:
         problems: the rows of a data set, in order.
@@ -58,20 +57,18 @@ def unusable_rows(
         RewardError: the section is invalid, or names an unknown verifier.
     """
     spec = RewardSpec.of(verifier, options=options)
-    found = []
+    findings = []
     for name in spec.weights:
         if (check := problem_check(name, spec.options[name])) is not None:
             reasons, num_checked = _reasons(name, check, problems, time_s)
-            found += [UnusableRows(name, reasons, num_checked, len(problems))] if reasons else []
-    return found
+            findings += [UnusableRows(name, reasons, num_checked, len(problems))] if reasons else []
+    return findings
 
 
 def _reasons(
     name: str, check: Callable[[Problem], str | None], problems: Sequence[Problem], time_s: float
 ) -> tuple[dict[int, str], int]:
-    """The reasons by row number, and the number of rows checked, at least one of which can be
-    judged.
-    """
+    """Return the reasons by row number, and the number of checked rows, one of them usable."""
     checked: dict[int, str | None] = {}  # by object: equal rows of a file share one
     reasons: dict[int, str] = {}
     end = time.process_time() + time_s
@@ -81,8 +78,9 @@ def _reasons(
                 return reasons, row - 1
             reason = check(problem)
             checked[id(problem)] = None if reason is None else reason.removeprefix(f"{name}: ")
-        if (found := checked[id(problem)]) is not None:
-            reasons[row] = found
+        stored_reason = checked[id(problem)]
+        if stored_reason is not None:
+            reasons[row] = stored_reason
     return reasons, len(problems)
 
 
@@ -93,8 +91,7 @@ def warnings_about_rows(
     *,
     where: str,
 ) -> list[str]:
-    """Warnings about rows that cannot be judged, one line per verifier; `where` names the data,
-    such as `data.train`.
+    """Warn about rows that cannot be judged, one line per verifier, of the data named `where`.
 
     Raises RewardError if a verifier can judge none of the rows.
     """

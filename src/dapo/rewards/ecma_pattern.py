@@ -31,7 +31,7 @@ _CATEGORIES = {"Letter": "L", "Number": "N", "Punctuation": "P", "Symbol": "S", 
 
 @lru_cache(1024)
 def python_pattern(pattern: str) -> str:
-    r"""A pattern of ECMA 262, with the flag `u`, as one of Python's `re`.
+    r"""Return a pattern of ECMA 262, with the flag `u`, as one of Python's `re`.
 
     Raises:
         ValueError: it has syntax of Python that ECMA 262 does not have, or an unknown property
@@ -57,15 +57,13 @@ def python_pattern(pattern: str) -> str:
         after_quantifier = bool(token["quantifier"]) and not in_class
         pieces.append(piece)
     text = "".join(pieces).replace("[^]", r"[\s\S]").replace("[]", r"(?!)")
-    found = f"(?a:{text})"
-    re.compile(found)
-    return found
+    translated = f"(?a:{text})"
+    re.compile(translated)
+    return translated
 
 
 def translated(schema: object) -> object:
-    """A JSON schema with the patterns of Python in `pattern` and `patternProperties`, wherever
-    schemas stand in it.
-    """
+    """Return a JSON schema with Python's forms of `pattern` and `patternProperties` anywhere."""
     if isinstance(schema, list):
         return [translated(item) for item in schema]
     if not isinstance(schema, dict):
@@ -109,7 +107,7 @@ def _outside_class(token: re.Match[str]) -> str:
 
 
 def _in_class(token: re.Match[str]) -> tuple[str, bool]:
-    """A token in brackets, and whether the brackets go on behind it."""
+    """Return a token in brackets, and whether the brackets go on behind it."""
     if token["character"] == "]":
         return "]", False
     if token["escape"] in ("s", "S"):
@@ -149,7 +147,7 @@ def _character(token: re.Match[str]) -> str:
 
 @lru_cache(64)
 def _category(name: str) -> str:
-    """The characters of a general category of Unicode, as ranges of a class."""
+    """Return the characters of a general category of Unicode, as ranges of a class."""
     short = name.removeprefix("General_Category=").removeprefix("gc=")
     short = _CATEGORIES.get(short, short)
     members = [

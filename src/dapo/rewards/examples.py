@@ -13,18 +13,16 @@ def has_digit(completions: list[Any], **columns: Any) -> list[bool]:
 
 
 def digit_share(completions: list[Any], **columns: Any) -> list[float]:
-    """A score between 0 and 1: the fraction of digits among the response's characters."""
+    """Return a score between 0 and 1: the fraction of digits among the response's characters."""
     texts = [_text(completion) for completion in completions]
     return [sum(character.isdigit() for character in text) / max(len(text), 1) for text in texts]
 
 
 def brevity(completions: list[Any], **columns: Any) -> list[float]:
-    """A score between 0 and 1 that falls with the number of words; combine it with a verifier at a
-    small weight.
-    """
+    """Score few words high, from 1 to 0; combine it with a verifier at a small weight."""
     return [1.0 / (1.0 + len(_text(completion).split())) for completion in completions]
 
 
 def _text(completion: Any) -> str:
-    """The text of a completion: a string, or for chat prompts a list of one assistant message."""
+    """Return the text of a completion: a string, or a list of one assistant message."""
     return completion if isinstance(completion, str) else completion[-1]["content"]

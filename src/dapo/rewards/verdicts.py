@@ -19,18 +19,17 @@ _SHOWN_CHARS = 80
 
 
 def binary_verdict(correct: bool, answer: str | None = None) -> Verdict:
-    """A verdict of right or wrong, scored +1 or -1 (Eq. 7); `answer` as in `Verdict`."""
+    """Return a verdict of right or wrong, scored +1 or -1 (Eq. 7); `answer` as in `Verdict`."""
     return Verdict(correct=correct, score=1.0 if correct else -1.0, answer=answer)
 
 
-def number_verdict(reference: Fraction | None, found: Fraction | None) -> Verdict:
+def number_verdict(reference: Fraction | None, number: Fraction | None) -> Verdict:
     """Right if the number that was found, if any, is the reference's."""
-    return binary_verdict(found == reference, "" if found is None else normalize_number(found))
+    return binary_verdict(number == reference, "" if number is None else normalize_number(number))
 
 
 def error_verdict(reason: str) -> Verdict:
-    """A verdict for a response that could not be judged: left out of training, never counted as
-    zero.
+    """Return the verdict on a response that cannot be judged, which is left out of training.
 
     `reason` starts with the verifier's name; secrets in it are masked.
     """
@@ -41,27 +40,23 @@ def error_verdict(reason: str) -> Verdict:
 
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:
-    """A problem as JSON values, for a judge in another process; `fields` are JSON values
-    already.
-    """
-    prompt = (
-        problem.prompt
-        if isinstance(problem.prompt, str)
-        else [dict(message) for message in problem.prompt]
-    )
+    """Return a problem as JSON values, as `fields` are, for a judge in another process."""
+    prompt: str | list[dict[str, Any]]
+    if isinstance(problem.prompt, str):
+        prompt = problem.prompt
+    else:
+        prompt = [dict(message) for message in problem.prompt]
     return {**vars(problem), "prompt": prompt, "fields": dict(problem.fields)}
 
 
 def responses_to_json(responses: Sequence[str]) -> dict[str, Any]:
-    """Responses as JSON values, for a judge in another process: texts, and the episodes of those
-    that have one.
-    """
+    """Return responses as JSON values for a judge in another process: texts, and any episodes."""
     episodes = [vars(text.episode) if isinstance(text, EpisodeText) else None for text in responses]
     return {"responses": list(responses), **({"episodes": episodes} if any(episodes) else {})}
 
 
 def responses_of_json(values: Mapping[str, Any]) -> list[str]:
-    """The responses that `responses_to_json` wrote."""
+    """Return the responses that `responses_to_json` wrote."""
     texts: list[str] = values["responses"]
     episodes = values.get("episodes") or [None] * len(texts)
     pairs = zip(texts, episodes, strict=True)
@@ -90,9 +85,7 @@ def to_verdict(name: str, value: Any) -> Verdict | None:
 
 
 def to_verdicts(name: str, results: Any, count: int) -> list[Verdict | None]:
-    """The results of one call over `count` responses; anything but a list of that length is an
-    error for each.
-    """
+    """Return the verdict of each of `count` responses; errors unless `results` is such a list."""
     if hasattr(results, "tolist"):  # a NumPy array or a tensor
         results = results.tolist()
     if not isinstance(results, list | tuple):
@@ -108,9 +101,7 @@ def to_verdicts(name: str, results: Any, count: int) -> list[Verdict | None]:
 
 
 def to_correct(value: Any) -> bool | None:
-    """A value that is equal to 1 or 0 as right or wrong, whatever its type; None for any other
-    value.
-    """
+    """Return a value of any type that equals 1 or 0 as right or wrong; None for another value."""
     value = _unboxed(value)
     if try_call(lambda: bool(value == 1)) is True:
         return True
@@ -118,7 +109,7 @@ def to_correct(value: Any) -> bool | None:
 
 
 def shown_result(value: Any) -> str:
-    """A result of user code, for a message."""
+    """Return a result of user code, for a message."""
     text = try_call(lambda: repr(value))
     if not isinstance(text, str):
         return f"a {type(value).__name__}"
@@ -126,7 +117,7 @@ def shown_result(value: Any) -> str:
 
 
 def _unboxed(value: Any) -> Any:
-    """A NumPy or torch scalar as a Python scalar."""
+    """Return a NumPy or torch scalar as a Python scalar."""
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 

@@ -23,7 +23,7 @@ class Verifier(Protocol):
     """
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        """The verdict on `response` as an answer to `problem`."""
+        """Return the verdict on `response` as an answer to `problem`."""
 
 
 @runtime_checkable
@@ -33,9 +33,7 @@ class GroupVerifier(Protocol):
     def judge_group(
         self, problem: Problem, responses: Sequence[str], token_ids: TokenIds
     ) -> Sequence[Verdict | None]:
-        """One verdict per response, None where it does not apply; `token_ids[i]` are the tokens of
-        `responses[i]`.
-        """
+        """Return a verdict per response, None where it does not apply; `token_ids` in order."""
 
 
 ANSWER_MARKERS: Mapping[str, str] = {
@@ -51,9 +49,7 @@ RowCheck: TypeAlias = Callable[[Problem], str | None]
 
 @dataclass(frozen=True)
 class Registration:
-    """A row of VERIFIERS: the class of a verifier, and the facts that are needed before it is
-    built.
-    """
+    """A row of VERIFIERS: the class of a verifier, and the facts needed before it is built."""
 
     factory: str
     """`module:Class` in `dapo.rewards.verifiers`; the constructor's parameters are the verifier's
@@ -90,7 +86,7 @@ def _always(options: Mapping[str, Any]) -> bool:
 
 
 def _for_groups(options: Mapping[str, Any]) -> bool:
-    """Whether the reference is the pattern, or compared with what the pattern's group captures."""
+    """Return True if the reference is the pattern, or is compared with its captured group."""
     pattern = options.get("pattern")
     return pattern is None or re.compile(pattern).groups > 0
 
@@ -132,13 +128,12 @@ VERIFIERS: Mapping[str, Registration] = {
 
 
 def is_binary(name: str) -> bool:
-    """Whether the verifier `name` is known to give only right or wrong; false for functions."""
+    """Return True if verifier `name` gives only right or wrong; False for functions."""
     return name in VERIFIERS and VERIFIERS[name].binary
 
 
 def problem_check(name: str, options: Mapping[str, Any]) -> RowCheck | None:
-    """The check that finds, before a run, the rows that the verifier `name` cannot judge; None
-    where there is none.
+    """Return the check that finds the rows that the verifier `name` cannot judge, if it has one.
 
     Raises RewardError if the verifier cannot be built with these options.
     """
@@ -147,14 +142,12 @@ def problem_check(name: str, options: Mapping[str, Any]) -> RowCheck | None:
 
 
 def reads_answer(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether the verifier `name` needs a reference answer in every row; functions name the columns
-    they need.
-    """
+    """Return True if verifier `name` needs a reference answer; functions name their columns."""
     return name in VERIFIERS and VERIFIERS[name].reads_answer(options)
 
 
 def get_verifier(name: str, /, **options: Any) -> Verifier:
-    """The verifier called `name`: one of VERIFIERS (`math`, `choice`, ...) or `module:function`.
+    """Return a verifier by name: one of VERIFIERS (`math`, ...) or `module:function`.
 
     Its packages are imported here, outside the time limit of a verdict. Raises RewardError for an
     unknown name or option and for a function that cannot be imported.
@@ -168,20 +161,19 @@ def get_verifier(name: str, /, **options: Any) -> Verifier:
             f" {', '.join(VERIFIERS)}, or your own function as module:function"
         )
     factory = resolve_name(f"{_FOLDER}.{VERIFIERS[name].factory}")
-    known = inspect.signature(factory).parameters
+    parameters = inspect.signature(factory).parameters
     for option, value in options.items():
-        if option not in known:
-            raise RewardError(
-                f"verifier {name} has no option {option!r}; it has {', '.join(known) or 'none'}"
-            )
-        kind = known[option].annotation
+        if option not in parameters:
+            names = ", ".join(parameters) or "none"
+            raise RewardError(f"verifier {name} has no option {option!r}; it has {names}")
+        kind = parameters[option].annotation
         if kind is bool and not isinstance(value, bool):
             raise RewardError(f"{name}: {option} must be true or false, got {value!r}")
         if get_origin(kind) is Literal and value not in get_args(kind):
             raise RewardError(
                 f"{name}: {option} must be one of {', '.join(get_args(kind))}, got {value!r}"
             )
-    for option, parameter in known.items():
+    for option, parameter in parameters.items():
         if parameter.default is parameter.empty and option not in options:
             raise RewardError(
                 f"verifier {name} needs the option {option}: reward.options.{option}=..."

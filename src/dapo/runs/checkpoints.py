@@ -40,19 +40,23 @@ class Checkpoints:
         return self.run_path / "checkpoints"
 
     def path(self, step: int) -> Path:
-        """The folder of a step's checkpoint, saved or not."""
+        """Return the folder of a step's checkpoint, saved or not."""
         return self.folder / f"step_{step:06d}"
 
     def save(
         self, step: int, write: Callable[[Path], None], keep: int, *, accuracy: float | None = None
     ) -> Path:
-        """Save a checkpoint whose files `write(directory)` writes, then drop old ones by
-        `drop_old`.
+        """Save a checkpoint with the files that `write(directory)` writes, then call `drop_old`.
 
-        `accuracy` is from this step's evaluation; the checkpoint with the highest one is the best.
         A checkpoint gets its name only when all its files and checksums are on disk: after a crash
         at any moment, every named checkpoint is whole. Raises OSError if it cannot be written, and
         keeps the other checkpoints.
+
+        Args:
+            step: The step after which the state is saved.
+            write: Writes the files into the directory that it gets.
+            keep: The number of newest checkpoints that stay.
+            accuracy: From this step's evaluation; the checkpoint with the highest one is the best.
         """
         final = self.path(step)
         temporary = self.folder / f".{final.name}.tmp"
@@ -99,9 +103,7 @@ class Checkpoints:
         self.save(step, write, keep=step + 1, accuracy=accuracy_of(checkpoint))
 
     def drop_old(self, step: int, keep: int) -> None:
-        """Remove the checkpoints up to a step, except the newest `keep` and the (later) best
-        evaluated one.
-        """
+        """Remove checkpoints up to a step, except the newest `keep` and the (later) best one."""
         up_to_step = [path for path in numbered(self.folder) if step_of(path) <= step]
         scored = [
             (accuracy, step_of(path))
@@ -178,20 +180,18 @@ class Checkpoints:
 
 
 def has_weights_only(checkpoint: Path) -> bool:
-    """Whether a checkpoint can be evaluated and exported, but not trained on."""
+    """Return True if a checkpoint can be evaluated and exported, but not trained on."""
     return (checkpoint / WEIGHTS_ONLY).is_file()
 
 
 def require_optimizer_state(checkpoint: Path, damage: Sequence[str] = ()) -> None:
-    """Raise CheckpointError if training cannot continue from a checkpoint; `damage` describes the
-    newer ones.
-    """
+    """Raise CheckpointError, with the `damage` of newer ones, if training cannot resume here."""
     if has_weights_only(checkpoint):
         run = shlex.quote(str(checkpoint.parents[1]))
-        newer = "".join(f"{each}, but " for each in damage)
+        newer = "".join(f"{problem}, but " for problem in damage)
         raise CheckpointError(
-            f"{newer}{checkpoint} has its weights only, which can be evaluated and exported; to"
-            f" train on from them, export them (dapo export {run} my-model --step"
+            f"{newer}{checkpoint} holds only weights, which can be evaluated and exported; to"
+            f" continue training from them, export them (dapo export {run} my-model --step"
             f" {step_of(checkpoint)}) and start a new run with model=my-model. A run with"
             f" train.keep_checkpoints={1 + len(damage)} can be continued after its end"
         )

@@ -83,8 +83,7 @@ LEAST_IMPORTANT = (6, 5, 4, 7, 2, 3)
 
 
 class SafeConsole(Console):
-    """A console that prints text literally, without markup, emoji codes or highlighting, and
-    escapes unsafe characters.
+    """A console that prints text literally, without markup or highlighting, and escapes the unsafe.
 
     Pass styled text as a `rich.text.Text` or with a style argument.
     """
@@ -110,9 +109,7 @@ class SafeConsole(Console):
 
 
 def start_live(render: Callable[[], RenderableType], stream: TextIO) -> Live | None:
-    """Start a live display of what `render` returns; None if the stream is no terminal that can
-    show one.
-    """
+    """Start a live display of what `render` returns; None if the stream cannot show one."""
     # not rich's own test, which variables such as FORCE_COLOR make true for a log file
     console = SafeConsole(file=stream, force_terminal=True) if stream.isatty() else None
     if console is None or console.is_dumb_terminal:
@@ -127,9 +124,7 @@ def start_live(render: Callable[[], RenderableType], stream: TextIO) -> Live | N
 
 
 class ProgressDisplay:
-    """A live display on a terminal; elsewhere (a log file, CI) one plain line per step, in stable
-    columns.
-    """
+    """A live display on a terminal; elsewhere (log file, CI) one line per step in columns."""
 
     def __init__(
         self,
@@ -184,17 +179,13 @@ class ProgressDisplay:
             self._time_left.add(metrics, timed=False)
 
     def close(self) -> None:
-        """Stop, and leave the last state without its phase on the terminal; a second call does
-        nothing.
-        """
+        """Stop, and leave the last state without its phase; do nothing in a second call."""
         self._phase = None
         if self._live is not None:
             self._live.stop()
 
     def message(self, text: str, *, cut: bool = False) -> None:
-        """Print a text, above a live display; a terminal that is too narrow wraps it, or cuts it if
-        `cut` is set.
-        """
+        """Print a text above a live display; a narrow terminal wraps it, or cuts it with `cut`."""
         if self._live is None:
             try:
                 print_text(text, file=self._stream)
@@ -220,11 +211,9 @@ class ProgressDisplay:
         if curve:
             rows.add_row(*curve)
         note = self._note if self._phase is not None else ""
-        return (
-            Group(rows, Text(note, style="dim", no_wrap=True, overflow="ellipsis"))
-            if note
-            else rows
-        )
+        if note:
+            return Group(rows, Text(note, style="dim", no_wrap=True, overflow="ellipsis"))
+        return rows
 
     def _add(self, metrics: Mapping[str, float]) -> None:
         """Read the metrics of a step, of an evaluation or of both for the curve."""
@@ -235,9 +224,7 @@ class ProgressDisplay:
                 values.append(value)
 
     def _curve_row(self) -> tuple[RenderableType, ...]:
-        """The curve of the accuracy or the score, and its last and first value; nothing before the
-        first step.
-        """
+        """Return the curve of the accuracy or score with its last and first value, if any."""
         series = training_series(
             (name for name, values in self._training.items() if values), self._has_scores
         )
@@ -254,11 +241,14 @@ class ProgressDisplay:
     def _steps_row(self) -> tuple[RenderableType, ...]:
         done = self._finished_steps
         total = self._num_steps
-        left = self._seconds_left()
+        seconds_left = self._seconds_left()
         # the run ends at the last step or with the token budget, whichever comes first
         part = max(done / total, self._time_left.budget_fraction())
         is_over = self._phase is None or part >= 1
-        note = f"{part:.0%}" if left is None or is_over else f"{part:.0%}, {duration(left)} left"
+        if seconds_left is None or is_over:
+            note = f"{part:.0%}"
+        else:
+            note = f"{part:.0%}, {duration(seconds_left)} left"
         bar = ProgressBar(total=1.0, completed=part, width=BAR_WIDTH)
         return (
             Text(f"step {min(done + (self._phase is not None), total)}/{total}", style="bold"),
@@ -290,7 +280,12 @@ def step_line(
 ) -> str:
     """Format a step as a line of a log file; the columns of all steps are equally wide.
 
-    A line longer than `width` leaves out columns, in the order of `LEAST_IMPORTANT`, until it fits.
+    Args:
+        step: The finished step.
+        num_steps: The steps of the run.
+        metrics: The metrics of the step.
+        seconds_left: The estimate for the rest of the run, if there is one.
+        width: A longer line leaves out columns, in the order of `LEAST_IMPORTANT`, until it fits.
     """
     start = f"step {step:>{len(str(num_steps))}}/{num_steps}"
     columns = metric_columns(metrics)
@@ -316,15 +311,13 @@ def metric_columns(metrics: Mapping[str, float]) -> list[str]:
 
 
 def accuracies_in(metrics: Mapping[str, float]) -> list[str]:
-    """Format the accuracy or the mean score of each evaluation among the metrics, with its name and
-    its interval.
-    """
+    """Format accuracy or mean score of each evaluation in the metrics, with name and interval."""
     entries = []
     for name in dict.fromkeys(
-        each[5:].rpartition("/")[0] for each in metrics if each.startswith("eval/")
+        metric[5:].rpartition("/")[0] for metric in metrics if metric.startswith("eval/")
     ):
         accuracy, *interval = (
-            metrics.get(f"eval/{name}/{each}") for each in ("accuracy", "low", "high")
+            metrics.get(f"eval/{name}/{field}") for field in ("accuracy", "low", "high")
         )
         if accuracy is not None and is_mean_score(metrics, name):
             entries.append(f"{name} mean score {with_interval(accuracy, interval, '.3f')}")
@@ -336,18 +329,14 @@ def accuracies_in(metrics: Mapping[str, float]) -> list[str]:
 def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
     """Format the accuracies of an evaluation as one line; empty if there are none."""
     entries = accuracies_in(metrics)
-    took = (
-        f", in {stopwatch(metrics['time/evaluate_s'])}"
-        if metrics.get("time/evaluate_s") is not None
-        else ""
-    )
+    took = ""
+    if metrics.get("time/evaluate_s") is not None:
+        took = f", in {stopwatch(metrics['time/evaluate_s'])}"
     return f"step {step}: evaluation: {', '.join(entries)}{took}" if entries else ""
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw a curve of block characters from 0 to the largest value; more than `width` values are
-    averaged in bins.
-    """
+    """Draw block characters from 0 to the maximum; averages over bins if there are too many."""
     bins = min(width, len(values))
     edges = [round(i * len(values) / bins) for i in range(bins + 1)]
     means = [fmean(values[start:stop]) for start, stop in pairwise(edges)]
@@ -370,11 +359,9 @@ def duration(seconds: float) -> str:
 
 def stopwatch(seconds: float) -> str:
     """Format seconds as a running clock: `45s`, `2m05s` or, from an hour on, like `duration`."""
-    return (
-        f"{int(seconds) // 60}m{int(seconds) % 60:02}s"
-        if 59.5 <= seconds < 3600
-        else duration(seconds)
-    )
+    if 59.5 <= seconds < 3600:
+        return f"{int(seconds) // 60}m{int(seconds) % 60:02}s"
+    return duration(seconds)
 
 
 def final_report(
@@ -385,8 +372,7 @@ def final_report(
     samples: Sequence[Mapping[str, Any]],
     files: Mapping[str, object],
 ) -> None:
-    """Print the report at the end of a run: accuracy before and after, responses to the same
-    problems, and files.
+    """Print the report at the end of a run: accuracies, responses to the same problems, files.
 
     `before` and `after` are summaries of evaluations. A sample has question, answer, before,
     before_correct, after and after_correct; its long texts are cut. `files` maps labels to paths or
@@ -469,8 +455,7 @@ def notebook_display() -> Callable[..., Any] | None:
 def progress(
     title: str, *, unit: str = "problems", after_s: float = 0
 ) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function `(done, total)` that shows progress: a bar on a terminal, a line that is
-    updated in a notebook.
+    """Yield a function `(done, total)` that shows progress on a terminal or in a notebook.
 
     Elsewhere it prints a line at the end, and a few before in a long run. All is on stderr. With
     `after_s`, nothing is shown in the first `after_s` seconds after the first report.
@@ -508,8 +493,10 @@ def progress(
             return
         shown_at = now
         shown_parts = parts
-        left = bar.tasks[0].time_remaining
-        line = f"{title}: {done:,}/{total:,} {unit}" + (f", {duration(left)} left" if left else "")
+        seconds_left = bar.tasks[0].time_remaining
+        line = f"{title}: {done:,}/{total:,} {unit}" + (
+            f", {duration(seconds_left)} left" if seconds_left else ""
+        )
         if display is None:
             print_text(line, file=sys.stderr)
         elif handle is None:

@@ -178,9 +178,7 @@ def _skipped(axes: "Axes", records: Sequence[Record]) -> None:
 
 
 def _calibration(axes: "Axes", records: Sequence[Record]) -> None:
-    """Plot the frequency of groups with a signal by predicted chance; correct predictions are on
-    the diagonal.
-    """
+    """Plot how often groups had a signal by predicted chance; the diagonal is correct."""
     frame(axes, title="Calibration, 2 % of the problems", unit="groups with a signal (%)")
     axes.set_xlabel("predicted chance of a signal (%)", color=INK)
     axes.plot((0, 100), (0, 100), color=INK, linewidth=0.8, linestyle="--")
@@ -192,21 +190,25 @@ def _calibration(axes: "Axes", records: Sequence[Record]) -> None:
 
 
 def reliability(records: Sequence[Record]) -> list[tuple[float, float, int]]:
-    """Return mean chance, frequency of a signal and number of groups for each bin of predicted
-    chances.
-    """
+    """Return mean chance, frequency of a signal and number of groups by bin of predicted chance."""
     sums: dict[str, dict[str, float]] = {}
     for record in records:
         for name, value in record.items():
             if match := re.fullmatch(r"rollout/calibration_(groups|chance|signals)_(\w+)", name):
-                of_bin = sums.setdefault(
+                bin_sums = sums.setdefault(
                     match[2], dict.fromkeys(("groups", "chance", "signals"), 0)
                 )
-                of_bin[match[1]] += value
-    ordered = sorted(sums.values(), key=lambda each: each["chance"] / each["groups"])
+                bin_sums[match[1]] += value
+    ordered = sorted(
+        sums.values(), key=lambda sums_of_bin: sums_of_bin["chance"] / sums_of_bin["groups"]
+    )
     return [
-        (each["chance"] / each["groups"], each["signals"] / each["groups"], int(each["groups"]))
-        for each in ordered
+        (
+            sums_of_bin["chance"] / sums_of_bin["groups"],
+            sums_of_bin["signals"] / sums_of_bin["groups"],
+            int(sums_of_bin["groups"]),
+        )
+        for sums_of_bin in ordered
     ]
 
 
@@ -227,7 +229,7 @@ def _curve(axes: "Axes", records: Sequence[Record], series: Series, width: float
     alone = [
         i
         for i in range(len(steps))
-        if all(isnan(each) for each in (*values[i - 1 : i], *values[i + 1 : i + 2]))
+        if all(isnan(neighbour) for neighbour in (*values[i - 1 : i], *values[i + 1 : i + 2]))
     ]
     if len(steps) >= SMOOTHED_FROM_STEPS:
         axes.plot(steps, values, color=series.colour, linewidth=0.8, alpha=0.3)
@@ -245,21 +247,17 @@ def _caption(figure: "Figure", steps: Sequence[int]) -> None:
 
 
 def plain_text(text: str) -> str:
-    """Escape text for a figure, where `$` begins a formula, and characters without a glyph in its
-    fonts, too.
-    """
-    shown = []
+    """Escape text for a figure: `$`, which begins a formula, and characters without a glyph."""
+    characters = []
     for character in printable(text):
         if not character.isascii() and not _has_glyph(character):
             character = character.encode("ascii", "backslashreplace").decode()
-        shown.append(r"\$" if character == "$" else character)
-    return "".join(shown)
+        characters.append(r"\$" if character == "$" else character)
+    return "".join(characters)
 
 
 def _has_glyph(character: str) -> bool:
-    """Whether a font of matplotlib's configuration has the character, in normal and in bold
-    weight.
-    """
+    """Return True if a font of matplotlib's configuration has the character, also in bold."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     for weight in ("normal", "bold"):

@@ -102,8 +102,15 @@ class RunDirectory:
 
         Raises CheckpointError if it holds anything not `prepared`.
 
-        `write_first` writes `tokenizer/`. The config is written last, and whole: a process killed
-        before that leaves no run, and can be started again.
+        The config is written last, and whole: a process killed before that leaves no run, and
+        can be started again.
+
+        Args:
+            path: The directory.
+            config_yaml: All options as YAML.
+            manifest: The facts about the process, as JSON values.
+            prepared: The names of entries that may exist already.
+            write_first: Writes `tokenizer/`.
         """
         run = cls(Path(path))
         try:
@@ -141,11 +148,9 @@ class RunDirectory:
                 " files elsewhere; replace them by their targets. The run directory itself may be"
                 " a link to another disk"
             )
-        if missing := [
-            file.name for file in (run.config, run.manifest) if file.name not in entries
-        ]:
+        if absent := [file.name for file in (run.config, run.manifest) if file.name not in entries]:
             raise CheckpointError(
-                f"{path} is not a run directory: it has no {' and no '.join(missing)}"
+                f"{path} is not a run directory: it has no {' and no '.join(absent)}"
             )
         for name, entry in sorted(entries.items()):
             if name in _FILES and not entry.is_file():
@@ -171,7 +176,7 @@ class RunDirectory:
 
     @staticmethod
     def is_run(path: str | Path) -> bool:
-        """Whether a path holds a run, whole, damaged or not yet begun."""
+        """Return True if a path holds a run, whole, damaged or not yet begun."""
         return os.path.lexists(Path(path) / "config.yaml")
 
     def rollout_tables(self) -> dict[int, Path]:
@@ -183,9 +188,7 @@ class RunDirectory:
         return {step_of(path): path for path in numbered(self.evaluations_folder)}
 
     def earlier_configs(self) -> dict[int, Path]:
-        """Find the files of options that a resume replaced, by the last step that they were in
-        force.
-        """
+        """Find the files of options that a resume replaced, by their last step in force."""
         return {step_of(path): path for path in numbered(self.configs_folder)}
 
     def config_of(self, step: int) -> Path:
@@ -219,17 +222,15 @@ class RunDirectory:
 
         Raises DataError if a line is damaged.
         """
-        found = (
-            {record["step"] for record in read_metrics(self.metrics)}
-            if self.metrics.exists()
-            else set()
-        )
-        return sorted(set(range(1, step + 1)) - found)
+        if self.metrics.exists():
+            logged = {record["step"] for record in read_metrics(self.metrics)}
+        else:
+            logged = set()
+        return sorted(set(range(1, step + 1)) - logged)
 
     @contextmanager
     def lock(self, num_steps: int | None = None) -> Iterator[None]:
-        """Lock the run for the one process that writes to it; the kernel frees the lock when that
-        process dies.
+        """Lock the run for the process that writes to it; the kernel frees a dead process's lock.
 
         The file has the process id and, if given, the number of steps that this process trains to.
         Raises CheckpointError naming the holder. Child processes must be spawned, not forked: a
@@ -255,8 +256,7 @@ class RunDirectory:
             yield
 
     def holder(self) -> tuple[int | None, int | None] | None:
-        """Read the id of the process that holds the lock and the step it trains to, each None if
-        not written yet.
+        """Read the process id that holds the lock and its last step, each None if not written yet.
 
         None if no process holds the lock. A process that is about to lock the run waits a moment.
         """
@@ -273,8 +273,8 @@ class RunDirectory:
 
     def drop_old_rollouts(self, step: int, keep: int) -> None:
         """Remove the tables of responses up to a step, except the newest `keep`."""
-        for of_step, path in self.rollout_tables().items():
-            if of_step <= step - keep:
+        for table_step, path in self.rollout_tables().items():
+            if table_step <= step - keep:
                 path.unlink()
 
     def truncate_after(self, step: int, *, is_logged: bool = True) -> None:
@@ -292,8 +292,8 @@ class RunDirectory:
             remove(leftover)
         truncate_after(self.metrics, step if is_logged else step - 1)
         self.summary.unlink(missing_ok=True)
-        for of_step, path in (*self.rollout_tables().items(), *self.evaluations().items()):
-            if of_step > step:
+        for file_step, path in (*self.rollout_tables().items(), *self.evaluations().items()):
+            if file_step > step:
                 path.unlink()
         self.checkpoints.drop_after(step)
 
@@ -302,22 +302,22 @@ class RunDirectory:
 
         `eval_first` and `eval_last` are None, or have accuracy, low, high and problems.
         """
-        missing = [field for field in SUMMARY_FIELDS if field not in summary]
-        if missing:
-            raise ValueError(f"the summary of a run lacks {', '.join(missing)}")
+        absent = [field for field in SUMMARY_FIELDS if field not in summary]
+        if absent:
+            raise ValueError(f"the summary of a run lacks {', '.join(absent)}")
         atomic_write_json(self.summary, summary)
 
     def _require_empty(self, prepared: Collection[str] = ()) -> None:
         # of a killed process
-        found = {entry.name for entry in self.path.iterdir() if not entry.match(".*.tmp")}
-        if self.config.name in found:
+        names = {entry.name for entry in self.path.iterdir() if not entry.match(".*.tmp")}
+        if self.config.name in names:
             command = f"dapo resume {shlex.quote(str(self.path))}"
             raise CheckpointError(
                 f"{self.path} already holds a run; continue it with `{command}` or choose another"
                 " --run-dir"
             )
         if unexpected := sorted(
-            found - {"lock", self.manifest.name, self.tokenizer.name, *prepared}
+            names - {"lock", self.manifest.name, self.tokenizer.name, *prepared}
         ):
             raise CheckpointError(
                 f"{self.path} is not empty and holds no run (found {', '.join(unexpected[:3])}); "
@@ -343,7 +343,7 @@ def require_new_run(path: Path, *, prepared: Collection[str] = ()) -> None:
         above = next(folder for folder in [path, *path.absolute().parents] if folder.exists())
         if not above.is_dir() or not os.access(above, os.W_OK):
             raise PermissionError(
-                errno.EACCES, f"{above} is no directory that this user may write to"
+                errno.EACCES, f"{above} is not a directory that this user may write to"
             )
     except OSError as error:
         raise CheckpointError(f"cannot create the run directory {path}: {error.strerror}") from None

@@ -27,17 +27,16 @@ def write_evaluation(
 def first_and_last_evaluation(
     run: RunDirectory, warn: Callable[[str], None] | None = None
 ) -> list[dict[str, Any]]:
-    """Read the first and the last readable evaluation of a run, with their tables; fewer if it has
-    fewer.
+    """Read the first and the last readable evaluation of a run, with their tables, if it has two.
 
     No other evaluation is read. `warn`, if given, is called with a message about each damaged one.
     """
     paths = list(run.evaluations().values())
-    found: list[dict[str, Any]] = []
-    while paths and len(found) < 2:
-        evaluation = read_evaluation(paths.pop(-1 if found else 0), warn)
-        found += [] if evaluation is None else [evaluation]
-    return found
+    evaluations: list[dict[str, Any]] = []
+    while paths and len(evaluations) < 2:
+        evaluation = read_evaluation(paths.pop(-1 if evaluations else 0), warn)
+        evaluations += [] if evaluation is None else [evaluation]
+    return evaluations
 
 
 def read_evaluation(path: Path, warn: Callable[[str], None] | None = None) -> dict[str, Any] | None:
@@ -53,31 +52,31 @@ def read_evaluation(path: Path, warn: Callable[[str], None] | None = None) -> di
 def load_evaluation(path: Path) -> dict[str, Any]:
     """Read the evaluation in a file. Raises DataError for a file that no run has written."""
     with damage_of(path):
-        found = require_summary(read_json(path, follow=False), str(path))
-        _require_types(found, _SUMMARY)
-        for source in found["by_source"].values():
+        evaluation = require_summary(read_json(path, follow=False), str(path))
+        _require_types(evaluation, _SUMMARY)
+        for source in evaluation["by_source"].values():
             _require_types(source, _SOURCE)
-        for row in found["table"]:
+        for row in evaluation["table"]:
             _require_types(row, _ROW)
             for response in row["responses"]:
                 _require_types(response, _RESPONSE)
             if not row["responses"]:
                 raise ValueError(f"no response to {quoted(row['id'])}")
-    return with_verifier(found, path)
+    return with_verifier(evaluation, path)
 
 
-def with_verifier(found: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Add the verifier to a run's evaluation that does not store it: the one in force in its step,
-    if it is known.
-    """
+def with_verifier(evaluation: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Add the verifier in force in its step to a run's evaluation that does not store it."""
     run = RunDirectory(path.parent.parent)
     with suppress(DapoError, KeyError, TypeError, ValueError):
-        if "verifier" not in found and run.eval(found["step"]) == path:
+        if "verifier" not in evaluation and run.eval(evaluation["step"]) == path:
             return (
-                found
-                | resolve_auto_verifier(load_config(run.config_of(found["step"]))).reward.judging
+                evaluation
+                | resolve_auto_verifier(
+                    load_config(run.config_of(evaluation["step"]))
+                ).reward.judging
             )
-    return found
+    return evaluation
 
 
 Kinds: TypeAlias = tuple[type, ...]
@@ -102,14 +101,12 @@ _RESPONSE: Mapping[str, Kinds] = {
 }
 
 
-def _require_types(found: Any, kinds: Mapping[str, Kinds]) -> None:
-    """Raise ValueError for a mapping that lacks a value, or has one of another type; float stands
-    for any number.
-    """
-    if not isinstance(found, dict):
-        raise ValueError(f"{quoted(found)} where an object is expected")
+def _require_types(record: Any, kinds: Mapping[str, Kinds]) -> None:
+    """Raise ValueError if a value is missing or of another type; float stands for any number."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{quoted(record)} where an object is expected")
     for name, allowed in kinds.items():
-        value = found.get(name, ...)
+        value = record.get(name, ...)
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53:
             value = float(value)
         if not isinstance(value, allowed) or (isinstance(value, float) and not isfinite(value)):

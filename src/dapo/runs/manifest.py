@@ -52,15 +52,15 @@ class Fork:
         return cls.of_record(manifest_entry(run, "fork"))
 
     @classmethod
-    def of_record(cls, found: Any) -> "Fork | None":
+    def of_record(cls, record: Any) -> "Fork | None":
         """Restore a fork from its `asdict`, which may have been JSON; None for anything else."""
         try:
-            changed = {str(name): (old, new) for name, (old, new) in found["changed"].items()}
+            changed = {str(name): (old, new) for name, (old, new) in record["changed"].items()}
             return cls(
-                str(found["parent"]),
-                int(found["step"]),
-                found["branch"],
-                str(found["parent_config_crc32"]),
+                str(record["parent"]),
+                int(record["step"]),
+                record["branch"],
+                str(record["parent_config_crc32"]),
                 changed,
             )
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -76,9 +76,7 @@ class Fork:
 
 
 def describe_changes(changed: Mapping[str, Sequence[Any]]) -> str:
-    """Describe options with an old and a new value: `train.seed 0 -> 7, optim.lr 1e-06 ->
-    2e-06`.
-    """
+    """Describe changed options: `train.seed 0 -> 7, optim.lr 1e-06 -> 2e-06`."""
     return ", ".join(f"{name} {_show(old)} -> {_show(new)}" for name, (old, new) in changed.items())
 
 
@@ -95,10 +93,18 @@ def make_manifest(
 ) -> dict[str, Any]:
     """Make the manifest of a new run.
 
-    Reads no environment variable; secrets in `command` are masked.
+    Reads no environment variable.
 
-    `template_time` is the local time that chat templates read as now, in this process and all that
-    continue the run.
+    Args:
+        command: The words of the command, of which secrets are masked.
+        seed: The run's seed.
+        started: The time of the start, with its zone.
+        gpus: The names of the GPUs.
+        run_dir: The directory of the run as it was made.
+        module_folders: Where the user's modules were found.
+        fork: The origin of a fork.
+        template_time: The local time that chat templates read as now, in this process and all that
+            continue the run.
     """
     local_time = template_time or local(started)
     return {
@@ -126,10 +132,10 @@ def make_manifest(
 def read_manifest(run: RunDirectory) -> dict[str, Any]:
     """Read a run's manifest. Raises DataError if it is damaged."""
     with damage_of(run.manifest):
-        found = read_json(run.manifest)
-        if not isinstance(found, dict):
-            raise ValueError(f"it holds a {type(found).__name__}")
-        return found
+        manifest = read_json(run.manifest)
+        if not isinstance(manifest, dict):
+            raise ValueError(f"it holds a {type(manifest).__name__}")
+        return manifest
 
 
 def manifest_entry(run: RunDirectory, name: str) -> Any:
@@ -141,32 +147,27 @@ def manifest_entry(run: RunDirectory, name: str) -> Any:
 
 
 def local(time: datetime) -> datetime:
-    """A time as this machine's clock shows it, without a zone and without microseconds."""
+    """Return a time as this machine's clock shows it, without a zone and without microseconds."""
     return time.astimezone().replace(tzinfo=None, microsecond=0)
 
 
 def template_time_of(run: RunDirectory) -> datetime | None:
-    """The local time that chat templates read as now in a run: the recorded one, or when the run
-    was started.
+    """Return the time that chat templates read as now: the recorded one, or the run's start.
 
     None if the manifest is damaged.
     """
     recorded = manifest_entry(run, TEMPLATE_TIME)
     started = manifest_entry(run, "started")
     try:
-        return (
-            datetime.fromisoformat(recorded)
-            if recorded is not None
-            else local(datetime.fromisoformat(started))
-        )
+        if recorded is not None:
+            return datetime.fromisoformat(recorded)
+        return local(datetime.fromisoformat(started))
     except (TypeError, ValueError):
         return None
 
 
 def package_versions() -> dict[str, str | None]:
-    """Read the package versions on which the bytes of a run depend; None for a package that is not
-    installed.
-    """
+    """Read the package versions on which a run's bytes depend; None if not installed."""
     return {
         "dapo": dapo.__version__,
         "python": platform.python_version(),
@@ -182,9 +183,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """Read the commit of the current directory, with `-dirty` if tracked files differ; None outside
-    a repository.
-    """
+    """Read the commit of the current directory, with `-dirty` if files differ; None without git."""
     # a repository may name a program as its monitor
     options = ["--no-optional-locks", "-c", "core.fsmonitor=false"]
     command = ["git", *options, "describe", "--always", "--dirty", "--abbrev=40", "--match="]
@@ -236,11 +235,13 @@ def provenance(
 
     options = flat_options(config)
     layers = "compiled" if cpu_kernels.is_compiled() else "not compiled"
-    kept = {name: value for name, value in options.items() if not name.startswith(_FREE_OPTIONS)}
+    fixed_options = {
+        name: value for name, value in options.items() if not name.startswith(_FREE_OPTIONS)
+    }
     if config.decays_lr:
-        kept[_END_OF_DECAY] = config.train.num_steps
+        fixed_options[_END_OF_DECAY] = config.train.num_steps
     return {
-        "options": kept,
+        "options": fixed_options,
         "versions": package_versions(),
         "machine": {
             "processor": cpu_model(),
@@ -266,13 +267,13 @@ def provenance_diff(
     The `expected` options, which a fork changes, are left out.
     """
     try:
-        before = read_json(checkpoint / PROVENANCE_FILE)
+        recorded = read_json(checkpoint / PROVENANCE_FILE)
     except FileNotFoundError:
         return []
     lines = []
     for kind, values in now.items():
-        for name in sorted(values.keys() | before[kind].keys()):
-            old = before[kind].get(name)
+        for name in sorted(values.keys() | recorded[kind].keys()):
+            old = recorded[kind].get(name)
             new = values.get(name)
             if (
                 old != new

@@ -126,8 +126,7 @@ def metric_of(name: str) -> Metric:
 
 
 def is_mean_score(metrics: Mapping[str, Any], data: str) -> bool:
-    """Whether `eval/{data}/accuracy` among the metrics of a step is a mean score instead of a
-    fraction.
+    """Return True if `eval/{data}/accuracy` in a step's metrics is a mean score, not a fraction.
 
     Runs of older versions did not log `score_mean`; there, values outside of 0 to 1 show it.
     """

@@ -17,8 +17,7 @@ _MAX_LINE_BYTES = 2**22
 
 
 class JsonlSink:
-    """Appends one line `{"step": 12, "reward/mean": 0.5, ...}` per call, readable as soon as it is
-    logged.
+    """Appends one readable line `{"step": 12, "reward/mean": 0.5, ...}` per call.
 
     Keys keep their order. Infinity and NaN, which JSON lacks, are written as null.
     """
@@ -35,9 +34,7 @@ class JsonlSink:
 
 
 def metrics_by_step(path: str | Path) -> dict[int, dict[str, Any]]:
-    """Read the metrics of each step, merging several lines of a step; empty if there is no file
-    yet.
-    """
+    """Read the metrics of each step, merging the lines of a step; empty without a file."""
     rows: dict[int, dict[str, Any]] = {}
     for record in read_metrics(path) if Path(path).exists() else []:
         rows.setdefault(record["step"], {}).update(record)
@@ -45,8 +42,7 @@ def metrics_by_step(path: str | Path) -> dict[int, dict[str, Any]]:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Read all lines of a metrics file, oldest first, without a last line that is still being
-    written.
+    """Read the lines of a metrics file, oldest first, except a last one that is being written.
 
     Raises DataError if the file is missing or a line is not an object with a "step".
     """
@@ -54,18 +50,17 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def truncate_after(path: str | Path, step: int) -> None:
-    """Remove the lines of later steps and an incomplete last line, so that a resumed run writes
-    them again.
+    """Remove the lines of later steps and a torn last line, which a resumed run writes again.
 
     The file is replaced atomically. A missing file stays missing.
     """
     path = Path(path)
     if not path.exists():
         return
-    with atomic_file(path) as temporary, open(temporary, "wb") as kept:
+    with atomic_file(path) as temporary, open(temporary, "wb") as file:
         for line, record in _records(path):
             if record["step"] <= step:
-                kept.write(line)
+                file.write(line)
 
 
 def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:

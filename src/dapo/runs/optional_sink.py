@@ -1,4 +1,4 @@
-"""Feeds a tracker that may fail or hang: the run goes on, and the steps it has missed are sent when
+"""Feeds a tracker that may fail or hang: the run continues, and the steps it has missed are sent when
 it works again.
 """
 
@@ -98,27 +98,23 @@ class OptionalSink:
         self._call(self._deliver, limit_s, doing="log")
 
     def close(self) -> None:
-        """Try once more to deliver what is kept, close the tracker, and warn of the steps that it
-        lacks.
-        """
+        """Try once more to deliver stored entries, close the tracker, and warn of lost steps."""
         if self._unfinished is not None:
             self._unfinished.wait(self._log_s)
         if self._entries:
             self._call(self._deliver, self._log_s, doing="log")
         self._call(self._close, self._close_s, doing="finish")
         self._calls.put(None)
-        missing = self._lost_steps | {entry.step for entry in list(self._entries)}
-        if missing:
-            steps = "1 step was" if len(missing) == 1 else f"{len(missing)} steps were"
+        lost_steps = self._lost_steps | {entry.step for entry in list(self._entries)}
+        if lost_steps:
+            steps = "1 step was" if len(lost_steps) == 1 else f"{len(lost_steps)} steps were"
             self._warn(
-                f"{self._name}: {steps} not delivered, the first is {min(missing)}; metrics.jsonl"
-                " has all of them"
+                f"{self._name}: {steps} not delivered, the first is {min(lost_steps)};"
+                " metrics.jsonl has all of them"
             )
 
     def _call(self, function: Callable[[], None], limit_s: float, *, doing: str) -> None:
-        """Let the thread call `function`; wait until it has, but not at all behind an earlier call
-        that hangs.
-        """
+        """Let the thread call `function`, and wait for it unless an earlier call hangs."""
         done = threading.Event()
         self._calls.put((function, done))
         is_behind = self._unfinished is not None and not self._unfinished.is_set()
@@ -219,6 +215,6 @@ class OptionalSink:
         }[doing]
         again = "" if doing == "finish" else "; the next step tries again"
         self._messages.put(
-            f"{self._name} {does} ({mask_text(reason)}); the run goes on, and metrics.jsonl has all"
-            f" metrics{again}"
+            f"{self._name} {does} ({mask_text(reason)}); the run continues, and metrics.jsonl has"
+            f" all metrics{again}"
         )

@@ -69,9 +69,7 @@ correct or wrong.
 
 
 def count_dropped(counts: Mapping[Outcome, int]) -> str:
-    """Format the counts of decided groups that do not train: `3 all wrong, 1 all correct`; empty
-    without any.
-    """
+    """Format the counts of groups that do not train, as in `3 all wrong, 1 all correct`."""
     return ", ".join(
         f"{counts[outcome]} {words}" for outcome, words in DROPPED.items() if counts.get(outcome)
     )

@@ -54,9 +54,7 @@ class Series:
 
     @property
     def data(self) -> str | None:
-        """The data set of an evaluation, which is drawn as points with intervals; None: a metric of
-        training.
-        """
+        """The data set of an evaluation, drawn as points with intervals; None for training."""
         name = self.metric.removeprefix("eval/").removesuffix("/accuracy")
         return name if self.metric.startswith("eval/") else None
 
@@ -75,8 +73,7 @@ class Panel:
 
 
 def panels_of(records: Sequence[Record]) -> list[Panel]:
-    """The four panels that the paper monitors (Fig. 7); of a supervised run also loss and
-    probability.
+    """Return the four panels of the paper's Fig. 7; of a supervised run also loss and probability.
 
     A panel leaves out the metrics that were not logged.
     """
@@ -112,12 +109,12 @@ def panels_of(records: Sequence[Record]) -> list[Panel]:
 
 
 def has_mean_scores(record: Mapping[str, Any]) -> bool:
-    """Whether an evaluation among the metrics of a step is a mean score."""
+    """Return True if an evaluation among the metrics of a step is a mean score."""
     return any(is_mean_score(record, name) for name in _evaluations(record))
 
 
 def training_series(logged: Iterable[str], has_scores: bool) -> Series:
-    """The accuracy of training, or the mean score where the verifier gives scores."""
+    """Return the accuracy of training, or the mean score where the verifier gives scores."""
     names = set(logged)
     is_binary = not has_scores and ("reward/accuracy" in names or "reward/score_mean" not in names)
     metric = "reward/accuracy" if is_binary else "reward/score_mean"
@@ -125,9 +122,7 @@ def training_series(logged: Iterable[str], has_scores: bool) -> Series:
 
 
 def held_out_unit(*, is_binary: bool) -> tuple[str, float]:
-    """The unit of the accuracy or of the mean score of an evaluation, and the factor of the
-    values.
-    """
+    """Return the unit of an evaluation's accuracy or mean score, and the factor of its values."""
     return ("correct (%)", _PERCENT) if is_binary else ("mean score of the verifier", 1.0)
 
 
@@ -161,7 +156,7 @@ def _panel(
     colours: Sequence[str] = COLOURS,
     **axis: Any,
 ) -> Panel:
-    """A panel of metrics by name, each with its label; `unit` is theirs, or that of the first."""
+    """Return a panel of metrics, each with its label; the default `unit` is the first one's."""
     series = tuple(
         Series(metric, label, colour, metric_of(metric).scale)
         for (metric, label), colour in zip(labels.items(), colours, strict=False)
@@ -171,9 +166,7 @@ def _panel(
 
 
 def _evaluations(logged: Mapping[str, Any]) -> list[str]:
-    """List the evaluations in order of appearance; only the ones with an interval, if there are
-    any.
-    """
+    """List the evaluations in order of appearance; only those with an interval if any has one."""
     names = [
         name.removeprefix("eval/").removesuffix("/accuracy")
         for name in logged
@@ -192,17 +185,17 @@ def points_of(
     in its accuracy.
     """
     is_evaluation = metric.startswith("eval/")
-    of_data = metric.rpartition("/")[0]
+    data_set = metric.rpartition("/")[0]
     points: list[tuple[int, float]] = []
     for record in records:
         step = record["step"]
         value = record.get(metric)
         if points and not is_evaluation and step > points[-1][0] + 1:
             points.append((step - 1, nan))
-        if value is not None or not is_evaluation or f"{of_data}/truncated_fraction" in record:
+        if value is not None or not is_evaluation or f"{data_set}/truncated_fraction" in record:
             points.append((step, nan if value is None else value * scale))
-    known = [i for i, (_, value) in enumerate(points) if not isnan(value)]
-    inside = points[known[0] : known[-1] + 1] if known else []
+    value_indices = [i for i, (_, value) in enumerate(points) if not isnan(value)]
+    inside = points[value_indices[0] : value_indices[-1] + 1] if value_indices else []
     return [step for step, _ in inside], [value for _, value in inside]
 
 
@@ -212,14 +205,16 @@ def smoothing_window(steps: int) -> int:
 
 
 def smoothed(values: Sequence[float]) -> Sequence[float]:
-    """Compute the running mean of a curve without its gaps, over fewer values at its ends, from
-    some steps on.
-    """
+    """Return the running mean of a long curve without its gaps, of fewer values at its ends."""
     if len(values) < SMOOTHED_FROM_STEPS:
         return values
     half = smoothing_window(len(values)) // 2
     means = []
     for i, value in enumerate(values):
-        near = [other for other in values[max(0, i - half) : i + half + 1] if not isnan(other)]
+        near = [
+            neighbour
+            for neighbour in values[max(0, i - half) : i + half + 1]
+            if not isnan(neighbour)
+        ]
         means.append(nan if isnan(value) else sum(near) / len(near))
     return means

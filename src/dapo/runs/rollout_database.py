@@ -113,9 +113,7 @@ class RolloutDatabase:
             self._worker.join()
 
     def _open(self) -> sqlite3.Connection:
-        """Open the cached index of a long run, or an empty one for a short run or if the cached one
-        is unusable.
-        """
+        """Open the cached index of a long run, or else, or if it is unusable, an empty one."""
         if self._folder.is_dir() and len(os.listdir(self._folder)) >= KEPT_FROM_STEPS:
             key = hashlib.sha256(os.fsencode(self._folder.resolve())).hexdigest()[:24]
             path = cache_folder() / "view" / f"{key}.{FORMAT}.sqlite"
@@ -133,35 +131,37 @@ class RolloutDatabase:
         with self._lock:
             self._present = self._scan()
             self._scanned = time.monotonic()
-            known = {
+            indexed = {
                 step: (size, mtime)
                 for step, size, mtime in self._all("SELECT step, size, mtime FROM files")
             }
-            stale = [step for step, version in known.items() if self._present.get(step) != version]
-            missing = sorted(
-                (step for step in self._present if known.get(step) != self._present[step]),
+            stale = [
+                step for step, version in indexed.items() if self._present.get(step) != version
+            ]
+            unread = sorted(
+                (step for step in self._present if indexed.get(step) != self._present[step]),
                 reverse=True,
             )
             if stale:
                 self._forget(stale)
-            if missing and (self._worker is None or not self._worker.is_alive()):
-                self._read(missing[:FILES_PER_READ])
-                if missing[FILES_PER_READ:]:
+            if unread and (self._worker is None or not self._worker.is_alive()):
+                self._read(unread[:FILES_PER_READ])
+                if unread[FILES_PER_READ:]:
                     self._worker = threading.Thread(
-                        target=self._read_all, args=(missing[FILES_PER_READ:],), daemon=True
+                        target=self._read_all, args=(unread[FILES_PER_READ:],), daemon=True
                     )
                     self._worker.start()
 
     def _scan(self) -> dict[int, tuple[int, int]]:
         """Read size and time of each table, by step."""
-        found = {}
+        versions = {}
         with suppress(OSError):
             for entry in os.scandir(self._folder):
                 if entry.name.endswith(".parquet"):
                     with suppress(ValueError, OSError):
                         status = entry.stat(follow_symlinks=False)
-                        found[step_of(Path(entry.name))] = (status.st_size, status.st_mtime_ns)
-        return found
+                        versions[step_of(Path(entry.name))] = (status.st_size, status.st_mtime_ns)
+        return versions
 
     def _read_all(self, steps: list[int]) -> None:
         for start in range(0, len(steps), FILES_PER_READ):
@@ -184,9 +184,7 @@ class RolloutDatabase:
     def _short_rows(
         self, steps: Sequence[int], text: str = ""
     ) -> tuple[list[pa.Table], dict[int, str]]:
-        """Read the short columns of some steps' responses that contain a text, and the problems of
-        damaged files.
-        """
+        """Read short columns of responses that contain a text, and problems of damaged files."""
         tables = []
         problems = dict[int, str]()
         for step in steps:
@@ -226,12 +224,12 @@ class RolloutDatabase:
 
 
 def memory_database() -> sqlite3.Connection:
-    """An empty database with the tables of an index, in memory."""
+    """Return an empty database with the tables of an index, in memory."""
     return _connect(":memory:")
 
 
 def placeholders(values: Iterable[Any]) -> str:
-    """The places of some values in a query: `?, ?, ?`."""
+    """Return the places of some values in a query: `?, ?, ?`."""
     return ", ".join("?" for _ in values)
 
 

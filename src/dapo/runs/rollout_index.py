@@ -64,10 +64,10 @@ class Filter:
             if value is not None:
                 parts.append(f"{column} {operator} ?")
                 values.append(value)
-        for column, wanted in (("outcome", self.outcomes), ("verdict", self.verdicts)):
-            if wanted:
-                parts.append(f"{column} IN ({placeholders(wanted)})")
-                values += wanted
+        for column, allowed in (("outcome", self.outcomes), ("verdict", self.verdicts)):
+            if allowed:
+                parts.append(f"{column} IN ({placeholders(allowed)})")
+                values += allowed
         return " AND ".join(parts) or "true", values
 
 
@@ -90,9 +90,7 @@ class RolloutIndex(RolloutDatabase):
         self._unreadable: dict[tuple[int, tuple[int, int] | None], str] = {}
 
     def state(self) -> dict[str, Any]:
-        """Return `steps` and `indexed` (numbers of files), `responses`, and `problems` (damaged
-        files).
-        """
+        """Return the numbers of `steps`, `indexed` and `responses`, and `problems` of files."""
         self._refresh()
         indexed = self._one("SELECT count(*) FROM files")[0]
         problems = {
@@ -110,7 +108,7 @@ class RolloutIndex(RolloutDatabase):
         }
 
     def page(
-        self, wanted: Filter, *, sort: str = "newest", offset: int = 0, limit: int = 50
+        self, row_filter: Filter, *, sort: str = "newest", offset: int = 0, limit: int = 50
     ) -> dict[str, Any]:
         """Select responses that pass a filter, with the beginning of their texts.
 
@@ -119,31 +117,33 @@ class RolloutIndex(RolloutDatabase):
             `steps_left` to search.
         """
         self._refresh()
-        left = 0
-        if wanted.text:
-            keys, total, left = self._search(wanted, sort, offset + limit)
+        steps_left = 0
+        if row_filter.text:
+            keys, total, steps_left = self._search(row_filter, sort, offset + limit)
             keys = keys[offset : offset + limit]
         else:
-            condition, values = wanted.where()
+            condition, values = row_filter.where()
             total = self._one(f"SELECT count(*) FROM responses WHERE {condition}", values)[0]
             keys = self._all(
                 f"SELECT step, row FROM responses WHERE {condition} ORDER BY {SORTS[sort]} LIMIT"
                 f" {limit:d} OFFSET {offset:d}",
                 values,
             )
-        return {"rows": self._rows(keys), "total": total, "steps_left": left, "index": self.state()}
+        return {
+            "rows": self._rows(keys),
+            "total": total,
+            "steps_left": steps_left,
+            "index": self.state(),
+        }
 
     def groups(self) -> list[dict[str, Any]]:
-        """List step, group_id, outcome and mean score of every indexed group, in the order of the
-        stream.
-        """
+        """List step, group_id, outcome and mean score of each indexed group, in stream order."""
         return self._records("SELECT step, group_id, outcome, score FROM groups ORDER BY step, row")
 
     def problems(
         self, *, kind: str = "all", sort: str = "visits", offset: int = 0, limit: int = 50
     ) -> dict[str, Any]:
-        """Sort problems into kinds by their verdicts: the size of each kind, and a page of one
-        kind.
+        """Sort problems into kinds by their verdicts; return each kind's size and one page.
 
         Excess groups do not count, because their problems are sampled again.
         """
@@ -180,20 +180,18 @@ class RolloutIndex(RolloutDatabase):
 
     def _visits(self, problems: list[str]) -> dict[str, list[dict[str, Any]]]:
         """Find the groups of each problem, by step."""
-        found: dict[str, list[dict[str, Any]]] = {problem: [] for problem in problems}
+        visits: dict[str, list[dict[str, Any]]] = {problem: [] for problem in problems}
         for row in self._records(
             "SELECT problem_id, step, group_id, size, decided, correct, score, outcome FROM groups"
             f" WHERE problem_id IN ({placeholders(problems)}) AND outcome NOT IN ('excess',"
             " 'aborted') ORDER BY step, row",
             problems,
         ):
-            found[row.pop("problem_id")].append(row)
-        return found
+            visits[row.pop("problem_id")].append(row)
+        return visits
 
     def _solved_by_step(self) -> list[dict[str, Any]]:
-        """Count the groups per step with a pass rate of 0, below one half, from one half, and of
-        1.
-        """
+        """Count the groups per step with a pass rate of 0, below 0.5, from 0.5, and of 1."""
         return self._records(
             """SELECT step, sum(correct = 0) AS "none", sum(correct > 0 AND 2 * correct < decided) AS few,
               sum(2 * correct >= decided AND correct < decided) AS many, sum(correct = decided) AS "all"
@@ -206,13 +204,13 @@ class RolloutIndex(RolloutDatabase):
             return rows
         names = [row["problem_id"] for row in rows]
         # SQLite takes `row` from the group that has the largest step
-        found = self._all(
+        newest = self._all(
             "SELECT problem_id, max(step), row FROM groups WHERE problem_id IN"
             f" ({placeholders(names)}) GROUP BY problem_id",
             names,
         )
         texts = {
-            row["problem_id"]: row for row in self._rows([(step, row) for _, step, row in found])
+            row["problem_id"]: row for row in self._rows([(step, row) for _, step, row in newest])
         }
         return [
             row
@@ -221,30 +219,28 @@ class RolloutIndex(RolloutDatabase):
         ]
 
     def _search(
-        self, wanted: Filter, sort: str, needed: int
+        self, row_filter: Filter, sort: str, num_hits: int
     ) -> tuple[list[tuple[int, int]], int, int]:
-        """Continue the search for a text until enough is found or time is up; return hits, count
-        and steps left.
-        """
+        """Search for a text until enough is found or time is up; return hits, count, steps left."""
         newest_first = sort != "oldest"
         with self._lock:
-            search = self._searches.get((wanted, sort))
+            search = self._searches.get((row_filter, sort))
             if search is None or search.version != self._version:
-                first = wanted.first_step or 0
-                last = wanted.last_step
+                first = row_filter.first_step or 0
+                last = row_filter.last_step
                 steps = [s for s in self._present if s >= first and (last is None or s <= last)]
                 search = _Search(sorted(steps, reverse=newest_first), self._version)
-                self._searches[wanted, sort] = search
+                self._searches[row_filter, sort] = search
                 while len(self._searches) > MAX_SEARCHES:
                     self._searches.pop(next(iter(self._searches)))
-            condition, values = wanted.where()
+            condition, values = row_filter.where()
             until = time.monotonic() + SEARCH_S
-            while search.left and len(search.found) < needed and time.monotonic() < until:
+            while search.left and len(search.found) < num_hits and time.monotonic() < until:
                 chunk = search.left[:FILES_PER_READ]
                 search.left = search.left[FILES_PER_READ:]
                 order = "step DESC, row" if newest_first else "step, row"
                 search.found += self._hits(
-                    chunk, wanted.text.lower(), f"WHERE {condition} ORDER BY {order}", values
+                    chunk, row_filter.text.lower(), f"WHERE {condition} ORDER BY {order}", values
                 )
             return search.found, len(search.found), len(search.left)
 
@@ -262,18 +258,16 @@ class RolloutIndex(RolloutDatabase):
             return hits.execute(f"SELECT step, row FROM responses {condition}", values).fetchall()
 
     def _rows(self, keys: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """Read the short columns of rows, and the beginnings of their texts, in the order of the
-        keys.
-        """
+        """Read the short columns and the beginnings of the texts of rows, in the order of keys."""
         by_step: dict[int, list[int]] = {}
         for step, row in keys:
             by_step.setdefault(step, []).append(row)
-        found: dict[tuple[int, int], dict[str, Any]] = {}
+        records: dict[tuple[int, int], dict[str, Any]] = {}
         for step, rows in by_step.items():
             try:
-                found |= {
+                records |= {
                     (step, record["row"]): record for record in read_rows(self._path(step), rows)
                 }
             except DataError as error:
                 self._unreadable[step, self._present.get(step)] = str(error)
-        return [found[key] for key in keys if key in found]
+        return [records[key] for key in keys if key in records]

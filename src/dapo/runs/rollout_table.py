@@ -123,8 +123,7 @@ _DICTIONARIES = [
 
 
 def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows with exactly the columns of ROLLOUT_SCHEMA and those of episodes; OPTIONAL_COLUMNS
-    may be missing.
+    """Write rows with the columns of ROLLOUT_SCHEMA, optional ones aside, and those of episodes.
 
     The table has the columns `sampled` and `episode` if the first row has them. With one pyarrow
     version, equal rows give equal bytes. Lone surrogates, which a tokenizer may decode to and UTF-8
@@ -163,16 +162,14 @@ def _table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
 
 
 def episode_json(generation: Generation) -> str | None:
-    """The value of the column `episode` for a response."""
-    return (
-        None
-        if generation.episode is None
-        else storable(json.dumps(vars(generation.episode), ensure_ascii=False))
-    )
+    """Return the value of the column `episode` for a response."""
+    if generation.episode is None:
+        return None
+    return storable(json.dumps(vars(generation.episode), ensure_ascii=False))
 
 
 def episode_of(row: Mapping[str, Any]) -> Episode | None:
-    """The episode of the response in a row. Raises ValueError if it is none that a run writes."""
+    """Return the episode of the response in a row. Raises ValueError if no run writes it."""
     text = row.get("episode")
     if text is None:
         return None
@@ -187,7 +184,7 @@ def episode_of(row: Mapping[str, Any]) -> Episode | None:
 
 
 def _has_valid_values(episode: Episode) -> bool:
-    """Whether the values of an episode are of its types, with at most one reward per turn.
+    """Return True if the values of an episode are of its types, with at most one reward per turn.
 
     May raise TypeError.
     """
@@ -210,29 +207,27 @@ def _has_valid_values(episode: Episode) -> bool:
 
 
 def flat_ranges(generation: Generation) -> list[int] | None:
-    """The value of the column `sampled` for a response."""
+    """Return the value of the column `sampled` for a response."""
     return (
-        None if generation.sampled is None else [end for each in generation.sampled for end in each]
+        None if generation.sampled is None else [end for pair in generation.sampled for end in pair]
     )
 
 
 def ranges_of(row: Mapping[str, Any]) -> Ranges | None:
-    """The sampled ranges of the response in a row. Raises ValueError if a range lacks its end."""
+    """Return the sampled ranges of the response in a row. Raises ValueError if one has no end."""
     flat = row.get("sampled")
     return None if flat is None else tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
 def flat_versions(generation: Generation) -> list[int] | None:
-    """The value of the column `versions` for a response."""
-    return (
-        None
-        if generation.versions is None
-        else [number for each in generation.versions for number in each]
-    )
+    """Return the value of the column `versions` for a response."""
+    if generation.versions is None:
+        return None
+    return [number for pair in generation.versions for number in pair]
 
 
 def versions_of(row: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
-    """The versions of the response in a row. Raises ValueError if a part lacks its version."""
+    """Return the versions of the response in a row. Raises ValueError if a part has none."""
     flat = row.get("versions")
     return None if flat is None else tuple(zip(flat[::2], flat[1::2], strict=True))
 
@@ -264,19 +259,17 @@ def short_fields(fields: Mapping[str, Any], *, known: Sequence[str]) -> str | No
     The `known` texts, such as the answer, have a column of their own in the table, and are left
     out.
     """
-    kept = {
+    columns = {
         name: value
         for name, value in fields.items()
         if isinstance(value, bool | int | float)
         or (isinstance(value, str) and len(value) <= _FIELD_CHARS and value not in known)
     }
-    return json.dumps(kept) if kept else None
+    return json.dumps(columns) if columns else None
 
 
 def storable(text: str) -> str:
-    """Join surrogate pairs and replace lone surrogates by U+FFFD, so that UTF-8 can encode the
-    text.
-    """
+    """Join surrogate pairs and replace lone surrogates by U+FFFD, so that UTF-8 can encode it."""
     if text.isascii():  # a flag of the string, which costs nothing
         return text
     try:
@@ -297,9 +290,9 @@ def read_rollouts(
     Without `columns`, all that the first table has are read except TOKEN_COLUMNS. Raises DataError
     for a table that no run has written.
     """
-    wanted = columns or [name for name in all_columns(*paths) if name not in TOKEN_COLUMNS]
-    parts = [part for path in paths for part in _parts(path, wanted, groups)]
-    return pa.concat_tables(parts or [_WITH_ALL.empty_table().select(wanted)])
+    names = columns or [name for name in all_columns(*paths) if name not in TOKEN_COLUMNS]
+    parts = [part for path in paths for part in _parts(path, names, groups)]
+    return pa.concat_tables(parts or [_WITH_ALL.empty_table().select(names)])
 
 
 def _parts(path: Path, columns: Sequence[str], groups: Collection[int] | None) -> list[pa.Table]:
@@ -308,10 +301,10 @@ def _parts(path: Path, columns: Sequence[str], groups: Collection[int] | None) -
         for name, field in _OF_SOME.items():
             # a step without observations, among others
             if name in columns and name not in table.names:
-                parts = _parts(path, [each for each in columns if each != name], groups)
+                parts = _parts(path, [column for column in columns if column != name], groups)
                 return [
-                    each.append_column(field, pa.nulls(len(each), field.type)).select(columns)
-                    for each in parts
+                    part.append_column(field, pa.nulls(len(part), field.type)).select(columns)
+                    for part in parts
                 ]
         if groups is None:
             return [_checked(table.read(columns))]
@@ -343,7 +336,7 @@ def _checked(rows: pa.Table) -> pa.Table:
             ).as_py()
         ):
             raise ValueError("a sampled range of a row has no end")
-        if name == VERSIONS.name and any(len(each or ()) % 2 for each in rows[name].to_pylist()):
+        if name == VERSIONS.name and any(len(pairs or ()) % 2 for pairs in rows[name].to_pylist()):
             raise ValueError("a part of a row has no version")
         if name == EPISODE.name:
             for text in rows[name].to_pylist():
@@ -357,13 +350,13 @@ def all_columns(path: Path, *more: Path) -> list[str]:
     Raises DataError for a table that no run has written.
     """
     with stored_table(path, _WITH_ALL) as table:
-        found = list(table.names)
+        names = list(table.names)
     if more:
-        missing = _OF_SOME.keys() - found
-        if missing:
-            others = {name for each in more for name in all_columns(each)}
-            found += [name for name in _OF_SOME if name in missing & others]
-    return found
+        absent = _OF_SOME.keys() - names
+        if absent:
+            episode_columns = {name for table_path in more for name in all_columns(table_path)}
+            names += [name for name in _OF_SOME if name in absent & episode_columns]
+    return names
 
 
 def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
@@ -372,16 +365,14 @@ def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
     Without `columns`, all except the log-probabilities are read.
     """
     with stored_table(path, _WITH_ALL) as table:
-        wanted = list(columns) or [name for name in table.names if name != "engine_logprobs"]
+        names = list(columns) or [name for name in table.names if name != "engine_logprobs"]
         for i in table.chunks:
-            for batch in _checked(table.read(wanted, [i])).to_batches(ROWS_PER_CHUNK):
+            for batch in _checked(table.read(names, [i])).to_batches(ROWS_PER_CHUNK):
                 yield from batch.to_pylist()
 
 
 def read_rows(path: Path, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Read some rows of a table of responses in the form of the page; only their chunks are
-    read.
-    """
+    """Read some rows of a table of responses as the page shows them; only their chunks are read."""
     records = []
     with stored_table(path, _WITH_ALL) as table:
         start = 0
@@ -390,19 +381,17 @@ def read_rows(path: Path, rows: Sequence[int]) -> list[dict[str, Any]]:
                 # older runs have no question
                 columns = [n if n in table.names else "prompt" for n in SHOWN_COLUMNS]
                 columns += [EPISODE.name] * (EPISODE.name in table.names)
-                taken = _checked(table.read(columns, [i]).take([row - start for row in here]))
+                table_rows = _checked(table.read(columns, [i]).take([row - start for row in here]))
                 records += [
                     _preview(record, row)
-                    for record, row in zip(taken.to_pylist(), here, strict=True)
+                    for record, row in zip(table_rows.to_pylist(), here, strict=True)
                 ]
             start += length
     return records
 
 
 def short_rows(path: Path, text: str = "") -> pa.Table:
-    """Read the short columns of the responses that contain a text, in lower case, with the number
-    of each `row`.
-    """
+    """Read the short columns, with `row`, of the responses that contain a text in lower case."""
     with stored_table(path, _WITH_ALL) as table:
         rows = _checked(table.read(SHORT_COLUMNS))
         rows = rows.append_column("row", pa.array(range(rows.num_rows), pa.int32()))
@@ -411,16 +400,14 @@ def short_rows(path: Path, text: str = "") -> pa.Table:
         responses = (table.read(["response"], [i])["response"] for i in table.chunks)
         hits = [
             chunk
-            for each in responses
-            for chunk in pc.match_substring(pc.utf8_lower(each), text).chunks
+            for column in responses
+            for chunk in pc.match_substring(pc.utf8_lower(column), text).chunks
         ]
         return rows.filter(pa.chunked_array(hits, pa.bool_()))
 
 
 def _preview(record: dict[str, Any], row: int) -> dict[str, Any]:
-    """Give a row the name of its verdict and its number of turns, and cut its texts, as the page
-    shows them.
-    """
+    """Add the verdict's name and the number of turns to a row, and cut its texts for the page."""
     question = record.get("question") or record.pop("prompt", "")
     texts = {"question": question[:PREVIEW_CHARS], "response": record["response"][:PREVIEW_CHARS]}
     verdict = verdict_name(record.pop("correct"), record["error"])
@@ -439,8 +426,7 @@ def _preview(record: dict[str, Any], row: int) -> dict[str, Any]:
 
 
 def problem_means(table: Path) -> dict[str, dict[str, float]]:
-    """Compute the mean of each problem's decided responses in a step, for each curve, by problem
-    id.
+    """Compute each curve's mean over a problem's decided responses in a step, by problem id.
 
     The entropy is estimated as the mean of -log p over the sampled tokens; it is missing if the
     table has no log-probabilities. A problem without any verdict is missing in the rewards.
@@ -456,13 +442,20 @@ def problem_means(table: Path) -> dict[str, dict[str, float]]:
     rows = rows.append_column("surprisal", pa.array(surprisal))
     sums = [("response_tokens", "sum"), ("surprisal", "sum")]
     means = [("reward", "mean"), ("correct", "mean"), ("response_tokens", "mean")]
-    found = rows.group_by("problem_id", use_threads=False).aggregate([*means, *sums])
-    entropy = pc.divide(found["surprisal_sum"], found["response_tokens_sum"].cast(pa.float64()))
-    columns = (found["reward_mean"], found["correct_mean"], entropy, found["response_tokens_mean"])
+    aggregates = rows.group_by("problem_id", use_threads=False).aggregate([*means, *sums])
+    entropy = pc.divide(
+        aggregates["surprisal_sum"], aggregates["response_tokens_sum"].cast(pa.float64())
+    )
+    columns = (
+        aggregates["reward_mean"],
+        aggregates["correct_mean"],
+        entropy,
+        aggregates["response_tokens_mean"],
+    )
     curves: dict[str, dict[str, float]] = {}
     for name, column in zip(CURVES, columns, strict=True):
-        known = zip(found["problem_id"].to_pylist(), column.to_pylist(), strict=True)
+        entries = zip(aggregates["problem_id"].to_pylist(), column.to_pylist(), strict=True)
         curves[name] = {
-            problem: mean for problem, mean in known if mean is not None and isfinite(mean)
+            problem: mean for problem, mean in entries if mean is not None and isfinite(mean)
         }
     return curves

@@ -42,8 +42,7 @@ class RunReader:
         RunDirectory.open(self.directory.path)
 
     def metrics(self) -> dict[str, Any]:
-        """Return all metrics by column: `steps`, `columns` (a list per metric, None if a step lacks
-        it), `problem`.
+        """Return all metrics by column: `steps`, `columns` (one list per metric), `problem`.
 
         Several lines of one step are merged. A line that is still being written is left out; a
         damaged file gives no steps, and `problem` explains it.
@@ -84,10 +83,10 @@ class RunReader:
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Read the summaries of the stored evaluations, by step; a damaged one has a `problem`."""
-        found = []
+        summaries = []
         for step in self.directory.evaluations():
             try:
-                found.append(
+                summaries.append(
                     {
                         name: value
                         for name, value in self.evaluation(step).items()
@@ -95,8 +94,8 @@ class RunReader:
                     }
                 )
             except DataError as error:
-                found.append({"step": step, "problem": str(error)})
-        return found
+                summaries.append({"step": step, "problem": str(error)})
+        return summaries
 
     def evaluation(self, step: int) -> dict[str, Any]:
         """Read an evaluation with its table. Raises DataError if it is missing or damaged."""
@@ -114,7 +113,7 @@ class RunReader:
         blank = dict.fromkeys(
             ("model", "data", "held_out", "num_steps", "note", "started", "seconds_left", "problem")
         )
-        known = {
+        defaults = {
             "name": self.name,
             "path": str(self.directory.path),
             **blank,
@@ -125,9 +124,9 @@ class RunReader:
         try:
             self.require_run()
             with damage_of(self.directory.path):
-                return known | self._facts()
+                return defaults | self._facts()
         except DapoError as error:
-            return known | {"state": "damaged", "note": str(error), "problem": str(error)}
+            return defaults | {"state": "damaged", "note": str(error), "problem": str(error)}
 
     def _facts(self) -> dict[str, Any]:
         config, labels = self._options()
@@ -152,10 +151,10 @@ class RunReader:
     def _keep(self, path: Path, read: Callable[[Path], Value]) -> Value:
         """Return the value that `read` returns for a file, from memory until the file changes."""
         version = _version(path)
-        kept = self._kept.get(path)
-        if kept is None or kept[0] != version:
-            kept = self._kept[path] = (version, read(path))
-        value: Value = kept[1]
+        entry = self._kept.get(path)
+        if entry is None or entry[0] != version:
+            entry = self._kept[path] = (version, read(path))
+        value: Value = entry[1]
         return value
 
 
@@ -166,27 +165,27 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     none yet. Raises CheckpointError for a path that does not exist, and if there is only a damaged
     run.
     """
-    found: list[Path] = []
+    run_paths: list[Path] = []
     for path in paths:
-        found += (
+        run_paths += (
             [path] if RunDirectory.is_run(path) or not os.path.isdir(path) else _runs_inside(path)
         )
-    found = list(dict.fromkeys(found))
-    for path in found:
-        if len(found) == 1 or not RunDirectory.is_run(path):
+    run_paths = list(dict.fromkeys(run_paths))
+    for path in run_paths:
+        if len(run_paths) == 1 or not RunDirectory.is_run(path):
             RunDirectory.open(path)
-    return found
+    return run_paths
 
 
-def unique_name(path: Path, taken: Container[str]) -> str:
+def unique_name(path: Path, used_names: Container[str]) -> str:
     """Name a run by its folder, with a number if the name is taken."""
     base = re.sub(r"[^\w.@=+-]", "_", path.resolve().name) or "run"
     names = chain([base], (f"{base}.{number}" for number in count(2)))
-    return next(name for name in names if name not in taken)
+    return next(name for name in names if name not in used_names)
 
 
 def _runs_inside(folder: Path) -> list[Path]:
-    """The runs in a folder, the newest first. Raises CheckpointError if it cannot be read."""
+    """Return the runs in a folder, newest first. Raises CheckpointError if it cannot be read."""
     try:
         entries = [
             entry

@@ -18,9 +18,7 @@ PACKAGES: Mapping[str, str] = {"tensorboard": "tensorboard", "wandb": "wandb", "
 
 
 def require_tracker(name: str) -> None:
-    """Raise ConfigError with the command that installs the package of a tracker, if it is not
-    installed.
-    """
+    """Raise ConfigError, with the command that installs it, if a tracker is not installed."""
     require_package(PACKAGES[name], purpose="log.sinks", error=ConfigError)
 
 

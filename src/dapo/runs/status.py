@@ -63,8 +63,7 @@ class RunStatus(RunProgress):
 
 
 def run_progress(run: RunDirectory, records: Sequence[Mapping[str, Any]]) -> RunProgress:
-    """Read the progress of a run from its lock, its summary, its options and the `records` of its
-    metrics.
+    """Read the progress of a run from its lock, summary, options and `records` of its metrics.
 
     Raises DataError or ConfigError if a file is damaged.
     """
@@ -123,10 +122,12 @@ def _read_status(run: RunDirectory) -> RunStatus:
 
 
 def _training_steps(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Select the records of finished steps, without evaluations before the first or after the last
-    step.
-    """
-    return [dict(each) for each in records if each["step"] > 0 and any(map(_is_of_training, each))]
+    """Select the records of finished steps, without evaluations before or after all steps."""
+    return [
+        dict(record)
+        for record in records
+        if record["step"] > 0 and any(map(_is_of_training, record))
+    ]
 
 
 def _is_of_training(name: str) -> bool:
@@ -144,14 +145,14 @@ def _ended(reason: str | None) -> State:
 def _read_summary(run: RunDirectory) -> dict[str, Any] | None:
     with damage_of(run.summary):
         try:
-            found = read_json(run.summary)
+            summary = read_json(run.summary)
         except FileNotFoundError:
             return None
-        if not isinstance(found["exit_reason"], str) or not isinstance(
-            found.get("num_steps"), int | None
+        if not isinstance(summary["exit_reason"], str) or not isinstance(
+            summary.get("num_steps"), int | None
         ):
             raise ValueError("its exit_reason must be a text, and its num_steps a number")
-        return dict(found)
+        return dict(summary)
 
 
 def _configured(run: RunDirectory) -> TrainConfig | None:
@@ -168,31 +169,29 @@ def _seconds_left(
     if num_steps is None:
         return None
     time_left = TimeLeft(None if configured is None else configured.token_budget)
-    for each in steps:
-        time_left.add(each)
-    left = time_left.seconds(num_steps - max((each["step"] for each in steps), default=0))
-    return left if left is not None and isfinite(left) else None
+    for record in steps:
+        time_left.add(record)
+    seconds = time_left.seconds(num_steps - max((record["step"] for record in steps), default=0))
+    return seconds if seconds is not None and isfinite(seconds) else None
 
 
 def _newest_evaluations(records: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
     """Collect `eval/NAME/METRIC` of the newest record that has it, by NAME."""
-    found: dict[str, dict[str, float | None]] = {}
+    newest: dict[str, dict[str, float | None]] = {}
     for record in records:
-        of_sets: dict[str, dict[str, float | None]] = {}
+        metrics_by_set: dict[str, dict[str, float | None]] = {}
         for name, value in record.items():
             if name.startswith("eval/"):
-                rest = name.removeprefix("eval/")
-                if "/" in rest:
-                    of_set, _, metric = rest.rpartition("/")
-                    of_sets.setdefault(of_set, {"step": record["step"]})[metric] = value
-        found |= of_sets
-    return found
+                metric_path = name.removeprefix("eval/")
+                if "/" in metric_path:
+                    data_set, _, metric = metric_path.rpartition("/")
+                    metrics_by_set.setdefault(data_set, {"step": record["step"]})[metric] = value
+        newest |= metrics_by_set
+    return newest
 
 
 def _disk_bytes(path: Path) -> dict[str, int]:
-    """Measure the disk usage of the whole run and of its larger parts; files may disappear
-    meanwhile.
-    """
+    """Measure the disk usage of a run and of its larger parts; files may disappear meanwhile."""
     sizes: dict[str, int] = dict.fromkeys(("total", *_PARTS), 0)
     for folder, _, names in os.walk(path):
         part = Path(folder).relative_to(path).parts[:1]

@@ -28,28 +28,27 @@ OWN_FOLDERS = (CODE_FOLDER, DATA_FOLDER)
 def load_run_config(
     run: RunDirectory, overrides: Sequence[str] = (), *, step: int | None = None
 ) -> Config:
-    """Load the options of a run, or those in force in a `step`; relative paths are resolved where
-    it was started.
+    """Load the options of a run, or of one `step`; relative paths start where the run was started.
 
     Files missing there, and the paths of `overrides`, are resolved in the current folder. Files in
     the run directory are found after it was moved, as are modules in its `code`. Raises
     ConfigError.
     """
     file = run.config if step is None else run.config_of(step)
-    own = load_config(file)
+    run_config = load_config(file)
     made_in = manifest_entry(run, "run_dir")
     started_in = _started_in(run)
     add_code_folder(run.path / CODE_FOLDER)
     there = []
-    for key, path in own.data.paths.items():
-        found = (started_in or Path.cwd()) / path
-        if isinstance(made_in, str) and found.is_relative_to(made_in):
-            moved = run.path.absolute() / found.relative_to(made_in)
-            found = moved if moved.is_file() else found
-        if found.is_file():
-            there.append(override(key, str(found)))
-    if started_in is not None and (started_in / own.model.name).is_dir():
-        there.append(override("model.name", str(started_in / own.model.name)))
+    for key, path in run_config.data.paths.items():
+        location = (started_in or Path.cwd()) / path
+        if isinstance(made_in, str) and location.is_relative_to(made_in):
+            moved = run.path.absolute() / location.relative_to(made_in)
+            location = moved if moved.is_file() else location
+        if location.is_file():
+            there.append(override(key, str(location)))
+    if started_in is not None and (started_in / run_config.model.name).is_dir():
+        there.append(override("model.name", str(started_in / run_config.model.name)))
     config = load_config(file, [*there, *without_old_options(overrides)])
     time = template_time_of(run)
     return config if time is None else config.at_time(time)
@@ -64,30 +63,28 @@ def without_old_options(overrides: Sequence[str]) -> list[str]:
 
 
 def changed_config(file: Path, overrides: Sequence[str]) -> Config:
-    """The options in a run's file with overrides; the path of a new data file that is here becomes
-    absolute.
-    """
-    before = load_config(file).data
+    """Return a run's options with overrides; the path of a new data file here becomes absolute."""
+    stored_data = load_config(file).data
     overrides = without_old_options(overrides)
-    after = load_config(file, overrides).data
-    found = []
-    for name, now in after.sources.items():
-        for option, path in paths_in(now, name).items() if now != before.sources.get(name) else ():
+    changed_data = load_config(file, overrides).data
+    path_overrides = []
+    for name, now in changed_data.sources.items():
+        for option, path in (
+            paths_in(now, name).items() if now != stored_data.sources.get(name) else ()
+        ):
             if Path(path).is_file():
-                found.append(override(option, str(Path(path).absolute())))
-    return load_config(file, [*overrides, *found])
+                path_overrides.append(override(option, str(Path(path).absolute())))
+    return load_config(file, [*overrides, *path_overrides])
 
 
 def keep_overrides(run: RunDirectory, overrides: Sequence[str], *, after: int) -> None:
-    """Write the options of a process that continues a run after a step: they last, and `configs`
-    keeps the former.
-    """
+    """Write the overrides of a resumed run as its options; `configs` keeps the earlier ones."""
     changed = dump_config(changed_config(run.config, overrides)) if overrides else None
     run.replace_config(changed or run.config.read_text(encoding="utf-8"), after=after)
 
 
 def option_changes(run: RunDirectory) -> list[dict[str, Any]]:
-    """The changes of options by resumes.
+    """Return the changes of options by resumes.
 
     Example: [{"after_step": 10, "options": {"optim.lr": [1e-06, 2e-06]}}]
     """
@@ -100,8 +97,7 @@ def option_changes(run: RunDirectory) -> list[dict[str, Any]]:
 
 
 def trust_module_folders(path: str | Path) -> None:
-    """Import modules also from the folders that the manifest of a run names, and print these
-    folders.
+    """Import modules also from the folders in a run's manifest, and print these folders.
 
     Someone else's manifest may name any folder, so this is done only on request (`--trust`).
     """
@@ -118,22 +114,26 @@ def trust_module_folders(path: str | Path) -> None:
 
 def _module_folders(run: RunDirectory) -> list[Path]:
     """Return the folders of modules that a manifest names."""
-    more = manifest_entry(run, "module_folders")
+    folders = manifest_entry(run, "module_folders")
     started_in = _started_in(run)
-    named = map(_as_path, more if isinstance(more, list) else [])
-    return list(dict.fromkeys(folder for folder in (*named, started_in) if folder is not None))
+    module_folders = map(_as_path, folders if isinstance(folders, list) else [])
+    return list(
+        dict.fromkeys(folder for folder in (*module_folders, started_in) if folder is not None)
+    )
 
 
 @contextmanager
 def with_start_folder(run: RunDirectory) -> Iterator[None]:
-    """Name the start folder, if it is not this one, in the block's errors of the run's data files
-    and of modules.
-    """
+    """Add the run's start folder to the block's errors of data files and modules, if it differs."""
     try:
         yield
     except (ConfigError, DataError, RewardError) as error:
         folder = _started_in(run)
-        modules = [str(each) for each in _module_folders(run) if each != Path.cwd()]
+        modules = [
+            str(module_folder)
+            for module_folder in _module_folders(run)
+            if module_folder != Path.cwd()
+        ]
         if not modules:
             raise
         paths = {

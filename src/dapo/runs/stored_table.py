@@ -77,29 +77,30 @@ class StoredTable:
                     f"{self._path} has no column {name}; it has {', '.join(self.names)}"
                 )
             self._require_type(name)
-        found = [
+        column_chunks = [
             self._metadata.row_group(i).column(leaf)
             for i in chunks
             for c in columns
             for leaf in self._leaves[c]
         ]
-        self._stored += sum(c.total_compressed_size for c in found)
+        self._stored += sum(c.total_compressed_size for c in column_chunks)
         self._count(
             c.total_uncompressed_size + c.num_values * _VALUE_BYTES["." in c.path_in_schema]
-            for c in found
+            for c in column_chunks
         )
         table = self._file.read_row_groups(list(chunks), columns=list(columns), use_threads=False)
         self._count(map(_repeated_bytes, table.columns))
         fields = [self._schema.field(name) for name in columns]
         table = pa.Table.from_arrays(
-            [table.column(each.name).cast(each.type) for each in fields], schema=pa.schema(fields)
+            [table.column(field.name).cast(field.type) for field in fields],
+            schema=pa.schema(fields),
         )
         table.validate(full=True)
-        for column, each in zip(table.columns, fields, strict=True):
-            if column.null_count and not each.nullable:
-                raise ValueError(f"{column.null_count} rows have no {each.name}")
-            if pa.types.is_list(each.type) and pc.list_flatten(column).null_count:
-                raise ValueError(f"a list in {each.name} lacks a value")
+        for column, field in zip(table.columns, fields, strict=True):
+            if column.null_count and not field.nullable:
+                raise ValueError(f"{column.null_count} rows have no {field.name}")
+            if pa.types.is_list(field.type) and pc.list_flatten(column).null_count:
+                raise ValueError(f"a list in {field.name} lacks a value")
         return table
 
     def _count(self, sizes: Iterable[int]) -> None:
@@ -110,28 +111,26 @@ class StoredTable:
     def _require_type(self, name: str) -> None:
         if name not in self._leaves:
             raise ValueError(f"it has no column {name}")
-        found = self._present.field(name).type
-        wanted = self._schema.field(name).type
-        if not found.equals(wanted):
-            raise ValueError(f"its column {name} holds {found} instead of {wanted}")
+        stored_type = self._present.field(name).type
+        schema_type = self._schema.field(name).type
+        if not stored_type.equals(schema_type):
+            raise ValueError(f"its column {name} holds {stored_type} instead of {schema_type}")
 
 
 def _dictionaries(metadata: pq.FileMetaData) -> list[str]:
-    """The columns of texts that name their values by number: a short column may stand for
-    gigabytes.
-    """
-    found = set()
+    """Return the dictionary-encoded columns of texts, which may stand for gigabytes."""
+    columns = set()
     for chunk in map(metadata.row_group, range(metadata.num_row_groups)):
         for column in map(chunk.column, range(metadata.num_columns)):
             if column.physical_type == "BYTE_ARRAY" and any(
-                "DICTIONARY" in each for each in column.encodings
+                "DICTIONARY" in encoding for encoding in column.encodings
             ):
-                found.add(column.path_in_schema)
-    return sorted(found)
+                columns.add(column.path_in_schema)
+    return sorted(columns)
 
 
 def _repeated_bytes(column: pa.ChunkedArray) -> int:
-    """The bytes that the texts of a column with a dictionary take without one."""
+    """Return the bytes that the texts of a column with a dictionary take without one."""
     if not pa.types.is_dictionary(column.type):
         return 0
     return sum(

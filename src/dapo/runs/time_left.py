@@ -11,9 +11,7 @@ STEPS_FOR_ETA = 20
 
 
 class TimeLeft:
-    """An estimate of the seconds left of a run, from the seconds and tokens of its latest
-    STEPS_FOR_ETA steps.
-    """
+    """An estimate of a run's seconds left from its latest STEPS_FOR_ETA steps."""
 
     def __init__(self, token_budget: int | None) -> None:
         """`token_budget` is `train.token_budget`."""
@@ -24,30 +22,26 @@ class TimeLeft:
         """Seconds of each step without its evaluation, and of the evaluation."""
 
     def add(self, metrics: Mapping[str, float | None], *, timed: bool = True) -> None:
-        """Add the metrics of a step; `timed`: whether its seconds predict those of the next
-        steps.
-        """
-        known = {name: value for name, value in metrics.items() if value is not None}
-        if (tokens := known.get("rollout/tokens_generated")) is not None:
+        """Add the metrics of a step; without `timed` its seconds predict nothing."""
+        values = {name: value for name, value in metrics.items() if value is not None}
+        if (tokens := values.get("rollout/tokens_generated")) is not None:
             self._tokens += tokens
             self._tokens_per_step.append(tokens)
         if timed:
-            seconds = training_seconds(known)
+            seconds = training_seconds(values)
             if math.isfinite(seconds):
-                self._seconds.append((seconds, known.get("time/evaluate_s", 0.0)))
+                self._seconds.append((seconds, values.get("time/evaluate_s", 0.0)))
 
     def budget_fraction(self) -> float:
         """Return the spent fraction of the token budget, at most 1; 0 without a budget."""
         return min(1.0, self._tokens / self._token_budget) if self._token_budget else 0.0
 
     def seconds(self, steps: int) -> float | None:
-        """Estimate the seconds left, with `steps` steps to `train.num_steps`; None if no step was
-        measured.
-        """
+        """Estimate the seconds left with `steps` steps to go; None if no step was measured."""
         if not self._seconds:
             return None
         per_step = median(training for training, _ in self._seconds) + fmean(
-            each for _, each in self._seconds
+            evaluation for _, evaluation in self._seconds
         )
         return per_step * self._steps(steps)
 
@@ -55,8 +49,8 @@ class TimeLeft:
         """Return `steps`, or the steps until the token budget is spent if these are fewer."""
         if self._token_budget is None or sum(self._tokens_per_step) <= 0:
             return max(0, steps)
-        left = (self._token_budget - self._tokens) / fmean(self._tokens_per_step)
-        return max(0, min(steps, math.ceil(left)))
+        steps_left = (self._token_budget - self._tokens) / fmean(self._tokens_per_step)
+        return max(0, min(steps, math.ceil(steps_left)))
 
 
 def training_seconds(metrics: Mapping[str, float]) -> float:

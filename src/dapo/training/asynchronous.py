@@ -68,8 +68,7 @@ _POLL_INTERVAL_S = 0.5
 
 
 def train(run: Run) -> None:
-    """Train from the run's state to `train.num_steps`; differs from `train.train` in the lines
-    marked with a star.
+    """Train to `train.num_steps`; lines that differ from `train.train` are marked with a star.
 
     With `max_staleness: 0` it is `train.train`.
 
@@ -113,9 +112,7 @@ def train(run: Run) -> None:
 
 
 def prefetched_batch(run: Run, *, step: int) -> Batch:
-    """Return the prefetched batch, or a batch sampled now from the policy that the step begins
-    with.
-    """
+    """Return the prefetched batch, or sample one now with the policy that begins the step."""
     if run.state.prefetched_batch is None:
         run.begin_sampling(step)
         with run.phase("generate", total=run.config.rollout.prompts_per_step) as on_progress:
@@ -136,9 +133,7 @@ def sample(
 
 
 def requeue(run: Run) -> None:
-    """Requeue the problems of the prefetched batch; a resumed run samples them with its policy and
-    options.
-    """
+    """Requeue the prefetched problems, which a resumed run samples with its own policy."""
     if run.state.prefetched_batch is None:
         return
     prefetched = run.state.prefetched_batch
@@ -278,5 +273,5 @@ class PendingBatch:
         self.seconds = self.closed_at - started
         return batch
 
-    def _on_progress(self, accepted: int, wanted: int, outcomes: str) -> None:
-        self._progress = (accepted, wanted, outcomes)
+    def _on_progress(self, accepted: int, batch_size: int, outcomes: str) -> None:
+        self._progress = (accepted, batch_size, outcomes)

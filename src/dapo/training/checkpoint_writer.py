@@ -63,12 +63,11 @@ class CheckpointWriter:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last attempt failed, so that the state must still be saved."""
+        """True if the last attempt failed, so that the state must still be saved."""
         return self._failures > 0
 
     def start(self, step: int, save: Callable[[], object]) -> None:
-        """Call `save` in the background, once the checkpoint before is written; it writes the
-        checkpoint of a step.
+        """Call `save`, which writes a step's checkpoint, in the background after the last one.
 
         The data that `save` writes must not change before `join` has returned.
         """
@@ -114,19 +113,18 @@ class CheckpointWriter:
 
     def _failure(self, step: int, error: OSError) -> str:
         newest = self._run.checkpoints.newest_step()
-        kept = (
-            f"the checkpoint of step {newest} is kept"
-            if newest is not None
-            else "there is no earlier one"
+        if newest is not None:
+            newest_note = f"the checkpoint of step {newest} is kept"
+        else:
+            newest_note = "there is no earlier one"
+        return (
+            f"the checkpoint of step {step} could not be written ({describe(error)}); {newest_note}"
         )
-        return f"the checkpoint of step {step} could not be written ({describe(error)}); {kept}"
 
 
 @contextmanager
 def os_errors_as_dapo_errors() -> Iterator[None]:
-    """Turn an OSError of the block into a StorageError if a file has caused it, else into a
-    ConnectionFailed.
-    """
+    """Turn an OSError of the block into StorageError if it names a file, else ConnectionFailed."""
     try:
         yield
     except OSError as error:
@@ -142,7 +140,7 @@ def os_errors_as_dapo_errors() -> Iterator[None]:
 
 
 def is_of_files(error: OSError) -> bool:
-    """Whether a file or a disk has caused an OSError, and not a network or another process.
+    """Return True if a file or a disk has caused an OSError, and not a network or another process.
 
     ConnectionError, TimeoutError and the errors of HTTP clients are OSErrors too. An error of a
     file names it, or is one that a write to an open file gives.

@@ -31,9 +31,7 @@ STATE_FILE = "state.json"
 
 
 def save_if_due(run: Run) -> None:
-    """Start a checkpoint in the background after every `train.save_every`-th step, and again where
-    one failed.
-    """
+    """Start a checkpoint after every `train.save_every`-th step, and again after a failed one."""
     config = run.config
     state = run.state
     run.checkpoints.poll()
@@ -59,9 +57,7 @@ def save_now(run: Run) -> None:
 
 
 def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[], Path]:
-    """Return a function that writes a checkpoint of the present state; `write_policy` writes the
-    policy's files.
-    """
+    """Return a function that writes a checkpoint of the present state by `write_policy`."""
     config = run.config
     directory = run.directory
     state = run.state
@@ -77,7 +73,7 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
     accuracy = state.accuracy
     prefetched_batch = state.prefetched_batch
     problem_stats = run.problem_stats.table()
-    kept = run.sampling.kept
+    suspended = run.sampling.kept
 
     def write(folder: Path) -> None:
         write_policy(folder)
@@ -87,7 +83,7 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
             atomic_write_json(folder / PROVENANCE_FILE, run.provenance)
         if prefetched_batch is not None:
             write_prefetched_batch(folder, prefetched_batch)
-        write_kept(folder, kept)
+        write_kept(folder, suspended)
 
     def save() -> Path:
         path = directory.checkpoints.save(
@@ -122,11 +118,10 @@ def save_after_failure(run: Run, error: DapoError | OSError) -> None:
         if str(another) != str(error):
             log(str(another))
     newest = run.directory.checkpoints.newest_step()
-    saved = (
-        "nothing is saved yet"
-        if newest is None
-        else f"saved: step {newest} of {run.config.train.num_steps}"
-    )
+    if newest is None:
+        saved = "nothing is saved yet"
+    else:
+        saved = f"saved: step {newest} of {run.config.train.num_steps}"
     resume = f"dapo resume {shlex.quote(str(run.directory.path))}"
     if isinstance(error, ShortfallError | OutOfMemory):  # a step is a function of the options
         log(f"{saved}; with the same options the step would fail again: {resume} OPTION=VALUE")
@@ -135,9 +130,7 @@ def save_after_failure(run: Run, error: DapoError | OSError) -> None:
 
 
 def restore(run: Run, checkpoint: Path) -> None:
-    """Restore a run to the state of a checkpoint, with the next step's batch if the checkpoint has
-    one.
-    """
+    """Restore a run to the state of a checkpoint, with a prefetched batch if it has one."""
     state = read_state(checkpoint)
     run.policy.load(checkpoint)
     run.sampling.stream.load_state_dict(state["stream"])
@@ -164,7 +157,7 @@ def restore(run: Run, checkpoint: Path) -> None:
 
 
 def is_logged(checkpoint: Path) -> bool:
-    """Whether the metrics of a checkpoint's step were logged before the checkpoint."""
+    """Return True if the metrics of a checkpoint's step were logged before the checkpoint."""
     return _pending_metrics(read_state(checkpoint)) is None
 
 
@@ -180,8 +173,8 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} was not written by a run: it holds a {type(state).__name__}")
-    if missing := sorted({"train_state", "stream", "sampler"} - state.keys()):
-        raise CheckpointError(f"{path} was not written by a run: it lacks {', '.join(missing)}")
+    if absent := sorted({"train_state", "stream", "sampler"} - state.keys()):
+        raise CheckpointError(f"{path} was not written by a run: it lacks {', '.join(absent)}")
     return state
 
 

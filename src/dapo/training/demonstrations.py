@@ -34,9 +34,7 @@ class Answer:
 
 
 class AnswerEncoder:
-    """Encodes the turns of demonstrations as the model would sample them, each with its end
-    token.
-    """
+    """Encodes turns of demonstrations as the model would sample them, each with its end token."""
 
     def __init__(
         self,
@@ -60,11 +58,10 @@ class AnswerEncoder:
         self._end_id = (
             tokenizer.eos_token_id if end is None or end.token_id is None else end.token_id
         )
-        self._end = (
-            ""
-            if self._end_id is None
-            else str(tokenizer.decode([self._end_id], skip_special_tokens=False))
-        )
+        if self._end_id is None:
+            self._end = ""
+        else:
+            self._end = str(tokenizer.decode([self._end_id], skip_special_tokens=False))
         self._begun = begun_text(encoder)
         """The beginning of a turn that the prompt holds, such as `<think>`; it is no part of what
         is imitated.
@@ -77,7 +74,7 @@ class AnswerEncoder:
             self._before_end = end.text
 
     def encode(self, demonstration: Problem) -> Answer:
-        """The tokens behind the prompt.
+        """Return the tokens behind the prompt.
 
         Raises DataError for a turn that contains the end of a turn.
         """
@@ -86,9 +83,9 @@ class AnswerEncoder:
         ranges = list[tuple[int, int]]()
         position = 0
         while position < len(turns):
-            own = self._turn_ids(turns[position], demonstration, is_first=not ids)
-            ranges.append((len(ids), len(ids) + len(own)))
-            ids += own
+            turn_ids = self._turn_ids(turns[position], demonstration, is_first=not ids)
+            ranges.append((len(ids), len(ids) + len(turn_ids)))
+            ids += turn_ids
             observed = []
             for message in turns[position + 1 :]:
                 if message["role"] == "assistant":
@@ -109,31 +106,28 @@ class AnswerEncoder:
         return self._renderers[roles]
 
     def _turn_ids(self, turn: Message, demonstration: Problem, *, is_first: bool) -> list[int]:
-        """The ids of one turn with its end, as the chat template writes it behind the header of the
-        turn.
-        """
+        """Return the ids of one turn with its end, as the template writes it after the header."""
         content = content_text(turn)
         if self._end and self._end in content:
             raise DataError(
                 f"demonstration {demonstration.id}: the response {quoted(content)} contains"
                 f" {self._end}, which ends a turn; leave it out, it is added"
             )
-        asked = demonstration if is_first else Problem(demonstration.id, _QUESTION, "")
+        question = demonstration if is_first else Problem(demonstration.id, _QUESTION, "")
         if turn.keys() <= {"role", "content", *_THOUGHT_KEYS}:
-            text = self._turn_text(turn, asked)
+            text = self._turn_text(turn, question)
         else:
-            text = self._whole_turn_text(turn, asked, demonstration)
+            text = self._whole_turn_text(turn, question, demonstration)
         if is_first:
-            before = self._prompts.render(demonstration)
+            rendered_prompt = self._prompts.render(demonstration)
             prompt = self._prompts.encode(demonstration)
-            whole = self._prompts.encode_rendered(before + text)
-            if whole[: len(prompt)] == tuple(prompt):
-                return list(whole[len(prompt) :])
+            token_ids = self._prompts.encode_rendered(rendered_prompt + text)
+            if token_ids[: len(prompt)] == tuple(prompt):
+                return list(token_ids[len(prompt) :])
         return list(self._prompts.encode_rendered(text))
 
-    def _whole_turn_text(self, turn: Message, asked: Problem, demonstration: Problem) -> str:
-        """The text of a turn with further keys, such as calls or a thought, as the chat template
-        writes it.
+    def _whole_turn_text(self, turn: Message, question: Problem, demonstration: Problem) -> str:
+        """Return a turn with further keys, such as calls or a thought, as the template writes it.
 
         Raises DataError if there is no template, or it writes a turn otherwise than behind the
         prompt.
@@ -146,13 +140,13 @@ class AnswerEncoder:
                 " it out"
             )
         if template.unread_keys([turn]) == keys.split(", "):
-            return self._turn_text({"role": turn["role"], "content": content_text(turn)}, asked)
+            return self._turn_text({"role": turn["role"], "content": content_text(turn)}, question)
         messages = chat_messages(
-            asked, instruction=self._config.instruction, system=self._config.system
+            question, instruction=self._config.instruction, system=self._config.system
         )
-        before = self._prompts.render(asked)
+        rendered_prompt = self._prompts.render(question)
         try:
-            columns = template_columns(asked)
+            columns = template_columns(question)
             rendered = template.render(
                 template.in_its_forms([*messages, turn]), header=False, **columns
             )
@@ -160,20 +154,19 @@ class AnswerEncoder:
             raise DataError(
                 f"demonstration {demonstration.id}: the chat template rejects a turn: {error}"
             ) from None
-        if not rendered.startswith(before) or (
-            self._end and self._end not in rendered[len(before) :]
+        if not rendered.startswith(rendered_prompt) or (
+            self._end and self._end not in rendered[len(rendered_prompt) :]
         ):
             raise DataError(
                 f"demonstration {demonstration.id}: the chat template does not write {keys} behind"
                 " the prompt; write the turn into its content, in the form in which the model"
                 " writes it"
             )
-        behind = rendered[len(before) :]
+        behind = rendered[len(rendered_prompt) :]
         return f"{behind.rpartition(self._end)[0]}{self._end}" if self._end else behind
 
-    def _turn_text(self, turn: Message, asked: Problem) -> str:
-        """The text of a turn with its end behind a prompt, maybe with a thought or a channel before
-        its content.
+    def _turn_text(self, turn: Message, question: Problem) -> str:
+        """Return a turn with its end after a prompt, and a thought or channel before its content.
 
         Raises DataError where it would stand in a thought that the prompt has opened and that it
         does not close.
@@ -181,20 +174,20 @@ class AnswerEncoder:
         if self._prompts.turn_end is None:
             return f"{content_text(turn)}{self._before_end}{self._end}"
         messages = chat_messages(
-            asked, instruction=self._config.instruction, system=self._config.system
+            question, instruction=self._config.instruction, system=self._config.system
         )
-        prompt = self._prompts.render(asked)
+        prompt = self._prompts.render(question)
         rendered = self._prompts.render_messages([*messages, dict(turn)], header=False)
         thought = str(next((turn[key] for key in _THOUGHT_KEYS if turn.get(key)), "") or "")
         content = content_text(turn)
         if rendered.startswith(prompt):
             behind = rendered[len(prompt) :]
-            shown = behind.partition(self._end)[0] if self._end else behind
-            written = _words(self._begun + shown)
-            if _words(content) in written and _words(thought) in written:
-                return self._with_end(shown, content)
+            turn_text = behind.partition(self._end)[0] if self._end else behind
+            turn_words = _words(self._begun + turn_text)
+            if _words(content) in turn_words and _words(thought) in turn_words:
+                return self._with_end(turn_text, content)
         if thought:
-            content = self._with_thought(thought, content, asked)
+            content = self._with_thought(thought, content, question)
         opening = self._begun.strip()
         if not opening:
             return f"{content}{self._before_end}{self._end}"
@@ -205,59 +198,62 @@ class AnswerEncoder:
         closing = [pair[1] for pair in THOUGHT_MARKS if pair[0] in self._begun]
         if ends_in_thought(self._begun + text) or not all(mark in text for mark in closing):
             raise DataError(
-                f"demonstration {asked.id}: the prompt ends with {quoted(self._begun)}, and the"
+                f"demonstration {question.id}: the prompt ends with {quoted(self._begun)}, and the"
                 f" response {quoted(content)} does not close this thought; the chat template itself"
                 f" writes {quoted(rendered)}. Begin the response with a thought and its end, or"
                 " leave the demonstration out"
             )
         return f"{text}{self._before_end}{self._end}"
 
-    def _with_end(self, shown: str, content: str) -> str:
-        """What the template shows of a turn, with its end; white space behind the content is the
-        template's.
-        """
+    def _with_end(self, turn_text: str, content: str) -> str:
+        """Return a turn with its end and with the white space of the template after its content."""
         core = content.strip()
-        if core and core in shown:
-            head, found, rest = shown.rpartition(core)
-            return f"{head}{found}{rest if self._end else ''}{self._end}"
-        return f"{shown if self._end else shown.rstrip()}{self._end}"
+        if core and core in turn_text:
+            head, middle, tail = turn_text.rpartition(core)
+            return f"{head}{middle}{tail if self._end else ''}{self._end}"
+        return f"{turn_text if self._end else turn_text.rstrip()}{self._end}"
 
-    def _with_thought(self, thought: str, content: str, asked: Problem) -> str:
-        """The content behind its thought between the marks of the template, which reads no key for
-        thoughts.
-        """
+    def _with_thought(self, thought: str, content: str, question: Problem) -> str:
+        """Put the thought before the content, in the marks of a template that reads no thoughts."""
         template = str(self._tokenizer.chat_template)
         marks = [pair for pair in THOUGHT_MARKS if pair[0] in self._begun] or [
             pair for pair in THOUGHT_MARKS if pair[1] in template
         ]
         if not marks:
             raise DataError(
-                f"demonstration {asked.id}: the chat template shows no {', '.join(_THOUGHT_KEYS)};"
-                " put the thought into the content, as the model writes it"
+                f"demonstration {question.id}: the chat template shows no"
+                f" {', '.join(_THOUGHT_KEYS)}; put the thought into the content, as the model writes it"
             )
         opening, closing = marks[0]
         return f"{opening}\n{thought.strip()}\n{closing}\n\n{content}"
 
 
 def _words(text: str) -> str:
-    """The text without white space, which templates add and remove around thoughts."""
+    """Return the text without white space, which templates add and remove around thoughts."""
     return "".join(text.split())
 
 
 def encode_answers(
     demonstrations: Sequence[Problem], encoder: AnswerEncoder, *, max_tokens: int
 ) -> tuple[list[Problem], dict[str, Answer], int]:
-    """Encode demonstrations: those of at most `max_tokens` tokens, their answers by id, and the
-    number of longer ones.
+    """Encode demonstrations: the short enough ones, their answers by id, the number of longer ones.
 
     Raises DataError if all are longer.
     """
-    answers = {each.id: encoder.encode(each) for each in demonstrations}
-    kept = [each for each in demonstrations if len(answers[each.id].token_ids) <= max_tokens]
-    if demonstrations and not kept:
+    answers = {demonstration.id: encoder.encode(demonstration) for demonstration in demonstrations}
+    short_enough = [
+        demonstration
+        for demonstration in demonstrations
+        if len(answers[demonstration.id].token_ids) <= max_tokens
+    ]
+    if demonstrations and not short_enough:
         shortest = min(len(answer.token_ids) for answer in answers.values())
         raise DataError(
             f"all {len(demonstrations):,} demonstrations are longer than"
             f" rollout.max_response_tokens={max_tokens}; the shortest has {shortest:,} tokens"
         )
-    return kept, {each.id: answers[each.id] for each in kept}, len(demonstrations) - len(kept)
+    return (
+        short_enough,
+        {demonstration.id: answers[demonstration.id] for demonstration in short_enough},
+        len(demonstrations) - len(short_enough),
+    )

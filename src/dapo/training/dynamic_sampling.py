@@ -19,9 +19,7 @@ REWARD_TEST = "dapo reward test VERIFIER --data DATA"
 
 
 class DynamicSampler:
-    """Decides on each group by Eq. 11, and derives the number of groups in flight from a running
-    keep rate.
-    """
+    """Decides on groups by Eq. 11, and sets the groups in flight from a running keep rate."""
 
     def __init__(
         self,
@@ -65,15 +63,11 @@ class DynamicSampler:
         return outcome
 
     def in_flight_target(self, shortfall: int) -> int:
-        """Undecided groups to keep in flight so that, at the running keep rate, they just meet the
-        shortfall.
-        """
+        """Return how many undecided groups, at the running keep rate, meet the shortfall."""
         return math.ceil(shortfall * self._decided / max(self._kept, 0.1))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the running keep rate and the window of verifier errors; JSON keeps them
-        exactly.
-        """
+        """Return the running keep rate and the window of verifier errors, exact in JSON."""
         return {"kept": self._kept, "decided": self._decided, "errors": self._errors.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -91,11 +85,9 @@ class DynamicSampler:
         if self._keep is not None:
             return "trained" if self._user_keeps(group) else "filtered"
         if is_informative(group.verdicts):
-            return (
-                "trained"
-                if self._thresholds is None or self._thresholds.is_met_by(group.verdicts)
-                else "filtered"
-            )
+            if self._thresholds is None or self._thresholds.is_met_by(group.verdicts):
+                return "trained"
+            return "filtered"
         if any(verdict.correct is None for verdict in valid):
             return "zero_variance"
         return "all_correct" if valid[0].correct else "all_wrong"
@@ -141,8 +133,10 @@ class RollingErrorRate:
         all first responses are errors.
         """
         for response, verdict in zip(responses, verdicts, strict=True):
-            shown = repr(response[:_SHOWN_CHARS])
-            self._last.append(None if verdict.error is None else (verdict.error, problem_id, shown))
+            excerpt = repr(response[:_SHOWN_CHARS])
+            self._last.append(
+                None if verdict.error is None else (verdict.error, problem_id, excerpt)
+            )
         errors = [entry for entry in self._last if entry is not None]
         is_full = len(self._last) == WINDOW
         none_has_a_verdict = len(errors) == len(self._last) >= FIRST_RESPONSES
@@ -169,13 +163,13 @@ class RollingErrorRate:
         message = "; ".join(f"{count} times: {by_cause[cause][-1][0]}" for cause, count in counts)
         _, problem, response = by_cause[counts[0][0]][-1]
         if len(errors) == len(self._last):
-            found = f"none of the {len(errors)} responses judged last has a verdict"
+            summary = f"none of the {len(errors)} responses judged last has a verdict"
         else:
-            found = (
+            summary = (
                 f"{len(errors)} of the last {WINDOW} judged responses have no verdict, more than"
                 f" the {self._max_rate:.0%} that a run accepts"
             )
         return (
-            f"{found}. {message}. For example problem {problem}, response {response}.\nCorrect the"
-            f" verifier or the references ({self._reward_test} shows its verdicts), and continue"
+            f"{summary}. {message}. For example problem {problem}, response {response}.\nCorrect"
+            f" the verifier or the references ({self._reward_test} shows its verdicts), and continue"
         )

@@ -62,9 +62,7 @@ _KEEPS_NEXT_BATCH = (
 
 @dataclass(frozen=True)
 class ForkPlan:
-    """A fork that can be made: its options and checkpoint were checked, and nothing is written
-    yet.
-    """
+    """A fork whose options and checkpoint were checked, before anything is written."""
 
     parent: RunDirectory
     checkpoint: Path
@@ -105,13 +103,15 @@ def plan_fork(
     require_optimizer_state(checkpoint)
     add_code_folder(parent.path / CODE_FOLDER)
     file = parent.config_of(step + 1)
-    before = load_config(file)
+    parent_config = load_config(file)
     config = changed_config(file, overrides)
     if branch is not None:
         seed = keyed_seed(config.train.seed, "branch", branch) % SEEDS
         config = config.changed("train", seed=seed)
-    changed = {name: (old, new) for name, (old, new) in option_differences(before, config).items()}
-    require_same_preset(before, config, "a fork")
+    changed = {
+        name: (old, new) for name, (old, new) in option_differences(parent_config, config).items()
+    }
+    require_same_preset(parent_config, config, "a fork")
     _require_possible(config, changed, step)
     origin = Fork(str(parent.path.resolve()), step, branch, crc32_of(file), changed)
     return ForkPlan(parent, checkpoint, config, origin)
@@ -150,9 +150,9 @@ def default_fork_path(parent: RunDirectory, step: int, now: datetime) -> Path:
     return path.with_name(f"{path.name}-step{step}-{now:%Y%m%d-%H%M%S}")
 
 
-def require_same_preset(before: Config, after: Config, where: str) -> None:
+def require_same_preset(old_config: Config, new_config: Config, where: str) -> None:
     """Raise ConfigError for another preset, whose options would not come with its name."""
-    if after.preset != before.preset:
+    if new_config.preset != old_config.preset:
         why = (
             "a run has a value for each option; change those that differ, or start a new run with"
             " model=RUN"
@@ -161,9 +161,7 @@ def require_same_preset(before: Config, after: Config, where: str) -> None:
 
 
 def _require_possible(config: Config, changed: Mapping[str, Any], step: int) -> None:
-    """Raise ConfigError for a change that a checkpoint does not allow, and if no step is left to
-    train.
-    """
+    """Raise ConfigError for a change that a checkpoint forbids, or if no step is left to train."""
     for name in changed:
         if name.startswith("model."):
             raise ConfigError(
@@ -205,9 +203,7 @@ def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:
 
 
 def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
-    """Link the parent's checkpoint, except a batch and groups in advance that the fork would sample
-    differently.
-    """
+    """Link the parent's checkpoint, except groups that the fork would sample differently."""
     changed = plan.fork.changed
     start = read_sampling_start(plan.checkpoint)
     keeps_batch = all(
@@ -235,7 +231,7 @@ def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
 
 
 def _moves_stream(changed: Mapping[str, Any]) -> bool:
-    """Whether the training problems differ, so that a position in the old stream means nothing."""
+    """Return True if the training problems differ, so that old positions mean nothing."""
     return any(
         name == "data.train" or name.startswith(("data.train.", "data.max_prompt_tokens"))
         for name in changed
@@ -278,5 +274,7 @@ def _manifest(plan: ForkPlan, command: Sequence[str]) -> dict[str, Any]:
     manifest = make_manifest(
         command, seed=seed, started=started, gpus=gpus, fork=plan.fork, template_time=time
     )
-    of_parent = read_json(plan.parent.manifest)
-    return manifest | {name: of_parent[name] for name in _LOCATIONS if name in of_parent}
+    parent_manifest = read_json(plan.parent.manifest)
+    return manifest | {
+        name: parent_manifest[name] for name in _LOCATIONS if name in parent_manifest
+    }

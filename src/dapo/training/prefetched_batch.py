@@ -101,8 +101,7 @@ def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -
 
 
 def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedBatch | None:
-    """Read the batch of a checkpoint, equal to the one that was written; None if the checkpoint has
-    none.
+    """Read the batch that was written into a checkpoint; None if it has none.
 
     Problems come from the stream by their position. Raises CheckpointError where they are not the
     ones sampled.
@@ -125,8 +124,7 @@ def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedB
 
 
 def read_sampling_start(directory: Path) -> SamplingStart | None:
-    """Read the state before anything that a checkpoint holds of later steps was sampled; None if it
-    holds nothing.
+    """Read the state before a checkpoint's prefetched groups were sampled; None without any.
 
     Without a batch the state of the sampler is the checkpoint's own, and empty here.
     """
@@ -149,13 +147,17 @@ def _start_in(state: Mapping[str, Any]) -> SamplingStart:
     return SamplingStart(state["step"], state["position"], state["sampler"])
 
 
-def write_kept(directory: Path, kept: Kept) -> None:
+def write_kept(directory: Path, suspended: Kept) -> None:
     """Write the groups that go on into a checkpoint, if there are any; waits for their verdicts."""
-    if not kept.groups:
+    if not suspended.groups:
         return
-    generations = [generation_of(response) for group in kept.groups for response in group.responses]
+    generations = [
+        generation_of(response) for group in suspended.groups for response in group.responses
+    ]
     _write_table(
-        directory / KEPT_RESPONSES_FILE, [_kept_rows(group) for group in kept.groups], generations
+        directory / KEPT_RESPONSES_FILE,
+        [_kept_rows(group) for group in suspended.groups],
+        generations,
     )
     groups = [
         {
@@ -166,13 +168,13 @@ def write_kept(directory: Path, kept: Kept) -> None:
             "version": group.version,
             "lag": group.lag,
             "lags": [
-                each.lag if isinstance(each, Unfinished) else None for each in group.responses
+                entry.lag if isinstance(entry, Unfinished) else None for entry in group.responses
             ],
-            "is_finished": [isinstance(each, Generation) for each in group.responses],
+            "is_finished": [isinstance(entry, Generation) for entry in group.responses],
         }
-        for group in kept.groups
+        for group in suspended.groups
     ]
-    decisions = [asdict(each) for each in kept.decisions]
+    decisions = [asdict(entry) for entry in suspended.decisions]
     atomic_write_json(directory / KEPT_FILE, {"groups": groups, "decisions": decisions})
 
 
@@ -186,8 +188,8 @@ def read_kept(directory: Path, stream: ProblemStream) -> Kept:
     state = json.loads((directory / KEPT_FILE).read_text(encoding="utf-8"))
     rows = _read_table(directory / KEPT_RESPONSES_FILE)
     groups = []
-    for each in state["groups"]:
-        members = [next(rows) for _ in each["is_finished"]]
+    for record in state["groups"]:
+        members = [next(rows) for _ in record["is_finished"]]
         generations = [_generation(row) for row in members]
         judged = [json.loads(row["judged"]) for row in members]
         verdicts: Future[tuple[Verdict, ...]] | None = None
@@ -196,23 +198,23 @@ def read_kept(directory: Path, stream: ProblemStream) -> Kept:
             verdicts.set_result(tuple(map(_verdict, judged)))
         groups.append(
             KeptGroup(
-                each["step"],
-                each["position"],
-                _problem_at(stream, each["position"], each["problem_id"]),
-                tuple(each["prompt_ids"]),
+                record["step"],
+                record["position"],
+                _problem_at(stream, record["position"], record["problem_id"]),
+                tuple(record["prompt_ids"]),
                 tuple(
                     generation if is_finished else Unfinished(generation, lag)
                     for generation, is_finished, lag in zip(
-                        generations, each["is_finished"], each["lags"], strict=True
+                        generations, record["is_finished"], record["lags"], strict=True
                     )
                 ),
-                each["version"],
+                record["version"],
                 () if verdicts is None else tuple(map(_text, judged, generations)),
                 verdicts,
-                each["lag"],
+                record["lag"],
             )
         )
-    return Kept(tuple(groups), tuple(Decision(**each) for each in state["decisions"]))
+    return Kept(tuple(groups), tuple(Decision(**record) for record in state["decisions"]))
 
 
 def _kept_rows(group: KeptGroup) -> Iterator[dict[str, Any]]:
@@ -287,7 +289,7 @@ def _rows(group: Group, outcome: Outcome) -> Iterator[dict[str, Any]]:
 
 
 def _is_compact(generations: Sequence[Generation]) -> bool:
-    """Whether all rows are arrays of dapo's engines; only then they are read back as arrays."""
+    """Return True if all rows are arrays of dapo's engines, and are to be read as arrays."""
     return all(
         isinstance(row, array) and row.typecode == code
         for generation in generations
@@ -299,9 +301,7 @@ def _is_compact(generations: Sequence[Generation]) -> bool:
 
 
 def _read_rows(chunk: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table; numbers are in arrays, or in tuples for a batch that is not
-    compact.
-    """
+    """Yield the rows of a table; numbers are arrays, or tuples for a batch that is not compact."""
     is_compact = chunk.schema.field("logprobs").type == _SCHEMA.field("logprobs").type
     columns: dict[str, Sequence[Any]] = {}
     for name, column in zip(chunk.column_names, chunk.combine_chunks().itercolumns(), strict=True):
@@ -309,19 +309,18 @@ def _read_rows(chunk: pa.Table) -> Iterator[dict[str, Any]]:
     for values in zip(*columns.values(), strict=True):
         row = dict(zip(columns, values, strict=True))
         for name, code in _TYPES.items():
-            row[name] = (
-                array(code, row[name].tobytes())
-                if is_compact and code
-                else tuple(row[name].tolist())
-            )
+            if is_compact and code:
+                row[name] = array(code, row[name].tobytes())
+            else:
+                row[name] = tuple(row[name].tolist())
         yield row
 
 
 def _groups(
     rows: Iterable[Mapping[str, Any]], stream: ProblemStream
 ) -> Iterator[tuple[Group, Outcome]]:
-    for position, of_group in groupby(rows, key=lambda row: row["group_id"]):
-        members = list(of_group)
+    for position, group_rows in groupby(rows, key=lambda row: row["group_id"]):
+        members = list(group_rows)
         judged = [json.loads(row["judged"]) for row in members]
         generations = tuple(map(_generation, members))
         group = Group(
@@ -347,9 +346,9 @@ def _problem_at(stream: ProblemStream, position: int, problem_id: str) -> Proble
 
 
 def _generation(row: Mapping[str, Any]) -> Generation:
-    given = {name: row[name] for name in _GENERATION}
+    values = {name: row[name] for name in _GENERATION}
     return Generation(
-        **given, sampled=ranges_of(row), episode=episode_of(row), versions=versions_of(row)
+        **values, sampled=ranges_of(row), episode=episode_of(row), versions=versions_of(row)
     )
 
 

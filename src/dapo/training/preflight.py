@@ -37,8 +37,7 @@ def load_rows(
     split: Split,
     needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS,
 ) -> tuple[list[Problem], list[str]]:
-    """Load the rows of `data.train` or `data.eval`, with warnings about rows that the reward cannot
-    judge.
+    """Load the rows of `data.train` or `data.eval`, with warnings about rows that cannot be judged.
 
     In the options of the reward `auto` is resolved. `needed_columns` are those that each user
     function of the reward requires (`VerifierPool`). Raises DataError if rows lack a column that
@@ -82,26 +81,27 @@ def _unrequested_markers(
         most = max(requested[marker] for marker in markers)
         if 2 * most >= len(rows):
             continue
-        known = [ANSWER_MARKERS[marker] for marker in markers]
-        others = [
+        verifier_markers = [ANSWER_MARKERS[marker] for marker in markers]
+        requested_markers = [
             f"{ANSWER_MARKERS[m]} ({count:,} rows)"
             for m, count in requested.items()
             if m not in markers
         ]
+        marked_by = " or ".join(verifier_markers)
+        alternatives = (
+            f"; they request {' and '.join(requested_markers)}" if requested_markers else ""
+        )
         yield (
-            f"{where}: the verifier {name} reads an answer marked by {' or '.join(known)}, which"
-            f" {most:,} of {len(rows):,} prompts"
-            f" request{'; they request ' + ' and '.join(others) if others else ''}. Request it in"
-            " data.instruction, or use another verifier"
+            f"{where}: the verifier {name} reads an answer marked by {marked_by}, which {most:,} of"
+            f" {len(rows):,} prompts request{alternatives}. Request it in data.instruction, or use"
+            " another verifier"
         )
 
 
 def _text(prompt: Prompt) -> str:
-    return (
-        prompt
-        if isinstance(prompt, str)
-        else "\n".join(content_text(message) for message in prompt)
-    )
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(content_text(message) for message in prompt)
 
 
 @contextmanager
@@ -114,12 +114,15 @@ def open_judge(
 ) -> Iterator[VerifierPool]:
     """Check everything that needs neither torch nor the data, and open the verifiers of a run.
 
-    `run_dir` is the directory of a new run, in which the names in `prepared` were written for it.
-    If the run is for a machine `elsewhere`, packages and models may be missing here.
-
     Raises ConfigError if a package, a model, or a user's filter or loss is missing, CheckpointError
     if `run_dir` has a run or cannot be made, and RewardError if a verifier does not exist or cannot
     be used.
+
+    Args:
+        config: The options.
+        run_dir: The directory of a new run.
+        elsewhere: The run is for another machine, so packages and models may be missing here.
+        prepared: The names in `run_dir` that were written for the run.
     """
     if run_dir is not None:
         require_new_run(run_dir, prepared=prepared)
@@ -172,20 +175,16 @@ def _columns_of_audit(config: Config) -> Mapping[str, Collection[str]]:
 
 
 def _require_packages(config: Config) -> None:
-    """Raise ConfigError for a missing package that an option needs; the message has the command to
-    install it.
-    """
-    needed: list[tuple[str, str]] = [("log.sinks", sink) for sink in config.log.sinks]
-    needed += [("launcher", "ray")] if config.uses_ray else []
-    needed += [("model.lora", "peft")] if config.model.lora is not None else []
-    for option, package in needed:
+    """Raise ConfigError, with a command to install it, if an option's package is missing."""
+    requirements: list[tuple[str, str]] = [("log.sinks", sink) for sink in config.log.sinks]
+    requirements += [("launcher", "ray")] if config.uses_ray else []
+    requirements += [("model.lora", "peft")] if config.model.lora is not None else []
+    for option, package in requirements:
         require_package(package, purpose=option, error=ConfigError)
 
 
 def _require_model(name: str) -> None:
-    """Raise ConfigError for a name that can be neither an alias nor a directory nor a Hugging Face
-    id.
-    """
+    """Raise ConfigError if a name is not an alias, a directory or a Hugging Face id."""
     path = Path(name).expanduser()
     if name in MODEL_ALIASES or name.count("/") == 1 or os.path.lexists(path):
         return
@@ -193,6 +192,6 @@ def _require_model(name: str) -> None:
         raise ConfigError(f"model {name!r}: there is no such directory")
     near = did_you_mean(name, MODEL_ALIASES, otherwise="")
     raise ConfigError(
-        f"model {name!r} is no alias ({', '.join(MODEL_ALIASES)}), no directory here and no Hugging"
-        f" Face id, which is OWNER/NAME{'; ' * bool(near)}{near}"
+        f"model {name!r} is not an alias ({', '.join(MODEL_ALIASES)}), a directory here or a"
+        f" Hugging Face id (OWNER/NAME){'; ' * bool(near)}{near}"
     )

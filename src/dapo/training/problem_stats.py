@@ -58,7 +58,7 @@ class ProblemStats:
         self._source = array("q")
 
     def __len__(self) -> int:
-        """The number of problems that have been sampled."""
+        """Return the number of problems that have been sampled."""
         return len(self._rows)
 
     def record(self, groups: Iterable[Group], *, step: int) -> None:
@@ -68,7 +68,7 @@ class ProblemStats:
             valid = [verdict for verdict in group.verdicts if verdict.error is None]
             decided = sum(verdict.correct is not None for verdict in valid)
             correct = sum(verdict.correct is True for verdict in valid)
-            kept = discount(step - self._counts["last_step"][row])
+            decay = discount(step - self._counts["last_step"][row])
             for name, count in (
                 ("visits", 1),
                 ("responses", len(valid)),
@@ -79,7 +79,7 @@ class ProblemStats:
             self._counts["last_step"][row] = step
             self._sums["score_sum"][row] += fsum(verdict.score for verdict in valid)
             for name, count in (("recent_correct", correct), ("recent_wrong", decided - correct)):
-                self._sums[name][row] = self._sums[name][row] * kept + count
+                self._sums[name][row] = self._sums[name][row] * decay + count
 
     def history(self) -> OutcomeHistory:
         """Copy the counts that predictions read."""
@@ -93,8 +93,7 @@ class ProblemStats:
         )
 
     def table(self) -> pa.Table:
-        """A copy as a table with one row per problem, in the order in which they were first
-        sampled.
+        """Return a copy as a table with one row per problem, in the order of first samples.
 
         Columns: problem, source, COUNTS, SUMS.
         """
@@ -117,8 +116,8 @@ class ProblemStats:
         self._source = array(
             "q",
             [
-                self._sources.setdefault(each, len(self._sources))
-                for each in _from_texts(table["source"])
+                self._sources.setdefault(text, len(self._sources))
+                for text in _from_texts(table["source"])
             ],
         )
 
@@ -144,9 +143,7 @@ def discount(age: int) -> float: ...
 @overload
 def discount(age: NDArray[np.int64]) -> NDArray[np.float64]: ...
 def discount(age: Any) -> Any:
-    """The weight of a response by its age in steps: `2^(-age / HALF_LIFE_STEPS)`, the same on every
-    processor.
-    """
+    """Return the weight of a response by its age, `2^(-age / HALF_LIFE_STEPS)`."""
     # the powers of numpy and of the C library differ in the last bit with the processor; halving is
     # exact
     halvings, part = np.divmod(age, HALF_LIFE_STEPS)
@@ -155,9 +152,7 @@ def discount(age: Any) -> Any:
 
 
 def write_problem_stats(path: Path, table: pa.Table) -> None:
-    """Write a table as Parquet, atomically; equal tables give equal bytes (of one pyarrow
-    version).
-    """
+    """Write a table as Parquet, atomically; one pyarrow version writes equal tables equally."""
     with atomic_file(path) as temporary:
         pq.write_table(table, temporary, compression="zstd", use_dictionary=["source", *COUNTS])
 
@@ -165,13 +160,13 @@ def write_problem_stats(path: Path, table: pa.Table) -> None:
 def read_problem_stats(path: Path) -> ProblemStats:
     """Read a table that `write_problem_stats` has written. Raises DataError for anything else."""
     stats = ProblemStats()
-    wanted = stats.table().schema
+    schema_table = stats.table().schema
     with stored_table(path) as stored:
-        if stored.names != wanted.names:
+        if stored.names != schema_table.names:
             raise ValueError(f"it has the columns {shorten(', '.join(stored.names), 120)}")
         table = stored.read(stored.names)
         if any(
-            table[name].type != wanted.field(name).type or table[name].null_count
+            table[name].type != schema_table.field(name).type or table[name].null_count
             for name in (*COUNTS, *SUMS)
         ):
             raise ValueError("a column holds other values than numbers")
@@ -180,18 +175,16 @@ def read_problem_stats(path: Path) -> ProblemStats:
 
 
 def _texts(texts: list[str]) -> pa.Array:
-    """Make a column of texts; of bytes where a text holds a lone surrogate, which Parquet's texts
-    cannot.
-    """
+    """Make a column of texts, or of bytes if a lone surrogate in a text needs them."""
     try:
         return pa.array(texts, pa.string())
     except UnicodeEncodeError:
-        return pa.array([each.encode("utf-8", "surrogatepass") for each in texts], pa.binary())
+        return pa.array([text.encode("utf-8", "surrogatepass") for text in texts], pa.binary())
 
 
 def _from_texts(column: pa.ChunkedArray) -> list[str]:
-    """The texts that a column of `_texts` was made from."""
+    """Return the texts that a column of `_texts` was made from."""
     texts = column.to_pylist()
     return [
-        each.decode("utf-8", "surrogatepass") if isinstance(each, bytes) else each for each in texts
+        text.decode("utf-8", "surrogatepass") if isinstance(text, bytes) else text for text in texts
     ]

@@ -76,9 +76,7 @@ class Batch:
 
     @property
     def decided(self) -> list[tuple[Group, Outcome]]:
-        """The judged groups without the excess; they do not depend on the number of groups in
-        flight.
-        """
+        """Return the judged groups without excess, whatever the number of groups in flight."""
         return [(group, outcome) for group, outcome in self.judged if outcome != "excess"]
 
     @property
@@ -107,25 +105,23 @@ class KeptGroup:
     @property
     def num_tokens(self) -> int:
         """The number of sampled tokens."""
-        return sum(generation_of(each).num_sampled for each in self.responses)
+        return sum(generation_of(response).num_sampled for response in self.responses)
 
     def close(self) -> None:
         """Give up its suspended responses."""
-        for each in self.responses:
-            if isinstance(each, Unfinished):
-                each.close()
+        for response in self.responses:
+            if isinstance(response, Unfinished):
+                response.close()
 
 
 def generation_of(response: Generation | Unfinished) -> Generation:
-    """The tokens of a response so far."""
+    """Return the tokens of a response so far."""
     return response.generation if isinstance(response, Unfinished) else response
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Undecided groups that go on from one batch to the next, and the decisions on the problems
-    among them.
-    """
+    """Undecided groups that continue in the next batch, and the decisions on their problems."""
 
     groups: tuple[KeptGroup, ...] = ()
     decisions: tuple[Decision, ...] = ()
@@ -169,9 +165,7 @@ class _Pending:
 
 
 class NewWeights:
-    """The weights that updates make while a thread samples; the engine takes them in the middle of
-    a batch.
-    """
+    """Weights that updates make while a thread samples; the engine takes them inside a batch."""
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -181,9 +175,7 @@ class NewWeights:
         self.are_loaded = Event()
 
     def take(self, check: Callable[[], None]) -> None:
-        """Let the trainer's thread load them, and wait for it; `check` may end the wait by an
-        error.
-        """
+        """Let the trainer's thread load them, and wait; `check` may end the wait by an error."""
         self.wanted.set_result(None)
         while not self.are_loaded.wait(_CHECK_INTERVAL_S):
             check()
@@ -236,16 +228,12 @@ class Sampling:
     tokens_discarded: int = 0  # tokens generated for batches that were undone
 
     def roll_back(self, *, finished_steps: int) -> None:
-        """Undo the newest batch if its step is not finished: requeue its problems, and restore the
-        keep rate.
-        """
+        """Undo the batch of an unfinished step: requeue its problems, and restore the keep rate."""
         if self.start is not None and self.start.step > finished_steps:
             self.restart_at(self.start, discarding=self.tokens_since_start)
 
     def restart_at(self, start: "SamplingStart", *, discarding: int) -> None:
-        """Return stream and sampler to the start of a batch, whose generated tokens are
-        discarded.
-        """
+        """Reset stream and sampler to the start of a batch, and discard its tokens."""
         self.tokens_discarded += discarding
         self.stream.seek(start.position)
         self.sampler.load_state_dict(start.sampler)
@@ -264,7 +252,7 @@ class Sampling:
     def request(
         self, step: int, position: int, i: int, problem: Problem, prompt_ids: tuple[int, ...]
     ) -> GenerationRequest:
-        """The request for response `i` of a group that is begun in the batch of a step."""
+        """Return the request for response `i` of a group that is begun in the batch of a step."""
         plan = self.plan
         return GenerationRequest(
             id=f"{step}/{position}/{i}",
@@ -289,9 +277,7 @@ class SamplingStart(NamedTuple):
 
     @property
     def without_kept(self) -> "SamplingStart":
-        """The same state where kept groups are begun again: the stream is at the first undecided
-        problem.
-        """
+        """Return the state with kept groups restarted: the stream at the first undecided one."""
         first = self.kept.groups[0].position if self.kept.groups else self.position
         return self._replace(position=first, kept=Kept())
 
@@ -303,8 +289,7 @@ def collect(
     on_progress: Callable[[int, int, str], None] = lambda done, total, note: None,
     check: Callable[[], None] = lambda: None,
 ) -> Batch:
-    """Algorithm 1, lines 4 to 8: sample until the batch holds exactly `prompts_per_step` groups
-    that Eq. 11 keeps.
+    """Algorithm 1, lines 4 to 8: sample until Eq. 11 has kept `prompts_per_step` groups.
 
     Groups are accepted in the order in which they were submitted, whichever finishes first. When
     the batch closes, the stream is at the position after the last decided group: later groups are
@@ -394,12 +379,10 @@ class _Collector:
         )
 
     def prediction(self, end: int) -> Prediction | None:
-        """The decisions on the problems up to the last decided group; later ones belong to a later
-        batch.
-        """
+        """Return the decisions on the problems up to the last decided group."""
         if self.sampling.selector is None:
             return None
-        final = [each for each in self.decisions if each.position < end]
+        final = [decision for decision in self.decisions if decision.position < end]
         judged = [group for group, outcome in self.judged if outcome != "excess"]
         return self.sampling.selector.summarize(final, judged)
 
@@ -417,7 +400,7 @@ class _Collector:
 
     @property
     def is_open(self) -> bool:
-        """Whether the batch needs and may have another group."""
+        """True if the batch needs and may have another group."""
         return self.shortfall > 0 and len(self.judged) < self.sampling.sampler.max_groups_per_step
 
     def refill(self) -> None:
@@ -444,9 +427,7 @@ class _Collector:
             self.polls += 1
 
     def take_new_weights(self) -> None:
-        """Go on with the weights that the trainer has made in the meantime, if there are any at
-        this poll.
-        """
+        """Continue with the weights that the trainer has made since, if this poll has any."""
         new = self.sampling.new_weights
         if new is None or not new.exist.is_set():
             return
@@ -463,17 +444,13 @@ class _Collector:
         self.resume(parts)
 
     def suspend(self) -> list[Unfinished]:
-        """Stop everything that runs, receive the responses that have just ended, and return the
-        others.
-        """
-        found = self.engine.suspend(list(self.by_request))
-        self.receive([each for each in found if not isinstance(each, Unfinished)])
-        return [each for each in found if isinstance(each, Unfinished)]
+        """Stop all requests, receive the responses that have just ended, and return the rest."""
+        responses = self.engine.suspend(list(self.by_request))
+        self.receive([response for response in responses if not isinstance(response, Unfinished)])
+        return [response for response in responses if isinstance(response, Unfinished)]
 
     def resume(self, parts: Sequence[Unfinished]) -> None:
-        """Go on with suspended responses of the groups in `by_request`; their tokens so far are
-        read again.
-        """
+        """Resume suspended responses of groups in `by_request`, whose tokens are read again."""
         requests = []
         prompts = {}
         for part in parts:
@@ -492,14 +469,12 @@ class _Collector:
             self.engine.resume(requests, parts)
 
     def go_on(self) -> None:
-        """Go on with the kept groups; those that are too old, or do not fit the options any more,
-        begin again.
-        """
-        kept = self.sampling.kept
+        """Resume the kept groups, and restart those that are too old or do not fit the options."""
+        suspended = self.sampling.kept
         self.sampling.kept = Kept()
-        self.decisions.extend(kept.decisions)
+        self.decisions.extend(suspended.decisions)
         parts: list[Unfinished] = []
-        for group in kept.groups:
+        for group in suspended.groups:
             if not self.can_go_on(group):
                 self.count_stale(group)
                 self.submit_group(group.position, group.problem, group.prompt_ids)
@@ -519,17 +494,15 @@ class _Collector:
         self.resume(parts)
 
     def can_go_on(self, group: KeptGroup) -> bool:
-        """Whether a kept group fits the bound on staleness and the sizes, which a resumed run may
-        have changed.
-        """
-        parts = [each.generation for each in group.responses if isinstance(each, Unfinished)]
+        """Return True if a kept group fits the staleness and sizes, which may have changed."""
+        parts = [
+            response.generation for response in group.responses if isinstance(response, Unfinished)
+        ]
         has_room = all(part.num_sampled < self.sampling.plan.max_response_tokens for part in parts)
         return has_room and self.is_fresh(group.version, self.step - 1) and bool(group.responses)
 
     def is_fresh(self, version: int | None, closed: int) -> bool:
-        """Whether a group may train after step `closed`, by the version that sampled its first
-        token.
-        """
+        """Return True if a group may train after step `closed`, by its first token's version."""
         return version is None or closed - version <= self.sampling.max_staleness
 
     @property
@@ -542,9 +515,7 @@ class _Collector:
         return pending
 
     def next_problem(self) -> tuple[int, Problem]:
-        """Take problems from the stream up to one to sample; return its position and the
-        problem.
-        """
+        """Take problems from the stream up to one to sample; return its position and it."""
         while True:
             position, problem = self.sampling.stream.take()
             if self.sampling.selector is None:
@@ -571,16 +542,16 @@ class _Collector:
             pending.missing -= 1
             if pending.missing:
                 continue
-            responses = [each for each in pending.generations if each is not None]
-            ids = [each.token_ids for each in responses]
-            pending.texts = tuple(each.text(self.sampling.encoder.decode) for each in responses)
+            responses = [generation for generation in pending.generations if generation is not None]
+            ids = [response.token_ids for response in responses]
+            pending.texts = tuple(
+                response.text(self.sampling.encoder.decode) for response in responses
+            )
             pending.verdicts = self.sampling.judge.submit(pending.problem, pending.texts, ids)
             pending.due_poll = self.polls + VERDICT_LAG_POLLS
 
     def classify(self) -> None:
-        """Decide groups from the head of the queue; wait for verdicts where nothing is left to
-        generate.
-        """
+        """Decide groups from the head of the queue; wait for verdicts if nothing is generated."""
         while self.undecided and self.is_open:
             head = self.undecided[0]
             if head.missing or (self.by_request and not self.is_due(head)):
@@ -601,16 +572,14 @@ class _Collector:
             self.on_progress(len(self.accepted), self.sampling.sampler.prompts_per_step, note)
 
     def is_due(self, head: _Pending) -> bool:
-        """Whether the verdicts of a finished group count at this poll."""
+        """Return True if the verdicts of a finished group count at this poll."""
         if not self.sampling.by_load:
             return head.due_poll <= self.polls
         assert head.verdicts is not None
         return head.verdicts.done()
 
     def keep(self, end: int) -> None:
-        """Suspend the undecided groups for the next batch, where those whose first token is too old
-        begin again.
-        """
+        """Suspend undecided groups for the next batch; those with too old a token restart there."""
         for response in self.suspend():
             pending, i = self.by_request.pop(response.generation.request_id)
             pending.suspended[i] = response
@@ -621,7 +590,7 @@ class _Collector:
             else:
                 self.count_stale(group)
                 groups.append(KeptGroup(self.step, group.position, group.problem, group.prompt_ids))
-        decisions = [each for each in self.decisions if each.position >= end]
+        decisions = [decision for decision in self.decisions if decision.position >= end]
         self.sampling.kept = Kept(tuple(groups), tuple(decisions))
         self.sampling.has_suspended = True
 
@@ -631,7 +600,9 @@ class _Collector:
             for i, generation in enumerate(pending.generations)
         )
         versions = [
-            generation_of(each).version for each in responses if generation_of(each).token_ids
+            generation_of(response).version
+            for response in responses
+            if generation_of(response).token_ids
         ]
         return KeptGroup(
             pending.step,
@@ -653,8 +624,7 @@ class _Collector:
             self.tokens["stale"] = self.tokens.get("stale", 0) + group.num_tokens
 
     def abort_excess(self, end: int) -> None:
-        """Close the batch right after its last decided group: drop and count later groups, and
-        rewind the stream.
+        """Close the batch after its last decided group: drop later groups, rewind the stream.
 
         A problem that was skipped beyond that group is decided again, whether a group was in flight
         beyond it or not: otherwise the end of the batch would depend on the speed of the engine.

@@ -35,11 +35,14 @@ def rollout_metrics(
     *,
     shortfall: int,
 ) -> dict[str, float]:
-    """The metrics of one step's generation: `reward/*` and most of `rollout/*`.
+    """Return the metrics of one step's generation: `reward/*` and most of `rollout/*`.
 
-    `decided` are the judged groups without the excess: no metric may depend on the number of groups
-    in flight when the batch closed. Groups and response tokens of everything generated are counted
-    by outcome; `shortfall` groups are missing from a full batch.
+    Args:
+        decided: The judged groups without the excess, with their outcomes: no metric may depend on
+            the number of groups in flight when the batch closed.
+        group_counts: All generated groups by outcome.
+        token_counts: All generated response tokens by outcome.
+        shortfall: The number of groups that a full batch would have in addition.
     """
     groups = [group for group, _ in decided]
     generations = [generation for group in groups for generation in group.generations]
@@ -97,9 +100,7 @@ def rollout_metrics(
 
 
 def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Compute the mean number of turns, and the counts of tool calls, failed ones, cut episodes and
-    errors.
-    """
+    """Compute the mean number of turns, and count tool calls, failures, cut episodes and errors."""
     return {
         "rollout/turns_mean": _mean([episode.num_turns for episode in episodes]),
         "rollout/episodes_cut_fraction": _mean([episode.is_cut for episode in episodes]),
@@ -120,8 +121,7 @@ def common_verdict(group: Group) -> bool | None:
 
 
 def signal_pass_rates(groups: Iterable[Group]) -> Iterator[float]:
-    """Yield the fraction of correct responses of each group with both correct and wrong ones (Eq.
-    11).
+    """Yield the fraction of correct responses of each group that has both kinds (Eq. 11).
 
     Without dynamic sampling the batch also has groups without a signal, whose advantages are 0:
     leaving them out makes the rates comparable with a run that drops them.
@@ -133,9 +133,7 @@ def signal_pass_rates(groups: Iterable[Group]) -> Iterator[float]:
 
 
 def shared_tokens(responses: Sequence[Sequence[int]]) -> int:
-    """Count the tokens in prefixes that several responses share: all tokens less the distinct
-    prefixes.
-    """
+    """Count the tokens in prefixes that responses share: all tokens less the distinct prefixes."""
     return sum(sorted_prefixes([token_array(tokens) for tokens in responses]).shared)
 
 
@@ -149,20 +147,18 @@ def chance_bin(chance: float) -> str:
     return f"{low}_{low + width}"
 
 
-def prediction_metrics(found: Prediction) -> dict[str, float]:
-    """Compute the metrics of one step's selection: skipped problems, and the accuracy of
-    predictions.
-    """
+def prediction_metrics(prediction: Prediction) -> dict[str, float]:
+    """Compute the metrics of a step's selection: skipped problems, accuracy of predictions."""
     metrics = {
-        "rollout/problems_skipped": found.skipped,
-        "rollout/skipped_chance": found.skipped_chance,
+        "rollout/problems_skipped": prediction.skipped,
+        "rollout/skipped_chance": prediction.skipped_chance,
     }
     bins: dict[str, list[tuple[float, bool]]] = {}
-    for chance, had_signal in sorted(found.calibration):
+    for chance, had_signal in sorted(prediction.calibration):
         bins.setdefault(chance_bin(chance), []).append((chance, had_signal))
-    for name, of_bin in bins.items():
-        chances, signals = zip(*of_bin, strict=True)
-        metrics[f"rollout/calibration_groups_{name}"] = len(of_bin)
+    for name, bin_entries in bins.items():
+        chances, signals = zip(*bin_entries, strict=True)
+        metrics[f"rollout/calibration_groups_{name}"] = len(bin_entries)
         metrics[f"rollout/calibration_chance_{name}"] = fsum(chances)
         metrics[f"rollout/calibration_signals_{name}"] = sum(signals)
     return metrics
@@ -171,25 +167,21 @@ def prediction_metrics(found: Prediction) -> dict[str, float]:
 def reflection_metrics(groups: Iterable[Group]) -> dict[str, float]:
     """Compute the fraction of responses with a phrase of reflection."""
     texts = [text for group in groups for text in group.texts]
-    found = sum(
+    num_matches = sum(
         pc.sum(pc.match_substring_regex(part, REFLECTION, ignore_case=True)).as_py()
         for part in _parts(texts)
     )
-    return {"rollout/reflection_fraction": found / len(texts) if texts else 0.0}
+    return {"rollout/reflection_fraction": num_matches / len(texts) if texts else 0.0}
 
 
 def _parts(texts: Sequence[str]) -> Iterator[pa.Array]:
-    """Yield texts in parts for native search: at scale hundreds of megabytes, while other threads
-    run.
-    """
+    """Yield texts in parts for native search, so that other threads run between them."""
     for start in range(0, len(texts), _TEXTS_PER_SEARCH):
         yield pa.array(map(storable, texts[start : start + _TEXTS_PER_SEARCH]), pa.large_string())
 
 
 def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, float]:
-    """Compute mean, minimum and maximum age, in steps, of the weights that sampled each token of
-    the groups.
-    """
+    """Compute mean, minimum and maximum age, in steps, of the weights that sampled each token."""
     tokens: Counter[int] = Counter()
     for group in groups:
         for generation in group.generations:
@@ -207,8 +199,7 @@ def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, flo
 
 
 def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Combine the metrics of a step's updates by mean, sum or maximum, as the table of metrics
-    defines.
+    """Combine the metrics of a step's updates by mean, sum or maximum (see the table of metrics).
 
     A mean over tokens is over all tokens of the step: updates with more tokens weigh more.
     """
@@ -219,8 +210,8 @@ def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
             values.setdefault(name, []).append(value)
             weights.setdefault(name, []).append(_weight(metric_of(name).over_updates, update))
     means = {
-        name: _combine(metric_of(name).over_updates, found, weights[name])
-        for name, found in values.items()
+        name: _combine(metric_of(name).over_updates, numbers, weights[name])
+        for name, numbers in values.items()
     }
     # half the mean square of the log ratios, where they are small
     if updates and "loss/approx_kl" in updates[-1]:
@@ -248,8 +239,8 @@ def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
 
 
-def _fraction(values: Iterable[object], wanted: object) -> float:
-    return _mean([value == wanted for value in values])
+def _fraction(values: Iterable[object], target: object) -> float:
+    return _mean([value == target for value in values])
 
 
 def _logprob(generation: Generation) -> float:
@@ -270,9 +261,7 @@ _TEXTS_PER_SEARCH = 256
 
 
 def response_metrics(groups: Iterable[Group]) -> dict[str, float]:
-    """Compute `rollout/looping_fraction` and `rollout/many_answers_fraction`; zeros are left
-    out.
-    """
+    """Compute `rollout/looping_fraction` and `rollout/many_answers_fraction`, without zeros."""
     judged = list(groups)
     texts = [text for group in judged for text in group.texts]
     generations = [generation for group in judged for generation in group.generations]
@@ -294,7 +283,7 @@ def response_metrics(groups: Iterable[Group]) -> dict[str, float]:
 
 
 def last_turn(token_ids: Sequence[int], sampled: Sequence[Sequence[int]] | None) -> Sequence[int]:
-    """The last tokens in a row that the policy sampled, of a response with these sampled ranges."""
+    """Return the last run of tokens that the policy sampled in a response with these ranges."""
     if sampled is None:
         return token_ids
     start, end = sampled[-1] if sampled else (0, 0)
@@ -318,16 +307,18 @@ def looping(responses: Sequence[Sequence[int]], finishes: Sequence[str]) -> np.n
         lengths[row] = len(tail)
         if len(tail):
             tails[row, width - len(tail) :] = tail
-    found = np.zeros(len(responses), dtype=bool)
+    is_looping = np.zeros(len(responses), dtype=bool)
     for period in range(1, MAX_PERIOD + 1):
         span = max(REPEATS * period, MIN_LOOP_TOKENS)
-        rows = np.flatnonzero(~found & (lengths >= span) & (tails[:, -1] == tails[:, -1 - period]))
+        rows = np.flatnonzero(
+            ~is_looping & (lengths >= span) & (tails[:, -1] == tails[:, -1 - period])
+        )
         if len(rows):
             tail = tails[rows, width - span :]
-            found[rows] = (tail[:, period:] == tail[:, :-period]).all(axis=1)
-    return found
+            is_looping[rows] = (tail[:, period:] == tail[:, :-period]).all(axis=1)
+    return is_looping
 
 
 def has_many_answers(text: str) -> bool:
-    """Whether a response marks MANY_ANSWERS or more answers."""
+    """Return True if a response marks MANY_ANSWERS or more answers."""
     return len(re.findall(ANSWER_MARK, text)) >= MANY_ANSWERS

@@ -22,8 +22,7 @@ from dapo.types import Generation, Group, Sample, Verdict
 
 @collections_paused()  # the trainer waits for it
 def with_advantages(groups: Sequence[Group], config: Config) -> list[Sample]:
-    """Algorithm 1, line 9: make one sample per response with a verdict; the samples of a group are
-    adjacent.
+    """Algorithm 1, line 9: make one sample per response with a verdict, the groups' side by side.
 
     The advantages (Eq. 9, or by `advantage.estimator`) come from `Group.rewards`; `groups` are all
     that the step trains on. A response whose verdict is an error has no reward: it is left out of
@@ -33,39 +32,40 @@ def with_advantages(groups: Sequence[Group], config: Config) -> list[Sample]:
     """
     rewards = [[reward for reward in group.rewards if reward is not None] for group in groups]
     pairs = zip(groups, advantages_of(rewards, config), strict=True)
-    samples = [_group_samples(group, own, config) for group, own in pairs]
+    samples = [_group_samples(group, advantages, config) for group, advantages in pairs]
     if config.credits_turns:
         samples = [
-            _with_turn_advantages(own, group, config)
-            for own, group in zip(samples, groups, strict=True)
+            _with_turn_advantages(group_samples, group, config)
+            for group_samples, group in zip(samples, groups, strict=True)
         ]
-    return [sample for of_group in samples for sample in of_group]
+    return [sample for group_samples in samples for sample in group_samples]
 
 
 def advantages_of(rewards: Sequence[Sequence[float]], config: Config) -> list[list[float]]:
-    """Compute the advantages of a step's responses, times `reward.coef`, from their rewards, both
-    by group.
-    """
-    each = [torch.tensor(of_group, dtype=torch.float64) for of_group in rewards]
+    """Compute a step's advantages, times `reward.coef`, from its rewards, both by group."""
+    reward_tensors = [torch.tensor(group_rewards, dtype=torch.float64) for group_rewards in rewards]
     estimator = ESTIMATORS[config.advantage.estimator]
     coef = config.reward.coef
-    if estimator.function is None or not each or not coef:
+    if estimator.function is None or not reward_tensors or not coef:
         # until the critic has estimated: with_token_advantages
-        return [[0.0] * len(of_group) for of_group in rewards]
+        return [[0.0] * len(group_rewards) for group_rewards in rewards]
     estimate = estimator.load()
-    sizes = torch.tensor([len(of_group) for of_group in each])
+    sizes = torch.tensor([len(group_rewards) for group_rewards in reward_tensors])
     if estimator.takes_batch:
-        whole = estimate(torch.cat(each), torch.arange(len(each)).repeat_interleave(sizes))
-        return [(part * coef).tolist() for part in whole.split(sizes.tolist())]
+        batch_advantages = estimate(
+            torch.cat(reward_tensors), torch.arange(len(reward_tensors)).repeat_interleave(sizes)
+        )
+        return [(part * coef).tolist() for part in batch_advantages.split(sizes.tolist())]
     keywords = {"scale": config.advantage.scale} if config.advantage.estimator == "group" else {}
-    return [(estimate(of_group, **keywords) * coef).tolist() for of_group in each]
+    return [
+        (estimate(group_rewards, **keywords) * coef).tolist() for group_rewards in reward_tensors
+    ]
 
 
 def with_kl_in_rewards(
     samples: Sequence[Sample], kl: Sequence[float], config: Config
 ) -> list[Sample]:
-    """`loss.kl_in: reward`: give samples the rewards R - kl_coef KL, and the advantages of these
-    rewards.
+    """`loss.kl_in: reward`: give samples the rewards R - kl_coef KL, and their advantages.
 
     `samples` are all that a step trains on, and the samples of a group are adjacent. `kl` is the
     divergence of each to the reference, summed over its sampled tokens (`Policy.response_kl`).
@@ -79,15 +79,13 @@ def with_kl_in_rewards(
     )
     return [
         replace(sample, advantage=advantage)
-        for members, of_group in zip(groups, advantages, strict=True)
-        for sample, advantage in zip(members, of_group, strict=True)
+        for members, group_advantages in zip(groups, advantages, strict=True)
+        for sample, advantage in zip(members, group_advantages, strict=True)
     ]
 
 
 def shaped_reward(generation: Generation, verdict: Verdict, config: Config) -> float | None:
-    """Add Eq. 13's penalty for the response's length to the verdict's score; None where the verdict
-    is an error.
-    """
+    """Add Eq. 13's length penalty to the verdict's score; None if the verdict is an error."""
     if verdict.error is not None:
         return None
     return verdict.score + length_penalty(generation, config)
@@ -111,14 +109,13 @@ def with_reward_less_kl(
     """Give samples the rewards R - kl_coef KL; their advantages do not change."""
     coef = config.loss.kl_coef
     return [
-        replace(each, reward=each.reward - coef * own, kl=own)
-        for each, own in zip(samples, kl, strict=True)
+        replace(sample, reward=sample.reward - coef * divergence, kl=divergence)
+        for sample, divergence in zip(samples, kl, strict=True)
     ]
 
 
 def minibatches(samples: Sequence[Sample], config: Config, *, step: int) -> list[list[Sample]]:
-    """Algorithm 1, line 10: cut a step into updates of `train.minibatch_groups` whole groups, in a
-    keyed order.
+    """Algorithm 1, line 10: cut a step into updates of `train.minibatch_groups`, in keyed order.
 
     The samples of a group must be adjacent, and remain so. A short batch has fewer updates; the
     last of a pass may be smaller. Each of `train.passes_per_step` passes holds every group, in an
@@ -145,8 +142,7 @@ def with_old_logprobs(
     *,
     source: Literal["policy", "engine"] = "policy",
 ) -> list[list[Sample]]:
-    """Record pi_old of Eq. 6 in the minibatches of a step from the second one on, once for each
-    sample.
+    """Record pi_old of Eq. 6 for a step's minibatches from the second one on, once per sample.
 
     In the first update the policy still is pi_old: that update uses its own detached
     log-probabilities, and compares them with the engine's. `record` computes log-probabilities with
@@ -156,20 +152,23 @@ def with_old_logprobs(
     first, *later = minibatches
     samples = list({id(sample): sample for minibatch in later for sample in minibatch}.values())
     is_compared = any(sample.has_signal and sample.num_trained_tokens for sample in first)
-    found: Sequence[Sample]
+    recorded_samples: Sequence[Sample]
     if source == "engine" and is_compared:  # the gap of a number to itself is no metric
-        found = [
-            replace(each, old_logprobs=each.engine_logprobs, engine_logprobs=()) for each in samples
+        recorded_samples = [
+            replace(sample, old_logprobs=sample.engine_logprobs, engine_logprobs=())
+            for sample in samples
         ]
     else:
-        found = record(samples)
-    recorded = {id(sample): own for sample, own in zip(samples, found, strict=True)}
+        recorded_samples = record(samples)
+    recorded = {
+        id(sample): recorded_sample
+        for sample, recorded_sample in zip(samples, recorded_samples, strict=True)
+    }
     return [first, *([recorded[id(sample)] for sample in minibatch] for minibatch in later)]
 
 
 def _with_turn_advantages(samples: Sequence[Sample], group: Group, config: Config) -> list[Sample]:
-    """Give the tokens of turn k the advantage of R_ik, the sum of the rewards of episode i from
-    turn k on.
+    """Give turn k's tokens the advantage of R_ik, the rewards of episode i summed from turn k on.
 
     It is compared with R_jk of the members that reached turn k. A turn that one member alone
     reached has the advantage of its episode. The part of the shaped reward that the environment did
@@ -182,27 +181,34 @@ def _with_turn_advantages(samples: Sequence[Sample], group: Group, config: Confi
         rewards = list(episode.rewards)
         rewards[-1] += sample.reward - fsum(rewards)
         returns.append(list(accumulate(reversed(rewards)))[::-1])
-    rows = [[sample.advantage] * len(own) for sample, own in zip(samples, returns, strict=True)]
+    rows = [
+        [sample.advantage] * len(turn_returns)
+        for sample, turn_returns in zip(samples, returns, strict=True)
+    ]
     for turn in range(max(map(len, returns), default=0)):
-        members = [i for i, own in enumerate(returns) if len(own) > turn]
+        members = [i for i, turn_returns in enumerate(returns) if len(turn_returns) > turn]
         if len(members) > 1:
             (advantages,) = advantages_of([[returns[i][turn] for i in members]], config)
             for i, advantage in zip(members, advantages, strict=True):
                 rows[i][turn] = advantage
-    found = []
-    for sample, own in zip(samples, rows, strict=True):
+    credited = []
+    for sample, turn_advantages in zip(samples, rows, strict=True):
         length = len(sample.response_ids)
         sizes = [end - start for start, end in sample.sampled or ((0, length),)]
-        of_tokens = [
-            advantage for advantage, size in zip(own, sizes, strict=True) for _ in range(size)
+        token_advantages = [
+            advantage
+            for advantage, size in zip(turn_advantages, sizes, strict=True)
+            for _ in range(size)
         ]
-        mean = fsum(of_tokens) / max(1, len(of_tokens))
-        found.append(
+        mean = fsum(token_advantages) / max(1, len(token_advantages))
+        credited.append(
             replace(
-                sample, advantage=mean, token_advantages=spread(of_tokens, sample.sampled, length)
+                sample,
+                advantage=mean,
+                token_advantages=spread(token_advantages, sample.sampled, length),
             )
         )
-    return found
+    return credited
 
 
 def _group_samples(group: Group, advantages: Sequence[float], config: Config) -> list[Sample]:

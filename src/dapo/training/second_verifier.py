@@ -24,8 +24,7 @@ class Audit:
     output: VerifierOutput | None = None
 
     def submit(self, groups: Sequence[Group], *, step: int) -> "Callable[[], AuditedStep]":
-        """Judge responses of a step's trained groups in the background; the result waits for the
-        verdicts.
+        """Judge responses of a step's trained groups in the background; the result waits.
 
         The responses are sampled like their tokens, keyed by seed, step and position.
         """
@@ -51,9 +50,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class AuditedStep:
-    """The audited responses of a step: the group, the response's index in it, and the audit's
-    verdict.
-    """
+    """The audited responses of a step: group, index in the group, and the audit's verdict."""
 
     responses: Sequence[tuple[Group, int, Verdict]] = ()
 
@@ -85,7 +82,7 @@ class AuditedStep:
         for group, i, verdict in judged:
             gap = _value(group.verdicts[i], decides) - _value(verdict, decides)
             by_problem.setdefault(group.problem.id, []).append(gap)
-        gaps = [fmean(each) for each in by_problem.values()]
+        gaps = [fmean(problem_gaps) for problem_gaps in by_problem.values()]
         metrics |= {
             "audit/problems": len(gaps),
             "audit/mean": fmean(_value(verdict, decides) for _, _, verdict in judged),

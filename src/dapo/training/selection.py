@@ -58,7 +58,7 @@ class Prediction:
         return {
             "skipped": self.skipped,
             "skipped_chance": self.skipped_chance,
-            "calibration": [list(each) for each in self.calibration],
+            "calibration": [list(entry) for entry in self.calibration],
         }
 
     @classmethod
@@ -83,9 +83,9 @@ class ProblemSelector:
         self._interval = likely_interval(group_size)
         # problems that were never seen share their source's
         self._of_posterior = cache(self._admission)
-        kept = discount(step - history.last_step)
+        weights = discount(step - history.last_step)
         self._of_source = {
-            name: fit_beta(history.correct[rows], history.wrong[rows], kept[rows])
+            name: fit_beta(history.correct[rows], history.wrong[rows], weights[rows])
             for name, number in history.sources.items()
             for rows in [history.source == number]
         }
@@ -103,28 +103,29 @@ class ProblemSelector:
         )
 
     def summarize(self, decisions: Sequence[Decision], judged: Sequence[Group]) -> Prediction:
-        """Summarize the decisions on the problems of the stream from a batch's first to its last,
-        and its calibration.
+        """Summarize the decisions on a batch's problems and the calibration of its predictions.
 
         `judged` are the batch's decided groups.
         """
         carried = {
             group.id: group.is_informative for group in judged if group.size - group.num_errors >= 2
         }
-        skipped = [each.chance for each in decisions if not each.is_sampled]
+        skipped = [decision.chance for decision in decisions if not decision.is_sampled]
         calibration = [
-            each for each in decisions if each.is_calibration and each.position in carried
+            decision
+            for decision in decisions
+            if decision.is_calibration and decision.position in carried
         ]
         return Prediction(
             skipped=len(skipped),
             skipped_chance=fsum(skipped),
-            calibration=tuple((each.chance, carried[each.position]) for each in calibration),
+            calibration=tuple(
+                (decision.chance, carried[decision.position]) for decision in calibration
+            ),
         )
 
     def require_binary(self, group: Group) -> None:
-        """Raise RewardError for a group with a score that is neither correct nor wrong: no chance
-        can be predicted.
-        """
+        """Raise RewardError for a score that is neither correct nor wrong, which has no chance."""
         if any(verdict.error is None and verdict.correct is None for verdict in group.verdicts):
             raise RewardError(
                 "dynamic_sampling.predict=true needs a reward that decides correct or wrong, and"
@@ -138,10 +139,10 @@ class ProblemSelector:
         row = self._history.rows.get(problem.id)
         if row is None or row >= len(self._history.correct):
             return prior
-        kept = discount(self._step - int(self._history.last_step[row]))
+        weight = discount(self._step - int(self._history.last_step[row]))
         correct = float(self._history.correct[row])
         wrong = float(self._history.wrong[row])
-        return Beta(prior.a + kept * correct, prior.b + kept * wrong)
+        return Beta(prior.a + weight * correct, prior.b + weight * wrong)
 
     def _admission(self, posterior: Beta) -> tuple[float, float]:
         """Return the chance of a signal and the probability of being selected by prediction."""

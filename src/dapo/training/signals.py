@@ -34,9 +34,7 @@ class StopRequest:
         self._is_deferred = False
 
     def check(self, advice: str = "") -> None:
-        """Raise Interrupted after a signal, with advice on how to continue, unless stopping is
-        deferred.
-        """
+        """Raise Interrupted with advice to continue, after a signal, unless that is deferred."""
         if self._is_deferred:
             return
         self.check_listeners()
@@ -64,9 +62,7 @@ class StopRequest:
 
 
 class StepListener:
-    """A sink that calls a function with each finished step and its metrics; an error of the
-    function stops the run.
-    """
+    """A sink that calls a function with each finished step's metrics; its errors stop the run."""
 
     def __init__(self, stop: StopRequest, call: Callable[[int, Mapping[str, float]], None]) -> None:
         self._stop = stop
@@ -88,8 +84,7 @@ def signals_as_requests(
     *,
     on_second: InterruptHandler = END_AT_ONCE,
 ) -> Iterator[StopRequest]:
-    """Turn the block's first SIGINT or SIGTERM into a request; a SIGINT after that ends the process
-    at once.
+    """Turn the block's first SIGINT or SIGTERM into a request; the next SIGINT ends the process.
 
     Python handles signals in the main thread only; in any other thread the block does not change
     their handlers. The first signal prints `message`; `on_second` handles the second SIGINT
@@ -111,12 +106,12 @@ def signals_as_requests(
         yield request
         return
     STOP_SIGNAL.clear()
-    before = {
+    previous_handlers = {
         signum: signal.signal(signum, on_signal) for signum in (signal.SIGINT, signal.SIGTERM)
     }
     try:
         yield request
     finally:
         STOP_SIGNAL.clear()
-        for signum, handler in before.items():
+        for signum, handler in previous_handlers.items():
             signal.signal(signum, handler)

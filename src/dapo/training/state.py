@@ -75,12 +75,12 @@ class TrainState:
 
     @property
     def is_new(self) -> bool:
-        """Whether the run has done nothing yet."""
+        """True if the run has done nothing yet."""
         return self.step == 0 and self.pending_metrics is not None
 
     @property
     def is_consistent(self) -> bool:
-        """Whether no update of the next step has changed the policy of `step`."""
+        """True if no update of the next step has changed the policy of `step`."""
         return all(
             update["optim/skipped"] and update.get("critic/skipped", True)
             for update in self.updates
@@ -158,7 +158,7 @@ class Run:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run has finished its last step."""
+        """True if the run has finished its last step."""
         train = self.config.train
         state = self.state
         return state.step >= train.num_steps or train.is_budget_spent(state.tokens_generated)
@@ -173,9 +173,7 @@ class Run:
 
     @contextmanager
     def phase(self, name: str, *, total: int = 0) -> Iterator[Callable[..., None]]:
-        """Show and time a phase of the step under one name; yields a function (done, total, note)
-        for its progress.
-        """
+        """Show and time a phase of the step; yield its progress function (done, total, note)."""
         self.tracker.phase(name, 0, total)
         with self.timer.phase(name):
             yield partial(self.tracker.phase, name)
@@ -194,14 +192,11 @@ class Run:
         )
 
     def prepare_updates(self, samples: Sequence[Sample], *, step: int) -> list[list[Sample]]:
-        """Algorithm 1, line 10: cut a step into minibatches, with pi_old of Eq. 6 from the second
-        one on.
-        """
+        """Algorithm 1, line 10: cut a step into minibatches, and record pi_old of Eq. 6."""
         return prepare_updates(samples, self.policy, self.config, step=step, phase=self.phase)
 
     def begin_sampling(self, step: int) -> None:
-        """Prepare the sampling of a step's batch: load the newest weights, and predict from the
-        history.
+        """Prepare a step's sampling: load the newest weights, and predict from the history.
 
         Call it from the thread that trains, because the loop changes the history while another
         thread samples.
@@ -227,9 +222,7 @@ class Run:
                 self.state.engine_version = self.state.step
 
     def keep_verifier_output(self) -> None:
-        """Move the output of verifiers and environment to logs/verifier.log; show the first line of
-        a new file.
-        """
+        """Move output of verifiers and environment to logs/verifier.log; show its first line."""
         path = self.directory.verifier_log
         audit = None if self.audit is None else self.audit.output
         environment = None if self.environment is None else self.environment.output
@@ -249,8 +242,7 @@ class Run:
                     )
 
     def warn(self, metrics: Mapping[str, float]) -> int:
-        """Report new findings of the rules on the last finished step; return the number of findings
-        that hold.
+        """Report new findings on the last finished step; return the number of active findings.
 
         The first call reads the metrics of earlier processes, so that no finding is reported twice.
         """
@@ -258,8 +250,8 @@ class Run:
             path = self.directory.metrics
             self.live_rules = LiveRules(self.config, read_metrics(path) if path.exists() else ())
         new, count = self.live_rules.add({"step": self.state.step, **metrics})
-        for found in new:
-            self.tracker.message(f"step {self.state.step}: {found.one_line()}")
+        for finding in new:
+            self.tracker.message(f"step {self.state.step}: {finding.one_line()}")
         return count
 
     def drop_engine_weights(self) -> None:

@@ -37,9 +37,7 @@ class StepTimer:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def metrics(self, *, tokens: int) -> dict[str, float]:
-        """Compute `time/*`: seconds per phase and of the step, generated tokens per second, peak
-        memory.
-        """
+        """Compute `time/*`: seconds of phases and the step, tokens per second, peak memory."""
         total = time.perf_counter() - self._started
         metrics = {f"time/{name}_s": round(seconds, 4) for name, seconds in self._seconds.items()}
         metrics["time/step_s"] = round(total, 4)
@@ -49,7 +47,7 @@ class StepTimer:
 
 
 def peak_memory_gib() -> float:
-    """The peak main memory of this process."""
+    """Return the peak main memory of this process."""
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
@@ -58,8 +56,7 @@ def peak_memory_gib() -> float:
 def profiled_step(
     step: int, steps: Collection[int], folder: Path, log: Callable[[str], None]
 ) -> Iterator[StepTimer]:
-    """Yield the step's timer; if `step` is one of `steps`, also write a trace to `folder` and pass
-    a table to `log`.
+    """Yield the step's timer; if `step` is in `steps`, also write a trace and log a table.
 
     A trace holds every operation of torch, and on GPUs every kernel: tens of megabytes. Recording
     slows the step down; other steps are not affected. A step that raises leaves no trace.
@@ -127,12 +124,12 @@ def phase_table(events: Any) -> list[str]:
             or event.time_range.start > phases[index][1]
         ):
             continue
-        own = event.self_device_time_total if on_gpu else event.self_cpu_time_total
-        operations[phases[index][2]][event.name] += own / 1e6
+        self_time = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        operations[phases[index][2]][event.name] += self_time / 1e6
         calls[phases[index][2], event.name] += 1
     lines = [f"{'phase, operation':<44} {'seconds':>8} {'calls':>8}"]
     for phase, total in seconds.most_common():
         lines.append(f"{phase:<44} {total:>8.3f}")
-        for name, own in operations[phase].most_common(OPERATIONS_PER_PHASE):
-            lines.append(f"  {name[:42]:<42} {own:>8.3f} {calls[phase, name]:>8,}")
+        for name, operation_s in operations[phase].most_common(OPERATIONS_PER_PHASE):
+            lines.append(f"  {name[:42]:<42} {operation_s:>8.3f} {calls[phase, name]:>8,}")
     return lines

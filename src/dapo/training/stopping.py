@@ -42,9 +42,7 @@ _ADVICE = {
 
 
 class ProblemsSolved(ShortfallError):
-    """Every response of a step's whole search was correct, so a run that has trained can learn
-    nothing more.
-    """
+    """Every response of a step's search was correct, so a trained run can learn nothing more."""
 
 
 def require_groups(
@@ -59,21 +57,21 @@ def require_groups(
     with counts and advice, if the run must stop.
     """
     has_trained = empty_steps < step - 1
-    found: Counter[Outcome] = Counter(
+    outcomes: Counter[Outcome] = Counter(
         outcome for _, outcome in batch.decided if outcome != "trained"
     )
     if not batch.shortfall or batch.groups:
         return
     if has_trained:
-        if found.keys() == {"all_correct"}:
+        if outcomes.keys() == {"all_correct"}:
             raise ProblemsSolved(
-                f"all {found['all_correct']} groups of step {step} are all correct: nothing is left"
-                f" to learn from them, and the run ends after step {step - 1}"
+                f"all {outcomes['all_correct']} groups of step {step} are all correct: nothing is"
+                f" left to learn from them, and the run ends after step {step - 1}"
             )
         if empty_steps + 1 < MAX_EMPTY_STEPS:
             return
     steps = f"{empty_steps + 1} steps in a row, the last of them " if empty_steps > 0 else ""
-    outcome = found.most_common(1)[0][0]
+    outcome = outcomes.most_common(1)[0][0]
     advice = _ADVICE[outcome].replace("{reward_test}", reward_test)
     finishes = [generation.finish for group, _ in batch.decided for generation in group.generations]
     truncated = finishes.count("length") / max(1, len(finishes))
@@ -89,8 +87,7 @@ def require_groups(
 def reward_test_command(
     reward: RewardConfig, data: DataConfig, environment: str | None, run: Path | None = None
 ) -> str:
-    """Return the command that tests the reward of a run on its data; without a run, an inline data
-    spec is DATA.
+    """Return the command that tests a run's reward on its data; an inline spec becomes DATA.
 
     If only the `environment` rewards, the command tests that.
     """
@@ -106,19 +103,15 @@ def reward_test_command(
 
 
 def describe_short_batch(batch: Batch) -> str:
-    """Describe on one line how many groups a short batch has, and the outcomes of its dropped
-    groups.
-    """
-    wanted = len(batch.groups) + batch.shortfall
-    learn = f"{len(batch.groups)} of the {wanted} groups wanted" if batch.groups else "nothing"
+    """Describe the number of groups of a short batch, and the outcomes of its dropped groups."""
+    batch_size = len(batch.groups) + batch.shortfall
+    learn = f"{len(batch.groups)} of the {batch_size} groups wanted" if batch.groups else "nothing"
     errors = Counter(
         v.error for group, _ in batch.decided for v in group.verdicts if v.error is not None
     )
-    cause = (
-        f" ({errors.total()} verifier errors, most often: {errors.most_common(1)[0][0]})"
-        if errors
-        else ""
-    )
+    cause = ""
+    if errors:
+        cause = f" ({errors.total()} verifier errors, most often: {errors.most_common(1)[0][0]})"
     dropped = count_dropped(Counter(outcome for _, outcome in batch.decided))
     return f"{learn} to learn from, in {len(batch.decided)} groups: {dropped}{cause}"
 
@@ -136,8 +129,7 @@ ENTROPY_COLLAPSE_STEPS = 5
 
 
 def entropy_collapse_steps(metrics: Mapping[str, float], before: int) -> int:
-    """Count the steps in a row, up to the one with these metrics, in which the policy was nearly
-    deterministic.
+    """Count the latest steps in a row in which the policy was nearly deterministic.
 
     The entropy is `rollout/entropy_estimate`: unlike loss/entropy it includes groups without a
     signal, which a collapsing policy mostly has. A step without a sampled token does not change the
@@ -154,9 +146,10 @@ def check_divergence(run: Run) -> None:
     if skipped >= MAX_SKIPPED_UPDATES:
         raise NumericsError(
             f"{skipped} updates in a row were skipped (at most {MAX_SKIPPED_UPDATES - 1} may be):"
-            " the loss or the gradient was not finite, or the policy too far from the one that"
-            f" sampled (loss.max_approx_kl={run.config.loss.max_approx_kl}); lower optim.lr, or"
-            " check loss/* and optim/grad_norm of earlier steps"
+            " the loss or the gradient was not finite, or the policy had moved too far from"
+            " the one that sampled"
+            f" (loss.max_approx_kl={run.config.loss.max_approx_kl}); lower optim.lr, or check"
+            " loss/* and optim/grad_norm of earlier steps"
         )
     if run.state.entropy_collapse_steps >= ENTROPY_COLLAPSE_STEPS:
         raise NumericsError(

@@ -40,9 +40,9 @@ def train(run: Run) -> None:
             with run.timed(step):
                 samples = next_samples(run)
                 with run.phase("update", total=1):
-                    found = run.policy.update(samples, step=step)
-                run.state.updates.append(found)
-                _report(run, samples, found)
+                    metrics = run.policy.update(samples, step=step)
+                run.state.updates.append(metrics)
+                _report(run, samples, metrics)
                 evaluate_and_log(run)
             check_divergence(run)
             save_if_due(run)
@@ -50,25 +50,24 @@ def train(run: Run) -> None:
 
 
 def next_samples(run: Run) -> list[Sample]:
-    """The samples of the next update; those of one prompt are adjacent, and share its tokens."""
+    """Return the samples of the next update; those of one prompt are adjacent and share it."""
     stream = run.sampling.stream
     answers = run.answers
     encode = run.sampling.encoder.encode
-    taken = [
+    problems = [
         stream.problem_at(stream.position + i) for i in range(run.config.train.minibatch_groups)
     ]
-    prompts = [encode(each) for each in taken]
-    order = sorted(range(len(taken)), key=lambda i: (prompts[i], i))
+    prompts = [encode(problem) for problem in problems]
+    order = sorted(range(len(problems)), key=lambda i: (prompts[i], i))
     samples: list[Sample] = []
     for group_id, (prompt_ids, members) in enumerate(groupby(order, key=lambda i: prompts[i])):
         for index, i in enumerate(members):
-            answer = answers[taken[i].id]
+            answer = answers[problems[i].id]
             length = len(answer.token_ids)
-            mask = (
-                constant_row(True, length)
-                if answer.sampled is None
-                else mask_of(answer.sampled, length)
-            )
+            if answer.sampled is None:
+                mask = constant_row(True, length)
+            else:
+                mask = mask_of(answer.sampled, length)
             samples.append(
                 Sample(
                     group_id=group_id,

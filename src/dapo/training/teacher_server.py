@@ -23,9 +23,7 @@ _POLL_S = 0.2  # between two looks for a signal
 
 
 class TeacherServer:
-    """Scores samples at an OpenAI-compatible server that returns the log-probabilities of its
-    prompt (vLLM, SGLang).
-    """
+    """Scores samples by the prompt log-probabilities of an OpenAI-compatible server."""
 
     def __init__(self, server: ReferenceServerConfig) -> None:
         """Raises ConfigError if the server cannot be reached or does not serve the model."""
@@ -61,23 +59,27 @@ class TeacherServer:
             _, texts = self._client.prompt_logprobs(ids)
         except DapoError as error:
             raise type(error)(f"{self._name}: {error}") from None
-        own = [tokenizer.decode([token]) for token in ids]
+        policy_texts = [tokenizer.decode([token]) for token in ids]
         pairs = [
-            each for each in zip(ids, own, texts, strict=False) if not _is_partial(each[1], each[2])
+            pair
+            for pair in zip(ids, policy_texts, texts, strict=False)
+            if not _is_partial(pair[1], pair[2])
         ]
         differing = [
-            (token, mine, theirs) for token, mine, theirs in pairs if mine.strip() != theirs.strip()
+            (token, mine, server_text)
+            for token, mine, server_text in pairs
+            if mine.strip() != server_text.strip()
         ]
         if differing:
-            token, mine, theirs = differing[0]
+            token, mine, server_text = differing[0]
             raise ConfigError(
                 f"{self._name} has another vocabulary than the policy: of {len(pairs)} tokens"
                 f" compared, {len(differing)} differ; the first is id {token}, {mine!r} here and"
-                f" {theirs!r} there; serve a model of the policy's family"
+                f" {server_text!r} there; serve a model of the policy's family"
             )
 
     def with_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples with `reference_logprobs`.
+        """Return the samples with `reference_logprobs`.
 
         Raises DapoError if the server fails or answers with no log-probability, and Interrupted as
         soon as a signal comes: requests in flight are then left to themselves.
@@ -123,15 +125,13 @@ class TeacherServer:
 
 
 def _is_partial(*texts: str) -> bool:
-    """Whether a text is part of a character, or a server's notation for one, and says nothing of a
-    token.
-    """
+    """Return True if a text is part of a character, or a server's notation for one."""
     return any("\ufffd" in text or text.startswith(("bytes:", "token_id:")) for text in texts)
 
 
 @cache
 def teacher_server(server: ReferenceServerConfig) -> TeacherServer:
-    """The server of `loss.reference.server`, one for a process.
+    """Return the server of `loss.reference.server`, one for a process.
 
     Raises ConfigError as TeacherServer does.
     """

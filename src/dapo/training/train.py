@@ -76,9 +76,7 @@ def saved_on_failure(run: Run) -> Iterator[None]:
 
 @contextmanager
 def ended_when_solved(run: Run) -> Iterator[None]:
-    """If the block finds the problems solved, undo the sampling of the present step, evaluate,
-    save, and end.
-    """
+    """If the block finds all problems solved, undo the sampling, evaluate, save and end."""
     try:
         yield
     except ProblemsSolved as solved:

@@ -37,9 +37,7 @@ class ValueFunction(Protocol):
         """Compute V(s_t) of each response token of the samples."""
 
     def token_kl(self, samples: Sequence[Sample], *, step: int) -> list[Sequence[float]]:
-        """Compute the divergence to the reference at each response token, for `loss.kl_in:
-        reward`.
-        """
+        """Compute each response token's divergence to the reference, for `loss.kl_in: reward`."""
 
 
 def with_token_advantages(
@@ -73,7 +71,7 @@ def with_token_advantages(
     )
     advantages = whiten(advantages, mask) * config.reward.coef
     means = advantages.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-    found = zip(
+    credited = zip(
         samples,
         rows,
         _rows(advantages, lengths),
@@ -82,18 +80,18 @@ def with_token_advantages(
         strict=True,
     )
     return [
-        _with_rows(sample, row, each, target, advantage=mean)
-        for sample, row, each, target, mean in found
+        _with_rows(sample, row, token_advantages, target, advantage=mean)
+        for sample, row, token_advantages, target, mean in credited
     ]
 
 
 def _of_sampled(rows: Sequence[Sequence[T]], samples: Sequence[Sample]) -> list[Sequence[T]]:
-    """The values of the sampled tokens, from values of all response tokens."""
+    """Return the values of the sampled tokens, from values of all response tokens."""
     return [select(row, sample.sampled) for row, sample in zip(rows, samples, strict=True)]
 
 
 def _with_rows(sample: Sample, *rows: Sequence[float], advantage: float) -> Sample:
-    """The sample with values, token advantages and targets, given for its sampled tokens."""
+    """Return the sample with values, token advantages and targets, given for its sampled tokens."""
     values, advantages, targets = (
         spread(row, sample.sampled, len(sample.response_ids)) for row in rows
     )
@@ -107,17 +105,15 @@ def _with_rows(sample: Sample, *rows: Sequence[float], advantage: float) -> Samp
 
 
 def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Compute `critic/*` from the values recorded before the step; empty for samples without
-    values.
-    """
-    of_critic = [
+    """Compute `critic/*` from the values recorded before the step; empty without values."""
+    valued = [
         sample for sample in samples if sample.old_values is not None and sample.num_trained_tokens
     ]
-    if not of_critic:
+    if not valued:
         return {}
-    mask = np.concatenate([np.asarray(sample.mask) for sample in of_critic]).astype(bool)
-    values = torch.from_numpy(_joined([sample.old_values or () for sample in of_critic])[mask])
-    targets = torch.from_numpy(_joined([sample.value_targets or () for sample in of_critic])[mask])
+    mask = np.concatenate([np.asarray(sample.mask) for sample in valued]).astype(bool)
+    values = torch.from_numpy(_joined([sample.old_values or () for sample in valued])[mask])
+    targets = torch.from_numpy(_joined([sample.value_targets or () for sample in valued])[mask])
     metrics = {"critic/value_mean": float(values.mean())}
     if (explained := explained_variance(values, targets)) is not None:
         metrics["critic/explained_variance"] = explained
@@ -150,9 +146,7 @@ class LogprobSource(Protocol):
     """The methods of a policy that score responses before an update."""
 
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples with `old_logprobs`, or with a `rank_record` where trainer ranks keep
-        them.
-        """
+        """Return the samples with `old_logprobs`, or a `rank_record` where ranks keep them."""
 
     def response_kl(self, samples: Sequence[Sample], *, step: int) -> list[float]:
         """Compute each response's divergence to the reference, before the step's first update."""
@@ -170,13 +164,16 @@ def estimate_advantages(
     step: int,
     phase: Phase = _untimed,
 ) -> list[Sample]:
-    """Line 9: turn the groups of a step into samples with advantages (Eq. 9 and 13, or by
-    `advantage.estimator`).
+    """Line 9: turn groups into samples with advantages (Eq. 9, 13, or `advantage.estimator`).
 
-    `groups` are all that the step trains on. The policy scores responses where `loss.kl_in: reward`
-    subtracts a divergence from the rewards, a teacher behind a server scores them for the loss, and
-    the policy estimates values where `advantage.estimator` is `gae`. `phase` times a part of the
-    work by its name.
+    Args:
+        groups: All that the step trains on.
+        policy: Scores responses where `loss.kl_in: reward` subtracts a divergence from the rewards,
+            and estimates values where `advantage.estimator` is `gae`. A teacher behind a server
+            scores them for the loss.
+        config: The options.
+        step: The step.
+        phase: Times a part of the work by its name.
     """
     samples = with_advantages(groups, config)
     if config.has_critic:
@@ -200,9 +197,7 @@ def prepare_updates(
     step: int,
     phase: Phase = _untimed,
 ) -> list[list[Sample]]:
-    """Line 10: cut the samples of a step into minibatches, and record pi_old of Eq. 6 for the
-    second one on.
-    """
+    """Line 10: cut samples into minibatches, and record pi_old of Eq. 6 from the second on."""
     updates = minibatches(samples, config, step=step)
     if len(updates) > 1:
         with phase("old_logprobs"):

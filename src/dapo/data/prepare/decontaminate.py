@@ -50,8 +50,7 @@ class Match:
 def find_contaminated(
     train: Sequence[Problem], against: Sequence[Problem], *, ngram: int, min_overlap: float
 ) -> tuple[list[Problem], list[Contaminated]]:
-    """Split rows into those to keep and those that contain an evaluation problem, in the order of
-    the source.
+    """Split rows, in their order, into those to keep and those that contain an evaluation problem.
 
     A row is removed if it contains at least the fraction `min_overlap` of an evaluation problem's
     n-grams of `ngram` words (letters and digits in lower case). An evaluation problem of at most
@@ -68,17 +67,17 @@ def find_contaminated(
     matches = {
         text: index.best(text, template.strip_instruction(text)) for text in dict.fromkeys(texts)
     }
-    kept = []
+    clean = []
     removed = []
     for row, (problem, text) in enumerate(zip(train, texts, strict=True), start=1):
         match = matches[text]
         if match is None or match.overlap < min_overlap:
-            kept.append(problem)
+            clean.append(problem)
         else:
             question = template.strip_instruction(text)
-            found = originals[match.index], references[match.index], match.overlap, match.passage
-            removed.append(Contaminated(row, problem, question, *found))
-    return kept, removed
+            overlap = originals[match.index], references[match.index], match.overlap, match.passage
+            removed.append(Contaminated(row, problem, question, *overlap))
+    return clean, removed
 
 
 class OverlapIndex:
@@ -93,8 +92,7 @@ class OverlapIndex:
                 self._texts_of.setdefault(shingle, []).append(index)
 
     def best(self, text: str, stripped: str) -> Match | None:
-        """The indexed text that `text` overlaps most, the first of equals; None if there is no
-        overlap.
+        """Return the first indexed text that `text` overlaps most; None without an overlap.
 
         Indexed texts of at most `ngram` words must equal `stripped`, the text without its
         instruction. Longer ones are compared with the whole text: the instruction may be found
@@ -113,9 +111,7 @@ class OverlapIndex:
 
 
 def longest_passage(shingles: Sequence[tuple[str, ...]], reference: Set[tuple[str, ...]]) -> str:
-    """The longest passage whose n-grams are all in `reference`, given the n-grams of a text in
-    order.
-    """
+    """Return the longest passage whose n-grams, in a text's order, are all in `reference`."""
     longest: tuple[str, ...] = ()
     current: tuple[str, ...] = ()
     for shingle in shingles:

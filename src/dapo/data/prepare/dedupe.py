@@ -44,9 +44,7 @@ class Removed:
     similarity: float = 1.0
 
     def as_json(self) -> dict[str, Any]:
-        """One line of the report; the text is left out where it equals that of the row that is
-        kept.
-        """
+        """Return a line of the report, without the text if it equals that of the kept row."""
         line: dict[str, Any] = {
             "row": self.row,
             "id": self.problem.id,
@@ -116,9 +114,9 @@ def deduplicate(
     survivors: list[int] = []
     conflicts = 0
     for rows in clusters.values():
-        kept, dropped, conflicting = _resolve_duplicates(problems, rows)
+        survivor, dropped, conflicting = _resolve_duplicates(problems, rows)
         removed += dropped
-        survivors += [] if kept is None else [kept]
+        survivors += [] if survivor is None else [survivor]
         conflicts += conflicting
     survivors.sort()
     near_duplicates_kept = 0
@@ -143,9 +141,7 @@ def deduplicate(
 def _resolve_duplicates(
     problems: Sequence[Problem], rows: Sequence[int]
 ) -> tuple[int | None, list[Removed], bool]:
-    """The row to keep of rows with the same text, the rows to remove, and whether their answers
-    differ.
-    """
+    """Return which row of equal texts to keep, the rows to remove, and if their answers differ."""
     if len(rows) == 1:
         return rows[0], [], False
     keys = [answer_key(problems[row].answer) for row in rows]
@@ -156,14 +152,13 @@ def _resolve_duplicates(
             [Removed(row + 1, problems[row], "conflicting answers", None, None) for row in rows],
             True,
         )
-    kept = rows[keys.index(answer)]
+    kept_row = rows[keys.index(answer)]
     dropped: list[Removed] = []
     for row, key in zip(rows, keys, strict=True):
         rule: Rule = "exact duplicate" if key == answer else "minority answer"
-        dropped += (
-            [Removed(row + 1, problems[row], rule, kept + 1, problems[kept])] if row != kept else []
-        )
-    return kept, dropped, count < len(rows)
+        if row != kept_row:
+            dropped += [Removed(row + 1, problems[row], rule, kept_row + 1, problems[kept_row])]
+    return kept_row, dropped, count < len(rows)
 
 
 def _without_near_duplicates(
@@ -173,7 +168,7 @@ def _without_near_duplicates(
     threshold: float,
     on_progress: Callable[[int, int], None],
 ) -> tuple[list[int], list[Removed], int]:
-    """The rows to keep, their near duplicates, and the number of similar rows that are kept.
+    """Return the rows to keep, their near duplicates, and the number of similar rows that are kept.
 
     MinHash finds candidates among the rows kept so far, whose similarity is then computed exactly.
     """
@@ -187,11 +182,12 @@ def _without_near_duplicates(
     removed: list[Removed] = []
     near_duplicates_kept = 0
     for done, (row, text) in enumerate(zip(rows, texts, strict=True), start=1):
-        own = frozenset(ngrams(words(text), SHINGLE_WORDS))
+        row_shingles = frozenset(ngrams(words(text), SHINGLE_WORDS))
         sketch = empty.copy()
-        sketch.update_batch([" ".join(shingle).encode() for shingle in own])
+        sketch.update_batch([" ".join(shingle).encode() for shingle in row_shingles])
         compared = [
-            (jaccard(own, shingles[other]), other) for other in (index.query(sketch) if own else ())
+            (jaccard(row_shingles, shingles[candidate]), candidate)
+            for candidate in (index.query(sketch) if row_shingles else ())
         ]
         similar = sorted(
             (pair for pair in compared if pair[0] >= threshold),
@@ -199,7 +195,11 @@ def _without_near_duplicates(
         )
         content = numbers(text), answer_key(problems[row].answer)
         same = next(
-            ((similarity, other) for similarity, other in similar if contents[other] == content),
+            (
+                (similarity, candidate)
+                for similarity, candidate in similar
+                if contents[candidate] == content
+            ),
             None,
         )
         if same is not None:
@@ -215,9 +215,9 @@ def _without_near_duplicates(
             )
         else:
             near_duplicates_kept += bool(similar)
-            shingles[row] = own
+            shingles[row] = row_shingles
             contents[row] = content
-            if own:
+            if row_shingles:
                 index.insert(row, sketch)
         on_progress(done, len(rows))
     return list(contents), removed, near_duplicates_kept

@@ -64,9 +64,13 @@ def integerize(
 ) -> tuple[list[Problem], dict[str, Decision]]:
     """Rewrite the problems whose answers are not integers, copies once.
 
-    `generate` is called from `concurrency` threads, each with one problem. Of `num_solutions`
-    solutions of a rewritten problem more than half must agree. The journal holds the decisions of
-    an interrupted run, and takes new ones.
+    Args:
+        problems: The problems of a data set.
+        generate: Called from `concurrency` threads, each with one problem.
+        journal: The decisions of an interrupted run; takes the new ones.
+        num_solutions: The solutions of a rewritten problem, of which more than half must agree.
+        concurrency: The number of threads.
+        on_progress: Gets the number of finished problems and their total.
 
     Returns the problems that remain, in order, and the decision for each distinct problem by id.
     Raises ServerFailed if the server failed for some of the problems; the journal keeps the other
@@ -92,9 +96,9 @@ def integerize(
         on_progress(len(journal.records), len(to_decide))
 
     on_progress(len(journal.records), len(to_decide))
-    missing = [problem for problem in to_decide if problem.id not in journal.records]
-    if failures := concurrent_map(missing, work, keep, concurrency=concurrency):
-        num_undecided = sum(problem.id not in journal.records for problem in missing)
+    undecided = [problem for problem in to_decide if problem.id not in journal.records]
+    if failures := concurrent_map(undecided, work, keep, concurrency=concurrency):
+        num_undecided = sum(problem.id not in journal.records for problem in undecided)
         raise ServerFailed(
             f"{num_undecided:,} of {len(to_decide):,} problems are undecided: the server failed"
             f" {len(failures)} times ({failures[-1]}); the other decisions are kept: repeat the"
@@ -115,12 +119,17 @@ def concurrent_map(
     *,
     concurrency: int,
 ) -> list[ServerFailed]:
-    """Call `keep(work(item, check))` for every item, `work` in `concurrency` threads, `keep` in the
-    calling thread.
+    """Call `keep(work(item, check))` per item, `work` in `concurrency` threads, `keep` in this one.
 
-    `work` calls `check` before each slow operation; it raises once the map is being abandoned.
     Returns the failures of the server; after `MAX_CONSECUTIVE_FAILURES` in a row no further item is
     started. Other errors of `work` are raised after the running calls have ended.
+
+    Args:
+        items: The items.
+        work: Calls `check`, its second argument, before each slow operation; that raises once the
+            map is being abandoned.
+        keep: Takes the results in the order of their ends.
+        concurrency: The number of threads.
     """
     stop = threading.Event()
 
@@ -154,9 +163,7 @@ def concurrent_map(
 
 
 def decide_without_model(problem: Problem) -> Decision | None:
-    """The decision for a problem that needs no rewriting or cannot have one; None for the
-    others.
-    """
+    """Return the decision for a problem that needs no rewriting or cannot have one, or None."""
     kind = normalize.answer_type(problem.answer)
     if kind == "integer":
         return Decision(problem.id, "unchanged", "the answer is an integer")
@@ -179,9 +186,7 @@ def decide(
     *,
     num_solutions: int,
 ) -> Decision:
-    """Rewrite a problem; accept it if more than half of `num_solutions` solutions agree, else try
-    once more.
-    """
+    """Rewrite a problem, twice at most, until more than half of `num_solutions` solutions agree."""
     question = template.strip_instruction(_question_text(problem))
     decision = Decision(problem.id, "rejected", "not tried")
     for attempt in range(1, REWRITE_ATTEMPTS + 1):
@@ -210,7 +215,7 @@ def decide(
 def apply(
     problem: Problem, decision: Decision, template: normalize.InstructionTemplate
 ) -> Problem | None:
-    """The problem after the decision, with the instruction around it; None if it is rejected."""
+    """Return the problem after the decision, with its instruction; None if it is rejected."""
     if decision.action == "rejected":
         return None
     if decision.action == "unchanged":
@@ -220,16 +225,16 @@ def apply(
         return replace(problem, id=new_id, answer=answer, fields=fields)
     assert decision.question is not None
     assert decision.answer is not None
-    before = _question_text(problem)
-    start, end = template.span(before)
-    after = before[:start] + decision.question + before[end:]
-    prompt: str | list[dict[str, Any]] = after
+    text = _question_text(problem)
+    start, end = template.span(text)
+    rewritten = text[:start] + decision.question + text[end:]
+    prompt: str | list[dict[str, Any]] = rewritten
     if not isinstance(problem.prompt, str):
         prompt = [dict(message) for message in problem.prompt]
-        prompt[_question_message_index(problem.prompt)]["content"] = after
-    original = {
+        prompt[_question_message_index(problem.prompt)]["content"] = rewritten
+    original_fields = {
         "original_id": problem.id,
-        "original_question": before[start:end],
+        "original_question": text[start:end],
         "original_answer": problem.answer,
     }
     # columns with the old question or answer would contradict the new ones
@@ -238,33 +243,31 @@ def apply(
         name: value
         for name, value in problem.fields.items()
         if name not in read_as_either and value != problem.prompt and str(value) != problem.answer
-    } | original
+    } | original_fields
     new_id = problem_id(prompt, decision.answer, problem.fields.get("tools"))
     return replace(problem, id=new_id, prompt=prompt, answer=decision.answer, fields=fields)
 
 
 def read_rewriting(response: str, original: str) -> tuple[str, str] | str:
-    """The new problem and its integer, or the reason why the response cannot be used."""
+    """Return the new problem and its integer, or the reason why the response cannot be used."""
     final = final_part(response)
-    found = [
+    sections = [
         re.findall(_PART.format(name), final, re.DOTALL | re.IGNORECASE)
         for name in ("problem", "answer")
     ]
-    if not found[0] or not found[1]:
+    if not sections[0] or not sections[1]:
         return "the rewriting has no <problem> or no <answer>"
-    text = found[0][-1]
-    answer = read_integer(found[1][-1])
+    text = sections[0][-1]
+    answer = read_integer(sections[1][-1])
     if answer is None:
-        return f"the rewriting's answer is no integer: {found[1][-1][:60]!r}"
+        return f"the rewriting's answer is no integer: {sections[1][-1][:60]!r}"
     if not text or normalize.normalize_text(text) == normalize.normalize_text(original):
         return "the rewriting leaves the problem as it was"
     return text, answer
 
 
 def read_integer(text: str) -> str | None:
-    """The integer in plain digits (`1,000` and `$1000$` give 1000); None if the text is anything
-    else.
-    """
+    """Return the integer in plain digits (`1,000` and `$1000$` give 1000), or None."""
     plain = strip_formatting(text.strip("*_` \t"), braces=True).replace("−", "-")
     if normalize.answer_type(plain) != "integer" or len(plain) > _MAX_DIGITS:
         return None
@@ -272,7 +275,7 @@ def read_integer(text: str) -> str | None:
 
 
 def read_solution(response: str) -> str | None:
-    """The integer on the last line `Answer: N`, or else in the last box."""
+    """Return the integer on the last line `Answer: N`, or else in the last box."""
     marked = marked_answer(final_part(response))
     return None if marked is None else read_integer(marked)
 
@@ -286,7 +289,7 @@ def _solve(
     num_solutions: int,
     attempt: int,
 ) -> list[str | None]:
-    """The answers of up to `num_solutions` solutions; stops once the majority is certain."""
+    """Return the answers of up to `num_solutions` solutions; stops once the majority is certain."""
     votes: list[str | None] = []
     while len(votes) < num_solutions:
         votes.append(

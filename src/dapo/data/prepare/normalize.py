@@ -57,12 +57,12 @@ class InstructionTemplate:
     suffixes: tuple[tuple[str, ...], ...] = ()
 
     def __or__(self, other: "InstructionTemplate") -> "InstructionTemplate":
-        """The instructions of both templates."""
+        """Return the instructions of both templates."""
         prefixes = _longest_first(self.prefixes + other.prefixes)
         return InstructionTemplate(prefixes, _longest_first(self.suffixes + other.suffixes))
 
     def span(self, text: str) -> tuple[int, int]:
-        """The start and end of the problem in `text`, without the instruction; never empty."""
+        """Return start and end of the problem in `text`, without the instruction; never empty."""
         spans = [match.span() for match in _TOKEN.finditer(text)]
         tokens = tuple(text[start:end] for start, end in spans)
         first = next(
@@ -85,8 +85,7 @@ class InstructionTemplate:
 def find_instruction_template(
     texts: Iterable[str], *, min_texts: int = MIN_TEXTS
 ) -> InstructionTemplate:
-    """Find the beginnings and ends that most of the distinct texts share, then most of the
-    remaining texts, and so on.
+    """Find the beginnings and ends that most distinct texts share, then most remaining texts, etc.
 
     Fewer than `min_texts` texts share none.
     """
@@ -99,36 +98,31 @@ def find_instruction_template(
 
 
 def normalize_text(text: str) -> str:
-    """Equal for exact duplicates: case folded, whitespace collapsed, punctuation at the ends
-    removed.
-    """
+    """Return a text equal for exact duplicates: no case, single spaces, no punctuation at ends."""
     # NFC, not NFKC: x² is not x2
     return " ".join(unicodedata.normalize("NFC", text).casefold().split()).strip(_ENDS)
 
 
 def words(text: str) -> list[str]:
-    """Words of letters and digits in lower case, LaTeX commands by name, without layout commands
-    and symbols.
-    """
+    """Return words of letters and digits in lower case, LaTeX commands by name, without layout."""
     text = _FRACTIONS.sub(r"\\frac", _LAYOUT.sub(" ", unicodedata.normalize("NFKC", text)))
     return _WORD.findall(text.casefold())
 
 
 def numbers(text: str) -> list[str]:
-    """The numbers in a text as sorted strings, without thousands separators."""
+    """Return the numbers in a text as sorted strings, without thousands separators."""
     return sorted(number.replace(",", "") for number in _NUMBER.findall(text))
 
 
 def ngrams(tokens: Sequence[str], n: int) -> list[tuple[str, ...]]:
-    """The n-grams in order; a text of fewer than n words is one n-gram."""
+    """Return the n-grams in order; a text of fewer than n words is one n-gram."""
     if len(tokens) <= n:
         return [tuple(tokens)] if tokens else []
     return [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
 
 
 def answer_type(answer: str) -> AnswerType:
-    r"""The form of an answer: `1,234` is an integer, `2.50` and `2.0` are numbers, `3/4` a
-    fraction, `(B)` a letter.
+    r"""Return the form of an answer: `1,234` integer, `2.50` number, `3/4` fraction, `(B)` letter.
 
     Text is an answer with words; everything else, such as `\sqrt{2}`, is an expression.
     """
@@ -148,7 +142,7 @@ def answer_type(answer: str) -> AnswerType:
 
 
 def answer_value(answer: str) -> Fraction | None:
-    """The value of an integer, a decimal number or a fraction; None for every other answer."""
+    """Return the value of an integer, a decimal number or a fraction; None for other answers."""
     text = _without_formatting(answer)
     if len(text) > _MAX_DIGITS:  # Python refuses to read numbers of thousands of digits
         return None
@@ -160,9 +154,7 @@ def answer_value(answer: str) -> Fraction | None:
 
 
 def answer_key(answer: str) -> str:
-    """A key that is equal for equivalent answers: the value, else the text without spaces and case
-    of letters.
-    """
+    """Return a key that is equal for equivalent answers: the value, or the text without spaces."""
     value = answer_value(answer)
     if value is not None:
         return str(value)
@@ -182,32 +174,30 @@ def _denominator(match: re.Match[str]) -> int:
 
 
 def _common_prefixes(rows: list[tuple[str, ...]], min_texts: int) -> list[tuple[str, ...]]:
-    found = []
+    prefixes = []
     while len(rows) >= min_texts:
         prefix = _common_prefix(rows)
         if len(prefix) < MIN_INSTRUCTION_WORDS:
             break
-        found.append(prefix)
+        prefixes.append(prefix)
         rows = [row for row in rows if row[: len(prefix)] != prefix]
-    return found
+    return prefixes
 
 
 def _common_prefix(rows: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """The longest beginning of more than half of the rows; where too few agree on a word, the
-    problem begins.
-    """
-    needed = len(rows) // 2 + 1
+    """Return the beginning of more than half of the rows, up to where too few agree on a word."""
+    min_count = len(rows) // 2 + 1
     prefix: list[str] = []
     while True:
         depth = len(prefix)
         # the last word of a row is always part of the problem
         following = Counter(row[depth] for row in rows if len(row) > depth + 1)
         token, count = following.most_common(1)[0] if following else ("", 0)
-        if count < needed or (prefix and count < MIN_AGREEMENT * len(rows)):
+        if count < min_count or (prefix and count < MIN_AGREEMENT * len(rows)):
             return tuple(prefix)
         prefix.append(token)
         rows = [row for row in rows if len(row) > depth + 1 and row[depth] == token]
 
 
-def _longest_first(found: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    return tuple(sorted(dict.fromkeys(found), key=len, reverse=True))
+def _longest_first(affixes: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(sorted(dict.fromkeys(affixes), key=len, reverse=True))

@@ -48,19 +48,23 @@ def select_by_pass_rate(
     high: float,
     min_responses: int = 1,
 ) -> Selection:
-    """Keep the rows whose measured pass rate, by problem id, lies between two bounds, both
-    included.
+    """Keep the rows whose measured pass rate, by problem id, is between two inclusive bounds.
 
-    Problems with fewer than `min_responses` responses that were judged right or wrong are removed.
+    Args:
+        problems: The rows of a data set.
+        rates: The measured pass rates by problem id.
+        low: The lowest pass rate, from 0 to 1, of a row that stays.
+        high: The highest one.
+        min_responses: Problems with fewer responses that were judged right or wrong are removed.
     """
-    kept = []
+    selected = []
     removed = []
     for number, problem in enumerate(problems, start=1):
         rate = rates.get(problem.id)
         reason = _reason(rate, low, high, min_responses)
         if reason is None:
             assert rate is not None
-            kept.append(replace(problem, fields={**problem.fields, "pass_rate": rate.rate}))
+            selected.append(replace(problem, fields={**problem.fields, "pass_rate": rate.rate}))
             continue
         measured = {
             "responses": rate.responses if rate else 0,
@@ -70,20 +74,19 @@ def select_by_pass_rate(
         removed.append(
             {"row": number, "id": problem.id, "reason": reason, **measured, "question": question}
         )
-    mean = fmean(rates[problem.id].rate for problem in kept) if kept else None
-    return Selection(kept, removed, mean)
+    mean = fmean(rates[problem.id].rate for problem in selected) if selected else None
+    return Selection(selected, removed, mean)
 
 
 def read_pass_rates(path: Path) -> dict[str, PassRate]:
-    """The pass rates by problem id in a file of `dapo eval --output`, of `RUN/eval/`, or of `dapo
-    data stats --output`.
+    """Read pass rates by problem id from a file of `dapo eval`, a run or `dapo data stats`.
 
     Responses without a verdict count neither as right nor as wrong; problems without any verdict
     are left out. Raises DataError for another file, and where a verifier gave scores alone.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        rows = found["table"]
+        evaluation = json.loads(path.read_text(encoding="utf-8"))
+        rows = evaluation["table"]
         rates = [rate for row in rows for rate in [_of_row(row)] if rate is not None]
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as pass rates: {error}") from None
@@ -100,20 +103,16 @@ def read_pass_rates(path: Path) -> dict[str, PassRate]:
 
 
 def _of_row(row: Mapping[str, Any]) -> PassRate | None:
-    """The pass rate in one row of a table, of an evaluation or of statistics; None without a
-    verdict.
-    """
+    """Return the pass rate in a row of an evaluation or statistics; None without a verdict."""
     if "responses" not in row:
         measured = row["model"] if "model" in row else row["run"]
-        return (
-            None
-            if measured is None
-            else PassRate(row["id"], measured["responses"], measured["correct"])
-        )
+        if measured is None:
+            return None
+        return PassRate(row["id"], measured["responses"], measured["correct"])
     verdicts = [
-        each["correct"]
-        for each in row["responses"]
-        if each["error"] is None and each["correct"] is not None
+        response["correct"]
+        for response in row["responses"]
+        if response["error"] is None and response["correct"] is not None
     ]
     return PassRate(row["id"], len(verdicts), sum(verdicts)) if verdicts else None
 

@@ -74,11 +74,15 @@ def describe_problems(
 
 
 def conflicting_answers(problems: Sequence[Problem]) -> int:
-    """The number of texts whose copies have different answers; equivalent ones are no conflict."""
+    """Count the texts whose copies have different answers; equivalent answers do not conflict."""
     answers: dict[str, set[str]] = {}
     for problem, _ in unique_problems(problems):
         answers.setdefault(prompt_text(problem.prompt), set()).add(problem.answer)
-    return sum(len(set(map(answer_key, each))) > 1 for each in answers.values() if len(each) > 1)
+    return sum(
+        len(set(map(answer_key, references))) > 1
+        for references in answers.values()
+        if len(references) > 1
+    )
 
 
 def summarize(values: Sequence[int]) -> dict[str, float]:
@@ -94,27 +98,25 @@ def summarize(values: Sequence[int]) -> dict[str, float]:
 def describe_difficulty(
     data: Sequence[Problem], rates: Mapping[str, PassRate], group_size: int
 ) -> dict[str, Any]:
-    """The pass rates (by problem id) of a data set as JSON values: histogram, extremes, expected
-    keep rate.
-    """
+    """Return pass rates as JSON values: histogram, extremes, expected keep rate."""
     distinct = unique_problems(data)
-    known = [rates[problem.id] for problem, _ in distinct if problem.id in rates]
+    known_rates = [rates[problem.id] for problem, _ in distinct if problem.id in rates]
     chances = measured_chances(
-        [r.correct for r in known], [r.responses - r.correct for r in known], group_size
+        [r.correct for r in known_rates], [r.responses - r.correct for r in known_rates], group_size
     )
     histogram = [0] * 10
-    for rate in known:
+    for rate in known_rates:
         # integer arithmetic: 3 / 10 may round to less than 0.3
         histogram[min(9, 10 * rate.correct // rate.responses)] += 1
     return {
-        "problems": len(known),
-        "responses": sum(rate.responses for rate in known),
-        "mean_pass_rate": fmean(rate.rate for rate in known) if known else None,
-        "never_correct": sum(rate.correct == 0 for rate in known),
-        "always_correct": sum(rate.correct == rate.responses for rate in known),
+        "problems": len(known_rates),
+        "responses": sum(rate.responses for rate in known_rates),
+        "mean_pass_rate": fmean(rate.rate for rate in known_rates) if known_rates else None,
+        "never_correct": sum(rate.correct == 0 for rate in known_rates),
+        "always_correct": sum(rate.correct == rate.responses for rate in known_rates),
         "histogram": histogram,
         "group_size": group_size,
         "expected_keep_rate": fmean(chances) if chances else None,
-        "unseen": len(distinct) - len(known),
-        "not_in_data": len(rates) - len(known),
+        "unseen": len(distinct) - len(known_rates),
+        "not_in_data": len(rates) - len(known_rates),
     }

@@ -20,9 +20,7 @@ WRITTEN_TYPES = (".jsonl", ".parquet")
 
 
 def require_new_data(out: Path, *reports: Path, force: bool) -> None:
-    """Raise DataError if the file type of `out` cannot be written, ConfigError as `require_new`
-    does.
-    """
+    """Raise DataError if files of `out`'s type cannot be written; ConfigError as `require_new`."""
     require_file_type(out, WRITTEN_TYPES)
     for path in (out, *reports):
         require_new(path, force=force)
@@ -50,8 +48,7 @@ def write_data(
     *,
     if_empty: str = "",
 ) -> None:
-    """Write a data file and a report of JSON lines in the same directory; on an error neither file
-    changes.
+    """Write a data file and a report of JSON lines beside it; an error leaves both unchanged.
 
     Raises ConfigError if the directory cannot be written; DataError with the reason `if_empty` if
     there is no problem, and as `write_problems` does.
@@ -78,8 +75,7 @@ def write_data(
 
 
 def write_problems(path: Path, problems: Sequence[Problem]) -> None:
-    """Write `.jsonl` or `.parquet`, one row per problem: prompt, answer, source, then the problem's
-    other fields.
+    """Write `.jsonl` or `.parquet`, one row per problem: prompt, answer, source, other fields.
 
     The file is read back and compared. Raises DataError for what the format cannot store, or would
     not read back the same.
@@ -103,20 +99,19 @@ def write_problems(path: Path, problems: Sequence[Problem]) -> None:
 
 
 def row_of(problem: Problem) -> dict[str, Any]:
-    """The row of a problem; fields that would be read as its prompt, answer or source are renamed
-    `original_NAME`.
+    """Return a problem's row; fields that would be read as something else become `original_NAME`.
 
     The answer is written as the data has it, not as the text that verifiers read.
     """
-    prompt = (
-        problem.prompt
-        if isinstance(problem.prompt, str)
-        else [dict(message) for message in problem.prompt]
-    )
+    prompt: str | list[dict[str, Any]]
+    if isinstance(problem.prompt, str):
+        prompt = problem.prompt
+    else:
+        prompt = [dict(message) for message in problem.prompt]
     fields = other_fields(problem)
-    of_verl = fields.get("reward_model")
-    keeps_verl = isinstance(of_verl, Mapping) and is_source_of(
-        problem.answer, of_verl.get("ground_truth")
+    verl_reward = fields.get("reward_model")
+    keeps_verl = isinstance(verl_reward, Mapping) and is_source_of(
+        problem.answer, verl_reward.get("ground_truth")
     )
     row: dict[str, Any] = {"prompt": prompt}
     if "answer" not in fields and "answer" in problem.fields:

@@ -34,7 +34,7 @@ class ItemRng:
         self._uniforms = iter(keyed_uniforms(keyed_seed(*key), MAX_TERMS).tolist())
 
     def integer(self, low: int, high: int) -> int:
-        """A random integer from low to high, both included."""
+        """Return a random integer from low to high, both included."""
         return low + int(next(self._uniforms) * (high - low + 1))
 
     def integers(self, count: int, low: int, high: int) -> list[int]:
@@ -73,51 +73,49 @@ def builtin_problems(
     if split == "train":
         return list(islice(items, size))
     # coupon collector: n distinct questions take about n * log(n) samples
-    found: dict[str, Problem] = {}
+    problems: dict[str, Problem] = {}
     for problem in islice(items, 4 * min(size, TASKS[name].distinct(resolved)) + 200):
-        if len(found) == size:
+        if len(problems) == size:
             break
-        found.setdefault(problem.id, problem)
-    return list(found.values())
+        problems.setdefault(problem.id, problem)
+    return list(problems.values())
 
 
-def resolve_options(name: str, given: Mapping[str, Any]) -> Options:
+def resolve_options(name: str, options: Mapping[str, Any]) -> Options:
     """Fill in a task's default options; `digits: 2` is short for `low: 10, high: 99`.
 
     Raises DataError.
     """
     if name not in TASKS:
         raise DataError(f"builtin: no task {name}; {did_you_mean(name, TASKS)}")
-    known = TASKS[name].options
-    given = dict(given)
-    if "low" in known and "digits" in given:
-        if "low" in given or "high" in given:
+    defaults = TASKS[name].options
+    settings = dict(options)
+    if "low" in defaults and "digits" in settings:
+        if "low" in settings or "high" in settings:
             raise DataError(f"builtin task {name}: digits is short for low and high; give it alone")
-        digits = _checked(name, "digits", given.pop("digits"), Option(1, 1, 9))
-        given |= {
-            "low": 10 ** (digits - 1) if digits > 1 else known["low"].low,
+        digits = _checked(name, "digits", settings.pop("digits"), Option(1, 1, 9))
+        settings |= {
+            "low": 10 ** (digits - 1) if digits > 1 else defaults["low"].low,
             "high": 10**digits - 1,
         }
-    for option in given:
-        if option not in known:
-            names = [*known, *(["digits"] if "low" in known else [])]
+    for option in settings:
+        if option not in defaults:
+            names = [*defaults, *(["digits"] if "low" in defaults else [])]
             advice = did_you_mean(option, names) if names else "it has no options"
             raise DataError(f"builtin task {name}: unknown option {option!r}; {advice}")
-    options = {
-        key: _checked(name, key, given.get(key, option.default), option)
-        for key, option in known.items()
+    resolved = {
+        key: _checked(name, key, settings.get(key, option.default), option)
+        for key, option in defaults.items()
     }
-    if "low" in options and options["low"] >= options["high"]:
+    if "low" in resolved and resolved["low"] >= resolved["high"]:
         raise DataError(
-            f"builtin task {name}: low={options['low']} must be below high={options['high']}"
+            f"builtin task {name}: low={resolved['low']} must be below high={resolved['high']}"
         )
-    return options
+    return resolved
 
 
 def is_held_out(name: str, question: str) -> bool:
-    """Whether the question belongs to evaluation: a function of its words and numbers, not of their
-    order.
-    """
+    """Return True if the question is for evaluation, by its words and numbers in any order."""
     return keyed_seed("held out", name, *sorted(re.findall(r"\w+", question))) % HELD_OUT_EVERY == 0
 
 
@@ -188,8 +186,8 @@ def largest(rng: ItemRng, options: Options) -> tuple[str, str]:
 def sort_digits(rng: ItemRng, options: Options) -> tuple[str, str]:
     """Sorted digits: `Sort these digits from smallest to largest: 7 2 9.`"""
     digits = rng.integers(options["count"], 0, 9)
-    given, answer = (" ".join(map(str, shown)) for shown in (digits, sorted(digits)))
-    return f"Sort these digits from smallest to largest: {given}.", answer
+    digits_text, answer = (" ".join(map(str, numbers)) for numbers in (digits, sorted(digits)))
+    return f"Sort these digits from smallest to largest: {digits_text}.", answer
 
 
 def letter_counts(rng: ItemRng, options: Options) -> tuple[str, str]:

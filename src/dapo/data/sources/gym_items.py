@@ -21,9 +21,7 @@ import numpy as np
 
 
 def main() -> None:
-    """Read a request from stdin; write `{"entries": {task: [entry]}}` or `{"error": [...]}` to
-    stdout.
-    """
+    """Read a request from stdin; write `{"entries": {task: [entry]}}` or `{"error": [...]}`."""
     request = json.load(sys.stdin)
     answer_pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     # a few tasks print while they work
@@ -39,15 +37,11 @@ def main() -> None:
 
 
 class InvalidRequest(Exception):
-    """Arguments: the message; for an unknown name also that name, the known ones, and how many to
-    suggest at most.
-    """
+    """Arguments: the message; for an unknown name it, the known ones, and how many to suggest."""
 
 
 def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
-    """A task's first `count` entries, or the first `count` distinct questions among ten times as
-    many.
-    """
+    """Return a task's first `count` entries, or distinct questions among ten times as many."""
     from reasoning_gym.factory import DATASETS, create_dataset
 
     name, options, seed, count, distinct = (
@@ -55,21 +49,23 @@ def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
     )
     if name not in DATASETS:
         raise InvalidRequest(f"gym: reasoning-gym has no task {name}", name, sorted(DATASETS), 3)
-    known = [
+    task_options = [
         field.name for field in fields(DATASETS[name][1]) if field.name not in ("seed", "size")
     ]
     for option in options:
-        if option not in known:
-            raise InvalidRequest(f"gym task {name}: unknown option {option!r}", option, known, 1)
+        if option not in task_options:
+            raise InvalidRequest(
+                f"gym task {name}: unknown option {option!r}", option, task_options, 1
+            )
     try:
         fix_global_generators(seed, -1)
         data = create_dataset(name, size=10 * count if distinct else count, seed=seed, **options)
         sampled = (entry_at(data, seed, index) for index in range(len(data)))
-        found = list(islice(without_copies(sampled) if distinct else sampled, count))
-        if any(not isinstance(entry["answer"], str) for entry in found):
+        items = list(islice(without_copies(sampled) if distinct else sampled, count))
+        if any(not isinstance(entry["answer"], str) for entry in items):
             reason = "it gives no reference answer, which every problem needs"
             raise InvalidRequest(f"gym task {name}: {reason}; choose another task")
-        score = data.score_answer(found[0]["answer"], found[0])
+        score = data.score_answer(items[0]["answer"], items[0])
     except InvalidRequest:
         raise
     # the library checks options with assertions, and generators raise anything
@@ -83,13 +79,11 @@ def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
             " be scored"
         )
         raise InvalidRequest(f"gym task {name}: {reason}; choose another task")
-    return found
+    return items
 
 
 def entry_at(data: Any, seed: int, index: int) -> dict[str, Any]:
-    """Question, answer and metadata as JSON values: tuples become lists, keys strings, numpy
-    scalars Python numbers.
-    """
+    """Return question, answer and metadata of an entry as JSON values, with texts as keys."""
     fix_global_generators(seed, index)
     item = data[index]
     entry = {key: item[key] for key in ("question", "answer", "metadata")}
@@ -106,11 +100,11 @@ def python_value(value: Any) -> Any:
 
 
 def without_copies(sampled: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The entries without repeated questions."""
-    seen = set()
+    """Yield the entries without repeated questions."""
+    questions = set()
     for entry in sampled:
-        if entry["question"] not in seen:
-            seen.add(entry["question"])
+        if entry["question"] not in questions:
+            questions.add(entry["question"])
             yield entry
 
 

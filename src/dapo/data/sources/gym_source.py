@@ -24,8 +24,7 @@ def gym_problems(
     seed: int,
     distinct: bool = False,
 ) -> list[list[Problem]]:
-    """The problems of each task: problem i is `reasoning_gym.create_dataset(task, seed=seed,
-    **options)[i]`.
+    """Return each task's problems: item i of `reasoning_gym.create_dataset(task, seed, **options)`.
 
     They are generated in a subprocess with a fixed hash seed and fixed global generators. The
     verifier reads the fields `gym_task`, `gym_config` and `gym_entry`. With `distinct`, copies of a
@@ -80,7 +79,7 @@ def _entries(requests: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     if "error" in answer:
         message, *unknown = answer["error"]
         if unknown:
-            word, known, count = unknown
-            message += f"; {did_you_mean(word, known, count=count)}"
+            word, choices, count = unknown
+            message += f"; {did_you_mean(word, choices, count=count)}"
         raise DataError(message)
     return answer["entries"]

@@ -37,15 +37,15 @@ def read_rows(path: Path) -> Rows:
 
 
 def require_file_type(path: Path, types: Sequence[str] = FILE_TYPES) -> str:
-    """The suffix of `path` in lower case.
+    """Return the suffix of `path` in lower case.
 
     Raises DataError for a file type that is none of `types`.
     """
     suffix = path.suffix.lower()
     if suffix not in types:
-        known = f"{', '.join(types[:-1])} or {types[-1]}"
+        endings = f"{', '.join(types[:-1])} or {types[-1]}"
         raise DataError(
-            f"{path}: expected a file that ends in {known}, got {path.suffix or 'no ending'!r}"
+            f"{path}: expected a file that ends in {endings}, got {path.suffix or 'no ending'!r}"
         )
     return suffix
 
@@ -99,7 +99,7 @@ def _check(path: Path) -> None:
 
 
 def _contents(folder: Path) -> tuple[list[str], str]:
-    """The data files in a folder, and the first of them as part of a message."""
+    """Return the data files in a folder, and the first of them as part of a message."""
     names = sorted(child.name for child in folder.iterdir() if child.suffix.lower() in FILE_TYPES)
     return names, f"holds {', '.join(names[:5])}" if names else "holds no data file"
 
@@ -117,15 +117,13 @@ def _jsonl_rows(path: Path) -> Rows:
 
 
 def _require_object(row: object, where: str, expected: str) -> dict[str, Any] | DataError:
-    return (
-        row
-        if isinstance(row, dict)
-        else DataError(f"{where}: {expected}, got a {type(row).__name__}")
-    )
+    if isinstance(row, dict):
+        return row
+    return DataError(f"{where}: {expected}, got a {type(row).__name__}")
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """The lines of a text file with their ends, each with its location."""
+    """Yield the lines of a text file with their ends, each with its location."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             where = f"{path}, line {number}"
@@ -133,15 +131,13 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _json_rows(path: Path) -> Rows:
-    """The objects of one JSON list."""
+    """Yield the objects of one JSON list."""
     expected = 'expected a list of objects, like [{"prompt": "...", "answer": "..."}]'
-    found = _json(
-        "".join(text for _, text in _lines(path)), str(path), expected, is_whole_file=True
-    )
-    if not isinstance(found, list):
-        raise DataError(f"{path}: {expected}, got a {type(found).__name__}")
+    rows = _json("".join(text for _, text in _lines(path)), str(path), expected, is_whole_file=True)
+    if not isinstance(rows, list):
+        raise DataError(f"{path}: {expected}, got a {type(rows).__name__}")
     expected = 'expected an object, like {"prompt": "...", "answer": "..."}'
-    for number, row in enumerate(found, start=1):
+    for number, row in enumerate(rows, start=1):
         yield f"{path}, row {number}", _require_object(row, f"{path}, row {number}", expected)
 
 
@@ -155,7 +151,7 @@ def _decoded(line: bytes, where: str, *, first: bool) -> str:
 
 
 def _json(text: str, where: str, expected: str, *, is_whole_file: bool = False) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises DataError, which names the line of the text if it is a whole file.
     """
@@ -194,17 +190,15 @@ _ROW_DECODER = json.JSONDecoder(object_pairs_hook=_without_duplicates)
 
 
 def _require_distinct_columns(fields: Iterable[Any], path: Path, parent: str = "") -> None:
-    """Raise DataError for an Arrow schema in which two columns, or two fields of a struct, have one
-    name.
-    """
+    """Raise DataError if two columns, or fields of a struct, of an Arrow schema have one name."""
     import pyarrow as pa
 
-    seen = set()
+    names = set()
     for field in fields:
         name = f"{parent}{field.name}"
-        if name in seen:
+        if name in names:
             raise DataError(f"{path}: there are two columns {name}; rename or drop one of them")
-        seen.add(name)
+        names.add(name)
         kind = field.type
         while pa.types.is_list(kind) or pa.types.is_large_list(kind):
             kind = kind.value_type
@@ -225,7 +219,7 @@ def _parquet_rows(path: Path) -> Rows:
                     number += 1
                     yield f"{path}, row {number}", with_arrow_messages(row)
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        after = f" after row {number}" if number else ""
+        position = f" after row {number}" if number else ""
         raise DataError(
-            f"{path}: not readable as Parquet{after} ({' '.join(str(error).split())})"
+            f"{path}: not readable as Parquet{position} ({' '.join(str(error).split())})"
         ) from None

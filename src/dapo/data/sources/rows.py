@@ -54,24 +54,24 @@ def problem_from_row(
         row, columns.answer, ANSWER_COLUMNS, what="answer", where=where, required=require_answer
     )
     prompt = as_prompt(_lookup(row, prompt_column), f"{where}: {prompt_column}")
-    given = None if answer_column is None else _lookup(row, answer_column)
+    reference = None if answer_column is None else _lookup(row, answer_column)
     try:
-        text = _answer(given, f"{where}: {answer_column}")
+        text = _answer(reference, f"{where}: {answer_column}")
     except DataError:
         if require_answer:
             raise
         text = ""
         answer_column = None
     answer = _after_mark(text)
-    stored = set[str]()  # columns that the problem holds beside its fields
+    held_columns = set[str]()  # columns that the problem holds beside its fields
     if prompt_column == "prompt":
-        stored.add("prompt")
-    if answer_column == "answer" and json_value(given, f"{where}: answer") == answer:
-        stored.add("answer")
+        held_columns.add("prompt")
+    if answer_column == "answer" and json_value(reference, f"{where}: answer") == answer:
+        held_columns.add("answer")
     fields = {
         _name(name, where): json_value(value, f"{where}: {name}")
         for name, value in row.items()
-        if name not in stored and not _PANDAS_INDEX.fullmatch(str(name))
+        if name not in held_columns and not _PANDAS_INDEX.fullmatch(str(name))
     }
     fields |= tool_schemas(row, where)
     if prompt_column in fields:
@@ -88,7 +88,7 @@ def problem_from_row(
 
 
 def other_fields(problem: Problem) -> dict[str, Any]:
-    """The fields of a problem without a column `answer` of which `problem.answer` is the text.
+    """Return the fields of a problem, without a column `answer` if `problem.answer` is its text.
 
     What describes a problem by its answer and these does not depend on the type in which the data
     holds the answer.
@@ -100,9 +100,7 @@ def other_fields(problem: Problem) -> dict[str, Any]:
 
 
 def is_source_of(answer: str, value: object) -> bool:
-    """Whether a reference answer was read from this value of a column and differs from it, in type
-    or text.
-    """
+    """Return True if an answer was read from this value, and differs from it in type or text."""
     if value is None or value == answer:
         return False
     try:
@@ -112,14 +110,14 @@ def is_source_of(answer: str, value: object) -> bool:
 
 
 def problem_id(prompt: Prompt, answer: str, tools: object = None) -> str:
-    """A hash of the content as 16 hexadecimal digits, which is equal for copies."""
+    """Return a hash of the content as 16 hexadecimal digits, which is equal for copies."""
     content = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
     text = _SORTED_JSON.encode([content, answer] if tools is None else [content, answer, tools])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """The prompt on one line with whitespace collapsed; of messages, all but system messages."""
+    """Return the prompt, without system messages, on one line with whitespace collapsed."""
     if not isinstance(prompt, str):
         prompt = " ".join(
             content_text(message) for message in prompt if message["role"] != "system"
@@ -167,9 +165,7 @@ def json_value(value: object, where: str) -> Any:
 
 
 def unlike_json(value: object) -> str | None:
-    """The type of a value, or of one within it, that `json_value` makes a text; None if it keeps
-    its type.
-    """
+    """Return the type of the value that `json_value` makes a text; None if there is none."""
     if value is None or isinstance(value, str | bool | int):
         return None
     if isinstance(value, float):
@@ -194,35 +190,33 @@ def _first_unlike_json(values: Iterable[object]) -> str | None:
 
 
 def describe_texts(kinds: Mapping[str, str]) -> str:
-    """A warning about columns, each with the type of its values that became texts."""
+    """Return a warning about columns, each with the type of its values that became texts."""
     columns = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
     return f"JSON has no such type, so functions get it as text in the column {columns}"
 
 
 def _column(
     row: Mapping[str, Any],
-    named: str | None,
-    known: Sequence[str],
+    column: str | None,
+    candidates: Sequence[str],
     *,
     what: str,
     where: str,
     required: bool = True,
 ) -> str | None:
-    for name in (named,) if named else known:
+    for name in (column,) if column else candidates:
         if _lookup(row, name) is not _MISSING:
             return name
     present = ", ".join(map(str, row)) or "(none)"
-    if named:
+    if column:
         raise DataError(
-            f"{where}: no column {named}, which is named as {what}; columns here: {present}"
+            f"{where}: no column {column}, which is named as {what}; columns here: {present}"
         )
     if not required:
         return None
-    finished = (
-        next((name for name in CONVERSATION_COLUMNS if name in row), None)
-        if what == "prompt"
-        else None
-    )
+    finished = None
+    if what == "prompt":
+        finished = next((name for name in CONVERSATION_COLUMNS if name in row), None)
     if finished is not None and _ends_before_answer(row[finished]):
         return finished
     if finished is not None:
@@ -232,8 +226,8 @@ def _column(
             " reply, or the question) and a reference answer"
         )
     raise DataError(
-        f"{where}: no {what}; expected a column {', '.join(known[:-1])} or {known[-1]}, columns"
-        f" here: {present}; name yours with {{path: FILE, {what}: COLUMN}}"
+        f"{where}: no {what}; expected a column {', '.join(candidates[:-1])} or {candidates[-1]},"
+        f" columns here: {present}; name yours with {{path: FILE, {what}: COLUMN}}"
     )
 
 
@@ -246,15 +240,13 @@ def _lookup(row: Mapping[str, Any], column: str) -> object:
 
 
 def column_value(row: Mapping[str, Any], column: str) -> object:
-    """The value of a column, also of a nested one (`reward_model.ground_truth`); None without
-    one.
-    """
+    """Return the value of a column, also of a nested one (`reward_model.ground_truth`), or None."""
     value = _lookup(row, column)
     return None if value is _MISSING else value
 
 
 def as_prompt(value: object, where: str) -> Prompt:
-    """The value as a prompt: a text, or messages that end before the assistant's. Raises DataError.
+    """Return a text, or messages that end before the assistant's, as a prompt. Raises DataError.
 
     A text that is JSON of messages is read as messages.
     """
@@ -279,7 +271,7 @@ def as_prompt(value: object, where: str) -> Prompt:
 
 
 def parsed_messages(value: object, where: str) -> object:
-    """The messages of a text that is JSON of a list of messages; any other value as it is.
+    """Return the messages of a text that is JSON of a list of messages; any other value as it is.
 
     Raises DataError for messages as Python prints them.
     """
@@ -292,11 +284,11 @@ def parsed_messages(value: object, where: str) -> object:
             " .parquet, or messages as JSON"
         )
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
         return value
-    is_conversation = isinstance(found, list) and bool(found) and all(map(_is_message, found))
-    return found if is_conversation else value
+    is_conversation = isinstance(content, list) and bool(content) and all(map(_is_message, content))
+    return content if is_conversation else value
 
 
 def _is_message(value: object) -> bool:
@@ -308,14 +300,14 @@ def _is_message(value: object) -> bool:
 
 
 def _ends_before_answer(value: object) -> bool:
-    """Whether the value is a conversation whose last message is not the assistant's."""
+    """Return True if the value is a conversation whose last message is not the assistant's."""
     messages = parsed_messages(value, "")
     last = messages[-1] if isinstance(messages, list | tuple) and messages else None
     return _is_message(last) and with_standard_keys(last)["role"] != "assistant"
 
 
 def with_standard_keys(message: Any) -> Any:
-    """A message of ShareGPT's form (`from`, `value`) with the keys `role` and `content`."""
+    """Return a message of ShareGPT's form (`from`, `value`) with the keys `role` and `content`."""
     if not isinstance(message, Mapping) or not {"from", "value"} <= message.keys():
         return message
     roles = {"human": "user", "gpt": "assistant"}
@@ -323,19 +315,17 @@ def with_standard_keys(message: Any) -> Any:
 
 
 def as_message(value: object, where: str) -> Message:
-    """The value as a message: `role`, `content`, and its other keys, which a chat template may
-    read.
+    """Return the value as a message: `role`, `content`, and other keys for the chat template.
 
     A key without a value is left out, as tables fill up missing keys; `content` may be null beside
     `tool_calls`. Raises DataError.
     """
     value = with_standard_keys(value)
     if not isinstance(value, Mapping) or not _is_message(value):
-        keys = (
-            f"the keys {', '.join(map(str, value)) or '(none)'}"
-            if isinstance(value, Mapping)
-            else shown(value)
-        )
+        if isinstance(value, Mapping):
+            keys = f"the keys {', '.join(map(str, value)) or '(none)'}"
+        else:
+            keys = shown(value)
         raise DataError(f"{where}: expected a mapping with role and content, got {keys}")
     message = {name: item for name, item in json_value(value, where).items() if item is not None}
     role = message.get("role")
@@ -346,7 +336,7 @@ def as_message(value: object, where: str) -> Message:
 
 
 def _content(value: object, where: str, *, may_be_null: bool) -> str | list[dict[str, Any]] | None:
-    """A message's content: a text, several parts of text, or None. Raises DataError."""
+    """Return a message's content: a text, several parts of text, or None. Raises DataError."""
     if isinstance(value, str) or (value is None and may_be_null):
         return value
     if not isinstance(value, list) or not value:
@@ -361,7 +351,7 @@ def _content(value: object, where: str, *, may_be_null: bool) -> str | list[dict
 
 
 def _part(value: object, where: str) -> dict[str, Any]:
-    """A part of text. Raises DataError for another kind, such as an image."""
+    """Return a part of text. Raises DataError for another kind, such as an image."""
     part = {"type": "text", "text": value} if isinstance(value, str) else value
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
@@ -373,8 +363,7 @@ def _part(value: object, where: str) -> dict[str, Any]:
 
 
 def with_arrow_messages(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of an Arrow table with messages, and schemas of tools, as they were before Arrow
-    merged their keys.
+    """Return an Arrow row with messages and schemas of tools as before Arrow merged their keys.
 
     All mappings of a column get the same keys in Arrow, with null for those that they did not have.
     """
@@ -387,24 +376,22 @@ def with_arrow_messages(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """The value without keys that are null; a message keeps its content."""
+    """Return the value without keys that are null; a message keeps its content."""
     if isinstance(value, Mapping):
         is_message = _is_message(value)
-        kept = {
+        items = {
             name: item
             for name, item in value.items()
             if item is not None or (is_message and name == "content")
         }
-        return {name: _without_nulls(item) for name, item in kept.items()}
+        return {name: _without_nulls(item) for name, item in items.items()}
     if isinstance(value, list | tuple):
         return [_without_nulls(item) for item in value]
     return value
 
 
 def tool_schemas(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The column `tools` alone, with schemas that the chat template gets, from a list or JSON text
-    of one.
-    """
+    """Return the column `tools` alone: schemas for the chat template, from a list or JSON text."""
     tools = row.get("tools")
     if isinstance(tools, str) and tools.lstrip().startswith("["):
         try:
@@ -417,9 +404,7 @@ def tool_schemas(row: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _answer(value: object, where: str) -> str:
-    """The answer as a string; 3.0 becomes `3`, because tables store integer columns with gaps as
-    floats.
-    """
+    """Return the answer as a string; 3.0 becomes `3`, because gaps turn integers into floats."""
     if type(value).__module__ == "numpy":
         value = json_value(value, where)
     require_filled(
@@ -456,9 +441,7 @@ def _name(key: object, where: str) -> str:
 
 
 def _encodable(text: str, where: str) -> str:
-    """`text`, or DataError for half of a surrogate pair, which JSON can contain but no tokenizer or
-    file accepts.
-    """
+    """Return `text`. Raise DataError for half of a surrogate pair, which no file accepts."""
     if text.isascii():
         return text
     try:
@@ -472,5 +455,5 @@ def _encodable(text: str, where: str) -> str:
 
 
 def shown(value: object) -> str:
-    """The value with its type, for a message."""
+    """Return the value with its type, for a message."""
     return f"{type(value).__name__} {shorten(repr(value), 60)}"

@@ -55,9 +55,7 @@ def separated_rows(
 def _records(
     path: Path, lines: Iterator[str]
 ) -> Iterator[tuple[str, Sequence[str], list[str] | DataError]]:
-    """The location of each record, the names of the columns, and its values or error; an unnamed
-    index is left out.
-    """
+    """Yield each record's location, columns, and values or error, without an unnamed index."""
     head = []
     for line in lines:
         head.append(line)
@@ -90,20 +88,17 @@ def _records(
 
 
 def _parsed(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The number of each record's first line, and its values; a record without any value is left
-    out.
-    """
+    """Yield the first line's number and the values of each record that has a value."""
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         begins = reader.line_num + 1
         try:
             values = next(reader, None)
         except csv.Error as error:
-            reason = (
-                "a double quote that is opened here is not closed"
-                if "end of data" in str(error)
-                else str(error)
-            )
+            if "end of data" in str(error):
+                reason = "a double quote that is opened here is not closed"
+            else:
+                reason = str(error)
             raise DataError(f"{path}, line {begins}: not valid CSV ({reason})") from None
         if values is None:
             return
@@ -126,9 +121,7 @@ def _header(names: list[str], where: str) -> list[str]:
 def _column_types(
     records: Iterable[tuple[str, Sequence[str], list[str] | DataError]],
 ) -> Mapping[str, Callable[[str], Any]]:
-    """The converter of each column that has values: the first of `_TYPES` that reads all of
-    them.
-    """
+    """Return the converter of each column with values: the first of `_TYPES` that reads them."""
     fitting: dict[str, list[int]] = {}  # of each column, the types that read all values so far
     for _, names, values in records:
         for name, value in () if isinstance(values, DataError) else zip(names, values, strict=True):
@@ -157,10 +150,14 @@ def _is_json_objects(text: str) -> bool:
     if not text.startswith("["):
         return False
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    return isinstance(found, list) and bool(found) and all(isinstance(item, dict) for item in found)
+    return (
+        isinstance(content, list)
+        and bool(content)
+        and all(isinstance(item, dict) for item in content)
+    )
 
 
 _TYPES: tuple[tuple[Callable[[str], Any], Callable[[str], bool]], ...] = (

@@ -90,7 +90,7 @@ class ChoiceVerifier:
         return binary_verdict(chosen == reference, chosen or "")
 
     def _chosen(self, response: str, prompt: str) -> str | None:
-        """The letter that a response marks, or None if it marks none or several."""
+        """Return the letter that a response marks, or None if it marks none or several."""
         text = unicodedata.normalize("NFKC", stated_part(response))
         boxed = [box.content for box in outer_boxes(text)]
         for marked in (answer_lines(text), [*boxed, extract_answer(text) or ""] if boxed else []):
@@ -99,11 +99,13 @@ class ChoiceVerifier:
                 return letters.pop() if len(letters) == 1 else None
         lines = [_strip_formatting(line) for line in text.splitlines() if line.strip()]
         matches = [_LAST_LINE.fullmatch(line) for line in lines]
-        stated = [
+        line_letters = [
             self._letter(match["letter"] or match["stated"], prompt) if match else None
             for match in matches
         ]
-        return stated[-1] if stated and len(set(stated) - {None}) == 1 else None
+        if line_letters and len(set(line_letters) - {None}) == 1:
+            return line_letters[-1]
+        return None
 
     def _letter(self, text: str, prompt: str) -> str | None:
         stripped = _strip_formatting(text)
@@ -114,27 +116,25 @@ class ChoiceVerifier:
         if match is None or letter is None:
             return None
         if options := [
-            found.end() for found in re.finditer(rf"(?<![A-Za-z]){letter}[).:\]]", prompt)
+            marker.end() for marker in re.finditer(rf"(?<![A-Za-z]){letter}[).:\]]", prompt)
         ]:
-            given = _words(match["text"])
-            return (
-                letter
-                if any(_words(prompt[start:])[: len(given)] == given for start in options)
-                else None
-            )
-        named = {
-            self._known(other["capital"] or other["marked"])
-            for other in _OTHER_LETTER.finditer(match["text"])
+            phrase = _words(match["text"])
+            if any(_words(prompt[start:])[: len(phrase)] == phrase for start in options):
+                return letter
+            return None
+        mentioned = {
+            self._known(mention["capital"] or mention["marked"])
+            for mention in _OTHER_LETTER.finditer(match["text"])
         }
         is_phrase = len(match["text"].split()) <= _MAX_WORDS and not _CLAUSE.search(match["text"])
-        return letter if is_phrase and named <= {None, letter} else None
+        return letter if is_phrase and mentioned <= {None, letter} else None
 
     def _known(self, letter: str) -> str | None:
         return letter.upper() if letter.upper() in self.letters else None
 
 
 def _words(text: str) -> list[str]:
-    """The first words of a text without articles and signs."""
+    """Return the first words of a text without articles and signs."""
     words = _TOKEN.findall(unicodedata.normalize("NFKC", text[:_MAX_CHARS]).casefold())
     return [word for word in words if word not in _ARTICLES]
 
@@ -142,8 +142,8 @@ def _words(text: str) -> list[str]:
 def _strip_formatting(text: str) -> str:
     if len(text) > _MAX_CHARS:
         return ""
-    before = None
-    while text != before:
-        before = text
+    previous = None
+    while text != previous:
+        previous = text
         text = without_text_commands(strip_formatting(text)).replace("**", "").strip()
     return text

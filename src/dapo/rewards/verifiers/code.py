@@ -97,9 +97,7 @@ class CodeVerifier:
 
     @staticmethod
     def check_problem(problem: Problem, options: Mapping[str, Any]) -> str | None:
-        """Return why no program can be judged by the tests of this row; None if programs can be
-        judged.
-        """
+        """Return why this row's tests cannot judge any program; None if they can."""
         field = options.get("field", _COLUMNS[0])
         if not isinstance(field, str):
             return None  # the constructor rejects it
@@ -126,33 +124,30 @@ class CodeVerifier:
 
 
 def program_in(response: str) -> str:
-    """Return the last fence of Python or of no language, closed or not; without any fence, the
-    whole response.
-    """
+    """Return the last fence of Python or of no language; the whole response without a fence."""
     text = final_part(response)
-    found = fences(text)
-    programs = [content for language, content in found if language in _LANGUAGES]
+    blocks = fences(text)
+    programs = [content for language, content in blocks if language in _LANGUAGES]
     if programs:
         return programs[-1]
-    return "" if found else text
+    return "" if blocks else text
 
 
 def _tests_of(problem: Problem, field: str) -> Tests:
     """Read the tests of a row from its column `field` or its reference. Raises UnusableTests."""
     names = _COLUMNS if field == _COLUMNS[0] else (field,)
-    found = [problem.fields[name] for name in names if problem.fields.get(name) is not None]
-    tests = found[0] if found else problem.answer
+    columns = [problem.fields[name] for name in names if problem.fields.get(name) is not None]
+    tests = columns[0] if columns else problem.answer
     if tests in ("", [], {}):
         raise UnusableTests(
             f"no tests in field {field!r} or in the reference; expected pairs [{{'input': ...,"
             " 'output': ...}], or statements such as 'assert add(1, 2) == 3'"
         )
     setup = [problem.fields[name] for name in _SETUP_COLUMNS if problem.fields.get(name)]
-    prompt = (
-        problem.prompt
-        if isinstance(problem.prompt, str)
-        else "\n".join(content_text(m) for m in problem.prompt)
-    )
+    if isinstance(problem.prompt, str):
+        prompt = problem.prompt
+    else:
+        prompt = "\n".join(content_text(m) for m in problem.prompt)
     return read_tests(
         tests,
         setup=[text for part in setup for text in ([part] if isinstance(part, str) else part)],

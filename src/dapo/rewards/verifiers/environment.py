@@ -7,9 +7,7 @@ from dapo.types import EpisodeText, Problem, Verdict
 
 
 class EnvironmentVerifier:
-    """Scores an episode with the sum of its rewards; it is correct where the environment decided
-    that.
-    """
+    """Scores an episode with the sum of its rewards; the environment decides if it is correct."""
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         if not isinstance(response, EpisodeText):

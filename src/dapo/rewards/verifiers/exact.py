@@ -15,9 +15,7 @@ Extract = Literal["none", "answer_line", "last_number", "final"]
 
 @dataclass(frozen=True)
 class ExactVerifier:
-    """Right if the texts are equal: `12`, `12.`, `**12**` and `$12$` answer 12; `3 + 9 = 12` and
-    `12 or 13` do not.
-    """
+    """Right if the texts are equal: `12`, `12.`, `**12**`, `$12$` answer 12, not `12 or 13`."""
 
     extract: Extract = "none"
     """`none` compares the whole response, `answer_line` its `Answer:` line, `last_number` its last
@@ -43,8 +41,8 @@ class ExactVerifier:
         if not reference:
             return error_verdict(f"exact: the reference is empty ({problem.answer!r})")
         candidate = answer_line(text) if self.extract == "answer_line" else text
-        found = self._normalize(candidate or "")
-        return binary_verdict(found == reference, found)
+        answer = self._normalize(candidate or "")
+        return binary_verdict(answer == reference, answer)
 
     def _normalize(self, text: str) -> str:
         words = " ".join(strip_formatting(text).split())

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 
 class EventLoop:
-    """An event loop in its own thread, started by the first coroutine; works under a running loop
-    as well.
-    """
+    """An event loop in its own thread from the first coroutine on, also under a running loop."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -74,36 +72,39 @@ _OF_VERL = frozenset({"data_source", "solution_str", "ground_truth", "extra_info
 def function_verifier(
     path: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> "FunctionVerifier | RewardFunction":
-    """Wrap a callable as a verifier; a class is instantiated with the options, a function gets
-    them.
+    """Wrap a callable as a verifier; a class is instantiated with the options.
 
     Parameters named `problem` and `response` mean dapo's own protocol, `solution_str` means verl's
     `compute_score`, any others mean TRL's reward functions. `def` and `async def` both work; `path`
     is the name in messages. Raises RewardError if none of them fits.
     """
     if inspect.isclass(function):
-        made = try_call(lambda: function(**options))
-        given = ", ".join(options) or "no options"
-        if isinstance(made, Failure):
-            raise RewardError(f"{path!r}: making one with {given} {made.reason}")
-        function = made
+        instance = try_call(lambda: function(**options))
+        options_text = ", ".join(options) or "no options"
+        if isinstance(instance, Failure):
+            raise RewardError(f"{path!r}: making one with {options_text} {instance.reason}")
+        function = instance
         options = {}
     parameters = _keyword_parameters(path, function)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    named = {name: p for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
-    _check_options(path, options, None if takes_any else named)
-    required = frozenset(name for name, p in named.items() if p.default is p.empty) - options.keys()
-    if {"problem", "response"} <= named.keys():
-        if others := sorted(required - {"problem", "response"}):
-            raise RewardError(f"{path!r} needs {', '.join(others)}: set reward.options.{others[0]}")
+    keywords = {name: p for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+    _check_options(path, options, None if takes_any else keywords)
+    required = (
+        frozenset(name for name, p in keywords.items() if p.default is p.empty) - options.keys()
+    )
+    if {"problem", "response"} <= keywords.keys():
+        if unfilled := sorted(required - {"problem", "response"}):
+            raise RewardError(
+                f"{path!r} needs {', '.join(unfilled)}: set reward.options.{unfilled[0]}"
+            )
         return FunctionVerifier(path, function, options, EventLoop())
-    accepted = None if takes_any else frozenset(named)
-    if "solution_str" in named:
+    accepted = None if takes_any else frozenset(keywords)
+    if "solution_str" in keywords:
         return ScoreFunction(path, function, options, EventLoop(), required, accepted)
-    if not takes_any and "completions" not in named:
+    if not takes_any and "completions" not in keywords:
         raise RewardError(
-            f"{path!r} takes ({', '.join(named)}): expected (problem, response), or keywords as in"
-            " TRL: completions, and of prompts, completion_ids, answer and other data columns"
+            f"{path!r} takes ({', '.join(keywords)}): expected (problem, response), or keywords as"
+            " in TRL: completions, and of prompts, completion_ids, answer and other data columns"
             " those it uses; or as in verl: solution_str, and of data_source, ground_truth,"
             " extra_info those it uses"
         )
@@ -127,9 +128,9 @@ class _UserFunction:
         return self.required - self.given
 
     def _missing(self, problem: Problem) -> Verdict | None:
-        if missing := missing_columns(self.needed_columns, problem):
+        if absent := missing_columns(self.needed_columns, problem):
             return self._error(
-                f"needs {missing}, which the problem does not have; it has {_own(problem)}"
+                f"needs {absent}, which the problem does not have; it has {_own(problem)}"
             )
         return None
 
@@ -142,29 +143,22 @@ class _UserFunction:
 
 @dataclass(frozen=True)
 class FunctionVerifier(_UserFunction):
-    """A user function `(problem, response)` that returns a Verdict, a bool, a number, or None if it
-    does not apply.
-    """
+    """A function `(problem, response)` that returns a Verdict, a bool, a number or None."""
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         return self.judge(problem, response) or error_verdict(f"{self.name}: {NOT_APPLIED}")
 
     def judge(self, problem: Problem, response: str) -> Verdict | None:
-        """The function's result as a verdict, None if it does not apply; an invalid result is an
-        error verdict.
-        """
+        """Return the function's result as a verdict, None if it does not apply, or an error."""
         result = self._call({"problem": problem, "response": response, **self.options})
-        return (
-            self._error(result.reason)
-            if isinstance(result, Failure)
-            else to_verdict(self.name, result)
-        )
+        if isinstance(result, Failure):
+            return self._error(result.reason)
+        return to_verdict(self.name, result)
 
 
 @dataclass(frozen=True)
 class ScoreFunction(FunctionVerifier):
-    """A function in verl's convention, `compute_score(data_source, solution_str, ground_truth,
-    ...)`, for one response.
+    """A function in verl's convention, `compute_score(data_source, solution_str, ...)`.
 
     It receives the data columns in its signature; with `**kwargs` verl's four, including
     `extra_info`. It returns a number, a bool, None, or a dict whose `score` is one of these. In a
@@ -175,8 +169,8 @@ class ScoreFunction(FunctionVerifier):
     given = frozenset({"solution_str", "extra_info"})
 
     def judge(self, problem: Problem, response: str) -> Verdict | None:
-        if (missing := self._missing(problem)) is not None:
-            return missing
+        if (failure := self._missing(problem)) is not None:
+            return failure
         columns = {"extra_info": None, **columns_of(problem), "solution_str": response}
         accepted = (_OF_VERL if self.accepted is None else self.accepted) - self.options.keys()
         arguments = {name: value for name, value in columns.items() if name in accepted}
@@ -202,7 +196,7 @@ class ScoreFunction(FunctionVerifier):
 
 
 def _vote(pred: Any) -> str | None:
-    """The answer of a response as text; None for what is neither a text nor a number."""
+    """Return the answer of a response as text; None for what is neither a text nor a number."""
     if isinstance(pred, str):
         return pred
     return str(pred) if isinstance(pred, Number) and not isinstance(pred, bool) else None
@@ -210,8 +204,7 @@ def _vote(pred: Any) -> str | None:
 
 @dataclass(frozen=True)
 class RewardFunction(_UserFunction):
-    """A reward function in TRL's convention: keyword arguments, each a list over the responses of
-    one group.
+    """A reward function in TRL's convention: keyword arguments, lists over a group's responses.
 
     `prompts`, `completions` (texts, or `[{"role": "assistant", "content": text}]` where the prompt
     is a list of messages; an episode's messages), `completion_ids`, and every column of the problem
@@ -229,11 +222,9 @@ class RewardFunction(_UserFunction):
     def judge_group(
         self, problem: Problem, responses: Sequence[str], token_ids: TokenIds
     ) -> list[Verdict | None]:
-        """Call the function for the group; if that raises, once per response, so that only the
-        offender fails.
-        """
-        if (missing := self._missing(problem)) is not None:
-            return [missing] * len(responses)
+        """Call the function for the group, or per response if that raises, to find the offender."""
+        if (failure := self._missing(problem)) is not None:
+            return [failure] * len(responses)
         result = self._call(self._arguments(problem, responses, token_ids))
         if not isinstance(result, Failure):
             return to_verdicts(self.name, result, len(responses))
@@ -290,20 +281,22 @@ def _keyword_parameters(path: str, function: Callable[..., Any]) -> dict[str, in
     return {name: p for name, p in parameters.items() if p.kind is not p.VAR_POSITIONAL}
 
 
-def _check_options(path: str, options: Mapping[str, Any], named: Mapping[str, Any] | None) -> None:
+def _check_options(
+    path: str, options: Mapping[str, Any], keywords: Mapping[str, Any] | None
+) -> None:
     reserved = {"problem", "response", "solution_str", *_GIVEN}
     for option in options:
         if option in reserved:
             raise RewardError(
                 f"{path!r}: {option!r} is an argument of every call and cannot be an option"
             )
-        if named is not None and option not in named:
-            known = ", ".join(name for name in named if name not in reserved) or "none"
-            raise RewardError(f"{path!r} has no option {option!r}; it has {known}")
+        if keywords is not None and option not in keywords:
+            available = ", ".join(name for name in keywords if name not in reserved) or "none"
+            raise RewardError(f"{path!r} has no option {option!r}; it has {available}")
 
 
 def columns_of(problem: Problem) -> dict[str, Any]:
-    """A problem's columns by name, each with the value that the data has.
+    """Return a problem's columns by name, each with the value that the data has.
 
     Where the data has no column of that name, `prompt` and `source` are the problem's, `answer` its
     reference answer if it has one (as text), `data_source` the source, and `ground_truth` that of
@@ -314,36 +307,33 @@ def columns_of(problem: Problem) -> dict[str, Any]:
         "source": problem.source,
         "data_source": problem.source,
     }
-    of_verl = problem.fields.get("reward_model")
+    verl_reward = problem.fields.get("reward_model")
     if problem.answer:
         columns["answer"] = problem.answer
         columns["ground_truth"] = problem.answer
-    if isinstance(of_verl, Mapping) and "ground_truth" in of_verl:
-        columns["ground_truth"] = of_verl["ground_truth"]
+    if isinstance(verl_reward, Mapping) and "ground_truth" in verl_reward:
+        columns["ground_truth"] = verl_reward["ground_truth"]
     return columns | dict(problem.fields)
 
 
-def missing_columns(needed: Collection[str], problem: Problem) -> str:
-    """The needed columns that a problem lacks, separated by commas."""
-    return ", ".join(sorted(set(needed).difference(columns_of(problem)))) if needed else ""
+def missing_columns(required: Collection[str], problem: Problem) -> str:
+    """Return the needed columns that a problem lacks, separated by commas."""
+    return ", ".join(sorted(set(required).difference(columns_of(problem)))) if required else ""
 
 
 def require_columns(
-    problems: Sequence[Problem], needed: Mapping[str, Collection[str]], *, where: str
+    problems: Sequence[Problem], required: Mapping[str, Collection[str]], *, where: str
 ) -> None:
-    """Raise DataError where rows of the data source `where` lack a column that a function, by its
-    name, needs.
-    """
-    for name, columns in needed.items():
+    """Raise DataError if rows of the source `where` lack a column that a function needs."""
+    for name, columns in required.items():
         lacking = [i for i, problem in enumerate(problems) if missing_columns(columns, problem)]
         if not lacking:
             continue
         first = problems[lacking[0]]
-        rows = (
-            f"row {lacking[0] + 1}"
-            if len(lacking) == 1
-            else f"{len(lacking):,} rows (the first: {lacking[0] + 1})"
-        )
+        if len(lacking) == 1:
+            rows = f"row {lacking[0] + 1}"
+        else:
+            rows = f"{len(lacking):,} rows (the first: {lacking[0] + 1})"
         raise DataError(
             f"{name} needs {missing_columns(columns, first)}, which {rows} of the {len(problems):,}"
             f" of {where} do not have; columns there: {_own(first)}. Rename a column, give the"
@@ -352,7 +342,7 @@ def require_columns(
 
 
 def _own(problem: Problem) -> str:
-    """The names of a problem's columns, for a message."""
+    """Return the names of a problem's columns, for a message."""
     return ", ".join(
         sorted({"prompt", "source", *problem.fields, *(["answer"] if problem.answer else [])})
     )

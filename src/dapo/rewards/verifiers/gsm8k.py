@@ -14,8 +14,7 @@ _MARK = "####"
 
 @dataclass(frozen=True)
 class Gsm8kVerifier:
-    r"""Right if the number after the last `####`, else on an `Answer:` line, else in the last
-    `\boxed{}`, is equal.
+    r"""Right if the number after `####`, else on an `Answer:` line, else in a `\boxed{}` is equal.
 
     The marked text must state exactly one number: `#### $1,200.00` and `Answer: 1200 dollars` are
     1200; `#### 3 or 4`, `#### not 3` and `#### \pm 3` are wrong whatever the reference.
@@ -24,13 +23,13 @@ class Gsm8kVerifier:
     flexible: bool = False  # without any mark, take the last number of the response
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        stated = problem.answer.rpartition(_MARK)[2]
-        reference = plain_number(_strip_currency(stated))
+        final_text = problem.answer.rpartition(_MARK)[2]
+        reference = plain_number(_strip_currency(final_text))
         if reference is None:
             return error_verdict(
                 f"gsm8k: the reference {problem.answer[-80:]!r} does not end in a number"
             )
-        currency = "\\$" if "$" in stated else ""
+        currency = "\\$" if "$" in final_text else ""
         return number_verdict(
             reference, self._number(stated_part(response), problem.question, currency)
         )
@@ -47,8 +46,6 @@ class Gsm8kVerifier:
 
 
 def _strip_currency(text: str) -> str:
-    """The text without currency signs and LaTeX's thousands separators, which would cut a number in
-    two.
-    """
+    """Return the text without currency signs and LaTeX's thousands separators in numbers."""
     text = strip_formatting(text).replace("{,}", ",").replace("\\,", "")
     return text.replace("\\$", "").replace("$", "").strip()

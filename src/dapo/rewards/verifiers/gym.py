@@ -38,7 +38,7 @@ class Task:
     runs_code: bool  # whether the scorer evaluates the answer as Python
 
     def score(self, answer: str, entry: Mapping[str, Any]) -> float:
-        """The task's score; an answer that could run as code must equal the reference."""
+        """Return the task's score; an answer that could run as code must equal the reference."""
         if self.runs_code and any(not _FUNCTIONS.fullmatch(name) for name in _NAME.findall(answer)):
             return float(answer == entry["answer"])
         return float(self.score_answer(answer, entry))
@@ -46,17 +46,14 @@ class Task:
 
 def missing_field(problem: Problem) -> str | None:
     """Return why no answer to a problem can be scored; None for a problem of reasoning-gym."""
-    missing = [field for field in (TASK, ENTRY) if field not in problem.fields]
-    return (
-        f"problem {problem.id!r} has no field {missing[0]}: it is not from reasoning-gym"
-        if missing
-        else None
-    )
+    absent = [field for field in (TASK, ENTRY) if field not in problem.fields]
+    if absent:
+        return f"problem {problem.id!r} has no field {absent[0]}: it is not from reasoning-gym"
+    return None
 
 
 class GymVerifier:
-    r"""Right if the task scores the answer 1; partial credit (a substring, a bonus for trying) is
-    wrong.
+    r"""Right if the task scores the answer 1; partial credit, as for a substring, is wrong.
 
     The answer is in the last `<answer>` tags, else on an `Answer:` line, else in the last
     `\boxed{}`, else the response itself if it is one short line.
@@ -94,9 +91,12 @@ class GymVerifier:
             lambda: max((task.score(text, entry) for text in dict.fromkeys(texts)), default=0.0)
         )
         if isinstance(score, Failure) or not math.isfinite(score):
-            own = try_call(lambda: task.score(str(entry["answer"]), entry))
-            if isinstance(own, Failure) or not math.isfinite(own):
-                reason = own.reason if isinstance(own, Failure) else f"returned {own}"
+            reference_score = try_call(lambda: task.score(str(entry["answer"]), entry))
+            if isinstance(reference_score, Failure) or not math.isfinite(reference_score):
+                if isinstance(reference_score, Failure):
+                    reason = reference_score.reason
+                else:
+                    reason = f"returned {reference_score}"
                 return error_verdict(
                     f"gym: the scorer of task {name!r} {reason}, for the reference as well"
                 )
@@ -117,7 +117,7 @@ class GymVerifier:
 
 
 def extract(response: str) -> str | None:
-    """The answer's text, or None if the response gives none."""
+    """Return the answer's text, or None if the response gives none."""
     text = final_part(response)
     if (tagged := _last_tagged(text)) is not None:
         return tagged.strip()
@@ -128,7 +128,7 @@ def extract(response: str) -> str | None:
 
 
 def _last_tagged(text: str) -> str | None:
-    """The last `<answer>...</answer>`. Linear time, unlike a pattern for both tags."""
+    """Return the last `<answer>...</answer>`. Linear time, unlike a pattern for both tags."""
     start: int | None = None
     tagged = None
     for tag in _TAG.finditer(text):

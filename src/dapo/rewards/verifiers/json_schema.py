@@ -68,7 +68,7 @@ class JsonSchemaVerifier:
 
 
 def json_text(response: str) -> str:
-    """The text in the response's only fence; without a fence, all of it.
+    """Return the text in the response's only fence; without a fence, all of it.
 
     Raises ValueError for any other fence.
     """
@@ -82,7 +82,7 @@ def json_text(response: str) -> str:
 
 
 def strict_json(text: str) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises ValueError for anything else, NaN and repeated keys included.
     """
@@ -107,9 +107,7 @@ def _schema_of(problem: Problem) -> str | None:
 
 
 def _validators() -> Callable[[str], Callable[[Any], bool]]:
-    """A function from a schema's text to a test of values, which has been tried on a value of each
-    type.
-    """
+    """Return a function from a schema's text to a test of values, tried on a value of each type."""
     for package in ("jsonschema", "referencing"):
         require_package(package, purpose="verifier json_schema", error=RewardError)
     import jsonschema
@@ -143,9 +141,7 @@ def _validators() -> Callable[[str], Callable[[Any], bool]]:
 
 
 def _check_subschemas(resolver: Any, resource: Any) -> None:
-    """Raise an exception for a reference to nowhere and for an invalid pattern, wherever they
-    stand.
-    """
+    """Raise an exception for a dangling reference or an invalid pattern anywhere in the schema."""
     resolver = resolver.in_subresource(resource)
     if isinstance(resource.contents, Mapping):
         for key in ("$ref", "$dynamicRef"):
@@ -161,7 +157,7 @@ def _check_subschemas(resolver: Any, resource: Any) -> None:
 
 
 def _comparable(value: Any) -> str:
-    """A text that is equal for equal JSON values: 1 equals 1.0 and does not equal true."""
+    """Return a text that is equal for equal JSON values: 1 equals 1.0 and does not equal true."""
     if isinstance(value, dict):
         return f"{{{','.join(f'{json.dumps(key)}:{_comparable(value[key])}' for key in sorted(value))}}}"
     if isinstance(value, list):

@@ -42,8 +42,7 @@ _REWRITTEN = (
 
 @dataclass(frozen=True)
 class MathDapoVerifier:
-    """The last `Answer:` in the last 300 characters, normalized, must equal the normalized
-    reference.
+    """Right if the last `Answer:` in the last 300 characters equals the reference, both normalized.
 
     Texts are compared, not values: `0.5` does not match `1/2`, and a box without `Answer:` is
     wrong.
@@ -51,15 +50,15 @@ class MathDapoVerifier:
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         answers = _ANSWER.findall(response[-WINDOW_CHARS:])
-        found = normalize(answers[-1] if answers else "[INVALID]")
-        return binary_verdict(found == normalize(problem.answer), found if answers else "")
+        answer = normalize(answers[-1] if answers else "[INVALID]")
+        return binary_verdict(answer == normalize(problem.answer), answer if answers else "")
 
 
 def normalize(answer: str) -> str:
-    """The Minerva normalization of a final answer, as released."""
+    """Return the Minerva normalization of a final answer, as released."""
     answer = answer.rpartition("=")[2]
-    for before, after in _REPLACED:
-        answer = answer.replace(before, after)
+    for old, new in _REPLACED:
+        answer = answer.replace(old, new)
     for removed in _REMOVED:
         answer = answer.replace(removed, "")
     for pattern, replacement in _REWRITTEN:

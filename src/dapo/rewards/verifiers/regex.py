@@ -87,11 +87,11 @@ class RegexVerifier:
             return error_verdict(
                 "regex: the reference, with which the pattern's group is compared, is empty"
             )
-        found = try_call(
+        groups = try_call(
             lambda: {(match[1] or "").strip() for match in pattern.finditer(text)},
             cpu_s=PATTERN_CPU_S,
         )
-        captured = set() if isinstance(found, Failure) else found
+        captured = set() if isinstance(groups, Failure) else groups
         if self.ignore_case:
             captured = {value.casefold() for value in captured}
             reference = reference.casefold()

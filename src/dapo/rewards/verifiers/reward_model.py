@@ -94,30 +94,27 @@ class RewardModelVerifier:
             batch = short[start : start + self._batch_size]
             for i, score in zip(batch, self._scores([rows[i] for i in batch]), strict=True):
                 finite = abs(score) < float("inf")
-                verdicts[i] = (
-                    Verdict(None, score)
-                    if finite
-                    else error_verdict(f"reward_model: a logit {score}")
-                )
+                if finite:
+                    verdicts[i] = Verdict(None, score)
+                else:
+                    verdicts[i] = error_verdict(f"reward_model: a logit {score}")
         return verdicts
 
     def _encode(self, problem: Problem, response: str) -> list[int]:
         if self._tokenizer.chat_template:
             prompt = problem.prompt
-            messages = (
-                [{"role": "user", "content": prompt}]
-                if isinstance(prompt, str)
-                else list(map(dict, prompt))
-            )
+            if isinstance(prompt, str):
+                messages = [{"role": "user", "content": prompt}]
+            else:
+                messages = list(map(dict, prompt))
             text = self._tokenizer.apply_chat_template(
                 [*messages, {"role": "assistant", "content": response}], tokenize=False
             )
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-        parts = (
-            [problem.prompt]
-            if isinstance(problem.prompt, str)
-            else [content_text(m) for m in problem.prompt]
-        )
+        if isinstance(problem.prompt, str):
+            parts = [problem.prompt]
+        else:
+            parts = [content_text(m) for m in problem.prompt]
         return list(self._tokenizer("\n".join([*parts, response]))["input_ids"])
 
     def _scores(self, rows: Sequence[Sequence[int]]) -> list[float]:

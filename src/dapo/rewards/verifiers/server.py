@@ -28,8 +28,7 @@ _SHOWN_CHARS = 200
 
 
 class ServerVerifier:
-    """Sends responses to a server and returns its verdicts; a missing answer is an error, never a
-    zero.
+    """Sends responses to a server for verdicts; a missing answer is an error, never a zero.
 
     A failed connection, a timeout and the statuses 408, 409, 425, 429, 500, 502, 503 and 504 are
     retried after 0.2, 0.4, 0.8 ... s, or after `Retry-After` if that is longer. Any other status or
@@ -127,18 +126,18 @@ class ServerVerifier:
             "POST", self._url, {"version": VERSION, "items": items}, deadline=deadline
         )
         url = mask_text(self._url)
-        shown = repr(self._http.quote(answer.body))
+        excerpt = repr(self._http.quote(answer.body))
         if answer.status != 200:
             tries = f" ({answer.tries} tries)" if answer.status in RETRYABLE_STATUSES else ""
-            raise ServerFailed(f"{url}: status {answer.status} {answer.reason}: {shown}{tries}")
+            raise ServerFailed(f"{url}: status {answer.status} {answer.reason}: {excerpt}{tries}")
         try:
             content = parse_json(answer.body)
         except WrongField:
-            raise ServerFailed(f"{url} did not answer with JSON: {shown}") from None
+            raise ServerFailed(f"{url} did not answer with JSON: {excerpt}") from None
         verdicts = content.get("verdicts") if isinstance(content, dict) else None
         if not isinstance(verdicts, list) or len(verdicts) != len(items):
-            wanted = f'{{"verdicts": [...]}} with {len(items)} of them'
-            raise ServerFailed(f"{url} must answer {wanted}, got {shown}")
+            expected = f'{{"verdicts": [...]}} with {len(items)} of them'
+            raise ServerFailed(f"{url} must answer {expected}, got {excerpt}")
         return [_to_verdict(verdict) for verdict in verdicts]
 
 
@@ -150,9 +149,9 @@ def _to_verdict(value: Any) -> Verdict | None:
     score = value.get("score")
     correct = value.get("correct")
     if score is None and correct is not None:
-        stated = to_correct(correct)
-        if stated is not None:
-            return to_verdict("server", stated)
+        is_correct = to_correct(correct)
+        if is_correct is not None:
+            return to_verdict("server", is_correct)
     return to_verdict("server", Verdict(correct, score))  # type: ignore[arg-type]
 
 

@@ -27,8 +27,7 @@ class VerifierOutput:
         return self._file.fileno()
 
     def move_to(self, path: Path) -> bytes:
-        """Append new output to the file at `path` and return it; the last line of a full file
-        counts dropped bytes.
+        """Append new output to the file at `path`, which counts what it drops, and return it.
 
         Raises OSError if the file cannot be written.
         """
@@ -42,25 +41,23 @@ class VerifierOutput:
             file.seek(max(0, size - len(_DROPPED % 0)))
             counted = _COUNT.fullmatch(file.read())
             end = size - len(counted[0]) if counted else size
-            kept = b"" if counted else new[: max(0, MAX_LOG_BYTES - end)]
-            dropped = int(counted[1] if counted else 0) + len(new) - len(kept)
+            new_part = b"" if counted else new[: max(0, MAX_LOG_BYTES - end)]
+            dropped = int(counted[1] if counted else 0) + len(new) - len(new_part)
             file.seek(end)
-            file.write(kept + (_DROPPED % dropped if dropped else b""))
+            file.write(new_part + (_DROPPED % dropped if dropped else b""))
         return new
 
     def close(self) -> None:
         """Print the output that was not moved to the standard error."""
         if self._file.closed:
             return
-        if left := self._read():
+        if remainder := self._read():
             with contextlib.suppress(OSError):
-                print_text(left.decode(errors="replace"), file=sys.stderr, end="")
+                print_text(remainder.decode(errors="replace"), file=sys.stderr, end="")
         self._file.close()
 
     def _read(self) -> bytes:
-        """The output since the last call, by pread because the processes share the file's
-        position.
-        """
+        """Return the output since the last call, by pread, as processes share the position."""
         parts = []
         while part := os.pread(self._file.fileno(), _CHUNK, self._moved):
             self._moved += len(part)

@@ -35,8 +35,7 @@ STARTUP_S = 60.0  # time limit for a worker to import its verifier
 
 
 class VerifierPool:
-    """Judges groups in `reward.workers` processes, on whose number and order verdicts do not
-    depend.
+    """Judges groups in `reward.workers` processes; their number and order change no verdict.
 
     A verifier of single responses gets one task per response, a group verifier one task per group.
     A task may take `reward.timeout_s` for each of its responses after a worker receives it. On a
@@ -126,7 +125,7 @@ class VerifierPool:
         return group.future
 
     def pop_mean_latency(self) -> float | None:
-        """The mean seconds per call of a worker since the last read; None without a call."""
+        """Return the mean seconds per call of a worker since the last read; None without a call."""
         with self._lock:
             calls = self._calls
             seconds = self._call_s
@@ -297,11 +296,16 @@ def make_tasks(
     responses: Sequence[str],
     token_ids: TokenIds,
 ) -> tuple[PendingGroup, list[VerifierTask]]:
-    """Split a group into one task per response and one per group, for the scopes that have
-    verifiers.
+    """Split a group into a task per response and one per group, for the scopes with verifiers.
 
-    `scopes` are the positions in `spec.weights` of the verifiers of each scope. Raises RewardError
-    for a problem with fields that are not JSON.
+    Raises RewardError for a problem with fields that are not JSON.
+
+    Args:
+        spec: The verifiers of the reward.
+        scopes: The positions in `spec.weights` of the verifiers of each scope.
+        problem: The problem.
+        responses: The texts of the group.
+        token_ids: The tokens of each response.
     """
     if len(responses) != len(token_ids):
         raise ValueError(f"{len(responses)} responses, but the tokens of {len(token_ids)}")
@@ -319,13 +323,13 @@ def make_tasks(
     group = PendingGroup(spec, len(responses), len(cuts))
     tasks = []
     for scope, indices in cuts:
-        own = {
+        task_fields = {
             "scope": scope,
             **responses_to_json([responses[i] for i in indices]),
             # most of the bytes, and only functions that judge groups use them
             "token_ids": [list(token_ids[i]) if scope == "group" else [] for i in indices],
         }
-        request = frame(f'{{"problem": {problem_json}, {json.dumps(own)[1:]}')
+        request = frame(f'{{"problem": {problem_json}, {json.dumps(task_fields)[1:]}')
         tasks.append(VerifierTask(group, indices, scopes[scope], request))
     return group, tasks
 
@@ -333,7 +337,7 @@ def make_tasks(
 def _rows_of(
     answer: Mapping[str, Any], num_responses: int, num_verifiers: int
 ) -> list[list[Verdict | None]]:
-    """The verdicts in a worker's answer, `[response][verifier]`.
+    """Return the verdicts in a worker's answer, `[response][verifier]`.
 
     Raises WorkerLost if it is malformed.
     """

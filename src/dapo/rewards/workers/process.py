@@ -46,7 +46,7 @@ class WorkerLost(Exception):
 
 
 def encode_init_message(spec: RewardSpec) -> bytes:
-    """The first message to a worker: the reward to build, and where modules are.
+    """Return the first message to a worker: the reward to build, and where modules are.
 
     Raises RewardError.
     """
@@ -65,22 +65,20 @@ def encode_init_message(spec: RewardSpec) -> bytes:
 
 
 def needed_environment(options_by_name: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """A worker's variables: harmless ones, and those that options `*_env` or the text of a named
-    module name.
+    """Return a worker's variables: harmless ones, and those that options or modules name.
 
     The names are those of verifiers, `module:function`, or an environment's `module:Class`.
     """
-    named = set(HUB_VARIABLES) if "reward_model" in options_by_name else set()
+    variables = set(HUB_VARIABLES) if "reward_model" in options_by_name else set()
     for name, options in options_by_name.items():
-        named |= {str(value) for option, value in options.items() if option.endswith("_env")}
+        variables |= {str(value) for option, value in options.items() if option.endswith("_env")}
         if (file := module_file(name.partition(":")[0]) if ":" in name else None) is not None:
-            named |= set(re.findall(r"\w+", file.read_text(encoding="utf-8", errors="replace")))
-    return worker_environment(named)
+            variables |= set(re.findall(r"\w+", file.read_text(encoding="utf-8", errors="replace")))
+    return worker_environment(variables)
 
 
 class WorkerProcess:
-    """A supervisor and its child, the worker, in their own session, started without a fork of this
-    process.
+    """A supervisor and its child, the worker, in a session of their own, without a fork.
 
     Messages go over a socket pair; verifier output goes, limited in length, to the descriptor
     `output`. One thread calls; any thread may `interrupt`.
@@ -95,23 +93,21 @@ class WorkerProcess:
         memory_bytes: int,
         output: int = _STDERR,
     ) -> None:
-        """Start a process that runs `module`, which calls `worker.run`; `begin` sends it the first
-        message.
-        """
-        self._connection, theirs = socket.socketpair()
+        """Start a process for `module`, which calls `worker.run`, up to the message of `begin`."""
+        self._connection, worker_end = socket.socketpair()
         their_keepalive_pipe, keepalive_pipe = os.pipe()
         report, their_report = os.pipe()
         self._keepalive_pipe = io.FileIO(keepalive_pipe, "wb")
         self._report = io.FileIO(report)
-        given = (theirs.fileno(), their_keepalive_pipe, their_report)
+        descriptors = (worker_end.fileno(), their_keepalive_pipe, their_report)
         try:
             self._process = subprocess.Popen(
                 # -P: a random.py in the current directory must not shadow the standard library
-                [sys.executable, "-P", "-m", module, *map(str, given), str(memory_bytes)],
+                [sys.executable, "-P", "-m", module, *map(str, descriptors), str(memory_bytes)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=given,
+                pass_fds=descriptors,
                 start_new_session=True,
                 # a fixed hash seed: the order of sets is the same in every worker and run
                 env={"PYTHONHASHSEED": "0", **environment, **dict.fromkeys(_ONE_THREAD, "1")},
@@ -122,7 +118,7 @@ class WorkerProcess:
             self._report.close()
             raise
         finally:
-            theirs.close()
+            worker_end.close()
             os.close(their_keepalive_pipe)
             os.close(their_report)
         self._init_message = init_message
@@ -216,11 +212,10 @@ class WorkerProcess:
         """Kill the worker. The default reason is its supervisor's report."""
         self.stop(graceful=False)
         if reason is None:
-            reason = (
-                self._events[-1].text
-                if self._events
-                else "the worker process closed its connection"
-            )
+            if self._events:
+                reason = self._events[-1].text
+            else:
+                reason = "the worker process closed its connection"
         raise WorkerLost(reason, is_retryable=any(event.is_retryable for event in self._events))
 
     def _read_events(self) -> bool:
@@ -263,18 +258,18 @@ class WorkerProcess:
 
 
 def frame(body: str) -> bytes:
-    """The bytes of a message with this JSON text."""
+    """Return the bytes of a message with this JSON text."""
     # ASCII: json escapes lone surrogates, which a tokenizer may produce and UTF-8 cannot encode
     return _LENGTH.pack(len(body)) + body.encode("ascii")
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """The bytes of a message. Raises TypeError or ValueError for a value that is not JSON."""
+    """Return the bytes of a message. Raises TypeError or ValueError if it is not JSON."""
     return frame(json.dumps(message))
 
 
 def receive(connection: socket.socket, deadline: float | None = None) -> dict[str, Any] | None:
-    """The next message, or None at the end of the stream.
+    """Return the next message, or None at the end of the stream.
 
     Raises TimeoutError after `deadline`, by `time.monotonic()`, and ValueError for malformed data,
     which user code in the worker may write.
@@ -299,20 +294,20 @@ def receive(connection: socket.socket, deadline: float | None = None) -> dict[st
 
 def _read(connection: socket.socket, size: int, deadline: float | None) -> bytes | None:
     parts = []
-    missing = size
-    while missing:
+    remaining = size
+    while remaining:
         if deadline is not None:
             connection.settimeout(max(deadline - time.monotonic(), 1e-6))
-        part = connection.recv(min(missing, _CHUNK))
+        part = connection.recv(min(remaining, _CHUNK))
         if not part:
             return None
         parts.append(part)
-        missing -= len(part)
+        remaining -= len(part)
     return b"".join(parts)
 
 
 def _is_newly_stopped(pid: int) -> bool:
-    """Whether a signal has stopped or continued this child since the last call."""
+    """Return True if a signal has stopped or continued this child since the last call."""
     if not hasattr(os, "waitid"):  # macOS before Python 3.13
         return False
     with contextlib.suppress(ChildProcessError):  # it has ended
@@ -321,7 +316,7 @@ def _is_newly_stopped(pid: int) -> bool:
 
 
 def readable(descriptor: int, timeout_s: float) -> bool:
-    """Whether data, or the end of the stream, can be read within this time."""
+    """Return True if data, or the end of the stream, can be read within this time."""
     waiting = select.poll()  # select() refuses descriptors above 1023
     waiting.register(descriptor, select.POLLIN)
     return bool(waiting.poll(math.ceil(timeout_s * 1000)))

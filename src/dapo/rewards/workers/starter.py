@@ -56,9 +56,7 @@ class WorkerStarter:
             return sorted(worker.pid for worker in self._live)
 
     def spawn(self, standby: list[WorkerProcess]) -> tuple[WorkerProcess | None, str]:
-        """Take the standby worker or start one, and wait until it is ready; else None with the
-        reason.
-        """
+        """Take the standby worker or start one, and wait for it; else return None and a reason."""
         reason = ""
         for _ in range(1 + MAX_RETRIES):
             if not standby:

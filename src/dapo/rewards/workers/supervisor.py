@@ -40,9 +40,12 @@ def supervise(
 
     Does not return.
 
-    The pool closes the other end of `keepalive_pipe`, by itself or by exiting; `report` gets the
-    worker's events but no end that the pool requested; `memory_bytes` bounds the private memory of
-    the worker with its descendants.
+    Args:
+        worker: The process id of the child.
+        keepalive_pipe: The pool closes its other end, by itself or by exiting.
+        output: The pipe with the output of the worker.
+        report: Gets the worker's events but no end that the pool requested.
+        memory_bytes: The bound on the private memory of the worker with its descendants.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -74,8 +77,7 @@ class Event(NamedTuple):
 
 
 class Console:
-    """Prints a worker's output up to SHOWN_BYTES per minute and counts the rest, without waiting
-    for the terminal.
+    """Prints up to SHOWN_BYTES of a worker's output per minute, without waiting, counts the rest.
 
     Unsafe characters become `?`.
     """
@@ -91,14 +93,14 @@ class Console:
         now = time.monotonic()
         self._left = min(SHOWN_BYTES, self._left + (now - self._since) * SHOWN_BYTES / 60)
         self._since = now
-        shown = min(len(data), int(self._left))
-        if self._hidden and shown == len(data):
+        num_written = min(len(data), int(self._left))
+        if self._hidden and num_written == len(data):
             self.close()
-        for start in range(0, shown, select.PIPE_BUF):
-            if not self._try_write(data[start : min(start + select.PIPE_BUF, shown)]):
-                shown = start
+        for start in range(0, num_written, select.PIPE_BUF):
+            if not self._try_write(data[start : min(start + select.PIPE_BUF, num_written)]):
+                num_written = start
                 break
-        self._hidden += len(data) - shown
+        self._hidden += len(data) - num_written
 
     def close(self) -> None:
         if self._hidden:
@@ -160,9 +162,9 @@ def _monitor(
 
 def _changes_of(worker: int) -> Iterator[int]:
     with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
-            if found[0] == worker:
-                yield found[1]
+        while (status := os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
+            if status[0] == worker:
+                yield status[1]
 
 
 def _end(status: int) -> Event:
@@ -175,7 +177,7 @@ def _end(status: int) -> Event:
 
 
 def _limit_exceeded(memory_bytes: int) -> str | None:
-    """The exceeded limit on the processes of the worker or their total memory; None within both."""
+    """Return the limit that the worker's processes or their memory exceed, or None."""
     processes = _descendants(os.getpid())
     if len(processes) > MAX_PROCESSES:
         return (
@@ -188,24 +190,24 @@ def _limit_exceeded(memory_bytes: int) -> str | None:
 
 
 def _descendants(pid: int) -> list[int]:
-    found = []
+    descendants = []
     new = [pid]
     while new:
         new = [child for parent in new for child in _children(parent)]
-        found += new
-    return found
+        descendants += new
+    return descendants
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    children: list[int] = []
     for path in glob(f"/proc/{pid}/task/*/children"):
         with contextlib.suppress(OSError):  # it has exited
-            found += map(int, Path(path).read_text().split())
-    return found
+            children += map(int, Path(path).read_text().split())
+    return children
 
 
 def _memory_of(pid: int) -> int:
-    """The bytes of a process's private and shared memory, without files."""
+    """Return the bytes of a process's private and shared memory, without files."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

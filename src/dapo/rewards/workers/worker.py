@@ -35,15 +35,13 @@ Build: TypeAlias = Callable[[dict[str, Any]], tuple[dict[str, Any], Answer]]
 
 
 def run(build: Build) -> None:
-    """Supervise a child process, which answers the messages of the pool by user code that `build`
-    loads.
-    """
+    """Supervise a child, which answers the pool's messages by user code that `build` loads."""
     connection, keepalive_pipe, report, memory_bytes = map(int, sys.argv[1:])
-    output, theirs = os.pipe()
+    output, write_end = os.pipe()
     supervisor_pid = os.getpid()
     worker = os.fork()
     if worker:
-        for unused in (connection, theirs):
+        for unused in (connection, write_end):
             os.close(unused)
         supervise(
             worker,
@@ -56,9 +54,9 @@ def run(build: Build) -> None:
     os.setsid()  # its own process group, without a terminal that sends Ctrl-C
     for unused in (output, keepalive_pipe, report):
         os.close(unused)
-    os.dup2(theirs, 1)
-    os.dup2(theirs, 2)
-    os.close(theirs)
+    os.dup2(write_end, 1)
+    os.dup2(write_end, 2)
+    os.close(write_end)
     _limit(memory_bytes)
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
@@ -68,9 +66,7 @@ def run(build: Build) -> None:
 
 
 def _limit(memory_bytes: int) -> None:
-    """Limit private writable memory, also of child processes; RLIMIT_AS would count reservations
-    too.
-    """
+    """Limit private writable memory, also of children; RLIMIT_AS would count reservations."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
     bound = memory_bytes if hard_limit == resource.RLIM_INFINITY else min(memory_bytes, hard_limit)
@@ -110,7 +106,7 @@ def _serve(connection: socket.socket, build: Build) -> None:
 
 
 def _judging(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
-    """The verifiers of a reward, which judge some of a group's responses per call.
+    """Return the verifiers of a reward, which judge some of a group's responses per call.
 
     Raises RewardError.
     """
@@ -151,8 +147,8 @@ def _process_state(connection: socket.socket) -> dict[str, Any]:
     names = ("standard input", "standard output", "standard error", "the connection to the pool")
     for name, number in zip(names, (0, 1, 2, connection.fileno()), strict=True):
         try:
-            found = os.fstat(number)
-            state[f"left {name} closed or replaced"] = found.st_dev, found.st_ino
+            status = os.fstat(number)
+            state[f"left {name} closed or replaced"] = status.st_dev, status.st_ino
         except OSError:
             state[f"left {name} closed or replaced"] = None
     return state

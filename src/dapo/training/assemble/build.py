@@ -65,8 +65,16 @@ def build_run(
     first_step: int,
     listeners: Sequence[Sink] = (),
 ) -> Iterator[Run]:
-    """Build a run with all its parts, before its first step; after the block engines and policy are
-    closed.
+    """Build a run before its first step; engines and policy are closed after the block.
+
+    Args:
+        config: The resolved options.
+        inputs: Model, prompts and problems, as `read_inputs` gives them.
+        judge: The open verifiers.
+        directory: The run on disk.
+        display: Shows the progress.
+        first_step: The step that this process begins with, from 1.
+        listeners: Further sinks of metrics.
     """
     stop_ids = inputs.loaded.stop_ids
     test = reward_test_command(config.reward, config.data, config.environment.name, directory.path)
@@ -112,6 +120,15 @@ def build_sampling(
     """Build the parts that sample batches, at the stream's first problem.
 
     Raises ConfigError for the user's filter.
+
+    Args:
+        config: The resolved options.
+        problems: The training problems.
+        engine: Generates the responses.
+        judge: Gives their verdicts.
+        encoder: Encodes prompts and decodes responses.
+        stop_ids: The tokens that end a response.
+        reward_test: The command to test the reward, for error messages.
     """
     return Sampling(
         stream=ProblemStream(problems, seed=config.train.seed),
@@ -166,9 +183,7 @@ def open_audit(config: Config, log: Callable[[str], None]) -> Iterator[Audit | N
 def open_policy(
     config: Config, loaded: LoadedModel, launcher: Launcher | None
 ) -> Iterator[TrainablePolicy]:
-    """Open the policy: in this process, where it trains `loaded.model` in place, or in separate
-    processes.
-    """
+    """Open the policy: in this process, training `loaded.model` in place, or in others."""
     if launcher is None or not config.uses_trainer_group:
         yield Policy(config, loaded)
         return
@@ -184,10 +199,14 @@ def build_engine(
     episodes: Episodes | None = None,
     log: Callable[[str], None] = print,
 ) -> RolloutEngine:
-    """Build the rollout engine, in this process or in processes of `launcher`; all its answers are
-    checked.
+    """Build the checked rollout engine, in this process or in processes of `launcher`.
 
-    With `episodes` it plays them, and its `close` ends their environment's processes, too.
+    Args:
+        config: The resolved options.
+        loaded: The model that the engine samples with.
+        launcher: Starts the processes of the engine; None for this process.
+        episodes: The engine plays them, and its `close` ends their environment's processes, too.
+        log: Gets messages for the user.
     """
     engine: RolloutEngine
     shares = config.gpu_shares(torch.cuda.device_count())

@@ -31,7 +31,7 @@ class Episodes:
     config: Config
 
     def play_in(self, engine: RolloutEngine, log: Callable[[str], None]) -> RolloutEngine:
-        """An engine that plays episodes, whose turns `engine` samples; closing it closes both."""
+        """Return an engine that plays episodes with turns from `engine`; closing it closes both."""
         self.pool.log_to(log)
         return EpisodeEngine(
             engine,
@@ -44,7 +44,7 @@ class Episodes:
         )
 
     def with_prompts(self, problems: Sequence[Problem]) -> list[Problem]:
-        """The problems with the prompts with which the environment begins their episodes.
+        """Return the problems with the prompts with which the environment begins their episodes.
 
         Raises DataError.
         """
@@ -75,7 +75,7 @@ def open_episodes(config: Config, tokenizer: PreTrainedTokenizerBase) -> Episode
 def turn_renderer(
     config: Config, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool
 ) -> TurnRenderer:
-    """The renderer of the observations, in whose form `pool` reads calls.
+    """Return the renderer of the observations, in whose form `pool` reads calls.
 
     Raises DataError for the chat template.
     """

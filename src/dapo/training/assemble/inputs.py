@@ -54,9 +54,7 @@ def read_inputs(
     training: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Inputs:
-    """Load data (for `dapo eval` only held-out problems) and model, and check that they fit; write
-    nothing.
-    """
+    """Load data (for `dapo eval` only held-out) and model, and check that they fit."""
     load_filter(config.dynamic_sampling.filter)
     problems, held_out, notes, copies = _read_data(config, needed_columns, training=training)
     require_hardware(config, training=training)
@@ -90,9 +88,7 @@ def read_inputs(
 def _read_data(
     config: Config, needed_columns: Mapping[str, Collection[str]], *, training: bool
 ) -> tuple[list[Problem], list[Problem], list[str], int]:
-    """Read the training problems or demonstrations, the held-out ones, notes, and the copies of
-    each held-out one.
-    """
+    """Read training problems or demonstrations, held-out problems, notes, and held-out copies."""
     problems = list[Problem]()
     notes = list[str]()
     if training and config.is_supervised:
@@ -119,19 +115,17 @@ def _encode(
     encoder: PromptEncoder,
     notes: list[str],
 ) -> tuple[list[Problem], Mapping[str, Answer]]:
-    """Encode the answers of demonstrations, and note what is left out; returns those that are
-    left.
-    """
+    """Encode the answers of demonstrations, note those left out, and return the others."""
     encode = AnswerEncoder(
         loaded.tokenizer, config.data, encoder, history=config.environment.history
     )
     limit = config.rollout.max_response_tokens
-    kept, answers, dropped = encode_answers(demonstrations, encode, max_tokens=limit)
+    encoded, answers, dropped = encode_answers(demonstrations, encode, max_tokens=limit)
     if dropped:
         notes.append(f"{dropped} demonstrations left out: longer than rollout.max_response_tokens")
-    if len({prompt_text(each.prompt) for each in kept}) == 1 < len(kept):
-        notes.append(f"all {len(kept)} demonstrations are of one problem")
-    return kept, answers
+    if len({prompt_text(demonstration.prompt) for demonstration in encoded}) == 1 < len(encoded):
+        notes.append(f"all {len(encoded)} demonstrations answer the same problem")
+    return encoded, answers
 
 
 def drop_long(
@@ -142,21 +136,17 @@ def drop_long(
     kind: str = "prompts",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Problem]:
-    """Drop problems whose prompts exceed `data.max_prompt_tokens`, and add their number to the
-    notes.
-    """
-    kept, dropped = encoder.split_by_length(problems, on_progress=on_progress)
+    """Drop problems with prompts above `data.max_prompt_tokens`, and note their number."""
+    short_problems, dropped = encoder.split_by_length(problems, on_progress=on_progress)
     if dropped:
         notes.append(f"{dropped} {kind} left out: longer than data.max_prompt_tokens")
-    return kept
+    return short_problems
 
 
 def require_fit(
     problems: Sequence[Problem], encoder: PromptEncoder, loaded: LoadedModel, response_tokens: int
 ) -> None:
-    """Raise ConfigError if the longest prompt and a response together exceed the model's
-    positions.
-    """
+    """Raise ConfigError if the longest prompt and a response exceed the model's positions."""
     limit: int | None = getattr(loaded.model.config, "max_position_embeddings", None)
     if limit is None:  # the model's files name none
         return
@@ -172,18 +162,16 @@ def require_fit(
 def read_model_and_encoder(
     config: Config, *, training: bool
 ) -> tuple[LoadedModel, PromptEncoder, list[str], Episodes | None]:
-    """Load the model with its stop ids, the encoder of its prompts, notes for the user, and start
-    the environment.
+    """Load the model, its stop ids, prompt encoder and notes, and start the environment.
 
     The last is None without `environment`. Raises ConfigError.
     """
     loaded = read_model(config, device_for_inputs(config, training=training))
     episodes = open_episodes(config, loaded.tokenizer) if config.plays_episodes else None
-    encoder = (
-        PromptEncoder(loaded.tokenizer, config.data)
-        if episodes is None
-        else episodes.renderer.prompts
-    )
+    if episodes is None:
+        encoder = PromptEncoder(loaded.tokenizer, config.data)
+    else:
+        encoder = episodes.renderer.prompts
     notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
     if training and config.has_kl and config.loss.has_teacher:
         notes += teacher_notes(config, loaded)
@@ -192,11 +180,10 @@ def read_model_and_encoder(
         device = (
             device_of(config.train.device) if config.train.device == "auto" else config.train.device
         )
-        capability = (
-            torch.cuda.get_device_capability()
-            if device == "cuda" and torch.cuda.is_available()
-            else None
-        )
+        if device == "cuda" and torch.cuda.is_available():
+            capability = torch.cuda.get_device_capability()
+        else:
+            capability = None
         dtype = getattr(torch, config.model.dtype)
         notes += padded_attention_notes(dtype, device, capability)
     return stop_at_turn_end(loaded, encoder), encoder, notes, episodes
@@ -254,24 +241,22 @@ def stop_at_turn_end(loaded: LoadedModel, encoder: PromptEncoder) -> LoadedModel
 def turn_end_notes(
     tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], turn_end: TurnEnd | None
 ) -> list[str]:
-    """Note how responses end, if the chat template (None: no template) differs from the model's
-    files (`stop_ids`).
-    """
+    """Note how responses end if the template and the model's `stop_ids` differ."""
     if turn_end is None:
         return []
-    known = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in stop_ids) or "none"
+    end_tokens = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in stop_ids) or "none"
     if turn_end.token_id is None:
         return [
             "the chat template puts no special token after an assistant's turn, but"
-            f" {turn_end.text[:40]!r}: only the end tokens of the model's files ({known}) end a"
-            " response, and others may run to the length limit"
+            f" {turn_end.text[:40]!r}: only the end tokens of the model's files ({end_tokens}) end"
+            " a response, and others may run to the length limit"
         ]
     name = repr(tokenizer.convert_ids_to_tokens(turn_end.token_id))
     notes = []
     if turn_end.token_id not in stop_ids:
         notes.append(
             f"responses also stop at {name}, which ends an assistant's turn; the model's files name"
-            f" {known}"
+            f" {end_tokens}"
         )
     if turn_end.text_before:
         notes.append(
@@ -307,9 +292,7 @@ def read_model(config: Config, device: str) -> LoadedModel:
 
 
 def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:
-    """Remove copies of problems; also return the copies per problem, if a file has equally many of
-    each.
-    """
+    """Remove copies of problems; also return the copies per problem if they are equally many."""
     counted = unique_problems(problems)
     counts = {count for _, count in counted}
     copies = counts.pop() if len(counts) == 1 and kinds(source) <= {"path", "hub"} else 1

@@ -41,17 +41,15 @@ class ComputeDevice:
 
     @classmethod
     def of_this_process(cls, device: str) -> "ComputeDevice":
-        """The device of `train.device` here; of several GPUs the one of the lowest compute
-        capability.
-        """
+        """Return the device of `train.device` here: of several GPUs the least capable."""
         if device_of(device) == "cpu":
             return cls("cpu", cpu_model(), _has_bfloat16_instructions())
         capability, index = min(
             (torch.cuda.get_device_capability(i), i) for i in range(torch.cuda.device_count())
         )
-        found = torch.cuda.get_device_properties(index)
-        name = f"{found.name}, compute capability {capability[0]}.{capability[1]}"
-        return cls("cuda", name, capability >= BFLOAT16_CAPABILITY, found.total_memory)
+        gpu = torch.cuda.get_device_properties(index)
+        name = f"{gpu.name}, compute capability {capability[0]}.{capability[1]}"
+        return cls("cuda", name, capability >= BFLOAT16_CAPABILITY, gpu.total_memory)
 
     def report(self) -> "ComputeDevice":
         """Return itself: the answer of a process that was started to describe its device."""
@@ -122,7 +120,7 @@ def resolve_auto(
 
 
 def _compute_device(config: Config, cuda: bool | None) -> ComputeDevice:
-    """The device that options are resolved for."""
+    """Return the device that options are resolved for."""
     device = config.train.device
     if cuda is not None and device == "auto":
         device = "cuda" if cuda else "cpu"
@@ -145,8 +143,8 @@ def _compute_device(config: Config, cuda: bool | None) -> ComputeDevice:
             gpus=gpus_per_worker(config, launcher.nodes, default=device != "cpu"),
         )
         (worker,) = launcher.start(["device"], [spec])
-        found: ComputeDevice = worker.call("report").result(START_TIMEOUT_S)
-        return found
+        reported: ComputeDevice = worker.call("report").result(START_TIMEOUT_S)
+        return reported
 
 
 def resolve_engine(config: Config, model: nn.Module) -> Config:
@@ -169,7 +167,7 @@ def resolve_engine(config: Config, model: nn.Module) -> Config:
 def trainer_gpu(
     config: Config, device: ComputeDevice, dimensions: ModelDimensions | None = None
 ) -> FreeMemory | None:
-    """The memory of the GPU that a process trains on, its own or shared; None on a CPU."""
+    """Return the memory of the GPU that a process trains on, its own or shared; None on a CPU."""
     if device.type == "cpu":
         return None
     shares = config.gpu_shares(torch.cuda.device_count())
@@ -177,11 +175,10 @@ def trainer_gpu(
         f", which {shares.processes:g} processes {'use in turn' if shares.alternates else 'share'}"
     )
     name = device.name + (shared if shares.is_shared else "")
-    memory = (
-        None
-        if dimensions is None
-        else TrainerMemory(config, dimensions, ResponseLengths.expected(config))
-    )
+    if dimensions is None:
+        memory = None
+    else:
+        memory = TrainerMemory(config, dimensions, ResponseLengths.expected(config))
     capacity = trainer_bytes(shares, device.memory, memory)
     # the memory of a rank's GPU is not queried here: that would take some of it
     if config.uses_trainer_group or config.uses_ray or not torch.cuda.is_available():
@@ -191,7 +188,7 @@ def trainer_gpu(
 
 
 def _has_bfloat16_instructions() -> bool:
-    """Whether this machine's processor multiplies bfloat16."""
+    """Return True if this machine's processor multiplies bfloat16."""
     # where the system does not report the flags, torch does since 2.12
     flags = vector_extensions() or [
         name for name, has in getattr(torch.cpu, "get_capabilities", dict)().items() if has
@@ -200,9 +197,7 @@ def _has_bfloat16_instructions() -> bool:
 
 
 def require_hardware(config: Config, *, training: bool = True) -> None:
-    """Raise ConfigError if this machine lacks GPUs of the configuration, or a requirement of its
-    engine.
-    """
+    """Raise ConfigError if this machine lacks GPUs, or a requirement of the engine."""
     ranks = config.distributed.trainer_ranks if training else 1
     gpus = torch.cuda.device_count()
     if not config.uses_ray and device_of(config.train.device) == "cuda" and ranks > gpus:

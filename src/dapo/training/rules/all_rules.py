@@ -19,9 +19,7 @@ Row = Mapping[str, Any]
 
 
 def _is_audit_gap(row: Row) -> bool:
-    """Whether the reward's verifier accepts a response that the audit refuses, or gives it a higher
-    score.
-    """
+    """Return True if the reward accepts a response that the audit refuses or scores lower."""
     score = row["score"]
     audit_score = row.get("audit_score")
     if score is None or audit_score is None:
@@ -40,9 +38,7 @@ def _lacks_verdict(row: Row) -> bool:
 
 
 def _is_all_wrong(row: Row) -> bool:
-    """Whether a response belongs to a group that is all wrong; where every group trains, its
-    advantage is 0.
-    """
+    """Return True if a response's group is all wrong; its advantage is 0 if every group trains."""
     return row["outcome"] == "all_wrong" or (row["correct"] is False and row["advantage"] == 0)
 
 
@@ -51,8 +47,8 @@ def _is_looping(row: Row) -> bool:
 
 
 def _episode(row: Row) -> Row:
-    found = json.loads(row.get("episode") or "{}")
-    return found if isinstance(found, dict) else {}
+    episode = json.loads(row.get("episode") or "{}")
+    return episode if isinstance(episode, dict) else {}
 
 
 _FEW_SIGNALS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
@@ -128,8 +124,8 @@ RULES = (
 
 def active_findings(history: MetricHistory, config: Config) -> list[Finding]:
     """Return the findings at the history's last step, the most severe first."""
-    found = [finding for rule in RULES if (finding := rule.check(history, config)) is not None]
-    return sorted(found, key=lambda each: SEVERITIES.index(each.severity))
+    findings = [finding for rule in RULES if (finding := rule.check(history, config)) is not None]
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 class LiveRules:
@@ -148,13 +144,13 @@ class LiveRules:
             self.add(record)
 
     def add(self, record: Mapping[str, Any]) -> tuple[list[Finding], int]:
-        """Add a step's metrics; return the new findings and the number of active ones, notes
-        aside.
-        """
+        """Add a step's metrics; return new findings and the number of active ones without notes."""
         self._history.add(record)
-        found = [
-            each for each in active_findings(self._history, self._config) if each.severity != "note"
+        findings = [
+            finding
+            for finding in active_findings(self._history, self._config)
+            if finding.severity != "note"
         ]
-        new = [each for each in found if each.name not in self._reported]
-        self._reported |= {each.name for each in new}
-        return new, len(found)
+        new = [finding for finding in findings if finding.name not in self._reported]
+        self._reported |= {finding.name for finding in new}
+        return new, len(findings)

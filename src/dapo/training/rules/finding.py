@@ -32,7 +32,7 @@ class Finding:
     advice: str = ""  # the remedy where an option alone is not enough
 
     def one_line(self) -> str:
-        """The cause and the remedy on one line."""
+        """Return the cause and the remedy on one line."""
         remedy = f"try {' or '.join(self.change)}" if self.change else self.advice
         return f"{self.cause}; {remedy}"
 
@@ -67,18 +67,18 @@ class Rule:
     def check(self, history: MetricHistory, config: Config) -> Finding | None:
         """Return the finding at the history's last step, if the condition holds."""
         is_asked = config.learns_from_rewards or not self.needs_rewards
-        found = self.symptom(history, config) if is_asked else None
-        if found is None:
+        symptom = self.symptom(history, config) if is_asked else None
+        if symptom is None:
             return None
-        evidence = {name: value for name, value in found.evidence.items() if value is not None}
-        change = tuple(each for each in found.change if not _is_set(each, config))
-        severity = found.severity or self.severity
+        evidence = {name: value for name, value in symptom.evidence.items() if value is not None}
+        change = tuple(option for option in symptom.change if not _is_set(option, config))
+        severity = symptom.severity or self.severity
         return Finding(
-            self.name, severity, found.cause, evidence, change, history.span(), found.advice
+            self.name, severity, symptom.cause, evidence, change, history.span(), symptom.advice
         )
 
 
 def _is_set(change: str, config: Config) -> bool:
-    """Whether the option of `section.name=value` has that value already."""
+    """Return True if the option of `section.name=value` has that value already."""
     name, _, value = change.partition("=")
     return str(reduce(getattr, name.split("."), config)).lower() == value.lower()

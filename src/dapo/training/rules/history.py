@@ -35,9 +35,7 @@ _OF_EVALUATION = ("accuracy", "low", "high", "truncated_fraction")
 
 @dataclass(frozen=True)
 class EvaluationPoint:
-    """The accuracy of one evaluation with its 95 % interval, and the fraction of its responses that
-    are truncated.
-    """
+    """The accuracy of one evaluation with its 95 % interval, and its fraction of cut responses."""
 
     step: int
     accuracy: float
@@ -90,64 +88,54 @@ class MetricHistory:
         self._add_evaluation(step, values)
 
     def window(self, steps: int = WINDOW) -> list[dict[str, float]]:
-        """The metrics of at most `steps` last steps."""
+        """Return the metrics of at most `steps` last steps."""
         return list(self.last)[-steps:]
 
     def span(self) -> tuple[int, int]:
         return max(0, self.step - max(1, len(self.window())) + 1), self.step
 
     def mean(self, name: str) -> float | None:
-        """The mean over the window's steps that have the metric; None where none has."""
+        """Return the mean over the window's steps that have the metric; None where none has."""
         return _mean(name, self.window())
 
     def means(self, *names: str) -> dict[str, float | None]:
-        """The means by name, as evidence of a finding."""
+        """Return the means by name, as evidence of a finding."""
         return {name: self.mean(name) for name in names}
 
     def median(self, name: str) -> float | None:
-        """The median of the window's finite values, which one step does not decide; None without
-        any.
-        """
+        """Return the median of the window's finite values, which one step does not decide."""
         values = [value for value in self.values(name) if not math.isnan(value)]
         return median(values) if values else None
 
     def first_mean(self, name: str) -> float | None:
-        """The mean over the first steps; None where none has the metric, or while the window
-        overlaps with them.
-        """
+        """Return the mean over the first steps; None without values or if the window overlaps."""
         return _mean(name, self.first) if self.steps >= FIRST + min(WINDOW, FIRST) else None
 
     def total(self, *names: str) -> float:
-        """The sum of metrics over the window; one that a step lacks is 0 there."""
+        """Return the sum of metrics over the window; one that a step lacks is 0 there."""
         return math.fsum(record.get(name, 0.0) for record in self.window() for name in names)
 
     def rate(self, name: str) -> float:
-        """The mean over the window, in which a step without the metric counts as 0; 0 before
-        MIN_STEPS.
-        """
+        """Return the mean over the window with missing values as 0; 0 before MIN_STEPS."""
         return self.total(name) / len(self.window()) if self.steps >= MIN_STEPS else 0.0
 
     def values(self, name: str, steps: int = WINDOW) -> list[float]:
-        """The metric in the last steps that have it, oldest first."""
+        """Return the metric in the last steps that have it, oldest first."""
         return [record[name] for record in self.window(steps) if name in record]
 
     @property
     def performance(self) -> str:
-        """The metric of what is learned: accuracy, or the mean score of a verifier that gives only
-        scores.
-        """
+        """The metric to improve: accuracy, or the mean score if the verifier gives only scores."""
         return (
             "reward/accuracy" if self.mean("reward/accuracy") is not None else "reward/score_mean"
         )
 
     @property
     def gain(self) -> float | None:
-        """The gain in performance since the first steps, or in held-out accuracy if that is larger;
-        None: not known.
-        """
+        """The gain in performance or, if larger, in held-out accuracy; None if unknown."""
         now = self.mean(self.performance)
-        before = self.first_mean(self.performance)
-        gains = [] if now is None or before is None else [now - before]
+        first = self.first_mean(self.performance)
+        gains = [] if now is None or first is None else [now - first]
         if (
             self.first_evaluation is not None
             and self.last_evaluation is not None
@@ -176,7 +164,7 @@ class MetricHistory:
             return
         name = min(names, key=len)  # the whole data set; its sources have longer names
         accuracy, low, high, truncated = (
-            values.get(f"{name}/{each}", math.nan) for each in _OF_EVALUATION
+            values.get(f"{name}/{field}", math.nan) for field in _OF_EVALUATION
         )
         is_score = is_mean_score(values, name.removeprefix("eval/"))
         point = EvaluationPoint(step, accuracy, low, high, truncated, is_score)

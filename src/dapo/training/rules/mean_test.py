@@ -31,15 +31,11 @@ class MeanTest:
 
     @property
     def wealth(self) -> float:
-        """The evidence against a mean of at most the threshold: 20 or more is reached by chance in
-        one run of 20.
-        """
+        """The evidence against a mean up to the threshold; chance reaches 20 in 1 of 20 runs."""
         return fsum(self._wealth) / len(self._wealth)
 
     def add(self, value: float, *, num_problems: int = 1, variance: float = 0.0) -> None:
-        """Add the mean and the variance of a step's problems; a mean above 1 raises the unit, as
-        scores may need.
-        """
+        """Add mean and variance of a step's problems; a mean above 1 raises the unit of scores."""
         self._bound = max(self._bound, abs(value))
         threshold = self._threshold / self._bound
         self._steps = self._steps + 1

@@ -32,20 +32,21 @@ STALE = 0.1  # the fraction of generated tokens that are given up as too old
 def audit_gap(history: MetricHistory, config: Config) -> Symptom | None:
     """The reward's verifier accepts what a second verifier refuses."""
     gap = history.mean("audit/gap")
-    before = history.first_mean("audit/gap")
+    first_gap = history.first_mean("audit/gap")
     if gap is None or not gap > AUDIT_GAP or history.audit.wealth < AUDIT_EVIDENCE:
         return None
     trend = ""
-    if before is not None and before <= AUDIT_GAP:
+    if first_gap is not None and first_gap <= AUDIT_GAP:
         trend = (
-            f", and it was {before:.3g} in the first steps: the run learns what only the reward"
+            f", and it was {first_gap:.3g} in the first steps: the run learns what only the reward"
             " accepts"
         )
     return Symptom(
         f"the reward's verifier is {gap:.3g} above the audit's on the same responses; a gap of at"
         f" most {AUDIT_GAP:g} would look like this in fewer than one run in"
         f" {AUDIT_EVIDENCE:g}{trend}",
-        {"audit/gap at first": before} | history.means("audit/gap", "audit/mean", "audit/problems"),
+        {"audit/gap at first": first_gap}
+        | history.means("audit/gap", "audit/mean", "audit/problems"),
         _audit_as_reward(config),
         advice=(
             "read the responses below, which the reward accepts and the audit refuses; then fix one"
@@ -55,15 +56,13 @@ def audit_gap(history: MetricHistory, config: Config) -> Symptom | None:
 
 
 def _audit_as_reward(config: Config) -> tuple[str, ...]:
-    """The options with which the audit's verifier is the reward; it cannot audit itself."""
+    """Return the options with which the audit's verifier is the reward; it cannot audit itself."""
     if config.audit.name_and_options is None:
         return ()
-    name, own = config.audit.name_and_options
-    options = (
-        [f"reward.options={json.dumps(own, separators=(',', ':'))}"]
-        if own or config.reward.options
-        else []
-    )
+    name, verifier_options = config.audit.name_and_options
+    options = []
+    if verifier_options or config.reward.options:
+        options = [f"reward.options={json.dumps(verifier_options, separators=(',', ':'))}"]
     return (shlex.join([f"reward.verifier={name}", *options, "audit.verifier=null"]),)
 
 
@@ -75,8 +74,8 @@ def overfit(history: MetricHistory, config: Config) -> Symptom | None:
         return None
     name = history.performance
     accuracy = history.mean(name)
-    before = history.first_mean(name)
-    if accuracy is None or before is None or accuracy - before < GAIN:
+    first_accuracy = history.first_mean(name)
+    if accuracy is None or first_accuracy is None or accuracy - first_accuracy < GAIN:
         return None
     style = ".3f" if last.is_score else ".1%"
     fell = (
@@ -87,7 +86,7 @@ def overfit(history: MetricHistory, config: Config) -> Symptom | None:
     evidence = {
         "eval accuracy": last.accuracy,
         "eval accuracy, best": best.accuracy,
-        f"{name} at first": before,
+        f"{name} at first": first_accuracy,
     }
     if last.truncated - best.truncated >= (best.accuracy - last.accuracy) / 2:
         limit = config.eval.max_response_tokens or config.rollout.max_response_tokens
@@ -98,8 +97,8 @@ def overfit(history: MetricHistory, config: Config) -> Symptom | None:
             (f"eval.max_response_tokens={2 * limit}",),
         )
     return Symptom(
-        f"{fell}, beyond both intervals, while training went from {before:.3g} to {accuracy:.3g}"
-        f" ({name})",
+        f"{fell}, beyond both intervals, while training went from {first_accuracy:.3g} to"
+        f" {accuracy:.3g} ({name})",
         evidence | history.means(name, "rollout/epoch"),
         (
             f"train.num_steps={max(best.step, 1)}",
@@ -181,11 +180,10 @@ def no_tool_calls(history: MetricHistory, config: Config) -> Symptom | None:
     called_before = any(history.values("rollout/tool_calls", LONG))
     if not called_before and not config.environment.tools:
         return None  # an environment need not have tools
-    result = (
-        "any more: the policy has learned to do without"
-        if called_before
-        else "so they change nothing"
-    )
+    if called_before:
+        result = "any more: the policy has learned to do without"
+    else:
+        result = "so they change nothing"
     return Symptom(
         f"no episode calls a tool{' ' if called_before else ', '}{result}",
         history.means("rollout/tool_calls", "rollout/turns_mean"),
@@ -258,9 +256,7 @@ def idle_trainer(history: MetricHistory, config: Config) -> Symptom | None:
 def _idle(
     history: MetricHistory, config: Config, name: str, cause: str, **remedy: Any
 ) -> Symptom | None:
-    """The symptom where the seconds in a metric are above IDLE of the steps' seconds without those
-    of evaluations.
-    """
+    """Return a symptom if a metric's seconds exceed IDLE of the steps' own, without evaluations."""
     seconds = history.total("time/step_s") - history.total("time/evaluate_s")
     share = history.total(name) / seconds if seconds > 0 else 0.0
     if not _is_async(history, config) or share <= IDLE:

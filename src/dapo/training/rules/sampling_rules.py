@@ -21,7 +21,7 @@ TOP_PROBLEM = 0.5  # the fraction of a step's trained tokens that one problem ma
 EASIER_PROBLEMS = (
     "mix in problems that the model solves at times, data.train={mix: {easy: SOURCE, hard: SOURCE}}"
     " (dynamic_sampling.predict=true samples the others less often), or train on easier ones first"
-    " and go on with dapo fork"
+    " and continue with dapo fork"
 )
 """Advice where a model solves none of its problems."""
 _MANY_TOKENS = 8
@@ -50,11 +50,10 @@ def _none_right(history: MetricHistory, config: Config) -> Symptom | None:
     truncated = history.mean("rollout/truncated_fraction") or 0.0
     limit = config.rollout.max_response_tokens
     is_cut = truncated > TRUNCATED
-    cause = (
-        f"{truncated:.0%} of the responses reach {limit} tokens, the limit"
-        if is_cut
-        else "problems are too hard"
-    )
+    if is_cut:
+        cause = f"{truncated:.0%} of the responses reach {limit} tokens, the limit"
+    else:
+        cause = "problems are too hard"
     return Symptom(
         f"{cause}: every response to {groups:,} prompts is wrong, so {result}",
         {"rollout/keep_rate": keep_rate}
@@ -137,7 +136,7 @@ _STARVATION = {
 
 
 def _without_filter(config: Config) -> tuple[str, ...]:
-    """The options that leave out the filter of groups."""
+    """Return the options that leave out the filter of groups."""
     sampling = config.dynamic_sampling
     change = []
     if sampling.filter is not None:
@@ -153,7 +152,7 @@ ENABLE = "dynamic_sampling.enabled=true"
 
 
 def _lacks_signal(history: MetricHistory, config: Config) -> bool:
-    """Whether few groups carry a signal: of some steps, of many groups, or none at all."""
+    """Return True if few groups carry a signal: of some steps, of many groups, or none at all."""
     keep_rate = signal_rate(history, config)
     if keep_rate is None or keep_rate >= MIN_KEEP_RATE:
         return False
@@ -161,18 +160,14 @@ def _lacks_signal(history: MetricHistory, config: Config) -> bool:
 
 
 def _is_cut_off(history: MetricHistory, config: Config, name: str) -> bool:
-    """Whether groups lack a signal because their responses are truncated, which `truncation`
-    reports.
-    """
+    """Return True if groups lack a signal because of truncation, which `truncation` reports."""
     truncated = history.mean("rollout/truncated_fraction") or 0.0
     may_hide = name in ("too_hard", "equal_rewards") or config.overlong.mode == "filter"
     return may_hide and truncated > TRUNCATED
 
 
 def _sampling_change(config: Config) -> tuple[str, ...]:
-    """The option of dynamic sampling that would leave out problems without a signal, if one is
-    unused.
-    """
+    """Return the unused option of dynamic sampling that would skip problems without a signal."""
     sampling = config.dynamic_sampling
     if not sampling.enabled:
         return (ENABLE,)
@@ -196,7 +191,7 @@ def decided(history: MetricHistory) -> float:
 
 
 def _starvation_cause(history: MetricHistory, config: Config) -> str:
-    """The most frequent outcome of the groups without a signal."""
+    """Return the most frequent outcome of the groups without a signal."""
     if not config.dynamic_sampling.enabled:
         if _error_rate(history, config) > 1 - MIN_KEEP_RATE:
             return "verifier_errors"
@@ -217,7 +212,7 @@ def _starvation_cause(history: MetricHistory, config: Config) -> str:
 
 
 def _error_rate(history: MetricHistory, config: Config, *, but: str | None = None) -> float:
-    """The fraction of responses without a verdict, less those that the metric `but` counts."""
+    """Return the fraction of responses without a verdict, except those that metric `but` counts."""
     responses = decided(history) * config.rollout.group_size
     errors = history.total("rollout/verifier_errors") - (history.total(but) if but else 0.0)
     return errors / responses if responses else 0.0
@@ -298,11 +293,10 @@ def _cut_off(
     limit: int = getattr(config, section).max_response_tokens
     # so most truncated responses are right
     has_answered = accuracy is not None and accuracy > 1 - truncated / 2
-    reason = (
-        "they go on after their answer"
-        if has_answered
-        else "they are judged before they have answered"
-    )
+    if has_answered:
+        reason = "they continue after their answer"
+    else:
+        reason = "they are judged before they have answered"
     return Symptom(
         f"{truncated:.1%} of the responses{sampled} end at the limit of {limit} tokens{effect}:"
         f" {reason}",
@@ -319,11 +313,11 @@ def length_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     """Responses grow without a gain in accuracy."""
     name = "rollout/response_tokens_mean"
     length = history.mean(name)
-    before = history.first_mean(name)
+    first_length = history.first_mean(name)
     if (
         length is None
-        or before is None
-        or length < max(LENGTH_GROWTH * before, before + _MANY_TOKENS)
+        or first_length is None
+        or length < max(LENGTH_GROWTH * first_length, first_length + _MANY_TOKENS)
     ):
         return None
     accuracy = history.mean("reward/accuracy")
@@ -333,7 +327,7 @@ def length_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     is_unknown = config.dynamic_sampling.predict and history.evaluations < 2
     if is_unknown or (gain is not None and gain >= GAIN):
         return None
-    scores_alone = "the reward gives only scores: it may pay for length"
+    scores_alone = "the reward gives only scores: it may reward length"
     if gain is None:
         result = scores_alone
     elif history.performance == "reward/accuracy":
@@ -342,18 +336,18 @@ def length_explosion(history: MetricHistory, config: Config) -> Symptom | None:
         result = f"the mean score changed by {gain:+.3f}"
     mode = config.overlong.mode
     buffer = config.overlong.buffer_tokens
-    shorter = max(round(LENGTH_GROWTH * before), buffer if mode == "soft" else 1)
+    shorter = max(round(LENGTH_GROWTH * first_length), buffer if mode == "soft" else 1)
     change = [] if mode == "soft" else ["overlong.mode=filter"]
     if shorter < config.rollout.max_response_tokens:
         change.append(f"rollout.max_response_tokens={shorter}")
     return Symptom(
-        f"responses are {length / before:.1f} times as long as in the first steps ({length:.0f}"
-        f" tokens, then {before:.0f}), and {result}",
-        {name: length, f"{name} at first": before, "reward/accuracy": accuracy},
+        f"responses are {length / first_length:.1f} times as long as in the first steps"
+        f" ({length:.0f} tokens, then {first_length:.0f}), and {result}",
+        {name: length, f"{name} at first": first_length, "reward/accuracy": accuracy},
         tuple(change),
         advice=(
-            "look at the longest responses below: a reward that counts words or steps pays for more"
-            " of them"
+            "look at the longest responses below: a reward that counts words or steps rewards"
+            " more of them"
         ),
     )
 
@@ -367,7 +361,7 @@ def repeated_text(history: MetricHistory, config: Config) -> Symptom | None:
         f"{rate:.0%} of the responses end in a loop: the same tokens at least four times in a row",
         {"rollout/looping_fraction": rate},
         (*colder, "overlong.mode=filter"),
-        advice="the model repeats itself, or the reward pays for it: compare their rewards below",
+        advice="the model repeats itself, or the reward encourages it: compare their rewards below",
     )
 
 
@@ -381,7 +375,7 @@ def many_answers(history: MetricHistory, config: Config) -> Symptom | None:
     )
     return Symptom(
         f"{rate:.0%} of the responses mark three or more answers (Answer:, \\boxed or ####): the"
-        " model hedges, and a verifier that takes any of them pays for guessing",
+        " model hedges, and a verifier that takes any of them rewards guessing",
         {"rollout/many_answers_fraction": rate},
         ("reward.verifier=math",) if reads_marks else (),  # other tasks need other verifiers
         advice=(

@@ -55,11 +55,13 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
     name = "loss/entropy"
     performance = history.performance
     entropy = history.mean(name)
-    before = history.first_mean(name)
+    first_entropy = history.first_mean(name)
     now = history.mean(performance)
-    if entropy is None or before is None or history.gain is None or now is None:
+    if entropy is None or first_entropy is None or history.gain is None or now is None:
         return None
-    is_low = entropy < ENTROPY_FRACTION * before or (entropy < LOW_ENTROPY and entropy < before / 2)
+    is_low = entropy < ENTROPY_FRACTION * first_entropy or (
+        entropy < LOW_ENTROPY and entropy < first_entropy / 2
+    )
     is_accuracy = performance == "reward/accuracy"
     if not is_low or (is_accuracy and now >= SOLVED) or not _has_changed(history, below=1.0):
         return None
@@ -76,16 +78,14 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
     wrong = f": {1 - now:.0%} of the responses are wrong" if is_accuracy else ""
     warmer = ("rollout.temperature=1.0",) if config.rollout.temperature < 1 else ()
     # without ratios, or in a loss without that bound, nothing is clipped
-    wider = (
-        (f"loss.clip_high={max(0.28, 1.25 * config.loss.clip_high):.2g}",)
-        if config.clips_high
-        else ()
-    )
+    wider: tuple[str, ...] = ()
+    if config.clips_high:
+        wider = (f"loss.clip_high={max(0.28, 1.25 * config.loss.clip_high):.2g}",)
     return Symptom(
         f"the policy explores no more: its entropy is {entropy:.3g} nats per token, after"
-        f" {before:.3g} in the first steps, {'if' if has_gained else 'and'} {performance}"
+        f" {first_entropy:.3g} in the first steps, {'if' if has_gained else 'and'} {performance}"
         f" {result}{wrong}",
-        {name: entropy, f"{name} at first": before, performance: now}
+        {name: entropy, f"{name} at first": first_entropy, performance: now}
         | {f"{performance} at first": history.first_mean(performance)},
         (*warmer, *wider, _lower_lr(config)),
         # a score has no known maximum; selection keeps the accuracy of sampled problems near one
@@ -99,20 +99,19 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
 
 
 def _has_changed(history: MetricHistory, *, below: float = math.inf, above: float = 0.0) -> bool:
-    """Whether the entropy over all responses has changed by a factor in these bounds since the
-    first steps.
+    """Return True if the entropy over all responses changed by a factor within these bounds.
 
     `loss/entropy` is the mean over the tokens that train: it changes with their choice as well.
     True where it is not known.
     """
-    now, before = (get("rollout/entropy_estimate") for get in (history.mean, history.first_mean))
-    return not now or not before or above < now / before < below
+    now, first_entropy = (
+        get("rollout/entropy_estimate") for get in (history.mean, history.first_mean)
+    )
+    return not now or not first_entropy or above < now / first_entropy < below
 
 
 def _has_halved(history: MetricHistory) -> bool:
-    """Whether accuracy is at most half of its best among the last steps, as means over FALL_STEPS
-    of them.
-    """
+    """Return True if accuracy is at most half of its recent best, both means over FALL_STEPS."""
     values = history.values("reward/accuracy", LONG)
     means = [fmean(values[end - FALL_STEPS : end]) for end in range(FALL_STEPS, len(values) + 1)]
     return bool(means) and means[-1] <= max(means) / 2
@@ -123,12 +122,12 @@ def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     name = "loss/entropy"
     loss = config.loss
     entropy = history.mean(name)
-    before = history.first_mean(name)
-    if entropy is None or before is None:
+    first_entropy = history.first_mean(name)
+    if entropy is None or first_entropy is None:
         return None
     largest = max(
-        ENTROPY_GROWTH * before,
-        before + ENTROPY_RISE,
+        ENTROPY_GROWTH * first_entropy,
+        first_entropy + ENTROPY_RISE,
         ENTROPY_GROWTH * (loss.entropy_target or 0.0),
     )
     has_learned = (
@@ -137,12 +136,16 @@ def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     if entropy <= largest or has_learned or not _has_changed(history, above=1.0):
         return None
     bonus = (f"loss.entropy_coef={loss.entropy_coef / 10:.2g}",) if loss.entropy_coef else ()
-    paid = f"loss.entropy_coef={loss.entropy_coef:g} pays for randomness"
+    paid = f"loss.entropy_coef={loss.entropy_coef:g} rewards randomness"
     reason = paid if bonus else "the updates destroy what the model knew"
     return Symptom(
         f"the policy becomes random: its entropy is {entropy:.3g} nats per token, after"
-        f" {before:.3g} in the first steps; {reason}",
-        {name: entropy, f"{name} at first": before, "reward/mean": history.mean("reward/mean")},
+        f" {first_entropy:.3g} in the first steps; {reason}",
+        {
+            name: entropy,
+            f"{name} at first": first_entropy,
+            "reward/mean": history.mean("reward/mean"),
+        },
         (*bonus, _lower_lr(config)),
     )
 
@@ -169,19 +172,17 @@ def idle_techniques(history: MetricHistory, config: Config) -> Symptom | None:
             f"train.minibatch_groups={n}" for n in range(groups - 1, 0, -1) if groups % n == 0
         )[:1]
     elif clips_higher and stopped is not None and stopped < IDLE_CLIPPED:
-        movement = (
-            f"tokens move by {moved:.2g} nats per step (root mean square), and "
-            if (moved or 0) > 0
-            else ""
-        )
+        movement = ""
+        if (moved or 0) > 0:
+            movement = f"tokens move by {moved:.2g} nats per step (root mean square), and "
         bound = f"one is stopped from {math.log1p(loss.clip_high):.2g} nats on"
         idle.append(
             f"clip-higher (the upper clip stops {stopped:.2g} of the tokens: {movement}{bound})"
         )
-    kept = signal_rate(history, config)
+    signal_fraction = signal_rate(history, config)
     samples_every_problem = config.dynamic_sampling.enabled and not config.dynamic_sampling.predict
-    if samples_every_problem and kept is not None and kept >= IDLE_KEPT:
-        idle.append(f"dynamic sampling ({kept:.0%} of the groups carry a signal)")
+    if samples_every_problem and signal_fraction is not None and signal_fraction >= IDLE_KEPT:
+        idle.append(f"dynamic sampling ({signal_fraction:.0%} of the groups carry a signal)")
     is_far = (
         overlong.mode == "filter"
         or (longest or math.inf) <= rollout.max_response_tokens - overlong.buffer_tokens
@@ -234,7 +235,7 @@ def skipped_updates(history: MetricHistory, config: Config) -> Symptom | None:
         return None
     updates = config.updates_per_step * len(history.window())
     means = history.means("optim/grad_norm", "loss/approx_kl")
-    shown = (
+    averages = (
         ", ".join(f"{name} {value:.3g}" for name, value in means.items() if value is not None)
         or "no gradient"
     )
@@ -251,8 +252,8 @@ def skipped_updates(history: MetricHistory, config: Config) -> Symptom | None:
     elif limit is not None and limit <= HIGH_KL and moved is not None and moved <= HIGH_KL:
         change = f"loss.max_approx_kl={max(1.0, 10 * limit):g}"
     return Symptom(
-        f"{skipped:.0f} of {updates} updates skipped, with {shown} on average: the loss or the"
-        " gradient was not finite, or the policy too far from the one that sampled",
+        f"{skipped:.0f} of {updates} updates skipped, with {averages} on average: the loss or the"
+        " gradient was not finite, or the policy had moved too far from the one that sampled",
         {"optim/skipped": skipped} | means,
         (change,) if change else (),
         advice,
@@ -308,7 +309,7 @@ def lr_too_high(history: MetricHistory, config: Config) -> Symptom | None:
 
 
 def _clipped_tokens(history: MetricHistory, config: Config) -> float:
-    """The fraction of tokens whose own ratio is beyond a bound that is no tighter than Eq. 8's.
+    """Return the fraction of tokens whose own ratio is beyond a bound at least as wide as Eq. 8's.
 
     Tighter bounds clip without a large step. So does a ratio per response: GSPO's published bounds
     clip 14 % of the tokens at 0.0003. A surrogate without a bound has no such tokens.
@@ -349,9 +350,7 @@ def lr_too_low(history: MetricHistory, config: Config) -> Symptom | None:
 
 
 def _trains_twice(record: Mapping[str, float], config: Config) -> bool:
-    """Whether tokens with an advantage trained in two updates of a step: before that every ratio is
-    1.
-    """
+    """Return True if tokens with an advantage trained twice in a step; until then ratios are 1."""
     share = 1 - record.get("rollout/zero_advantage_fraction", 0.0)
     with_advantage = share * record.get("rollout/groups_trained", 0.0)
     return config.reuses_samples and with_advantage > config.train.minibatch_groups
