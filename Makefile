@@ -50,7 +50,7 @@ quickstart: install
 # read it, but never write it
 test: install-dev
 	$(VENV)/bin/python -m compileall -q src
-	$(PARALLEL) -m "not ray" $(LIBRARIES:%=--ignore=%) $(REPOSITORY:%=--ignore=%) $(ARGS)
+	$(PARALLEL) -m "not ray and not nightly" $(LIBRARIES:%=--ignore=%) $(REPOSITORY:%=--ignore=%) $(ARGS)
 
 # one thread per process: with two, processes that wait for each other's threads take up to forty times as long
 PARALLEL  = env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=4 --dist=loadfile --no-loadscope-reorder
@@ -86,7 +86,7 @@ test-ray: install-dev
 # the tests of files that differ from BASE (.ci/changed-tests lists them), and those of layers and names
 BASE ?= HEAD
 test-changed: install-dev
-	$(PYTEST) -m "not ray" tests/system/test_imports.py $$(.ci/changed-tests $(BASE)) $(ARGS)
+	$(PYTEST) -m "not ray and not nightly" tests/system/test_imports.py $$(.ci/changed-tests $(BASE)) $(ARGS)
 
 # the tests of benchmarks/ and evidence/, which `make nightly` runs, and CI where they or what they import changed
 TOOLS ?= benchmarks/tests evidence/tests
@@ -97,8 +97,10 @@ test-tools: install-dev
 test-vllm: .venv-vllm/.installed-dapo
 	.venv-vllm/bin/python -m pytest -m vllm tests/engines/test_vllm.py tests/contracts/test_engine_contract.py $(ARGS)
 
-# what takes too long for every change: the tests of tools and of Ray, 200 kills at random moments (about eight minutes), the soak
+# what takes too long for every change: libraries, repository, Ray and tools, the products and lists of which
+# `make test` meets a sample (marker nightly), 200 kills at random moments (about eight minutes), the soak
 nightly: test-libraries test-repository test-ray test-tools
+	$(PARALLEL) -m nightly tests
 	DAPO_KILLS=200 $(PYTEST) -s --timeout=3600 tests/system/test_kills.py
 	$(VENV)/bin/python -m benchmarks.soak $(ARGS)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers.fork_server import ForkServer
+from helpers.forked_workers import WorkerForks
 from helpers.launchers import SHARED_WORKERS
 
 # vLLM's environment has none; after `gc.freeze`, which a run calls, it cannot be imported
@@ -77,6 +78,20 @@ def fork_server() -> Iterator[ForkServer]:
     server = ForkServer()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def _worker_forks() -> Iterator[WorkerForks]:
+    forks = WorkerForks()
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="module")
+def forked_workers(_worker_forks: WorkerForks) -> Iterator[None]:
+    """Fork the workers of a launcher `local`, which otherwise import torch anew, in this module."""
+    with _worker_forks.stand_in():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -104,7 +104,11 @@ def test_claims_are_for_the_tool_that_judges_the_results(tmp_path: Path):
             "conditions: clean: unknown key 'inherits'",
         ),
         ("inherits: GRPO", "inherits: + token-level loss", "`inherits` is circular: "),
-        ("inherits: GRPO", "inherits: GRPA", "inherits 'GRPA' is not a variant; did you mean GRPO?"),
+        (
+            "inherits: GRPO",
+            "inherits: GRPA",
+            "inherits 'GRPA' is not a variant; did you mean GRPO?",
+        ),
         ("  + clip-higher: ", "  GRPO: ", "GRPO is set twice"),
         ("  + token-level loss:", "  '* grpo':", "would share one folder"),
         ("  + token-level loss:", "  '+':", "has no letter and no digit"),
@@ -149,7 +153,11 @@ def test_claims_are_for_the_tool_that_judges_the_results(tmp_path: Path):
         ("[3, 1]", "[3, 3]", "seeds: 3 is listed twice"),
         ("[3, 1]", "[3, -1]", "seeds: expected a list of integers from 0"),
         ("[3, 1]", "[true]", "seeds: expected a list of integers from 0"),
-        ("baseline: GRPO", "baseline: GRPQ", "baseline 'GRPQ' is not a variant; did you mean GRPO?"),
+        (
+            "baseline: GRPO",
+            "baseline: GRPQ",
+            "baseline 'GRPQ' is not a variant; did you mean GRPO?",
+        ),
         ("loss/entropy", "loss/entrpy", "no metric 'loss/entrpy'"),
         (
             "against: seconds",

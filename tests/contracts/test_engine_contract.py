@@ -27,6 +27,8 @@ from helpers.launchers import SHARED_WORKERS, engine_spec
 from helpers.tiny_models import SERVED, VOCABULARY, ModelWeights, tiny_model, wide_model
 from helpers.varlen_operators import decode_attention
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 PROMPT = (11, 42, 7, 99)
 LONGER_PROMPT = (5, 5, 120, 64, 3, 190, 17, 1, 80)
 TOLERANCE = 1e-5

@@ -36,6 +36,8 @@ from helpers.launchers import SHARED_WORKERS, LightLauncher, SharedWorkerLaunche
 from helpers.processes import is_alive
 from helpers.tiny_runs import contents, differences, new_run, tiny
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 class EmptyWeights:
     """A source of weights for engines that look at none."""

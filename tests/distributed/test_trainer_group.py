@@ -26,8 +26,12 @@ from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.model import load_model
 from dapo.training.assemble.inputs import device_for_inputs
 from dapo.training.train import train
+from helpers.forked_workers import STARTED
+from helpers.processes import is_alive
 from helpers.tiny_policies import groups_of
 from helpers.tiny_runs import metrics, new_run, saved_steps, tiny
+
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 STEPS = 5
 
@@ -219,20 +223,17 @@ class after_step:
 
 
 def trainers() -> list[int]:
-    """Process ids of this process's living trainer ranks, in their order; other tests keep engines
-    of their own.
+    """Process ids of the living trainer ranks that this process has had forked, in their order;
+    other tests keep engines of their own.
     """
     found = {}
-    for path in Path("/proc").glob("[0-9]*"):
+    for pid in filter(is_alive, STARTED):
         try:
-            command = (path / "cmdline").read_bytes()
-            state, parent = (path / "stat").read_text().rpartition(")")[2].split()[:2]
-            log = Path(os.readlink(path / "fd" / "1")).name
+            log = Path(os.readlink(f"/proc/{pid}/fd/1")).name
         except OSError:
             continue
-        is_rank = b"dapo.distributed.worker_main" in command and log.startswith("trainer-")
-        if is_rank and int(parent) == os.getpid() and state != "Z":
-            found[log] = int(path.name)
+        if log.startswith("trainer-"):
+            found[log] = pid
     return [pid for _, pid in sorted(found.items())]
 
 

@@ -20,6 +20,8 @@ from dapo.runs.rollout_table import EPISODE, all_columns, read_rollouts
 from helpers.commands import run as run_command
 from helpers.tiny_runs import contents, differences, metrics, tiny
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 # the random model ends few turns by itself, so that episodes have up to three within 64 tokens
 EPISODES = (
     "environment=helpers.environments:Digits",

@@ -33,6 +33,8 @@ from helpers.tiny_policies import (
     weights_of,
 )
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 EXACT = 1e-10
 
 OF_THE_CUT = {"optim/shared_token_fraction"}
