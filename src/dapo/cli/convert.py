@@ -153,8 +153,8 @@ def _fault_of_batch(translation: Translation, facts: Mapping[str, Any]) -> str |
     if not facts or not isinstance(value, float) or value.is_integer():
         return None
     fault = (
-        f"{origin} make {value:g} groups per batch on {facts['processes']} process(es), which is not a"
-        " whole number: `dapo convert --processes N` takes the number of processes that the script"
+        f"{origin} make {value:g} groups per batch on {facts['processes']} process(es), which is not"
+        " a whole number: `dapo convert --processes N` takes the number of processes that the script"
         " is launched on"
     )
     for option in (name, "train.minibatch_groups"):

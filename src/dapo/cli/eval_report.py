@@ -48,6 +48,7 @@ def print_evaluation(
 
 
 def _describe_difference(difference: Mapping[str, Any]) -> str:
+    """Describe the paired difference of two results in two lines."""
     if difference["difference"] is None:
         return "second - first: no problem has a verdict in both"
     low = difference["low"]
@@ -69,6 +70,7 @@ def _describe_difference(difference: Mapping[str, Any]) -> str:
 
 
 def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Make a table with a column for each result, and a row for each number that they have."""
     first = results[0]
     is_single = len(results) == 1
     heading = f"on {first['name']}"
@@ -137,6 +139,7 @@ def short_names(models: Sequence[str]) -> list[str]:
 
 
 def _print_notes(console: SafeConsole, summary: Mapping[str, Any]) -> None:
+    """Print notes on scores without verdicts, on intervals, and on errors of the verifier."""
     if not summary["binary"]:
         console.print(
             "the verifier gives scores, not correct or wrong (reward.threshold decides)",
@@ -152,6 +155,7 @@ def _print_notes(console: SafeConsole, summary: Mapping[str, Any]) -> None:
 
 
 def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Make a row per problem, the hardest first, problems without a verdict last."""
     table = _table_by_problem("score", "correct", "tokens", "most frequent answer")
     for row in sorted(rows, key=lambda row: (row["accuracy"] is None, row["accuracy"])):
         responses = row["responses"]

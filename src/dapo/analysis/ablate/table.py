@@ -19,6 +19,7 @@ def make_table(results: Results) -> list[dict[str, Any]]:
 
 
 def _condition(results: Results, condition: str) -> dict[str, Any]:
+    """Return the table of one condition, over the problems that all its runs have judged."""
     runs = {
         variant["name"]: results.finished(condition, variant["name"])
         for variant in results.variants
@@ -70,7 +71,12 @@ def judged_everywhere(runs: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> li
 def _values(
     row: Mapping[int, Mapping[str, Any]], seeds: Sequence[int], judged: Sequence[int]
 ) -> list[list[float]]:
-    return [[row[seed]["accuracies"][i] for i in judged] for seed in seeds]
+    """Return the accuracies of a row by seed, then by judged problem."""
+    values = []
+    for seed in seeds:
+        accuracies = row[seed]["accuracies"]
+        values.append([accuracies[index] for index in judged])
+    return values
 
 
 def _is_binary(row: Mapping[int, Mapping[str, Any]]) -> bool:
@@ -78,9 +84,11 @@ def _is_binary(row: Mapping[int, Mapping[str, Any]]) -> bool:
 
 
 def _accuracy(row: Mapping[int, Mapping[str, Any]], judged: Sequence[int]) -> dict[str, Any] | None:
+    """Return a row's mean accuracy with its interval; None without a finished run."""
     if not row or not judged:
         return None
-    return asdict(two_way_mean(_values(row, sorted(row), judged), proportions=_is_binary(row)))
+    values = _values(row, sorted(row), judged)
+    return asdict(two_way_mean(values, proportions=_is_binary(row)))
 
 
 def _difference(
@@ -92,8 +100,10 @@ def _difference(
     both = sorted(first.keys() & second.keys())
     if not both or not judged:
         return None
-    tables = (_values(row, both, judged) for row in (first, second))
-    return asdict(two_way_difference(*tables, proportions=_is_binary(first)))
+    first_values = _values(first, both, judged)
+    second_values = _values(second, both, judged)
+    difference = two_way_difference(first_values, second_values, proportions=_is_binary(first))
+    return asdict(difference)
 
 
 def _notes(
