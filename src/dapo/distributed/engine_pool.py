@@ -379,7 +379,7 @@ class EnginePool(EngineState):
             calls[engine] = Call(
                 "abort", ([name for name in engine_names if name not in finished],)
             )
-        stopped = {}
+        stopped: dict[str, Generation] = {}
         for generations in self._call(calls).values():
             stopped |= {generation.request_id: generation for generation in generations}
         for engine, engine_names in names.items():
