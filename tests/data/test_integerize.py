@@ -233,7 +233,7 @@ def test_what_may_pass_is_tried_again_and_then_it_is_a_failure():
 def test_what_is_no_completion_is_a_failure(body):
     with (
         chat_server(lambda text, n: (200, body)) as server,
-        pytest.raises(ServerFailed, match="the answer is no chat compl"),
+        pytest.raises(ServerFailed, match="the answer is not a chat compl"),
     ):
         ask(client(server.url))
 
