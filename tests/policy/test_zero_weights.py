@@ -20,6 +20,7 @@ from dapo.policy import objective
 from dapo.policy.custom_loss import CustomLoss
 from dapo.policy.policy import Policy
 from dapo.types import Sample
+from helpers.products import params_of_product
 from helpers.tiny_policies import (
     branching,
     float64_model,
@@ -88,10 +89,11 @@ def packed(
     return logprobs, found if is_on_policy else {**found, "old": near(0.1)}
 
 
-@pytest.mark.parametrize("is_on_policy", [True, False], ids=["first", "later"])
-@pytest.mark.parametrize("terms", TERMS, ids=str)
-@pytest.mark.parametrize("correction", CORRECTIONS, ids=str)
-@pytest.mark.parametrize("surrogate", [*SURROGATES, "custom"])
+@pytest.mark.parametrize(
+    ("surrogate", "correction", "terms", "is_on_policy"),
+    params_of_product([*SURROGATES, "custom"], CORRECTIONS, TERMS, [True, False]),
+    ids=str,
+)
 def test_no_term_of_the_loss_differentiates_a_token_of_weight_zero(
     surrogate: str, correction: dict[str, Any], terms: dict[str, Any], is_on_policy: bool
 ) -> None:
@@ -131,9 +133,11 @@ def test_no_term_of_the_loss_differentiates_a_token_of_weight_zero(
     assert (masked_by_correction > 0) == (correction.get("engine_over_cap") == "mask")
 
 
-@pytest.mark.parametrize("terms", TERMS, ids=str)
-@pytest.mark.parametrize("correction", CORRECTIONS, ids=str)
-@pytest.mark.parametrize("surrogate", SURROGATES)
+@pytest.mark.parametrize(
+    ("surrogate", "correction", "terms"),
+    params_of_product([*SURROGATES], CORRECTIONS, TERMS),
+    ids=str,
+)
 def test_the_weight_of_a_token_multiplies_its_gradient_and_no_other(
     surrogate: str, correction: dict[str, Any], terms: dict[str, Any]
 ) -> None:
@@ -171,12 +175,16 @@ def without_weight(samples: list[Sample]) -> list[Sample]:
     return found
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 2}], ids=["full", "lora"])
 @pytest.mark.parametrize(
-    "terms", [{}, {"kl_coef": 0.5, "kl_estimator": "k2", "entropy_coef": 0.1}], ids=str
+    ("surrogate", "ratio", "terms", "lora"),
+    params_of_product(
+        [*SURROGATES, "custom"],
+        ["token", "sequence"],
+        [{}, {"kl_coef": 0.5, "kl_estimator": "k2", "entropy_coef": 0.1}],
+        [None, {"rank": 2, "alpha": 2}],
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("ratio", ["token", "sequence"])
-@pytest.mark.parametrize("surrogate", [*SURROGATES, "custom"])
 def test_a_minibatch_of_tokens_without_weight_gives_no_weight_of_the_model_a_gradient(
     surrogate: str, ratio: str, terms: dict[str, Any], lora: dict[str, Any] | None, tmp_path: Path
 ) -> None:

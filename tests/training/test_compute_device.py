@@ -23,8 +23,6 @@ from dapo.training.assemble.resolve import (
 from helpers.commands import run
 from helpers.paths import TINY
 
-pytestmark = pytest.mark.usefixtures("forked_workers")
-
 KNOWN = ("data.train=builtin:sums", "train.microbatch_tokens=1024", "train.recompute=false")
 
 

@@ -28,8 +28,6 @@ from helpers.fork_server import ForkServer
 from helpers.model_sizes import sizes_of
 from helpers.tiny_runs import CONFIGS, contents, differences, metrics, tiny
 
-pytestmark = pytest.mark.usefixtures("forked_workers")
-
 PPO = ("preset=ppo", "critic.lr=0.01", "train.eval_every=0", "data.eval=null")
 
 

@@ -24,8 +24,6 @@ from dapo.training.rules.outcome_rules import AUDIT_EVIDENCE
 from dapo.training.rules.update_rules import FALL_STEPS
 from helpers.paths import ROOT
 
-pytestmark = pytest.mark.usefixtures("forked_workers")
-
 HEALTHY: Mapping[str, float] = {
     "rollout/groups_generated": 10,
     "rollout/groups_trained": 4,
