@@ -173,9 +173,7 @@ def _open_regular(path: str, flags: int, permissions: int = SHARED) -> int:
 
 
 def cache_folder() -> Path:
-    """The folder of files that dapo can rebuild, `$DAPO_CACHE` or `~/.cache/dapo`; it may not
-    exist.
-    """
+    """Return the folder of rebuildable files: `$DAPO_CACHE` or `~/.cache/dapo`, maybe absent."""
     return Path(os.environ.get("DAPO_CACHE") or Path.home() / ".cache" / "dapo")
 
 

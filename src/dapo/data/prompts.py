@@ -161,7 +161,7 @@ class PromptEncoder:
         self._lock = threading.Lock()  # fast tokenizers raise an error when two threads call them
 
     def encode(self, problem: Problem) -> tuple[int, ...]:
-        """Return the prompt's ids, not truncated; special tokens are the template's, if any.
+        """Return the prompt's ids in full; without a template the tokenizer adds special tokens.
 
         Ids are cached: rendering and encoding take about a millisecond, and a run encodes each
         problem repeatedly.

@@ -84,9 +84,7 @@ class Checkpoints:
         ]
 
     def keep_weights(self, checkpoint: Path, copy: Callable[[Path, Path], None]) -> None:
-        """Replace a checkpoint by its weights, which `copy(checkpoint, folder)` writes, and its
-        counts.
-        """
+        """Replace a checkpoint by its counts and the weights from `copy(checkpoint, folder)`."""
 
         def write(folder: Path) -> None:
             copy(checkpoint, folder)

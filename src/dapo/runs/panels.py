@@ -127,7 +127,7 @@ def held_out_unit(*, is_binary: bool) -> tuple[str, float]:
 
 
 def metric_unit(metric: str) -> tuple[str, float]:
-    """The unit of a metric of training and the factor of the values; fractions are in per cent."""
+    """Return the unit of a training metric and its factor; fractions are in per cent."""
     row = metric_of(metric)
     return ("%" if row.scale == _PERCENT else row.unit), row.scale
 

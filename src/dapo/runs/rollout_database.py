@@ -113,7 +113,7 @@ class RolloutDatabase:
             self._worker.join()
 
     def _open(self) -> sqlite3.Connection:
-        """Open the cached index of a long run, or else, or if it is unusable, an empty one."""
+        """Open the cached index of a long run; an empty one if the run is short or it is broken."""
         if self._folder.is_dir() and len(os.listdir(self._folder)) >= KEPT_FROM_STEPS:
             key = hashlib.sha256(os.fsencode(self._folder.resolve())).hexdigest()[:24]
             path = cache_folder() / "view" / f"{key}.{FORMAT}.sqlite"

@@ -515,7 +515,7 @@ class _Collector:
         return pending
 
     def next_problem(self) -> tuple[int, Problem]:
-        """Take problems from the stream up to one to sample; return its position and it."""
+        """Take problems from the stream up to one to sample; return position and problem."""
         while True:
             position, problem = self.sampling.stream.take()
             if self.sampling.selector is None:

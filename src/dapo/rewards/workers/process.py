@@ -93,7 +93,7 @@ class WorkerProcess:
         memory_bytes: int,
         output: int = _STDERR,
     ) -> None:
-        """Start a process for `module`, which calls `worker.run`, up to the message of `begin`."""
+        """Run `module`, which calls `worker.run`, in a process; `begin` sends the first message."""
         self._connection, worker_end = socket.socketpair()
         their_keepalive_pipe, keepalive_pipe = os.pipe()
         report, their_report = os.pipe()
