@@ -94,6 +94,16 @@ ERRORS = {
     ),
     "too large": "the worker process ",
 }
+AT_NIGHT = {
+    "segfault",
+    "keyboard interrupt",
+    "no json",
+    "close the output",
+    "close everything",
+    "forged answer",
+    "forged nonsense",
+}
+"""Further faults of a kind that another one stands for: each costs the start of a process."""
 HARMLESS = {
     "fork": "forked",
     "subprocess": "left behind",
@@ -125,7 +135,13 @@ def test_each_action_has_its_expected_outcome():
     assert ACTIONS.keys() == {*ERRORS, *HARMLESS, *HANGING}
 
 
-@pytest.mark.parametrize("action", ERRORS)
+@pytest.mark.parametrize(
+    "action",
+    [
+        pytest.param(action, marks=[pytest.mark.nightly] if action in AT_NIGHT else [])
+        for action in ERRORS
+    ],
+)
 def test_a_fault_is_an_error_of_its_episode_and_another_episode_goes_on(
     pool: EnvironmentPool, action: str
 ):
