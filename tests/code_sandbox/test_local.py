@@ -131,7 +131,7 @@ def successes(request):
             pytest.skip("the tests do not run as root")
         return {name: set(found) for name, found in successes_by_configuration().items()}
     script = (
-        "import json\nfrom code_sandbox import LocalSandbox, probe\n"
+        "import json\nfrom dapo.libs.code_sandbox import LocalSandbox, probe\n"
         f"print(json.dumps({{name: list(probe(LocalSandbox({MEMORY_BYTES}, False, *layers)))\n"
         f"    for name, layers in {CONFIGURATIONS!r}.items()}}))"
     )
