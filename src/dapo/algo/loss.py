@@ -110,7 +110,7 @@ def policy_loss(
 
     Args:
         logprobs: `[N, T]`, or packed `[T]`; only they get a gradient; masked ones may hold
-        anything, NaN included.
+            anything, NaN included.
         old_logprobs: of the same shape; may be `logprobs` itself.
         advantages: A, `[N]` or one for each token.
         mask: of the shape of `logprobs`, true (non-zero) for tokens that train.
@@ -235,7 +235,7 @@ def aggregation_weights(
 
     Args:
         lengths: `[N]` trained tokens (end token included; prompt, padding and masked tokens
-        excluded).
+            excluded).
         group_ids: `[N]` integers; equal numbers form a group.
         aggregate: `token`: 1 / trained tokens of the minibatch (DAPO as released); `group`: 1 /
             (groups x trained tokens of i's group) (Eq. 8 and 12 to the letter); `sequence`: 1 / (N

@@ -35,7 +35,8 @@ def python_pattern(pattern: str) -> str:
 
     Raises:
         ValueError: it has syntax of Python that ECMA 262 does not have, or an unknown property
-        `\p{...}`. re.error: it is no regular expression.
+            `\p{...}`.
+        re.error: it is no regular expression.
     """
     pieces: list[str] = []
     in_class = False

@@ -34,7 +34,7 @@ class Tests(ABC):
             source: Python source of the program.
             sandbox: runs the program.
             deadline: the time at which a program that still runs has failed, on the clock of
-            `time.monotonic()`.
+                `time.monotonic()`.
 
         Returns:
             Whether the program passes every test. Too much time, memory or output fails.
@@ -103,7 +103,7 @@ def read_tests(
             [...]}`, one string of Python, a list of such strings, or the JSON text of any of these.
         setup: Python that runs before the tests.
         entry_point: the expression that stands for the program in `def check(candidate)`, such as
-        `Solution().add`.
+            `Solution().add`.
         prompt: the question; names that it mentions belong to the program.
 
     Raises:

@@ -67,7 +67,7 @@ class Sandbox(Protocol):
             source: Python source of the module.
             tests: the message that `confined.test_runner.run` takes, as JSON values.
             deadline: the time at which both processes are killed, on the clock of
-            `time.monotonic()`.
+                `time.monotonic()`.
 
         Returns:
             The result of `confined.test_runner.run`; `failed` if there is none.

@@ -110,7 +110,7 @@ def rotate_(
         query_heads: the number of heads of queries.
         key_heads: the number of heads of keys.
         norms: the weights of the queries' and the keys' RMSNorm over a head, and epsilon; it comes
-        before the rotation.
+            before the rotation.
         compiled: False: by PyTorch's functions.
     """
     n, length, count, width = heads.shape
@@ -188,7 +188,7 @@ class Rows:
     Attributes:
         first: `[n]` int64, the first position in the row.
         split: `[n]` int64, the number of positions of a prompt that is in the row: its bits are
-        those of one outside.
+            those of one outside.
         lengths: `[n]` int64, one more than the last position in the row.
         prompts: outside of the rows.
     """

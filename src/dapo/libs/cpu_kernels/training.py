@@ -165,7 +165,7 @@ class Segments:
         lengths: `[n]` the number of its own tokens.
         offsets: `[n + 1]` where its keys begin in `indices`, and where the last one's end.
         indices: the tokens of its keys in the order of their positions; the last ones are its own
-        tokens.
+            tokens.
     """
 
     starts: Tensor

@@ -161,7 +161,7 @@ class Reference:
 
         Args:
             answer: LaTeX or plain text, or a sentence with one reading, such as `The number of ways
-            is 13.`
+                is 13.`
         """
         text = " ".join(answer.split())
         if len(text) > self.length + _EXTRA_CHARS or (_CUT_OFF.search(text) and self._is_number):

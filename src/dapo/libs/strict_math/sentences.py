@@ -197,7 +197,7 @@ def value_in_sentence(line: str, question: Question) -> str | None:
     Args:
         line: one line without repeated white space.
         question: the question; where it is not known, a few common quantities (`the area`) count as
-        asked.
+            asked.
     """
     line = re.sub(r"\\text\{([A-Za-z ,:]*)\}", r"\1", line.strip().rstrip(".").rstrip())
     line = " ".join(line.split())

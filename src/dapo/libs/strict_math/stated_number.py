@@ -99,7 +99,7 @@ def stated_number(*texts: str, question: str = "", currency: str = "") -> Fracti
         texts: the texts.
         question: the question's text, whose units and nouns may follow the number.
         currency: the sign before the reference's number; no other unit of money may stand by the
-        number.
+            number.
     """
     values = {_claimed(text.translate(_CHARACTERS), _EQUALS, question, currency) for text in texts}
     return values.pop() if len(values) == 1 else None

@@ -64,7 +64,7 @@ class CodeVerifier:
         Args:
             field: the column with the tests.
             time_s: time limit of all tests of one response; below reward.timeout_s, which would
-            make it an error.
+                make it an error.
             memory_mib: address space of a program.
             isolation: `best_effort` runs programs even on a machine that cannot confine them.
 

@@ -51,7 +51,7 @@ class ServerVerifier:
             batch_size: responses in one request.
             request_s: time limit of one request.
             total_s: time limit of a group's verdicts with all retries; keep it below
-            reward.timeout_s.
+                reward.timeout_s.
             retries: further tries of a request.
             token_env: the environment variable that holds a bearer token.
 
