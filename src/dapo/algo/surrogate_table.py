@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any
 
+from dapo.core.plugins import PluginTable
+
 
 @dataclass(frozen=True)
 class Surrogate:
@@ -15,8 +17,8 @@ class Surrogate:
     """
 
     function: str
-    """`module:function` in `dapo.algo`, which maps packed tokens `[T]` to loss and sums like
-    `policy_loss`.
+    """`module:function`, which maps packed tokens `[T]` to loss and sums like
+    `dapo.algo.loss.policy_loss`.
     """
     # a token's contribution to the objective, for the option and docs/losses.md; r is its ratio
     term: str
@@ -32,20 +34,20 @@ class Surrogate:
 
     def load(self) -> Callable[..., Any]:
         """The function, imported on first use."""
-        found: Callable[..., Any] = resolve_name(f"dapo.algo.{self.function}")
-        return found
+        function: Callable[..., Any] = resolve_name(self.function)
+        return function
 
 
-SURROGATES: Mapping[str, Surrogate] = {
+_OWN_SURROGATES: Mapping[str, Surrogate] = {
     "clip": Surrogate(
-        "loss:policy_loss",
+        "dapo.algo.loss:policy_loss",
         "min(r A, clip(r) A) (Eq. 8)",
         "ratio clipped to [{low:g}, {high:g}]",
         bounds=("clip_low", "clip_high", "dual_clip"),
         source="DAPO, Eq. 8; PPO and GRPO with equal bounds",
     ),
     "gspo": Surrogate(
-        "surrogates:gspo_loss",
+        "dapo.algo.surrogates:gspo_loss",
         "the same with one ratio per response, the geometric mean over its tokens",
         "GSPO, one ratio per response clipped to [{low:g}, {high:g}]",
         bounds=("clip_low", "clip_high"),
@@ -53,20 +55,21 @@ SURROGATES: Mapping[str, Surrogate] = {
         source="[GSPO](https://arxiv.org/abs/2507.18071), Eq. 5 to 7",
     ),
     "cispo": Surrogate(
-        "surrogates:cispo_loss",
+        "dapo.algo.surrogates:cispo_loss",
         "min(r, 1 + clip_high) A log pi, with a gradient of log pi only",
         "CISPO, weights of log pi of at most {high:g}",
         bounds=("clip_high",),
         source="[CISPO](https://arxiv.org/abs/2506.13585), Eq. 4 and 5",
     ),
     "sapo": Surrogate(
-        "surrogates:sapo_loss",
+        "dapo.algo.surrogates:sapo_loss",
         "(4 / tau) sigmoid(tau (r - 1)) A, a smooth gate with tau 1 where A > 0 and 1.05 elsewhere",
         "SAPO, a smooth gate of the ratio",
         source="[SAPO](https://arxiv.org/abs/2511.20347)",
     ),
 }
-"""The losses by name."""
+SURROGATES: Mapping[str, Surrogate] = PluginTable("dapo.surrogates", _OWN_SURROGATES, Surrogate)
+"""The losses by name; another package adds one by an entry point to its `Surrogate`."""
 
 
 def surrogates_with(bound: str) -> str:

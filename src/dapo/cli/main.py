@@ -27,6 +27,7 @@ from dapo.cli.arguments import (
     complete_verifier,
 )
 from dapo.cli.data import data_app
+from dapo.cli.plugin_commands import add_plugin_commands
 from dapo.core.errors import EXIT_CODES, ConfigError, DapoError
 from dapo.core.secrets import mask_text
 from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
@@ -92,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for argument in words:
             if not argument.isascii() and argument.encode(errors="ignore").decode() != argument:
                 raise ConfigError(f"the argument {argument!a} is not UTF-8")
+        add_plugin_commands(app, words)
         code = app(words, prog_name="dapo", standalone_mode=False)
     except DapoError as error:
         text = mask_text(str(error))

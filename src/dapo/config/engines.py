@@ -6,6 +6,8 @@ The table names modules without importing them, so that it loads no torch.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dapo.core.plugins import PluginTable
+
 
 @dataclass(frozen=True)
 class EngineKind:
@@ -40,7 +42,7 @@ class EngineKind:
         return self.open is None
 
 
-ENGINES: Mapping[str, EngineKind] = {
+OWN_ENGINES: Mapping[str, EngineKind] = {
     "native": EngineKind(
         open="dapo.engines.native.engine:open_native_engine",
         resolve="dapo.engines.native.linear_probe:resolve_kernels",
@@ -56,8 +58,11 @@ ENGINES: Mapping[str, EngineKind] = {
         cache_option="cache_gib",
     ),
 }
+"""The engines of this package."""
+ENGINES: Mapping[str, EngineKind] = PluginTable("dapo.engines", OWN_ENGINES, EngineKind)
 """The engines by the name in `rollout.engine`; the section `rollout.NAME` holds an engine's own
-options.
+options. Another package adds one by an entry point to its `EngineKind`; its options are
+`rollout.options`.
 """
 
 

@@ -30,6 +30,7 @@ CONDITIONS = {
     "plays_episodes": "environment.name or environment.tools",
     "has_ratios": f"{_SEVERAL_UPDATES}, and no loss.function",
     "reuses_samples": _SEVERAL_UPDATES,
+    "uses_plugin_engine": "an engine of another package",
     "uses_ray": "launcher=ray",
     "uses_trainer_group": (
         "a trainer in separate processes (distributed.trainer_ranks, or launcher=ray)"

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, model_validator
 
 from dapo.algo.surrogate_table import SURROGATES
 from dapo.config.data_spec import kinds
-from dapo.config.engines import engines_with
+from dapo.config.engines import OWN_ENGINES, engines_with
 from dapo.config.environment import EnvironmentConfig
 from dapo.config.model_options import DataConfig, ModelConfig
 from dapo.config.reward_options import AuditConfig, OverlongConfig, RewardConfig
@@ -212,6 +212,11 @@ class Config(Section):
         if not self.plays_episodes:
             return 0
         return (self.environment.max_turns - 1) * self.environment.max_observation_tokens
+
+    @property
+    def uses_plugin_engine(self) -> bool:
+        """True if another package brings the engine."""
+        return self.rollout.engine not in OWN_ENGINES
 
     @property
     def reuses_samples(self) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 import yaml
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
-from dapo.config.engines import ENGINES, EngineKind
+from dapo.config.engines import ENGINES, OWN_ENGINES, EngineKind
 from dapo.config.section import (
     MAX_PROCESSES,
     Auto,
@@ -93,6 +93,11 @@ class RolloutConfig(Section):
     )
     native: NativeConfig = option(NativeConfig(), only_with="rollout.engine=native")
     vllm: VllmConfig = option(VllmConfig(), only_with="rollout.engine=vllm")
+    options: dict[str, Any] = option(
+        {},
+        "Options of an engine that another package registers by an entry point of `dapo.engines`.",
+        only_with="uses_plugin_engine",
+    )
     prompts_per_step: Positive = option(
         512,
         "Informative groups per batch, one for each prompt.",
@@ -129,8 +134,8 @@ class RolloutConfig(Section):
 
     @property
     def engine_options(self) -> Any:
-        """The engine's own section; None if it has no options."""
-        return getattr(self, self.engine, None)
+        """The engine's own section; for an engine of another package `rollout.options`."""
+        return getattr(self, self.engine) if self.engine in OWN_ENGINES else self.options
 
 
 def _ordered_bounds(value: tuple[float | None, float | None]) -> tuple[float | None, float | None]:

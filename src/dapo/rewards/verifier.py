@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args, get_origin, runt
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import load_callable
+from dapo.core.plugins import PluginTable
 from dapo.core.text import did_you_mean
 from dapo.rewards.verdicts import TokenIds
 from dapo.rewards.verifiers.function import function_verifier
@@ -52,9 +53,7 @@ class Registration:
     """A row of VERIFIERS: the class of a verifier, and the facts needed before it is built."""
 
     factory: str
-    """`module:Class` in `dapo.rewards.verifiers`; the constructor's parameters are the verifier's
-    options.
-    """
+    """`module:Class` of the verifier; the constructor's parameters are its options."""
     binary: bool = False
     """Every verdict is right or wrong, so that reward.threshold has no effect."""
     reads_answer: Callable[[Mapping[str, Any]], bool] = lambda options: False
@@ -91,40 +90,52 @@ def _for_groups(options: Mapping[str, Any]) -> bool:
     return pattern is None or re.compile(pattern).groups > 0
 
 
-VERIFIERS: Mapping[str, Registration] = {
+_OWN_VERIFIERS: Mapping[str, Registration] = {
     "choice": Registration(
-        "choice:ChoiceVerifier", binary=True, reads_answer=_always, check=_by_verdict
+        f"{_FOLDER}.choice:ChoiceVerifier", binary=True, reads_answer=_always, check=_by_verdict
     ),
     # the answer where a row has no tests
-    "code": Registration("code:CodeVerifier", binary=True, check=_by_tests),
-    "environment": Registration("environment:EnvironmentVerifier"),  # of episodes
+    "code": Registration(f"{_FOLDER}.code:CodeVerifier", binary=True, check=_by_tests),
+    "environment": Registration(f"{_FOLDER}.environment:EnvironmentVerifier"),  # of episodes
     "exact": Registration(
-        "exact:ExactVerifier", binary=True, reads_answer=_always, check=_by_verdict
+        f"{_FOLDER}.exact:ExactVerifier", binary=True, reads_answer=_always, check=_by_verdict
     ),
     "gsm8k": Registration(
-        "gsm8k:Gsm8kVerifier",
+        f"{_FOLDER}.gsm8k:Gsm8kVerifier",
         binary=True,
         reads_answer=_always,
         markers=("answer:", "boxed", "####"),
         check=_by_verdict,
     ),
     "gym": Registration(
-        "gym:GymVerifier", check=lambda *_: resolve_name(f"{_FOLDER}.gym:missing_field")
+        f"{_FOLDER}.gym:GymVerifier", check=lambda *_: resolve_name(f"{_FOLDER}.gym:missing_field")
     ),
-    "json_schema": Registration("json_schema:JsonSchemaVerifier", binary=True, check=_by_verdict),
+    "json_schema": Registration(
+        f"{_FOLDER}.json_schema:JsonSchemaVerifier", binary=True, check=_by_verdict
+    ),
     "math": Registration(
-        "math:MathVerifier", binary=True, reads_answer=_always, markers=("answer:", "boxed")
+        f"{_FOLDER}.math:MathVerifier",
+        binary=True,
+        reads_answer=_always,
+        markers=("answer:", "boxed"),
     ),
     "math_dapo": Registration(
-        "math_dapo:MathDapoVerifier", binary=True, reads_answer=_always, markers=("answer:",)
+        f"{_FOLDER}.math_dapo:MathDapoVerifier",
+        binary=True,
+        reads_answer=_always,
+        markers=("answer:",),
     ),
     "regex": Registration(
-        "regex:RegexVerifier", binary=True, reads_answer=_for_groups, check=_by_verdict
+        f"{_FOLDER}.regex:RegexVerifier", binary=True, reads_answer=_for_groups, check=_by_verdict
     ),
-    "reward_model": Registration("reward_model:RewardModelVerifier"),
-    "server": Registration("server:ServerVerifier"),
+    "reward_model": Registration(f"{_FOLDER}.reward_model:RewardModelVerifier"),
+    "server": Registration(f"{_FOLDER}.server:ServerVerifier"),
 }
-"""Every verifier that has a name: nothing else in the package names one."""
+VERIFIERS: Mapping[str, Registration] = PluginTable("dapo.verifiers", _OWN_VERIFIERS, Registration)
+"""Every verifier that has a name: nothing else in the package names one.
+
+Another package adds one by an entry point to its `Registration`.
+"""
 
 
 def is_binary(name: str) -> bool:
@@ -160,7 +171,7 @@ def get_verifier(name: str, /, **options: Any) -> Verifier:
             f"unknown verifier {name!r}; {suggestion}{' ' * bool(suggestion)}known:"
             f" {', '.join(VERIFIERS)}, or your own function as module:function"
         )
-    factory = resolve_name(f"{_FOLDER}.{VERIFIERS[name].factory}")
+    factory = resolve_name(VERIFIERS[name].factory)
     parameters = inspect.signature(factory).parameters
     for option, value in options.items():
         if option not in parameters:

@@ -7,6 +7,7 @@ from typing import Any
 
 from dapo.core.errors import ConfigError
 from dapo.core.loading import Failure, load_callable, try_call
+from dapo.core.plugins import load_plugin, plugins_of
 from dapo.core.text import did_you_mean
 from dapo.environments.adapters.tools import ToolEnvironment, methods_of, schemas_of
 from dapo.environments.environment import Environment
@@ -99,20 +100,16 @@ def _factory(name: str) -> Callable[..., Any]:
         adapter = getattr(package, PACKAGES[first])
         return lambda **options: adapter(identifier, **options)
     if colon:
-        loaded = load_callable(name, error=ConfigError, option=_OPTION)
-        has_init = callable(getattr(loaded, "init", None))
-        has_step = callable(getattr(loaded, "step", None))
-        if has_init and has_step and not hasattr(loaded, "reset"):
-            from dapo.environments.adapters.skyrl import SkyRLEnvironment
-
-            return lambda **options: SkyRLEnvironment(loaded, **options)
-        return loaded
+        return _adapted(load_callable(name, error=ConfigError, option=_OPTION))
+    plugins = plugins_of("dapo.environments", reserved=GAMES)
+    if name in plugins:
+        return _adapted(load_plugin(plugins[name]))
     if name not in GAMES:
         choices = (
-            f"known: {', '.join(GAMES)}, {':ID, '.join(PACKAGES)}:ID, or your own class as"
+            f"known: {', '.join([*GAMES, *plugins])}, {':ID, '.join(PACKAGES)}:ID, or your own class as"
             " module:Class"
         )
-        suggestion = did_you_mean(name, GAMES, otherwise="")
+        suggestion = did_you_mean(name, [*GAMES, *plugins], otherwise="")
         raise ConfigError(
             f"{_OPTION}{name}: there is no such environment;"
             f" {suggestion}{' ' * bool(suggestion)}{choices}"
@@ -122,3 +119,14 @@ def _factory(name: str) -> Callable[..., Any]:
         importlib.import_module(f"dapo.environments.games.{module}"), attribute
     )
     return game
+
+
+def _adapted(factory: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a user's class; one in the form of skyrl-gym becomes an environment."""
+    has_init = callable(getattr(factory, "init", None))
+    has_step = callable(getattr(factory, "step", None))
+    if not has_init or not has_step or hasattr(factory, "reset"):
+        return factory
+    from dapo.environments.adapters.skyrl import SkyRLEnvironment
+
+    return lambda **options: SkyRLEnvironment(factory, **options)
