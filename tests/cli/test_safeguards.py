@@ -69,7 +69,7 @@ NO_DIFFERENCE = {
         "train.threads",
         "train.device",
     ),
-    *("rollout.engine", "rollout.engines", "rollout.clock"),
+    *("rollout.engine", "rollout.engines", "rollout.clock", "rollout.options"),
     *("distributed.trainer_ranks", "distributed.gpus_per_process"),
     # beyond them there is no verdict: a safeguard
     *("reward.workers", "reward.timeout_s", "reward.memory_gib"),
