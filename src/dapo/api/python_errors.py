@@ -26,7 +26,7 @@ _IN_PYTHON = [
 ]
 """Patterns of phrases about the command line, with the words for a Python caller."""
 _UNKNOWN = re.compile(
-    r"unknown option (\S+); (did you mean ([\w.]+)(?: or [\w.]+)*\?|`dapo options` lists all"
+    r"unknown option (\S+); (did you mean ([\w.]+)(?: or [\w.]+)*\?|`dapo show options` lists all"
     r" options)(?! Write)"
 )
 

@@ -34,8 +34,8 @@ class RewardConfig(Section):
     )
     options: dict[str, Any] = option(
         {},
-        "Options of the verifier, such as letters: ABCD for choice; of several, by name (`dapo docs"
-        " verifiers`).",
+        "Options of the verifier, such as letters: ABCD for choice; of several, by name (`dapo show"
+        " docs verifiers`).",
     )
     coef: Float = option(
         1.0,

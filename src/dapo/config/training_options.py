@@ -44,8 +44,8 @@ class AdvantageConfig(Section):
     estimator: EstimatorName = option(
         "group",
         "Baseline of a response."
-        f" {'; '.join(f'{name}: {row.baseline}' for name, row in ESTIMATORS.items())}. `dapo docs"
-        " losses` has the equations.",
+        f" {'; '.join(f'{name}: {row.baseline}' for name, row in ESTIMATORS.items())}. `dapo"
+        " show docs losses` has the equations.",
         paper="group",
     )
     scale: Annotated[
@@ -124,14 +124,15 @@ class LossConfig(Section):
     function: Annotated[str, AfterValidator(_function_path)] | None = option(
         None,
         "module:function of a custom loss that replaces Eq. 8: (logprobs, old_logprobs, advantages,"
-        " mask, weights) -> (loss, metrics), see `dapo docs losses`. none: the loss of the paper.",
+        " mask, weights) -> (loss, metrics), see `dapo show docs losses`. none: the loss of the"
+        " paper.",
         paper=None,
     )
     surrogate: SurrogateName = option(
         "clip",
         "Contribution of a token with the ratio r to the loss."
         f" {'; '.join(f'{name}: {row.term}' for name, row in SURROGATES.items())}. Equations: `dapo"
-        " docs losses`.",
+        " show docs losses`.",
         paper="clip",
         only_with="has_ratios",
     )
@@ -184,7 +185,7 @@ class LossConfig(Section):
         "Estimator of the divergence from sampled tokens, with d = log pi - log pi_ref. k1: d; k2:"
         " d^2 / 2; k3: exp(-d) - 1 + d; full: no estimate, but the divergence over the whole"
         " vocabulary at each token, in the loss. In the loss, the expected gradient of k1 is zero;"
-        " in the reward, only k1 has the gradient of the divergence (`dapo docs losses`).",
+        " in the reward, only k1 has the gradient of the divergence (`dapo show docs losses`).",
         paper="k3",
         only_with="has_kl",
     )

@@ -130,7 +130,7 @@ def slow_verifier(history: MetricHistory, config: Config) -> Symptom | None:
         " verifier is slower than the model",
         history.means("time/judge_wait_s", "time/step_s", "time/verifier_call_s"),
         change,
-        advice="make it faster: dapo reward test times it",
+        advice="make it faster: dapo test times it",
     )
 
 
