@@ -73,7 +73,7 @@ def test_every_command_of_the_tutorial_runs_in_its_order(
         "eval --compare",
     }
     assert "4 false positives" in printed["test my_rewards:right_number"]
-    assert "step 0: responses of the model as it is" in printed["train my.yaml"]
+    assert "step 0: responses of the untrained model" in printed["train my.yaml"]
     assert "second - first, paired over 60 problems" in printed["eval --compare"]
     assert "3/3" in printed["status runs/first"]
     assert AutoConfig.from_pretrained(tmp_path / "my-model").model_type

@@ -176,7 +176,7 @@ def _held_out(
         try:
             compared[kind] = compare_evaluations(first, second)
         except DataError as error:
-            notes.append(f"no comparison of the {kind} evaluations on held-out problems: {error}")
+            notes.append(f"the {kind} evaluations on held-out problems cannot be compared: {error}")
     return compared
 
 

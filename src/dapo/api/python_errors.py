@@ -36,7 +36,7 @@ class WrongCall(ConfigError, TypeError):
 
 
 class CallInterrupted(KeyboardInterrupt):
-    """Ctrl-C stopped a call; the message says how to go on."""
+    """Ctrl-C stopped a call; the message says how to continue."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]

@@ -92,7 +92,7 @@ def overfit(history: MetricHistory, config: Config) -> Symptom | None:
         limit = config.eval.max_response_tokens or config.rollout.max_response_tokens
         return Symptom(
             f"{fell}, where {last.truncated:.0%} of its responses end at the limit of {limit}"
-            f" tokens, after {best.truncated:.0%}: they are cut off, which is no overfitting yet",
+            f" tokens, after {best.truncated:.0%}: they are cut off, which is not overfitting",
             evidence | {"eval truncated_fraction": last.truncated},
             (f"eval.max_response_tokens={2 * limit}",),
         )

@@ -379,8 +379,7 @@ def many_answers(history: MetricHistory, config: Config) -> Symptom | None:
         {"rollout/many_answers_fraction": rate},
         ("reward.verifier=math",) if reads_marks else (),  # other tasks need other verifiers
         advice=(
-            "take a verifier that refuses several answers: dapo test tries `several marked"
-            " answers`"
+            "take a verifier that refuses several answers: dapo test tries `several marked answers`"
         ),
         severity="warning" if verifier == "math" else None,  # which refuses several answers
     )
