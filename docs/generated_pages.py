@@ -63,8 +63,8 @@ def options_page() -> str:
         "# Options",
         "",
         (
-            "Everything that a YAML file or `KEY=VALUE` on the command line can set; `dapo options"
-            " loss` prints a section. *Paper* is the paper's value, where it has one. *Only with*"
+            "Everything that a YAML file or `KEY=VALUE` on the command line can set; `dapo show"
+            " options loss` prints a section. *Paper* is the paper's value, where it has one. *Only with*"
             " is the condition under which the option has an effect; `dapo check` lists what is set"
             " without it."
         ),
@@ -108,7 +108,7 @@ def options_page() -> str:
 
 def _linked(text: str) -> str:
     """The text with links to the pages that it names."""
-    return re.sub(r"`dapo docs (\w+)`", r"[\1.md](\1.md)", text)
+    return re.sub(r"`dapo show docs (\w+)`", r"[\1.md](\1.md)", text)
 
 
 def options_table(peer: Peer) -> str:

@@ -413,7 +413,7 @@ def shown_reasons(client: Client, name: str, group: int) -> str:
 
 
 COMMANDS: tuple[Callable[[Path], tuple[str, ...]], ...] = (
-    lambda runs: ("report", str(runs / "hurt"), "--output", str(runs.parent / "report.html")),
+    lambda runs: ("view", str(runs / "hurt"), "--save", str(runs.parent / "report.html")),
     lambda runs: ("doctor", str(runs / "hurt")),
     lambda runs: ("compare", str(runs / "whole"), str(runs / "hurt")),
     lambda runs: ("explain", str(runs / "hurt"), "--step", str(STEP)),
@@ -510,7 +510,7 @@ def test_a_run_whose_name_is_a_pattern_shows_its_own_responses(
         group = ask(client, f"rollouts?run={shown}")[1]["rows"][0]
         found = ask(client, f"group?run={shown}&step={group['step']}&group={group['group_id']}")[1]
     assert {row["response"] for row in found["responses"]} == {"OWN"}
-    run(capsys, "report", str(tmp_path / name), "--output", str(tmp_path / "report.html"))
+    run(capsys, "view", str(tmp_path / name), "--save", str(tmp_path / "report.html"))
     assert "OF THE OTHER RUN" not in (tmp_path / "report.html").read_text()
 
 

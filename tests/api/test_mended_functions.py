@@ -67,7 +67,7 @@ def test_the_commands_and_calls_of_a_failed_reward_work_where_they_stand(
         dapo.train(
             "tiny-random", data=ROWS, reward=CELLS["broken"], steps=2, run_dir="my run", **SMALL
         )
-    assert "(the command dapo reward test 'my run' shows its verdicts)" in str(failed.value)
+    assert "(the command dapo test 'my run' shows its verdicts)" in str(failed.value)
     assert str(failed.value).endswith(
         "with a corrected function: dapo.resume('my run', reward=FUNCTION)"
     )

@@ -222,15 +222,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown keyword": (
         {"learning_rate": 1.0},
         (
-            "unknown option learning_rate; TRL's learning_rate=1.0 is optim.lr=1.0 here (dapo docs"
-            " from_trl)"
+            "unknown option learning_rate; TRL's learning_rate=1.0 is optim.lr=1.0 here (dapo show"
+            " docs from_trl)"
         ),
     ),
     "a keyword that is nearly one": (
         {"group_sizes": 4},
         "unknown option group_sizes; did you mean group_size (rollout.group_size)?",
     ),
-    "a keyword like none": ({"xyzzy": 4}, "unknown option xyzzy; `dapo options` lists all options"),
+    "a keyword like none": (
+        {"xyzzy": 4},
+        "unknown option xyzzy; `dapo show options` lists all options",
+    ),
     "an option set twice": (
         {"num_steps": 3},
         "num_steps: train.num_steps is set twice in one call",
@@ -252,7 +255,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "unknown option stepz; did you mean steps (train.num_steps)?\n  unknown option lrr; did"
             " you mean lr (optim.lr)?\n  unknown option rundir; did you mean run_dir?\n  unknown"
             " option rewards; did you mean reward (reward.verifier)?\n  unknown option"
-            " num_generations; TRL's num_generations=8 is rollout.group_size=8 here (dapo docs"
+            " num_generations; TRL's num_generations=8 is rollout.group_size=8 here (dapo show docs"
             " from_trl)"
         ),
     ),

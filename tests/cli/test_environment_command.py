@@ -1,6 +1,4 @@
-"""`dapo environment test`: what nonsense is paid, and which environments are no function of seed
-and actions.
-"""
+"""`dapo test ENVIRONMENT`: the rewards of nonsense, and environments that are not deterministic."""
 
 import json
 import linecache
@@ -13,24 +11,24 @@ from helpers import commands
 
 
 def outcome_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
-    code, out, err = commands.run(capsys, "environment", "test", *arguments, "--json")
+    code, out, err = commands.run(capsys, "test", *arguments, "--json")
     return code, json.loads(out) if out else {"error": err}
 
 
 def test_the_calculator_rewards_no_nonsense(capsys: pytest.CaptureFixture[str]):
     code, found = outcome_of(capsys, "calculator")
     assert (code, found["suspicious"], len(found["episodes"])) == (0, False, 10)
-    assert {each["paid"] for each in found["episodes"]} == {-1.0}
+    assert {each["reward"] for each in found["episodes"]} == {-1.0}
     assert {each["kind"] for each in found["episodes"]} == {"nothing", "random text", "a number"}
 
 
 def test_the_rewards_of_all_turns_are_added(capsys: pytest.CaptureFixture[str]):
     code, found = outcome_of(capsys, "helpers.environments:Echo", "environment.options.turns=3")
-    assert {(each["turns"], each["paid"], each["correct"]) for each in found["episodes"]} == {
+    assert {(each["turns"], each["reward"], each["correct"]) for each in found["episodes"]} == {
         (3, 6.0, True)
     }
     code, found = outcome_of(capsys, "helpers.environments:Echo", "environment.max_turns=2")
-    assert {(each["paid"], each["correct"]) for each in found["episodes"]} == {
+    assert {(each["reward"], each["correct"]) for each in found["episodes"]} == {
         (2.5, False)
     }  # 1 + 2, less 0.5 at its end
     assert code == 0
@@ -60,13 +58,13 @@ def test_the_environment_of_a_run_is_played_also_one_that_was_typed_in_a_cell(tm
     dapo.train("tiny-random", data="environment", environment=namespace["Kind"], **sizes, **options)
     capsys.readouterr()
     code, found = outcome_of(capsys, str(tmp_path / "run"))
-    assert (code, {each["paid"] for each in found["episodes"]}) == (0, {3.0})
+    assert (code, {each["reward"] for each in found["episodes"]}) == (0, {3.0})
     code, found = outcome_of(capsys, str(tmp_path / "run"), "reward.workers=1")
     assert (code, "takes options of environment only" in found["error"]) == (2, True)
 
 
 def test_two_plays_that_differ_are_named_and_end_with_1(capsys: pytest.CaptureFixture[str]):
-    code, out, _ = commands.run(capsys, "environment", "test", "helpers.environments:Forgetful")
+    code, out, _ = commands.run(capsys, "test", "helpers.environments:Forgetful")
     assert (code, out.count("two plays differ")) == (1, 10)
     assert "the environment is not deterministic" in out
     assert outcome_of(capsys, "helpers.environments:Dice")[0] == 0
@@ -83,8 +81,11 @@ def test_an_environment_that_fails_ends_with_1_and_its_reason(capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["calculato"], "there is no such environment"),
+        (["calculato"], "no verifier, environment or run is named calculato; did you mean calc"),
+        (["calculato", "--environment"], "there is no such environment"),
         (["calculator", "optim.lr=1"], "takes options of environment only"),
+        (["calculator", "--answer", "3"], "--answer, --right and --all are for rewards"),
+        (["calculator", "--reward", "--environment"], "contradict each other"),
     ],
 )
 def test_what_cannot_be_tested_is_refused(

@@ -73,13 +73,22 @@ def test_commands_are_grouped_by_subject():
     assert {"train", "resume", "check", "convert"} <= set(panels[TRAIN])
     assert {"view", "doctor", "explain"} <= set(panels[INSPECT])
     assert {"eval", "compare", "ablate"} == set(panels[COMPARE])
-    assert {"data", "reward", "environment"} == set(panels[DATA])
+    assert {"data", "test"} == set(panels[DATA])
+    assert {"show"} == set(panels[REFERENCE])
+    assert len(COMMANDS[()].commands) == 18
 
 
 @pytest.mark.parametrize(
     ("words", "replacement"),
     [
-        ("completion bash", "Completion is set up by: dapo --install-completion"),
+        ("completion bash", "Error: dapo completion is now: dapo --install-completion"),
+        ("report runs/a --output a.html", "Error: dapo report is now: dapo view RUN_DIR --save"),
+        ("options loss", "Error: dapo options is now: dapo show options"),
+        ("configs tiny", "Error: dapo configs is now: dapo show configs"),
+        ("docs losses", "Error: dapo docs is now: dapo show docs"),
+        ("schema", "Error: dapo schema is now: dapo show schema"),
+        ("reward test math", "Error: dapo reward is now: dapo test REWARD"),
+        ("environment test calculator", "Error: dapo environment is now: dapo test ENVIRONMENT"),
         (
             "check tiny --assume device=gpu",
             "dapo check describes this machine; train.device=cuda and launcher=ray",

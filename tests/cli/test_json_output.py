@@ -24,7 +24,6 @@ TINY = str(CONFIGS / "tiny.yaml")
 SUMS = "{builtin: {sums: {}}, size: 6}"
 VERIFIER = ("reward.verifier=dapo.rewards.examples:has_digit", "eval.max_response_tokens=4")
 WITHOUT = {
-    "schema": "prints a JSON schema in any case",
     "convert": "prints a configuration file",
 }
 """Commands without --json, and why."""
@@ -110,8 +109,8 @@ def test_a_run_ends_with_the_object_of_its_status_and_its_progress_is_on_the_sta
     [
         ("check", [TINY]),
         ("eval", ["RUN", "--data", SUMS, "--samples-per-problem", "2", "--by-problem"]),
-        ("reward test", ["exact", "--data", SUMS]),
-        ("environment test", ["calculator", "--data", SUMS]),
+        ("test", ["exact", "--data", SUMS]),
+        ("test", ["calculator", "--data", SUMS]),
         ("data stats", ["RUN"]),
         ("data import", [SUMS, "OUT.jsonl"]),
         ("data dedupe", [SUMS, "OUT.jsonl"]),
@@ -187,7 +186,7 @@ def test_what_cannot_work_is_in_the_object_and_in_the_exit_code():
     )
     assert given.code == 2
     assert "needs" in given.found["problems"][0]
-    suspicious = answer("reward", "test", VERIFIER[0].partition("=")[2])
+    suspicious = answer("test", VERIFIER[0].partition("=")[2])
     assert (suspicious.code, suspicious.found["suspicious"]) == (1, True)
 
 

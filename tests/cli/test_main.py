@@ -363,7 +363,7 @@ def test_a_reward_that_only_fails_ends_the_run_saved_and_says_why(
         "error: none of the 32 responses judged last has a verdict. 32 times:"
         f" my_rewards:{function}"
     )
-    assert f"(dapo reward test {path} shows its verdicts)" in err
+    assert f"(dapo test {path} shows its verdicts)" in err
     assert reason in err
     assert "Traceback" not in err
     assert (path / "checkpoints" / "step_000000").is_dir()
@@ -401,7 +401,7 @@ def test_prompts_that_are_too_long_are_dropped_and_counted(
     assert "10 training prompts left out: longer than data.max_prompt_tokens" in output
 
 
-@pytest.mark.parametrize("arguments", [["options"], ["check", TINY, "--json"]])
+@pytest.mark.parametrize("arguments", [["show", "options"], ["check", TINY, "--json"]])
 def test_a_full_disk_behind_the_output_is_one_line(arguments: list[str]):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

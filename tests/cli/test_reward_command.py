@@ -1,4 +1,4 @@
-"""`dapo reward test`: what is suspicious, what is printed, and how it ends."""
+"""`dapo test`: what is suspicious, what is printed, and how it ends."""
 
 import re
 
@@ -11,8 +11,8 @@ from helpers import commands
 
 
 def run(capsys, *arguments):
-    """Exit code, standard output, standard error of `dapo reward test`."""
-    return commands.run(capsys, "reward", "test", *arguments)
+    """Exit code, standard output, standard error of `dapo test`."""
+    return commands.run(capsys, "test", *arguments)
 
 
 def issues(verifier, problem=SUM, right=None, **options):
@@ -134,13 +134,17 @@ def test_problems_come_from_data_or_an_answer_is_given(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["maths"], "error: unknown verifier 'maths'; did you mean math?"),
+        (["maths"], "error: no verifier, environment or run is named maths; did you mean math?"),
+        (["maths", "--reward"], "error: unknown verifier 'maths'; did you mean math?"),
         (["nowhere:f"], "error: 'nowhere:f': there is no module 'nowhere' in"),
         (
             ["math", "reward.options.strict=1"],
             "error: verifier math has no option 'strict'; it has none",
         ),
-        (["math", "loss.clip_high=0.3"], "error: dapo reward test takes options of reward only"),
+        (
+            ["math", "loss.clip_high=0.3"],
+            "error: dapo test of a reward takes options of reward only",
+        ),
         (["math", "--data", "builtin:sumz"], "sumz"),
         (
             ["math", "--data", "builtin:sums", "--answer", "3"],

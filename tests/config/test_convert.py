@@ -349,7 +349,7 @@ def test_all_options_of_another_system_are_answered_in_one_message_each_with_its
         "dapo convert FILE translates a file of them",
     ):
         assert answer in text
-    assert text.count("dapo docs from_verl lists") == 1
+    assert text.count("dapo show docs from_verl lists") == 1
 
 
 def test_a_whole_yaml_of_areal_is_answered_leaf_by_leaf():

@@ -1,4 +1,4 @@
-"""What is known about options, for people (`dapo options`) and for programs (`dapo schema`)."""
+"""What is known about options, for people (`dapo show options`) and programs (`dapo show schema`)."""
 
 import json
 import re
@@ -104,7 +104,7 @@ def test_schema_and_loader_agree_about_what_stands_in_a_file(override: str, is_r
 
 def test_every_option_is_in_the_schema_with_what_the_page_says_of_it():
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
-    page = re.sub(r"\[(\w+)\.md\]\(\1\.md\)", r"`dapo docs \1`", page)
+    page = re.sub(r"\[(\w+)\.md\]\(\1\.md\)", r"`dapo show docs \1`", page)
     for entry in option_entries():
         section = SCHEMA
         leaf = entry.name.split(".")[-1]
@@ -120,27 +120,27 @@ def test_every_option_is_in_the_schema_with_what_the_page_says_of_it():
 
 
 def test_options_are_listed_by_section_and_by_name(capsys: pytest.CaptureFixture[str]):
-    code, out, _ = run(capsys, "options", "loss", "--json")
+    code, out, _ = run(capsys, "show", "options", "loss", "--json")
     found = {entry["name"]: entry for entry in json.loads(out)["options"]}
     assert code == 0
     assert set(found) == {entry.name for entry in option_entries() if entry.section == "loss"}
     assert (found["loss.clip_high"]["default"], found["loss.clip_high"]["paper"]) == (0.28, 0.28)
     assert found["loss.max_approx_kl"]["unit"] == "nats"
-    code, out, _ = run(capsys, "options", "rollout.group_size")
+    code, out, _ = run(capsys, "show", "options", "rollout.group_size")
     assert out.startswith("rollout.group_size  default 16, paper 16, unit responses\n")
     assert [entry.name for entry in entries_of("rollout.native")] == [
         "rollout.native.slots",
         "rollout.native.kernels",
     ]
-    code, out, err = run(capsys, "options", "los")
+    code, out, err = run(capsys, "show", "options", "los")
     assert (code, out) == (2, "")
     assert err.startswith("error: no option or section los (sections: model, data, ")
     assert err.endswith("); did you mean loss?\n")
-    assert "TRL's beta is loss.kl_coef here" in run(capsys, "options", "beta")[2]
+    assert "TRL's beta is loss.kl_coef here" in run(capsys, "show", "options", "beta")[2]
 
 
 def test_the_schema_is_printed_as_json(capsys: pytest.CaptureFixture[str]):
-    code, out, _ = run(capsys, "schema")
+    code, out, _ = run(capsys, "show", "schema")
     assert (code, json.loads(out)) == (0, json.loads(json.dumps(SCHEMA)))
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 

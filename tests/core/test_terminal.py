@@ -93,7 +93,7 @@ def test_the_progress_display_shows_attacks_as_text():
         ["train", "configs/tiny.yaml", f"model.name=/{ATTACK[:-1]}"],
         ["data", "stats", f"{ATTACK[:-1]}.jsonl"],
         ["resume", ATTACK[:-1]],
-        ["reward", "test", f"{ATTACK[:-1]}:f"],
+        ["test", f"{ATTACK[:-1]}:f"],
         [ATTACK[:-1]],
     ],
     ids=lambda arguments: arguments[0][:6],

@@ -105,7 +105,7 @@ def test_half_of_the_solutions_is_no_majority():
         ("", "the rewriting has no <problem> or no <answer>"),
         (
             "<problem>New</problem><answer>1/2</answer>",
-            "the rewriting's answer is no integer: '1/2'",
+            "the rewritten problem's answer is not an integer: '1/2'",
         ),
         (
             "<problem>find the ROOT</problem><answer>1</answer>",

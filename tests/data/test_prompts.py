@@ -186,7 +186,7 @@ def test_an_instruction_needs_a_user_message():
         encoder.encode(problem([{"role": "system", "content": "x"}]))
     assert (
         str(caught.value)
-        == "problem p: data.instruction is appended to the last user message, and there is none"
+        == "problem p: data.instruction is appended to the last user message, but the prompt has none"
     )
 
 

@@ -238,10 +238,10 @@ def test_an_environment_that_always_raises_ends_the_run_with_its_reason(
     assert f"none of the 32 responses judged last has a verdict. 32 times: {reason}" in str(
         failed.value
     )
-    assert f"dapo environment test {tmp_path / 'run'}" in str(failed.value)
-    assert "dapo reward test" not in str(failed.value)
+    assert f"dapo test {tmp_path / 'run'}" in str(failed.value)
+    assert "--reward" not in str(failed.value)
     capsys.readouterr()
-    code, out, _ = run_command(capsys, "environment", "test", str(tmp_path / "run"), "--json")
+    code, out, _ = run_command(capsys, "test", str(tmp_path / "run"), "--json")
     assert code == 1
     assert all(
         reason.removeprefix("environment: ") in each["error"]

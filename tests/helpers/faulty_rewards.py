@@ -1,4 +1,4 @@
-"""Rewards with a fault each, for `dapo reward test`."""
+"""Rewards with a fault each, for `dapo test`."""
 
 import itertools
 

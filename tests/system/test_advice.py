@@ -125,9 +125,7 @@ def test_every_command_in_a_text_of_the_source_is_one_that_the_command_line_take
     assert faults == []
 
 
-@pytest.mark.parametrize(
-    "words", ["dapo reward tets X", "dapo resume RUN --rundir", "dapo data selekt X"]
-)
+@pytest.mark.parametrize("words", ["dapo tset X", "dapo resume RUN --rundir", "dapo data selekt X"])
 def test_a_command_that_does_not_exist_is_found(words: str):
     (found,) = commands_in(f"something: {words}; and more")
     assert fault_of(found) is not None
@@ -149,10 +147,10 @@ def python_messages() -> Iterator[tuple[str, str]]:
 def test_messages_to_python_callers_speak_python():
     commands = (
         r"(?<!\w)dapo"
-        r" (train|resume|eval|export|view|doctor|report)\b|(?<![\w-])--[a-z]+[a-z-]*(?!\S*=)"
+        r" (train|resume|eval|export|view|doctor)\b|(?<![\w-])--[a-z]+[a-z-]*(?!\S*=)"
     )
     faults = [f"{at}: {text}" for at, text in python_messages() if re.search(commands, text)]
-    assert [each for each in faults if "the command dapo reward test" not in each] == []
+    assert [each for each in faults if "the command dapo test" not in each] == []
     calls = [
         call
         for _, text in python_messages()
@@ -167,7 +165,7 @@ def test_a_command_without_a_python_call_is_called_a_command():
     found = [
         (at, text)
         for at, text in python_messages()
-        if re.search("dapo (reward|data|fork|explain|compare) ", text)
+        if re.search("dapo (test|data|fork|explain|compare) ", text)
     ]
     assert len(found) > 6
     assert [(at, text) for at, text in found if not re.search("the command `?dapo", text)] == []
@@ -179,11 +177,11 @@ def test_a_command_without_a_python_call_is_called_a_command():
         ("look: dapo view 'my run'", "look: dapo.load('my run').view()"),
         ("`dapo doctor runs/a-1`", "dapo.load('runs/a-1').doctor()"),
         (
-            "dapo report " + shlex.quote("it's mine") + "; x",
-            """dapo.load('it'"'"'s mine').report(); x""",
+            "dapo doctor " + shlex.quote("it's mine") + "; x",
+            """dapo.load('it'"'"'s mine').doctor(); x""",
         ),
         ("dapo resume runs/a train.num_steps=4", "dapo.resume('runs/a', num_steps=4)"),
-        ("(dapo reward test 'my run' shows)", "(the command dapo reward test 'my run' shows)"),
+        ("(dapo test 'my run' shows)", "(the command dapo test 'my run' shows)"),
         (
             "unknown option seeed; did you mean train.seed?",
             "unknown option seeed; did you mean seed (train.seed)?",
@@ -268,8 +266,8 @@ def test_what_runs_print_is_typed_again_where_it_stands(
     ended: dict[str, str], capsys: pytest.CaptureFixture[str]
 ):
     typed = [words for text in ended.values() for words in printed_commands(text)]
-    names = [" ".join(words[:2]) if words[0] in ("reward", "data") else words[0] for words in typed]
-    assert {"eval", "export", "resume", "reward test"} <= set(names), typed
+    names = [" ".join(words[:2]) if words[0] == "data" else words[0] for words in typed]
+    assert {"eval", "export", "resume", "test"} <= set(names), typed
     for words in typed:
         if words[0] == "view":
             assert fault_of(words) is None
@@ -279,4 +277,4 @@ def test_what_runs_print_is_typed_again_where_it_stands(
         code, _, err = run(capsys, *words)
         assert code in (0, 1), (words, err)
         # the reward that failed fails again
-        assert code == 0 or words[0] in ("reward", "resume"), (words, err)
+        assert code == 0 or words[0] in ("test", "resume"), (words, err)

@@ -111,7 +111,7 @@ with VerifierPool(RewardConfig(verifier="even", workers=1)) as pool:
         "even: the problem has no prompt",
         "[1.0, -1.0]",
     ]
-    output_of(copy, "-m", "dapo", "reward", "test", "even", "--right", "42")
+    output_of(copy, "-m", "dapo", "test", "even", "--right", "42")
 
 
 def test_a_loss_is_a_function_and_a_row_of_the_table(copy: Path):
@@ -144,7 +144,7 @@ def test_a_loss_is_a_function_and_a_row_of_the_table(copy: Path):
 def test_an_engine_is_a_folder_a_section_and_a_row_of_the_table(copy: Path):
     carry_out("An engine", copy)
     assert "per_poll  default 4, unit responses\n" in output_of(
-        copy, "-m", "dapo", "options", "rollout.plain"
+        copy, "-m", "dapo", "show", "rollout.plain"
     )
     options = ["rollout.engine=plain", "train.num_steps=1", "data.eval=null"]
     assert "the plain engine" in output_of(copy, "-m", "dapo", "check", "tiny", *options)
@@ -165,7 +165,7 @@ def test_an_engine_is_a_folder_a_section_and_a_row_of_the_table(copy: Path):
 
 def test_an_option_is_a_field_that_is_read_where_its_section_arrives(copy: Path):
     carry_out("An option", copy)
-    assert output_of(copy, "-m", "dapo", "options", "optim.eps").startswith(
+    assert output_of(copy, "-m", "dapo", "show", "optim.eps").startswith(
         "optim.eps  default 1e-08, paper 1e-08\n"
     )
     assert "  - optim.eps: 0.1 (paper: 1e-08)\n" in output_of(

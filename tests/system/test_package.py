@@ -231,7 +231,7 @@ def command(*words):
 
 found = {"file": dapo.__file__, "version": importlib.metadata.version("dapo-rl"), "path": sys.path}
 found["check"] = command("check", "quickstart")
-found["pages"] = {page: command("docs", page) for page in sys.argv[1:]}
+found["pages"] = {page: command("show", "docs", page) for page in sys.argv[1:]}
 found["train"] = command("train", "configs/tiny.yaml", "train.num_steps=1", "train.threads=1", "--run-dir", "run")
 found["modules"] = sorted({str(Path(m.__file__).parent) for n, m in list(sys.modules.items())
                            if n.split(".")[0] == "dapo" and getattr(m, "__file__", None)})
@@ -242,7 +242,7 @@ print(json.dumps(found))
 def pages_named_in_messages() -> list[str]:
     """The pages that texts of the package name; of `from_{peer}` each."""
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "src/dapo").rglob("*.py")]
-    named = {name for text in texts for name in re.findall(r"dapo docs ([a-z_]+)", text)} - {
+    named = {name for text in texts for name in re.findall(r"dapo show docs ([a-z_]+)", text)} - {
         "from_"
     }
     return sorted(named | {f"from_{peer}" for peer in TITLES})
@@ -275,14 +275,16 @@ def test_no_message_and_no_public_docstring_names_a_file_that_a_wheel_lacks():
     assert len(pages_named_in_messages()) > 6
 
 
-def test_dapo_docs_lists_the_pages_and_answers_a_wrong_name(capsys: pytest.CaptureFixture[str]):
-    code, out, _ = run(capsys, "docs")
+def test_show_docs_lists_the_pages_and_answers_a_wrong_name(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "show", "docs")
     rows = dict(line.split(maxsplit=1) for line in out.split("\n\n")[0].splitlines())
     assert (code, rows["losses"]) == (0, "Losses, PPO and schedules")
     assert sorted(rows) == sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
     assert all(rows.values())
-    assert run(capsys, "docs", "docs/losses.md")[1] == run(capsys, "docs", "losses")[1]
-    code, _, err = run(capsys, "docs", "nothing")
+    assert (
+        run(capsys, "show", "docs", "docs/losses.md")[1] == run(capsys, "show", "docs", "losses")[1]
+    )
+    code, _, err = run(capsys, "show", "docs", "nothing")
     assert (code, "no page nothing; expected one of choosing, cluster" in err) == (2, True)
 
 
@@ -333,16 +335,16 @@ def test_a_config_is_found_by_its_name_where_no_such_file_exists(
         )
 
 
-def test_dapo_configs_lists_the_shipped_configs_and_prints_one(capsys: pytest.CaptureFixture[str]):
-    code, out, _ = run(capsys, "configs")
+def test_show_configs_lists_the_shipped_configs_and_prints_one(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "show", "configs")
     assert code == 0
     assert [line.split()[0] for line in out.split("\n\n")[0].splitlines()] == sorted(shipped())
-    assert run(capsys, "configs", "tiny")[:2] == (
+    assert run(capsys, "show", "configs", "tiny")[:2] == (
         0,
         (CONFIGS / "tiny.yaml").read_text(encoding="utf-8"),
     )
-    code, out, _ = run(capsys, "configs", "--json")
+    code, out, _ = run(capsys, "show", "configs", "--json")
     assert {name: each["path"] for name, each in json.loads(out).items()} == {
         name: str(path) for name, path in shipped().items()
     }
-    assert run(capsys, "configs", "tinny")[0] == 2
+    assert run(capsys, "show", "configs", "tinny")[0] == 2

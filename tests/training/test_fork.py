@@ -216,7 +216,7 @@ def test_other_training_data_is_begun_at_its_first_problem(parent: Path, tmp_pat
         RunDirectory(parent), STEP, ["data.train={builtin: {sums: {}}, size: 30, seed: 5}"]
     )
     assert plan.notes == [
-        "the training data changed: after step 2 the stream begins at its first problem"
+        "the training data changed: after step 2 the stream starts at its first problem"
     ]
     fork = create_fork(plan, tmp_path / "fork", []).path
     resume_run(fork, [])

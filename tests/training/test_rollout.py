@@ -234,7 +234,7 @@ def test_a_short_batch_trains():
         (
             "rrrr",
             "8 all correct",
-            "the reward accepts too much: dapo reward test f --data d.jsonl shows",
+            "the reward accepts too much: dapo test f --data d.jsonl shows",
         ),
         (
             "eeee",
@@ -250,7 +250,7 @@ def test_where_nothing_can_be_learned_the_cause_comes_first_and_then_what_to_do(
         in_order(20), ScriptedEngine(by_group(lambda problem: marks)), sampler(prompts=2, bound=8)
     )
     with pytest.raises(ShortfallError) as error:
-        require_groups(batch, reward_test="dapo reward test f --data d.jsonl")
+        require_groups(batch, reward_test="dapo test f --data d.jsonl")
     first, second = str(error.value).split("\n")
     assert first.startswith(f"step 1: nothing to learn from, in 8 groups: {found}")
     assert advice in second
@@ -447,7 +447,7 @@ def test_more_errors_than_allowed_over_the_window_end_the_run_with_causes_and_an
         " accepts. 128 times: timed out after 1 s. For example problem "
     )
     assert str(caught.value).endswith(
-        "Correct the verifier or the references (dapo reward test VERIFIER --data DATA shows its"
+        "Correct the verifier or the references (dapo test VERIFIER --data DATA shows its"
         " verdicts), and continue"
     )
 

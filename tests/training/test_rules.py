@@ -373,7 +373,7 @@ def test_a_longer_time_limit_is_proposed_only_where_calls_last_as_long():
     )
     at_once = finding("verifier_errors", errors | {"time/verifier_call_s": 0.01})
     assert at_once.change == ()
-    assert at_once.one_line().endswith("; dapo reward test shows what the verifier says")
+    assert at_once.one_line().endswith("; dapo test shows what the verifier says")
 
 
 def test_an_audit_that_fails_is_a_finding_unless_it_judged_a_few_responses():

@@ -282,20 +282,20 @@ def test_other_columns_change_nothing() -> None:
         ({"prompt": "a", "response": 5}, "response must be a list of messages, got int 5"),
         (
             {"prompt": "a", "response": [{"role": "user", "content": "b"}]},
-            "has no message of the assistant",
+            "has no assistant message",
         ),
         (
             {"prompt": "a", "response": TURNS},
-            "response: the first message has the role user; a response begins with",
+            "response: the first message has the role user; a response starts with",
         ),
         (
             {"messages": [*TURNS, TURNS[3]]},
-            "messages: two messages of the assistant follow each other; join them",
+            "messages: two assistant messages follow each other; join them",
         ),
-        ({"messages": TURNS[:1]}, "messages has no message of the assistant; a demonstration has"),
+        ({"messages": TURNS[:1]}, "messages has no assistant message; a demonstration has"),
         (
             {"messages": TURNS[1:]},
-            "messages begins with the assistant's message; a demonstration has",
+            "messages starts with an assistant message; a demonstration has",
         ),
         (
             {"messages": [TURNS[0], {"role": "assistant", "content": ""}]},

@@ -102,21 +102,17 @@ def compare_runs(a: str | Path, b: str | Path) -> Comparison:
     metrics = [metrics_by_step(run.metrics) for run in runs]
     equal = equal_steps(*metrics)
     steps = sorted(step for step in metrics[0].keys() & metrics[1].keys() if step > equal)
-    seeds = [config.train.seed for config in configs]
-    notes += [
-        f"{run.path} changed options after step {change['after_step']}:"
-        f" {describe_changes(change['options'])}"
-        for run in runs
-        for change in option_changes(run)
-    ]
-    forks = [None if (fork := Fork.of(run)) is None else asdict(fork) for run in runs]
-    facts = [
-        RunFacts(str(run.path), max(rows, default=0), seed, run.exit_reason(), fork)
-        for run, rows, seed, fork in zip(runs, metrics, seeds, forks, strict=True)
-    ]
+    for run in runs:
+        for change in option_changes(run):
+            options = describe_changes(change["options"])
+            notes.append(f"{run.path} changed options after step {change['after_step']}: {options}")
+    facts_a, facts_b = (
+        _facts_of(run, rows, config.train.seed)
+        for run, rows, config in zip(runs, metrics, configs, strict=True)
+    )
     return Comparison(
-        a=facts[0],
-        b=facts[1],
+        a=facts_a,
+        b=facts_b,
         equal_up_to=equal,
         options=option_differences(*configs),
         steps=steps,
@@ -130,16 +126,23 @@ def compare_runs(a: str | Path, b: str | Path) -> Comparison:
     )
 
 
+def _facts_of(run: RunDirectory, rows: Mapping[int, Mapping[str, Any]], seed: int) -> RunFacts:
+    fork = Fork.of(run)
+    return RunFacts(
+        path=str(run.path),
+        steps=max(rows, default=0),
+        seed=seed,
+        exit_reason=run.exit_reason(),
+        fork=None if fork is None else asdict(fork),
+    )
+
+
 def equal_steps(a: Mapping[int, Mapping[str, Any]], b: Mapping[int, Mapping[str, Any]]) -> int:
     """Return the last step up to which all metrics except times are equal; 0 if none."""
-    step = 0
-    while (
-        step + 1 in a
-        and step + 1 in b
-        and _without_times(a[step + 1]) == _without_times(b[step + 1])
-    ):
+    step = 1
+    while step in a and step in b and _without_times(a[step]) == _without_times(b[step]):
         step += 1
-    return step
+    return step - 1
 
 
 def final_evaluation(run: RunDirectory) -> dict[str, Any] | None:
@@ -176,7 +179,7 @@ def _held_out(
         try:
             compared[kind] = compare_evaluations(first, second)
         except DataError as error:
-            notes.append(f"no comparison of the {kind} evaluations on held-out problems: {error}")
+            notes.append(f"the {kind} evaluations on held-out problems cannot be compared: {error}")
     return compared
 
 
@@ -184,28 +187,30 @@ def _best(
     run: RunDirectory, rows: Mapping[int, Mapping[str, Any]], name: str
 ) -> dict[str, Any] | None:
     """Return the most accurate evaluation of a run, the earliest of equals."""
-    scored = [
-        (value, -step)
-        for step, row in rows.items()
-        if (value := row.get(f"eval/{name}/accuracy")) is not None
-    ]
-    best_first = (run.eval(-step) for _, step in sorted(scored, reverse=True))
-    return next(filter(None, map(read_evaluation, best_first)), None)
+    metric = f"eval/{name}/accuracy"
+    evaluated = [step for step, row in rows.items() if row.get(metric) is not None]
+    evaluated.sort(key=lambda step: (-rows[step][metric], step))
+    for step in evaluated:
+        evaluation = read_evaluation(run.eval(step))
+        if evaluation:
+            return evaluation
+    return None
 
 
 def compare_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> HeldOut:
     """Pair two evaluations of runs. Raises DataError if their settings or problems differ."""
     difference = paired_difference(a, b)
-    facts = (
-        a["step"],
-        b["step"],
-        a["accuracy"],
-        b["accuracy"],
-        difference,
-        difference["better"],
-        difference["worse"],
+    return HeldOut(
+        step_a=a["step"],
+        step_b=b["step"],
+        accuracy_a=a["accuracy"],
+        accuracy_b=b["accuracy"],
+        difference=difference,
+        better=difference["better"],
+        worse=difference["worse"],
+        is_binary=bool(a["binary"]),
+        shares_draws=a.get("seed") == b.get("seed"),
     )
-    return HeldOut(*facts, is_binary=bool(a["binary"]), shares_draws=a.get("seed") == b.get("seed"))
 
 
 def _curves(

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class DiagnosedFinding:
     error: str = ""  # the most frequent error of the verifier among them
 
     def to_json(self) -> dict[str, Any]:
+        """Return the finding with its evidence as JSON values."""
         fields = {name: value for name, value in asdict(self).items() if name != "finding"}
         problems = [{"id": name, "responses": count} for name, count in self.problems]
         return asdict(self.finding) | fields | {"problems": problems}
@@ -57,6 +58,7 @@ class Diagnosis:
         return [case for case in self.cases if case.finding.severity != "note"]
 
     def to_json(self) -> dict[str, Any]:
+        """Return the findings and what they rest on as JSON values."""
         return {
             "steps": self.steps,
             "evaluations": self.evaluations,
@@ -92,13 +94,12 @@ def diagnose(path: Path) -> Diagnosis:
         for name, finding in latest.items()
     ]
     order = list(rules)
-    cases.sort(
-        key=lambda c: (
-            not c.holds,
-            SEVERITIES.index(c.finding.severity),
-            order.index(c.finding.name),
-        )
-    )
+
+    def rank(case: DiagnosedFinding) -> tuple[bool, int, int]:
+        severity = SEVERITIES.index(case.finding.severity)
+        return not case.holds, severity, order.index(case.finding.name)
+
+    cases.sort(key=rank)
     return Diagnosis(cases, history.steps, history.evaluations, len(tables))
 
 
@@ -132,7 +133,8 @@ def _with_responses(
     errors: Counter[str] = Counter()
     example = ""
     num_rows = 0
-    for step in [step for step in sorted(tables, reverse=True) if first <= step <= last][:WINDOW]:
+    newest_first = [step for step in sorted(tables, reverse=True) if first <= step <= last]
+    for step in newest_first[:WINDOW]:
         for row in iterate_rows(tables[step]):
             num_rows += 1
             if rule.response(row):
@@ -142,7 +144,10 @@ def _with_responses(
         if num_rows >= MAX_ROWS:
             break
     error = errors.most_common(1)[0][0] if errors else ""
-    most = tuple(problems.most_common(MAX_PROBLEMS))
-    return DiagnosedFinding(
-        case.finding, case.since, case.holds, most, problems.total(), example, error
+    return replace(
+        case,
+        problems=tuple(problems.most_common(MAX_PROBLEMS)),
+        responses=problems.total(),
+        example=example,
+        error=error,
     )

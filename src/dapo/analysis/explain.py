@@ -104,7 +104,7 @@ def _select_group(groups: Mapping[int, Sequence[Row]]) -> tuple[int, str]:
     """Return the id of the group to explain by default, and a sentence with the reason."""
     trained = [group for group, rows in groups.items() if rows[0]["outcome"] == "trained"]
     if not trained:
-        return next(iter(groups)), "the first group of the step, in which none trains"
+        return next(iter(groups)), "the first group, because no group of the step trained"
 
     def rank(group: int) -> tuple[float, int, int]:
         num_tokens = sum(row["response_tokens"] for row in groups[group])

@@ -96,8 +96,8 @@ def train(
             `trackio`.
         **options: option names. Leave out the section if the last part is unique
             (`prompts_per_step`, `group_size`, `lr`; `steps` is `train.num_steps`); write
-            `**{"loss.clip_high": 0.3}` otherwise. `loss` may be a custom loss function (`dapo docs
-            losses`), `environment` a class and `tools` a list of functions (`dapo docs
+            `**{"loss.clip_high": 0.3}` otherwise. `loss` may be a custom loss function (`dapo show
+            docs losses`), `environment` a class and `tools` a list of functions (`dapo show docs
             environments`); they are copied into the run directory like a reward. `teacher`, a model
             or a run, sets `loss.reference.model`, `loss.kl_coef=1`, `loss.kl_estimator=full` and,
             without a `reward`, `reward.coef=0`: the policy learns the teacher's distribution on its

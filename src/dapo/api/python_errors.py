@@ -26,7 +26,7 @@ _IN_PYTHON = [
 ]
 """Patterns of phrases about the command line, with the words for a Python caller."""
 _UNKNOWN = re.compile(
-    r"unknown option (\S+); (did you mean ([\w.]+)(?: or [\w.]+)*\?|`dapo options` lists all"
+    r"unknown option (\S+); (did you mean ([\w.]+)(?: or [\w.]+)*\?|`dapo show options` lists all"
     r" options)(?! Write)"
 )
 
@@ -36,7 +36,7 @@ class WrongCall(ConfigError, TypeError):
 
 
 class CallInterrupted(KeyboardInterrupt):
-    """Ctrl-C stopped a call; the message says how to go on."""
+    """Ctrl-C stopped a call; the message says how to continue."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]

@@ -83,7 +83,7 @@ class Run:
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """The metrics by step (`dapo docs metrics`); row 0 is an evaluation before training."""
+        """The metrics by step, see `dapo show docs metrics`; row 0: evaluation before training."""
         return table_of(metrics_by_step(self._directory.metrics).values(), "step").set_index("step")
 
     @property

@@ -148,7 +148,7 @@ class Session(AbstractContextManager["Session"]):
         Args:
             batch: a batch of `collect`, sampled by the current weights; each batch is used once.
             loss: a function `(logprobs, old_logprobs, advantages, mask, weights) -> (loss,
-                metrics)`, or its `module:function`, in place of the paper's loss (`dapo docs
+                metrics)`, or its `module:function`, in place of the paper's loss (`dapo show docs
                 losses`); None: `loss.function`.
 
         Returns:

@@ -47,8 +47,8 @@ def choose_experiment(
             "dapo ablate takes an experiment file or a configuration; --show NAME prints a shipped"
             f" ladder: {', '.join(shipped_ladders())}"
         )
-    chosen = None if seeds is None else parse_seeds(seeds)
-    return load_experiment(config, overrides, ladder=ladder, seeds=chosen)
+    seed_list = None if seeds is None else parse_seeds(seeds)
+    return load_experiment(config, overrides, ladder=ladder, seeds=seed_list)
 
 
 def ablate(
@@ -74,7 +74,10 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,18})(?:-(\d{1,18}))?\s*", part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if match is None:
+            raise ConfigError(f"--seeds {text}: expected seeds such as 0,1,2 or 100-104")
+        first = int(match[1])
+        last = int(match[2] or match[1])
         if not 0 <= last - first < _MAX_SEEDS:
             raise ConfigError(f"--seeds {text}: expected seeds such as 0,1,2 or 100-104")
         seeds += range(first, last + 1)
@@ -151,14 +154,12 @@ def print_tables(
     for condition in table:
         if condition["condition"]:
             console.print(Text(f"\n{printable(condition['condition'])}", style="bold underline"))
-        for table_of in (
-            _accuracy_table(condition, facts["experiment"]["baseline"]),
-            _cost_table(condition),
-        ):
+        baseline = facts["experiment"]["baseline"]
+        for part in (_accuracy_table(condition, baseline), _cost_table(condition)):
             # rich wraps a title at the width of its table
-            console.print(Text(f"\n{table_of.caption}", style="bold"), soft_wrap=True)
-            table_of.caption = None
-            console.print(table_of)
+            console.print(Text(f"\n{part.caption}", style="bold"), soft_wrap=True)
+            part.caption = None
+            console.print(part)
         for note in condition["notes"]:
             console.print(f"note: {note}", soft_wrap=True)
     console.print(
@@ -190,7 +191,8 @@ def _accuracy_table(condition: Mapping[str, Any], baseline: str) -> Table:
     quantity = "Accuracy in %" if is_binary else "Mean score"
     title = f"{quantity} with 95 % intervals: {', '.join(filter(None, facts))}"
     table = _table(title, "", *columns)
-    if (accuracy := condition["accuracy_before"]) is not None:
+    accuracy = condition["accuracy_before"]
+    if accuracy is not None:
         cells = [""] * len(columns)
         cells[1 if shows_seeds else 0] = _number(accuracy["mean"], is_binary=is_binary)
         table.add_row("before training", *cells, style="dim")
@@ -223,20 +225,25 @@ def _with_range(estimate: Mapping[str, Any] | None, sign: str = "", *, is_binary
     """Return a mean with its interval, and a star after a difference whose interval excludes 0."""
     if estimate is None:
         return ""
-    mean, low, high = (
-        _number(estimate[name], sign, is_binary=is_binary) for name in ("mean", "low", "high")
-    )
+    mean = _number(estimate["mean"], sign, is_binary=is_binary)
     if estimate["low"] is None:
         return mean
-    mark = "*" if sign and not estimate["low"] <= 0 <= estimate["high"] else " " * bool(sign)
-    return f"{mean} [{low}, {high}]{mark}"
+    low = _number(estimate["low"], sign, is_binary=is_binary)
+    high = _number(estimate["high"], sign, is_binary=is_binary)
+    text = f"{mean} [{low}, {high}]"
+    if not sign:
+        return text
+    excludes_zero = not estimate["low"] <= 0 <= estimate["high"]
+    return f"{text}*" if excludes_zero else f"{text} "
 
 
 def _number(value: float | None, sign: str = "", *, is_binary: bool) -> str:
     """Return an accuracy in per cent, or a mean score."""
     if not is_binary:
         return number(value, f"{sign}.3f")
-    return number(None if value is None else 100 * value, f"{sign}.1f")
+    if value is not None:
+        value = 100 * value
+    return number(value, f"{sign}.1f")
 
 
 def _without_effect(experiment: Experiment) -> Iterator[str]:
@@ -307,9 +314,11 @@ class _ProgressDisplay:
         self._live = start_live(self._render, sys.stdout)
 
     def update(self, progress: Any) -> None:
+        """Show new counts of runs."""
         self._progress = progress
 
     def message(self, text: str) -> None:
+        """Print a line above the display."""
         if self._progress is not None:
             done = self._progress.finished + len(self._progress.failed)
             text = f"[{done}/{self._progress.total}] {text}"
@@ -325,7 +334,8 @@ class _ProgressDisplay:
 
     def _render(self) -> Table:
         rows = Table.grid(padding=(0, 2))
-        if (progress := self._progress) is None:
+        progress = self._progress
+        if progress is None:
             return rows
         done = progress.finished + len(progress.failed)
         remaining = ""

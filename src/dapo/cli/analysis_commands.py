@@ -1,4 +1,4 @@
-"""The commands that read runs: view, report, compare, explain, doctor, ablate."""
+"""The commands that read runs: view, compare, explain, doctor, ablate."""
 
 import webbrowser
 from pathlib import Path
@@ -32,9 +32,25 @@ def view(
     no_browser: Annotated[
         bool, Option("--no-browser", help="Print the address without opening a browser.")
     ] = False,
+    save: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE.html",
+            help="Write the page of one run as a file that works offline, instead of serving it.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show runs on a local page, while they train or afterwards."""
+    """Show runs on a local page, while they train or afterwards, or save the page as a file."""
+    if save is not None:
+        if port is not None:
+            raise ConfigError("--save writes a file and serves no page; leave out --port")
+        if runs is None or len(runs) != 1:
+            raise ConfigError(
+                "--save writes the page of one run: dapo view RUN_DIR --save FILE.html"
+            )
+        _save_page(runs[0], save, as_json)
+        return
     from dapo.analysis.view.queries import Runs
     from dapo.analysis.view.server import serve
     from dapo.cli.formatting import plural
@@ -58,28 +74,22 @@ def view(
         print_text("ended; nothing was written into the runs")
 
 
-@commands.command(rich_help_panel=INSPECT, epilog="Example: dapo report runs/a --output a.html")
-def report(
-    run: Run,
-    output: Annotated[
-        Path | None,
-        Option(metavar="FILE.html", help="File to write.", show_default="RUN.html in this folder"),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write a run's page as one HTML file that works offline."""
+def _save_page(run: Path, file: Path, as_json: bool) -> None:
+    """Write the page of a run as an HTML file, and print what it holds."""
     from dapo.analysis.view.report import write_report
     from dapo.cli.formatting import size
 
-    facts = write_report(run, output)
+    facts = write_report(run, file)
     if as_json:
         print_json(facts)
         return
     count = "all"
     if facts["groups"] != facts["of_groups"]:
         count = f"{facts['groups']:,} of {facts['of_groups']:,}"
-    about = f"{size(facts['bytes'])}, with {count} groups of responses; it opens without a network"
-    print_text(f"{facts['output']}: {about}")
+    print_text(
+        f"{facts['output']}: {size(facts['bytes'])}, with {count} groups of responses; it opens"
+        " without a network"
+    )
 
 
 @commands.command(rich_help_panel=COMPARE, epilog="Example: dapo compare runs/a runs/b --by-step")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
 TRAIN = "Train"
 INSPECT = "Look into runs"
@@ -58,18 +58,20 @@ def complete_config(incomplete: str) -> Iterator[tuple[str, str]]:
     yield from ((name, title_of(path)) for name, path in shipped("configs").items())
 
 
-def complete_page(incomplete: str) -> Iterator[tuple[str, str]]:
-    """Yield the names and titles of the pages of the documentation."""
-    from dapo.config.load import shipped, title_of
+def complete_shown(context: Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    """Yield what `dapo show` may be followed by, with its meaning."""
+    from dapo.cli.show import names_after
 
-    yield from ((name, title_of(path)) for name, path in shipped("docs").items())
+    what = context.params.get("what")
+    yield from names_after(None if what is None else str(what))
 
 
-def complete_verifier(incomplete: str) -> list[str]:
-    """Return the names of the verifiers."""
+def complete_tested(incomplete: str) -> list[str]:
+    """Return the names of the verifiers and environments."""
+    from dapo.environments.adapters import GAMES
     from dapo.rewards.verifier import VERIFIERS
 
-    return list(VERIFIERS)
+    return [*VERIFIERS, *GAMES]
 
 
 def overrides_argument(help: str) -> Any:
@@ -89,13 +91,13 @@ ConfigOrOption = Annotated[str, Argument(**_CONFIG)]
 Overrides = Annotated[
     list[str] | None,
     overrides_argument(
-        "Options that replace those of the file, such as loss.clip_high=0.3; dapo options lists"
-        " them."
+        "Options that replace those of the file, such as loss.clip_high=0.3; dapo show options"
+        " lists them."
     ),
 ]
 Changes = Annotated[
     list[str] | None,
-    overrides_argument("Options to change, such as train.seed=1; dapo options lists them."),
+    overrides_argument("Options to change, such as train.seed=1; dapo show options lists them."),
 ]
 Run = Annotated[Path, Argument(metavar="RUN_DIR", help="A run directory.")]
 NewRun = Annotated[Path | None, Option(help="Run directory to write; must not hold a run yet.")]

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from dapo.analysis.compare import Comparison, HeldOut, compare_runs
+from dapo.analysis.compare import Comparison, RunFacts, compare_runs
 from dapo.cli.formatting import TITLE, number, option_text, ruled_table
 from dapo.core.terminal import print_json, printable
 from dapo.runs.console import SafeConsole
@@ -28,27 +28,20 @@ UNITS = {
 
 def print_comparisons(paths: Sequence[Path], *, by_step: bool, as_json: bool) -> None:
     """Compare the first run with each other run; print tables, or one JSON object."""
-    compared = [compare_runs(paths[0], path) for path in paths[1:]]
+    comparisons = [compare_runs(paths[0], path) for path in paths[1:]]
     if as_json:
-        print_json({"comparisons": [asdict(comparison) for comparison in compared]})
+        print_json({"comparisons": [asdict(comparison) for comparison in comparisons]})
         return
     console = SafeConsole()
-    if len(compared) == 1:
-        _print_pair(console, compared[0], by_step=by_step)
+    if len(comparisons) == 1:
+        _print_pair(console, comparisons[0], by_step=by_step)
     else:
-        console.print(_overview(compared))
+        console.print(_overview(comparisons))
 
 
 def _print_pair(console: SafeConsole, comparison: Comparison, *, by_step: bool) -> None:
-    for name, run in (("a", comparison.a), ("b", comparison.b)):
-        origin = ""
-        if run.fork is not None:
-            branch = "" if run.fork["branch"] is None else f", branch {run.fork['branch']}"
-            origin = f", forked from {run.fork['parent']} at step {run.fork['step']}{branch}"
-        console.print(
-            printable(f"{name}  {run.path}: {run.steps} steps, seed {run.seed}{origin}"),
-            soft_wrap=True,
-        )
+    console.print(printable(f"a  {_describe_run(comparison.a)}"), soft_wrap=True)
+    console.print(printable(f"b  {_describe_run(comparison.b)}"), soft_wrap=True)
     console.print(_aligned(comparison), soft_wrap=True)
     if comparison.options:
         console.print(_options(comparison))
@@ -66,7 +59,18 @@ def _print_pair(console: SafeConsole, comparison: Comparison, *, by_step: bool) 
         console.print(note, soft_wrap=True)
 
 
+def _describe_run(run: RunFacts) -> str:
+    text = f"{run.path}: {run.steps} steps, seed {run.seed}"
+    if run.fork is None:
+        return text
+    text += f", forked from {run.fork['parent']} at step {run.fork['step']}"
+    if run.fork["branch"] is not None:
+        text += f", branch {run.fork['branch']}"
+    return text
+
+
 def _aligned(comparison: Comparison) -> str:
+    """Say from which step on the runs differ."""
     last = min(comparison.a.steps, comparison.b.steps)
     if not comparison.steps:
         return f"equal in all {last} common steps" if last else "no common step"
@@ -91,22 +95,20 @@ def _options(comparison: Comparison) -> Table:
 
 def _held_out(comparison: Comparison) -> Table:
     example = next(iter(comparison.held_out.values()))
-    draws = f"{'same' if example.shares_draws else 'different'} random numbers"
+    draws = "same" if example.shares_draws else "different"
     unit = "accuracy" if example.is_binary else "score"
     quantity = "Accuracy in %" if example.is_binary else "Mean score"
-    title = f"{quantity} on {example.difference['pairs']} held-out problems, {draws}"
+    title = f"{quantity} on {example.difference['pairs']} held-out problems, {draws} random numbers"
     table = _table(title, "evaluation (steps)", "a", "b", *DIFFERENCE, "better/worse", RATIO)
     for kind, evaluation in comparison.held_out.items():
-        accuracies = [
-            _number(accuracy, unit) for accuracy in (evaluation.accuracy_a, evaluation.accuracy_b)
-        ]
-        cells = (
-            *accuracies,
+        table.add_row(
+            f"{kind} ({evaluation.step_a}, {evaluation.step_b})",
+            _number(evaluation.accuracy_a, unit),
+            _number(evaluation.accuracy_b, unit),
             *_interval(evaluation.difference, unit),
             f"{evaluation.better}/{evaluation.worse}",
             _ratio(evaluation.difference),
         )
-        table.add_row(f"{kind} ({evaluation.step_a}, {evaluation.step_b})", *cells)
     return table
 
 
@@ -117,12 +119,18 @@ def _curves(comparison: Comparison) -> Table:
     )
     table = _table(title, "", "a", "b", *DIFFERENCE, "pairs", RATIO)
     for name, curve in comparison.curves.items():
-        means = [_mean(values, name) for values in (curve.a, curve.b)]
-        if means != ["", ""]:
-            interval = _interval(curve.mean, name)
-            table.add_row(
-                UNITS[name], *means, *interval, str(curve.mean["pairs"]), _ratio(curve.mean)
-            )
+        mean_a = _mean(curve.a, name)
+        mean_b = _mean(curve.b, name)
+        if not mean_a and not mean_b:
+            continue
+        table.add_row(
+            UNITS[name],
+            mean_a,
+            mean_b,
+            *_interval(curve.mean, name),
+            str(curve.mean["pairs"]),
+            _ratio(curve.mean),
+        )
     return table
 
 
@@ -131,8 +139,9 @@ def _costs(comparison: Comparison) -> Table:
         f"Cost of steps {comparison.steps[0]} to {comparison.steps[-1]}", "", "a", "b", "b / a - 1"
     )
     for name, (a, b) in comparison.costs.items():
-        numbers = [f"{value:,.1f}" if name == "seconds" else f"{value:,.0f}" for value in (a, b)]
-        table.add_row(name.replace("_", " "), *numbers, f"{b / a - 1:+.1%}" if a else "")
+        style = ",.1f" if name == "seconds" else ",.0f"
+        change = f"{b / a - 1:+.1%}" if a else ""
+        table.add_row(name.replace("_", " "), f"{a:{style}}", f"{b:{style}}", change)
     return table
 
 
@@ -146,52 +155,58 @@ def _by_step(comparison: Comparison) -> Table:
     return table
 
 
-def _overview(compared: Sequence[Comparison]) -> Table:
-    """One line per run; differences are to the first."""
-    a = compared[0].a
-    final = next(
-        (comparison.held_out["final"] for comparison in compared if "final" in comparison.held_out),
-        None,
-    )
-    unit = "accuracy" if final is None or final.is_binary else "score"
-    label = "accuracy, %" if unit == "accuracy" else "mean score"
-    title = f"Last evaluation, compared with a = {printable(a.path)}"
+def _overview(comparisons: Sequence[Comparison]) -> Table:
+    """Make a line per run; differences are to the first."""
+    path = printable(comparisons[0].a.path)
+    evaluations = [comparison.held_out.get("final") for comparison in comparisons]
+    final = next((evaluation for evaluation in evaluations if evaluation is not None), None)
+    unit = "accuracy"
+    label = "accuracy, %"
+    accuracy = ""
+    if final is not None:
+        if not final.is_binary:
+            unit = "score"
+            label = "mean score"
+        accuracy = _number(final.accuracy_a, unit)
+    title = f"Last evaluation, compared with a = {path}"
     table = _table(title, "b", "equal up to", label, *DIFFERENCE, RATIO)
-    table.add_row(
-        printable(a.path), "", "" if final is None else _number(final.accuracy_a, unit), "", "", ""
-    )
-    for comparison in compared:
-        held_out: HeldOut | None = comparison.held_out.get("final")
-        cells = [""] * 4
-        if held_out is not None:
-            difference = held_out.difference
+    table.add_row(path, "", accuracy, "", "", "")
+    for comparison, evaluation in zip(comparisons, evaluations, strict=True):
+        cells = ["", "", "", ""]
+        if evaluation is not None:
             cells = [
-                _number(held_out.accuracy_b, unit),
-                *_interval(difference, unit),
-                _ratio(difference),
+                _number(evaluation.accuracy_b, unit),
+                *_interval(evaluation.difference, unit),
+                _ratio(evaluation.difference),
             ]
         table.add_row(printable(comparison.b.path), f"step {comparison.equal_up_to}", *cells)
     return table
 
 
 def _interval(estimate: Mapping[str, Any], name: str) -> tuple[str, str]:
-    difference, low, high = (
-        _number(estimate[key], name, sign="+") for key in ("difference", "low", "high")
-    )
-    return difference, f"{low} to {high}" if low else ""
+    """Return a difference and its 95 % interval."""
+    difference = _number(estimate["difference"], name, sign="+")
+    if estimate["low"] is None:
+        return difference, ""
+    low = _number(estimate["low"], name, sign="+")
+    high = _number(estimate["high"], name, sign="+")
+    return difference, f"{low} to {high}"
 
 
 def _plus_minus(estimate: Mapping[str, Any], name: str) -> str:
     difference = _number(estimate["difference"], name, sign="+")
     if estimate["low"] is None:
         return difference
-    return f"{difference} ± {_number((estimate['high'] - estimate['low']) / 2, name)}"
+    half = (estimate["high"] - estimate["low"]) / 2
+    return f"{difference} ± {_number(half, name)}"
 
 
 def _number(value: float | None, name: str, *, sign: str = "") -> str:
     """Return a value of a curve, in its unit; empty for None."""
-    scale, digits = {"accuracy": (100, 1), "length": (1, 1)}.get(name, (1, 3))
-    return number(None if value is None else scale * value, f"{sign}.{digits}f")
+    if value is not None and name == "accuracy":
+        value = 100 * value
+    digits = 1 if name in ("accuracy", "length") else 3
+    return number(value, f"{sign}.{digits}f")
 
 
 def _ratio(estimate: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -56,7 +56,8 @@ def import_(
     problems = _read(spec, invalid=invalid)
     write_data(out, problems, report, ({"error": str(error)} for error in invalid or ()))
     counts = {"problems": len(problems), "distinct": len(unique_problems(problems))}
-    counts |= {} if invalid is None else {"removed": len(invalid)}
+    if invalid is not None:
+        counts["removed"] = len(invalid)
     if as_json:
         _report(as_json, spec, "", counts, *files)
         return
@@ -109,12 +110,9 @@ def stats(
     from dapo.runs.directory import RunDirectory
     from dapo.runs.stored_config import load_run_config
 
-    if sampling_options := [
-        item for item in overrides or [] if model is None and not item.startswith("reward.")
-    ]:
-        raise ConfigError(
-            f"{sampling_options[0]}: options configure how a model is sampled; add --model"
-        )
+    options = overrides or []
+    if model is None:
+        _refuse_sampling_options(options)
     if output is not None:
         require_new(output, force=force)
     source: DataSpec = spec
@@ -123,29 +121,29 @@ def stats(
         source = load_run_config(RunDirectory.open(run)).data.train
     group_size = group_size or data_stats.group_size_of(run)
     data = _read(source)
-    rates: dict[str, dict[str, PassRate]] = (
-        {} if run is None else {"run": data_stats.run_pass_rates(run)}
-    )
+    rates: dict[str, dict[str, PassRate]] = {}
+    titles = {"run": f"pass rates in {run}", "model": f"{samples} responses per problem of {model}"}
+    if run is not None:
+        rates["run"] = data_stats.run_pass_rates(run)
     tokens: dict[str, int] | None = None
     if model is not None:
         tokens, model_rates = data_stats.model_pass_rates(
-            source, data, model, samples=samples, count=problems, overrides=overrides or []
+            source, data, model, samples=samples, count=problems, overrides=options
         )
-        rates |= {"model": model_rates} if samples else {}
+        if samples:
+            rates["model"] = model_rates
     result: dict[str, Any] = {"data": spec, **describe_problems(data, tokens=tokens)}
-    result |= {name: describe_difficulty(data, table, group_size) for name, table in rates.items()}
+    for name, table in rates.items():
+        result[name] = describe_difficulty(data, table, group_size)
     if output is not None:
         atomic_write_json(output, {**result, "table": data_stats.problem_rows(data, rates, tokens)})
-    warnings = data_stats.warn_of_unusable_rows(spec, data, overrides or [])
+    warnings = data_stats.warn_of_unusable_rows(spec, data, options)
     if as_json:
-        print_json(
-            {**result, "warnings": warnings, "written": [str(output)] * (output is not None)}
-        )
+        written = [] if output is None else [str(output)]
+        print_json({**result, "warnings": warnings, "written": written})
         return
-    titles = {"run": f"pass rates in {run}", "model": f"{samples} responses per problem of {model}"}
-    data_stats.print_statistics(
-        result, {name: titles[name] for name in rates}, data, rates.get("run")
-    )
+    titles = {name: titles[name] for name in rates}
+    data_stats.print_statistics(result, titles, data, rates.get("run"))
     for warning in warnings:
         print_text(f"warning: {warning}")
     if output is not None:
@@ -291,10 +289,15 @@ def select(
         pass_rates = data_stats.run_pass_rates(rates) if rates.is_dir() else read_pass_rates(rates)
     else:
         assert model is not None
-        options = overrides or []
         min_responses = 1
-        how = {"samples": samples, "count": len(problems)}
-        _, pass_rates = data_stats.model_pass_rates(spec, problems, model, **how, overrides=options)
+        _, pass_rates = data_stats.model_pass_rates(
+            spec,
+            problems,
+            model,
+            samples=samples,
+            count=len(problems),
+            overrides=overrides or [],
+        )
     result = select_by_pass_rate(
         problems, pass_rates, low=low, high=high, min_responses=min_responses
     )
@@ -345,9 +348,8 @@ def integerize(
     from dapo.data.prepare.write import require_new_data, write_data
     from dapo.runs.console import progress
 
-    report, journal_path = (
-        out.with_name(f"{out.name}.{ending}") for ending in ("decisions.jsonl", "partial")
-    )
+    report = out.with_name(f"{out.name}.decisions.jsonl")
+    journal_path = out.with_name(f"{out.name}.partial")
     require_new_data(out, report, force=force)
     if api_key_env is not None and not os.environ.get(api_key_env):
         raise ConfigError(f"--api-key-env {api_key_env}: that environment variable is not set")
@@ -377,18 +379,29 @@ def integerize(
                     f"{len(journal.records):,} problems were decided before the interruption"
                 )
         with progress("integerize") as update_progress:
-            how = {"num_solutions": num_solutions, "concurrency": concurrency}
             rows, decisions = rewriting.integerize(
-                problems, generate, journal, **how, on_progress=update_progress
+                problems,
+                generate,
+                journal,
+                num_solutions=num_solutions,
+                concurrency=concurrency,
+                on_progress=update_progress,
             )
-        reason = f"see {journal_path}" if journal.records else "they are letters or text"
-        if_empty = f"no answer is an integer or can be made one; {reason}"
-        write_data(out, rows, report, map(asdict, decisions.values()), if_empty=if_empty)
+        reason = "they are letters or text"
+        if journal.records:
+            reason = f"see {journal_path}"
+        write_data(
+            out,
+            rows,
+            report,
+            map(asdict, decisions.values()),
+            if_empty=f"no answer is an integer or can be made one; {reason}",
+        )
         journal.records.clear()  # so that the journal is deleted
     actions = [decisions[problem.id].action for problem in problems]
-    counts = {"rows": len(problems)} | {
-        str(action): actions.count(action) for action in rewriting.ACTIONS
-    }
+    counts = {"rows": len(problems)}
+    for action in rewriting.ACTIONS:
+        counts[str(action)] = actions.count(action)
     _report(as_json, spec, f"{spec} with integer answers", counts, out, report)
 
 
@@ -432,29 +445,38 @@ def demonstrations(
     The file is for dapo train preset=sft data.demonstrations=OUTPUT. Responses that were cut at the
     length limit are left out, and so are the problems in the runs' data.eval.
     """
-    from dapo.cli import demonstrations as found
+    from dapo.cli import demonstrations as selection
     from dapo.data.prepare.write import require_new
     from dapo.data.sources.readers import require_file_type
 
     require_file_type(output, (".jsonl",))
     require_new(output, force=force)
-    found.require_sources(sources)
-    judged = [response for source in sources for response in found.read_judged(source)]
-    chosen, counts = found.choose(
+    selection.require_sources(sources)
+    judged = [response for source in sources for response in selection.read_judged(source)]
+    responses, counts = selection.choose(
         judged, per_problem=per_problem, choice=choose, min_score=min_score, seed=seed
     )
-    held_out = found.held_out_of(sources, against or [])
-    rows = found.without_held_out(chosen, held_out) if held_out and chosen else chosen
+    held_out = selection.held_out_of(sources, against or [])
+    rows = responses
+    if responses and held_out:
+        rows = selection.without_held_out(responses, held_out)
     if not rows:
-        reason = "no response is right" if not chosen else "all problems are held out"
-        raise DataError(
-            f"nothing would be written: {reason};"
-            f" {', '.join(f'{n}: {c:,}' for n, c in counts.items())}"
-        )
-    counts |= {"removed: held out": len(chosen) - len(rows)} if held_out else {}
-    found.write_demonstrations(output, rows)
+        reason = "all problems are held out" if responses else "no response is right"
+        numbers = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
+        raise DataError(f"nothing would be written: {reason}; {numbers}")
+    if held_out:
+        counts["removed: held out"] = len(responses) - len(rows)
+    counts["written"] = len(rows)
+    selection.write_demonstrations(output, rows)
     title = f"demonstrations from {', '.join(map(str, sources))}"
-    _report(as_json, str(sources[0]), title, counts | {"written": len(rows)}, output)
+    _report(as_json, str(sources[0]), title, counts, output)
+
+
+def _refuse_sampling_options(options: Sequence[str]) -> None:
+    """Raise ConfigError for an option that configures how a model is sampled."""
+    for option in options:
+        if not option.startswith("reward."):
+            raise ConfigError(f"{option}: options configure how a model is sampled; add --model")
 
 
 def _read(
@@ -481,11 +503,14 @@ def _report(
 ) -> None:
     """Print counts of a command that writes data; JSON names have underscores."""
     if as_json:
-        numbers = {re.sub(r"\W+", "_", name): count for name, count in counts.items()}
-        rate = {} if mean_pass_rate is None else {"mean_pass_rate": mean_pass_rate}
-        print_json(
-            {"data": spec, "counts": numbers, "written": [str(path) for path in paths], **rate}
-        )
+        facts: dict[str, Any] = {
+            "data": spec,
+            "counts": {re.sub(r"\W+", "_", name): count for name, count in counts.items()},
+            "written": [str(path) for path in paths],
+        }
+        if mean_pass_rate is not None:
+            facts["mean_pass_rate"] = mean_pass_rate
+        print_json(facts)
         return
     from dapo.cli.formatting import right, titled_table
     from dapo.runs.console import SafeConsole

@@ -119,18 +119,18 @@ def model_pass_rates(
         return tokens, {}
     fitting, _ = encoder.split_by_length(unique)
     order = keyed_permutation(len(fitting), config.train.seed, "stats")
-    chosen = [fitting[index] for index in sorted(order[:count])]
+    sample = [fitting[index] for index in sorted(order[:count])]
     plan = evaluation_plan(config, loaded.stop_ids)
-    require_fit(chosen, encoder, loaded, plan.max_response_tokens)
+    require_fit(sample, encoder, loaded, plan.max_response_tokens)
     with ExitStack() as stack:
         judge = stack.enter_context(VerifierPool(config.reward))
         episodes = open_episodes(config, loaded.tokenizer) if config.plays_episodes else None
         if episodes is not None:
-            chosen = episodes.with_prompts(chosen)
+            sample = episodes.with_prompts(sample)
             encoder = episodes.renderer.prompts
         sampler = open_engine_sampler(config, loaded, encoder, checkpoint, plan, stack, episodes)
         update_progress = stack.enter_context(progress("sample and verify"))
-        result = evaluate(sampler, judge, chosen, on_progress=update_progress)
+        result = evaluate(sampler, judge, sample, on_progress=update_progress)
     rates = {}
     for judged in result.problems:
         verdicts = [response.correct for response in judged.valid if response.correct is not None]
@@ -191,25 +191,27 @@ def _print_description(result: Mapping[str, Any]) -> None:
     table.add_row(
         "copies", f"{result['copies']:,} (at most {result['max_copies']:,} rows per problem)"
     )
-    if conflicts := result["conflicting_answers"]:
+    conflicts = result["conflicting_answers"]
+    if conflicts:
         table.add_row(
             "different answers",
             f"{conflicts:,} texts (dapo data dedupe keeps the majority's, or none)",
         )
     for name in ("prompt_characters", "prompt_tokens"):
-        if (summary := result[name]) is not None:
-            table.add_row(
-                name.replace("_", ", "),
-                ", ".join(f"{key} {value:,.0f}" for key, value in summary.items()),
-            )
+        summary = result[name]
+        if summary is not None:
+            numbers = [f"{key} {value:,.0f}" for key, value in summary.items()]
+            table.add_row(name.replace("_", ", "), ", ".join(numbers))
     for name in ("instruction_before", "instruction_after"):
         if result[name]:
             table.add_row(name.replace("_", " "), shorten(result[name], 100, keep="ends"))
     kinds = [f"{kind} {count:,}" for kind, count in result["answer_types"].items() if count]
     table.add_row("answer types", ", ".join(kinds))
     sources = [f"{name} {count:,}" for name, count in result["sources"].items()]
-    remainder = [f"and {len(sources) - SHOWN_ROWS} more"] if len(sources) > SHOWN_ROWS else []
-    table.add_row("sources", ", ".join([*sources[:SHOWN_ROWS], *remainder]))
+    num_hidden = len(sources) - SHOWN_ROWS
+    if num_hidden > 0:
+        sources[SHOWN_ROWS:] = [f"and {num_hidden} more"]
+    table.add_row("sources", ", ".join(sources))
     SafeConsole().print(table)
 
 
@@ -223,8 +225,9 @@ def warn_of_unusable_rows(
     """
     raw: dict[str, Any] = {"model": "none"}
     if RunDirectory.is_run(spec):
-        config = load_run_config(RunDirectory.open(Path(spec))).model_dump(mode="json")
-        raw |= {"data": {"train": config["data"]["train"]}, "reward": config["reward"]}
+        run_options = load_run_config(RunDirectory.open(Path(spec))).model_dump(mode="json")
+        raw["data"] = {"train": run_options["data"]["train"]}
+        raw["reward"] = run_options["reward"]
     else:
         raw["data"] = {"train": parse_data_argument(spec)}
         if any(
@@ -232,8 +235,9 @@ def warn_of_unusable_rows(
             for problem in data
         ):
             raw["reward"] = {"verifier": "code"}
-    chosen = [item for item in overrides if item.startswith("reward.")]
-    reward = resolve_auto_verifier(build_config(raw, chosen, where="dapo data stats")).reward
+    reward_options = [option for option in overrides if option.startswith("reward.")]
+    config = build_config(raw, reward_options, where="dapo data stats")
+    reward = resolve_auto_verifier(config).reward
     return [str(rows) for rows in unusable_rows(data, reward.verifier, reward.options)]
 
 
@@ -251,7 +255,8 @@ def _print_difficulty(result: Mapping[str, Any], title: str) -> None:
     ]
     if result["not_in_data"]:
         lines.append(f"{result['not_in_data']:,} other problems of the run are not in this data")
-    if (keep_rate := result["expected_keep_rate"]) is not None:
+    keep_rate = result["expected_keep_rate"]
+    if keep_rate is not None:
         cost = "no group has a signal"
         if keep_rate:
             cost = f"each batch samples {1 / keep_rate:.1f} times its groups"

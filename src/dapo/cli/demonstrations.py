@@ -109,60 +109,51 @@ def choose(
     counts: Counter[str] = Counter(responses=len(judged))
     by_problem: dict[str, dict[str, Judged]] = {}
     for response in judged:
-        if min_score is None:
-            is_right = bool(response.correct)
-        else:
-            is_right = response.score is not None and response.score >= min_score
-        if response.is_cut:
-            reason = "cut at the length limit"
-        elif is_right:
-            reason = None
-        else:
-            reason = "not right"
-        if reason is None and response.has_empty_turn:
-            reason = "an empty turn"
         by_text = by_problem.setdefault(response.problem.id, {})
-        key = to_json([response.text, [dict(turn) for turn in response.turns]])
-        if reason is None and key in by_text:
-            reason = "equal to another response"
-        if reason is not None:
-            counts[f"removed: {reason}"] += 1
+        text = to_json([response.text, [dict(turn) for turn in response.turns]])
+        if response.is_cut:
+            counts["removed: cut at the length limit"] += 1
+        elif not _is_right(response, min_score):
+            counts["removed: not right"] += 1
+        elif response.has_empty_turn:
+            counts["removed: an empty turn"] += 1
+        elif text in by_text:
+            counts["removed: equal to another response"] += 1
         else:
-            by_text[key] = response
-    chosen: list[Judged] = []
-    for texts in by_problem.values():
-        ranked = sorted(texts, key=lambda text: (_rank(texts[text], choice, seed), text))
-        chosen += [texts[text] for text in ranked[:per_problem]]
+            by_text[text] = response
+    demonstrations: list[Judged] = []
+    for by_text in by_problem.values():
+        # equal ranks are ordered by the text, so that the order of the sources has no effect
+        ranked = sorted(by_text, key=lambda text: (_rank(by_text[text], choice, seed), text))
+        demonstrations += [by_text[text] for text in ranked[:per_problem]]
         counts["removed: enough of the problem"] += max(0, len(ranked) - per_problem)
-        counts["problems without one"] += not texts
+        counts["problems without one"] += not by_text
     counts["problems"] = len(by_problem)
-    return chosen, {name: count for name, count in counts.items() if count or name == "problems"}
+    shown = {name: count for name, count in counts.items() if count or name == "problems"}
+    return demonstrations, shown
 
 
-def without_held_out(chosen: Sequence[Judged], held_out: Sequence[Problem]) -> list[Judged]:
+def without_held_out(demonstrations: Sequence[Judged], held_out: Sequence[Problem]) -> list[Judged]:
     """Drop demonstrations that contain a held-out problem (`dapo data decontaminate`)."""
-    _, removed = find_contaminated(
-        [demonstration.problem for demonstration in chosen], held_out, ngram=8, min_overlap=0.5
-    )
-    held_out_rows = {contaminated.row for contaminated in removed}
-    rows = enumerate(chosen, start=1)
-    return [demonstration for number, demonstration in rows if number not in held_out_rows]
+    problems = [demonstration.problem for demonstration in demonstrations]
+    _, contaminated = find_contaminated(problems, held_out, ngram=8, min_overlap=0.5)
+    held_out_rows = {problem.row for problem in contaminated}
+    rows = enumerate(demonstrations, start=1)
+    return [demonstration for row, demonstration in rows if row not in held_out_rows]
 
 
 def held_out_of(sources: Sequence[Path], against: Sequence[str]) -> list[Problem]:
     """Return the problems of `against`, and the held-out ones of the runs among the sources."""
-    specs = [
-        load_run_config(RunDirectory.open(source)).data.eval_source
-        for source in sources
-        if source.is_dir()
-    ]
-    problems = [
-        problem
-        for spec in specs
-        if spec is not None
-        for problem in load_problems(spec, split="eval")
-    ]
-    return problems + [problem for spec in against for problem in _held_out(spec)]
+    problems: list[Problem] = []
+    for source in sources:
+        if not source.is_dir():
+            continue
+        spec = load_run_config(RunDirectory.open(source)).data.eval_source
+        if spec is not None:
+            problems += load_problems(spec, split="eval")
+    for spec_text in against:
+        problems += _held_out(spec_text)
+    return problems
 
 
 def _held_out(spec: str) -> list[Problem]:
@@ -171,10 +162,16 @@ def _held_out(spec: str) -> list[Problem]:
     )
 
 
-def write_demonstrations(path: Path, chosen: Sequence[Judged]) -> None:
+def write_demonstrations(path: Path, demonstrations: Sequence[Judged]) -> None:
     """Write the demonstrations as JSON lines."""
     with atomic_file(path, PRIVATE) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        file.writelines(to_json(response.row()) + "\n" for response in chosen)
+        file.writelines(to_json(response.row()) + "\n" for response in demonstrations)
+
+
+def _is_right(response: Judged, min_score: float | None) -> bool:
+    if min_score is None:
+        return bool(response.correct)
+    return response.score is not None and response.score >= min_score
 
 
 def _rank(response: Judged, choice: Choice, seed: int) -> int:

@@ -1,7 +1,7 @@
-"""`dapo environment test`: plays an environment with nonsense, twice, and prints what it pays.
+"""`dapo test ENVIRONMENT`: plays an environment twice with nonsense, and prints the rewards.
 
-The episodes are those of training: the same code reads their prompts, encodes them, and plays them;
-only the turns come from no model.
+The code that reads the prompts, encodes them and plays the episodes is that of training. Only the
+turns are not sampled from a model.
 """
 
 import random
@@ -56,7 +56,7 @@ class Play:
         return self.episode.num_turns
 
     @property
-    def paid(self) -> float:
+    def reward(self) -> float:
         return sum(self.episode.rewards)
 
     @property
@@ -69,7 +69,7 @@ class Play:
 
     def as_json(self) -> dict[str, Any]:
         """Return the episode as JSON values."""
-        names = ("seed", "kind", "turns", "paid", "correct", "error", "differs")
+        names = ("seed", "kind", "turns", "reward", "correct", "error", "differs")
         return {name: getattr(self, name) for name in names}
 
 
@@ -120,7 +120,7 @@ def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> l
     """
     if not all(item.startswith("environment.") for item in overrides):
         raise ConfigError(
-            "dapo environment test takes options of environment only, for example"
+            "dapo test of an environment takes options of environment only, for example"
             " environment.max_turns=4"
         )
     if RunDirectory.is_run(name):
@@ -131,7 +131,7 @@ def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> l
     else:
         source = "builtin:sums" if data is None else parse_data_argument(data)
         raw = {"model": "none", "data": {"train": source}, "environment": {"name": name}}
-        config = build_config(raw, overrides, where="dapo environment test")
+        config = build_config(raw, overrides, where="dapo test")
     tokenizer = _tokenizer_of(name, config) or _byte_tokenizer()
     problems = load_problems(config.data.train_source, require_answer=False)
     with EnvironmentPool(config.environment, memory_gib=config.reward.memory_gib) as pool:
@@ -242,10 +242,12 @@ def print_plays(plays: Sequence[Play]) -> None:
     for play in plays:
         verdict = verdict_word(play.correct, play.error)
         remark = "two plays differ" if play.differs else (play.error or "")[:_SHOWN_CHARS]
-        table.add_row(f"{play.seed}", play.kind, f"{play.turns}", f"{play.paid:g}", verdict, remark)
+        table.add_row(
+            f"{play.seed}", play.kind, f"{play.turns}", f"{play.reward:g}", verdict, remark
+        )
     console.print(table)
     console.print(
-        f"highest reward of nonsense: {max(play.paid for play in plays):g}", soft_wrap=True
+        f"highest reward of nonsense: {max(play.reward for play in plays):g}", soft_wrap=True
     )
     if any(play.differs for play in plays):
         advice = (

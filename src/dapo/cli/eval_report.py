@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,84 +33,113 @@ def print_evaluation(
     """Print one result, or two with their paired difference, and rows if `by_problem`."""
     console = SafeConsole()
     is_pair = "comparison" in evaluation
-    results = [evaluation["first"], evaluation["second"]] if is_pair else [evaluation]
+    results = [evaluation]
+    if is_pair:
+        results = [evaluation["first"], evaluation["second"]]
     console.print(_result_table(results))
     for result in results:
-        _print_notes(console, result)
+        for note in _notes(result):
+            console.print(note, soft_wrap=True)
     if is_pair:
         console.print(_describe_difference(evaluation["comparison"]), soft_wrap=True)
-    if by_problem:
-        tables = [result["table"] for result in results]
-        console.print(_paired_problem_table(*tables) if is_pair else _problem_table(*tables))
+    if by_problem and is_pair:
+        first, second = results
+        console.print(_paired_problem_table(first["table"], second["table"]))
+    elif by_problem:
+        console.print(_problem_table(evaluation["table"]))
     if output is not None:
         console.print(f"written to {output}", soft_wrap=True)
 
 
-def _describe_difference(difference: Mapping[str, Any]) -> str:
+def _describe_difference(comparison: Mapping[str, Any]) -> str:
     """Describe the paired difference of two results in two lines."""
-    if difference["difference"] is None:
+    if comparison["difference"] is None:
         return "second - first: no problem has a verdict in both"
-    low = difference["low"]
-    high = difference["high"]
-    conclusion = "(no interval: fewer than two problems, or the same difference on all)"
-    if low is not None:
-        if low <= 0 <= high:
-            verdict = "no significant difference"
-        elif low > 0:
-            verdict = "higher"
-        else:
-            verdict = "lower"
-        conclusion = f"(95 % interval {low:+.4f} to {high:+.4f}): {verdict}"
     return (
-        f"second - first, paired over {difference['problems']} problems:"
-        f" {difference['difference']:+.4f} {conclusion}\nbetter on {difference['better']} problems,"
-        f" worse on {difference['worse']}, equal on {difference['equal']}"
+        f"second - first, paired over {comparison['problems']} problems:"
+        f" {comparison['difference']:+.4f} {_describe_interval(comparison)}\n"
+        f"better on {comparison['better']} problems, worse on {comparison['worse']}, equal on"
+        f" {comparison['equal']}"
     )
+
+
+def _describe_interval(comparison: Mapping[str, Any]) -> str:
+    """Describe the interval of a difference, and which result it shows to be better."""
+    low = comparison["low"]
+    high = comparison["high"]
+    if low is None:
+        return "(no interval: fewer than two problems, or the same difference on all)"
+    if low > 0:
+        verdict = "higher"
+    elif high < 0:
+        verdict = "lower"
+    else:
+        verdict = "no significant difference"
+    return f"(95 % interval {low:+.4f} to {high:+.4f}): {verdict}"
 
 
 def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
     """Make a table with a column for each result, and a row for each number that they have."""
-    first = results[0]
-    is_single = len(results) == 1
-    heading = f"on {first['name']}"
-    if is_single:
-        heading = f"{first['model']} {heading}"
-    title = Text(printable(heading))
-    for result in results:
-        if warning := result.get("warning"):
-            prefix = "" if is_single else f"{result['model']}: "
-            title.append(printable(f"\nWARNING: {prefix}{warning}"), style="red")
     names = ["result"]
-    if not is_single:
+    if len(results) > 1:
         names = short_names([str(result["model"]) for result in results])
     columns = [Column(name, justify="right", overflow="fold") for name in names]
-    table = titled_table(title, "", *columns)
-    k = first["samples_per_problem"]
-    row = table.add_row
-    accuracy = partial(with_interval, none=" (no interval)")
+    table = titled_table(_title(results), "", *columns)
+    for label, cells in _accuracy_rows(results):
+        table.add_row(label, *cells)
+    for label, cells in _source_rows(results):
+        table.add_row(label, *cells)
+    for label, cells in _fact_rows(results):
+        table.add_row(label, *cells)
+    return table
+
+
+def _title(results: Sequence[Mapping[str, Any]]) -> Text:
+    """Name the data, a single model, and the warnings of the results in red."""
+    heading = f"on {results[0]['name']}"
+    if len(results) == 1:
+        heading = f"{results[0]['model']} {heading}"
+    title = Text(printable(heading))
+    for result in results:
+        warning = result.get("warning")
+        if not warning:
+            continue
+        if len(results) > 1:
+            warning = f"{result['model']}: {warning}"
+        title.append(printable(f"\nWARNING: {warning}"), style="red")
+    return title
+
+
+def _accuracy_rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield avg@k, pass@j and cons@j with their intervals."""
+    first = results[0]
     means = []
     for result in results:
         style = ".1%" if result["binary"] else ".4f"
-        means.append(accuracy(result["accuracy"], (result["low"], result["high"]), style))
-    row(f"avg@{k}" if first["binary"] else f"mean score, avg@{k}", *means)
-    for name in (name for name in first if name.startswith(("pass@", "cons@"))):
-        # pass@1 is avg@k, unless some problems lack a verdict
-        if name == "pass@1" and all(r.get(name) == r["accuracy"] for r in results):
+        means.append(
+            with_interval(
+                result["accuracy"], (result["low"], result["high"]), style, " (no interval)"
+            )
+        )
+    average = f"avg@{first['samples_per_problem']}"
+    yield (average if first["binary"] else f"mean score, {average}"), means
+    for name in first:
+        if not name.startswith(("pass@", "cons@")):
             continue
-        row(name, *(accuracy(r[name], r["intervals"][name]) if name in r else "" for r in results))
+        # pass@1 is avg@k, unless some problems lack a verdict
+        if name == "pass@1" and all(result.get(name) == result["accuracy"] for result in results):
+            continue
+        cells = []
+        for result in results:
+            cell = ""
+            if name in result:
+                cell = with_interval(result[name], result["intervals"][name], none=" (no interval)")
+            cells.append(cell)
+        yield name, cells
     complete = [result.get("complete_problems", result["problems"]) for result in results]
-    if any(count < r["problems"] for count, r in zip(complete, results, strict=True)):
-        row("  pass@j over problems", *(f"{count:,}" for count in complete))
-    for label, cells in _source_rows(results):
-        row(label, *cells)
-    row("problems", *(f"{r['problems']:,}" for r in results))
-    if any("verifier" in r for r in results):
-        row("judged by", *(weighted(r.get("verifier", "")) for r in results))
-    row("mean response, tokens", *(f"{r['response_tokens_mean']:.1f}" for r in results))
-    row("truncated", *(f"{r['truncated_fraction']:.1%}" for r in results))
-    if any(r["no_answer_fraction"] is not None for r in results):
-        row("without an answer", *(number(r["no_answer_fraction"], ".1%") for r in results))
-    return table
+    totals = [result["problems"] for result in results]
+    if complete != totals:
+        yield "  pass@j over problems", [f"{count:,}" for count in complete]
 
 
 def _source_rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[str]]]:
@@ -123,6 +151,21 @@ def _source_rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, li
         scores = [result["by_source"].get(source, {}).get("accuracy") for result in results]
         cells = [number(score, ".3f") for score in scores]
         yield f"  {source} ({facts['problems']} problems)", cells
+
+
+def _fact_rows(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the counts, the verifiers and the facts about responses."""
+    yield "problems", [f"{result['problems']:,}" for result in results]
+    if any("verifier" in result for result in results):
+        yield "judged by", [weighted(result.get("verifier", "")) for result in results]
+    yield (
+        "mean response, tokens",
+        [f"{result['response_tokens_mean']:.1f}" for result in results],
+    )
+    yield "truncated", [f"{result['truncated_fraction']:.1%}" for result in results]
+    fractions = [result["no_answer_fraction"] for result in results]
+    if any(fraction is not None for fraction in fractions):
+        yield "without an answer", [number(fraction, ".1%") for fraction in fractions]
 
 
 def short_names(models: Sequence[str]) -> list[str]:
@@ -138,20 +181,16 @@ def short_names(models: Sequence[str]) -> list[str]:
     return [re.sub(r"\bstep_0*(\d+)\.json$", r"step \1", name) for name in names]
 
 
-def _print_notes(console: SafeConsole, summary: Mapping[str, Any]) -> None:
-    """Print notes on scores without verdicts, on intervals, and on errors of the verifier."""
-    if not summary["binary"]:
-        console.print(
-            "the verifier gives scores, not correct or wrong (reward.threshold decides)",
-            soft_wrap=True,
-        )
-    if note := summary.get("interval_note"):
-        console.print(note, soft_wrap=True)
-    if summary["verifier_errors"]:
-        errors = summary["verifier_errors"]
-        total = summary["problems"] * summary["samples_per_problem"]
-        line = f"{errors} of {total} responses have no verdict: {summary['most_frequent_error']}"
-        console.print(line, soft_wrap=True)
+def _notes(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield notes on scores without verdicts, on intervals, and on errors of the verifier."""
+    if not result["binary"]:
+        yield "the verifier gives scores, not correct or wrong (reward.threshold decides)"
+    if result.get("interval_note"):
+        yield result["interval_note"]
+    errors = result["verifier_errors"]
+    if errors:
+        total = result["problems"] * result["samples_per_problem"]
+        yield f"{errors} of {total} responses have no verdict: {result['most_frequent_error']}"
 
 
 def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -160,26 +199,32 @@ def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     for row in sorted(rows, key=lambda row: (row["accuracy"] is None, row["accuracy"])):
         responses = row["responses"]
         judged = [response for response in responses if response["error"] is None]
-        binary = all(response["correct"] is not None for response in judged)
-        question = Text(printable(one_line(row["question"])), no_wrap=True, overflow="ellipsis")
+        verdicts = [response["correct"] for response in judged]
         correct = "-"
-        if binary:
-            correct = f"{sum(bool(response['correct']) for response in judged)}/{len(judged)}"
-        tokens = f"{fmean(response['tokens'] for response in responses):.0f}"
-        cells = (
+        if None not in verdicts:
+            correct = f"{sum(verdicts)}/{len(verdicts)}"
+        mean_tokens = fmean(response["tokens"] for response in responses)
+        table.add_row(
+            _question(row["question"]),
+            one_line(str(row["answer"])),
             number(row["accuracy"], ".3f"),
             correct,
-            tokens,
+            f"{mean_tokens:.0f}",
             one_line(_most_frequent_answer(judged)),
         )
-        table.add_row(question, one_line(str(row["answer"])), *cells)
     return table
 
 
 def _table_by_problem(*numbers: str) -> Table:
-    # only the first column gives way on a narrow terminal
-    columns = Column("problem", max_width=60), Column("answer", no_wrap=True, max_width=12)
-    return titled_table("by problem", *columns, *right(*numbers, no_wrap=True))
+    """Return an empty table, whose first column alone gives way on a narrow terminal."""
+    problem = Column("problem", max_width=60)
+    answer = Column("answer", no_wrap=True, max_width=12)
+    return titled_table("by problem", problem, answer, *right(*numbers, no_wrap=True))
+
+
+def _question(text: str) -> Text:
+    """Return a question on one line, which is cut on a narrow terminal."""
+    return Text(printable(one_line(text)), no_wrap=True, overflow="ellipsis")
 
 
 def _most_frequent_answer(judged: Sequence[Mapping[str, Any]]) -> str:
@@ -190,7 +235,11 @@ def _most_frequent_answer(judged: Sequence[Mapping[str, Any]]) -> str:
     winner = votes.most_common(1)[0][0]
     if winner is not CORRECT:
         return winner or ""
-    return next((r["answer"] for r in judged if r["correct"] and r["answer"]), "")
+    # correct answers are one vote, however they are written
+    for response in judged:
+        if response["correct"] and response["answer"]:
+            return str(response["answer"])
+    return ""
 
 
 def _paired_problem_table(
@@ -198,18 +247,22 @@ def _paired_problem_table(
 ) -> Table:
     """Make a row per problem, most worsened first, unpaired problems last."""
     table = _table_by_problem("first", "second", "difference")
-    accuracies = {row["id"]: row["accuracy"] for row in second}
-    lines = []
+    second_accuracies = {row["id"]: row["accuracy"] for row in second}
+    changes = []
     for row in first:
-        a = row["accuracy"]
-        b = accuracies[row["id"]]
-        lines.append((row, a, b, None if a is None or b is None else b - a))
-    for row, a, b, difference in sorted(lines, key=lambda line: (line[3] is None, line[3])):
-        question = Text(
-            printable(one_line(str(row.get("question", row["id"])))),
-            no_wrap=True,
-            overflow="ellipsis",
+        before = row["accuracy"]
+        after = second_accuracies[row["id"]]
+        difference = None
+        if before is not None and after is not None:
+            difference = after - before
+        changes.append((row, after, difference))
+    changes.sort(key=lambda change: (change[2] is None, change[2]))
+    for row, after, difference in changes:
+        table.add_row(
+            _question(str(row.get("question", row["id"]))),
+            one_line(str(row.get("answer", ""))),
+            number(row["accuracy"], ".3f"),
+            number(after, ".3f"),
+            number(difference, "+.3f"),
         )
-        scores = (number(a, ".3f"), number(b, ".3f"), number(difference, "+.3f"))
-        table.add_row(question, one_line(str(row.get("answer", ""))), *scores)
     return table

@@ -21,7 +21,14 @@ SHOWN_CHARS = 320
 
 
 def explain(run_dir: Path, step: int | None, group: int | None, *, as_json: bool) -> None:
-    """`dapo explain`: print the result of `explain_group` for a person, or as JSON."""
+    """Print the result of `explain_group` for a person, or as JSON.
+
+    Args:
+        run_dir: the run directory.
+        step: a finished step; None: the last one with responses.
+        group: the group's id; None: the group with the largest spread of rewards.
+        as_json: print one JSON object.
+    """
     step = step or max(RunDirectory.open(run_dir).rollout_tables(), default=1)
     group_facts = explain_group(run_dir, step, group)
     if as_json:
@@ -72,7 +79,9 @@ def _prompt(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
 def _responses(facts: Mapping[str, Any]) -> Table:
     table = Table(*right("#"), "verdict", *right("tokens"), "response", box=None)
     for response in facts["responses"]:
-        length = f"{response['response_tokens']}{'+' if response['finish'] == 'length' else ''}"
+        length = f"{response['response_tokens']}"
+        if response["finish"] == "length":
+            length += "+"
         text = shorten(response["response"].strip(), SHOWN_CHARS, keep="ends")
         table.add_row(f"{response['sample']}", _verdict(response), length, text or "(empty)")
     return table
@@ -80,18 +89,18 @@ def _responses(facts: Mapping[str, Any]) -> Table:
 
 def _episode(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Yield the longest episode of the group, turn by turn."""
-    chosen = max(facts["responses"], key=lambda response: len(response["turns"] or ()))
-    if not chosen["turns"]:
+    longest = max(facts["responses"], key=lambda response: len(response["turns"] or ()))
+    if not longest["turns"]:
         return
-    yield _heading(f"Response {chosen['sample']}: the episode")
+    yield _heading(f"Response {longest['sample']}: the episode")
     table = Table("role", *right("tokens", "reward"), "text", box=None)
-    for turn in chosen["turns"]:
+    for turn in longest["turns"]:
         is_observed = turn["role"] != "assistant"
         text = shorten(turn["text"].strip(), SHOWN_CHARS, keep="ends") or "(empty)"
         reward = number(turn["reward"], "+.6g", "-")
         table.add_row(turn["role"], _span(turn), reward, text, style="dim" if is_observed else "")
     yield table
-    trains = "train" if chosen["trains"] else "would train, but this episode does not"
+    trains = "train" if longest["trains"] else "would train, but this episode does not"
     yield f"only the tokens of the assistant's turns {trains}; observed tokens never do"
 
 

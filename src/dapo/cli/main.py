@@ -9,7 +9,7 @@ from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -22,9 +22,8 @@ from dapo.cli.arguments import (
     TRAIN,
     AsJson,
     Changes,
-    complete_config,
-    complete_page,
-    complete_verifier,
+    complete_shown,
+    complete_tested,
 )
 from dapo.cli.data import data_app
 from dapo.cli.plugin_commands import add_plugin_commands
@@ -43,26 +42,26 @@ app.add_typer(analysis_commands.commands)
 app.add_typer(
     data_app, name="data", help="Import, inspect and clean problems.", rich_help_panel=DATA
 )
-reward_app = typer.Typer(no_args_is_help=True)
-app.add_typer(
-    reward_app, name="reward", help="Test a reward before training on it.", rich_help_panel=DATA
-)
-environment_app = typer.Typer(no_args_is_help=True)
-app.add_typer(
-    environment_app,
-    name="environment",
-    help="Test an environment before training in it.",
-    rich_help_panel=DATA,
-)
-lists_app = typer.Typer()
-app.add_typer(lists_app)
+other_commands = typer.Typer()
+app.add_typer(other_commands)
 
 CommandLineError: Any = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 """The error that typer raises for an unknown option; typer exports no name for it."""
-REMOVED = {
-    "completion": "Completion is set up by: dapo --install-completion",
+REMOVED_COMMANDS = {
+    "completion": "dapo --install-completion",
+    "report": "dapo view RUN_DIR --save FILE.html",
+    "options": "dapo show options",
+    "configs": "dapo show configs",
+    "docs": "dapo show docs",
+    "schema": "dapo show schema",
+    "reward": "dapo test REWARD",
+    "environment": "dapo test ENVIRONMENT",
+    "whatif": "dapo ablate",
+}
+"""The new spelling of each command that was removed."""
+REMOVED_FLAGS = {
     "check --assume": (
         "dapo check describes this machine; train.device=cuda and launcher=ray describe GPUs"
     ),
@@ -70,7 +69,7 @@ REMOVED = {
     "explain --no-replay": "dapo explain shows what the run stored and loads no model",
     "explain --trust": "dapo explain imports no module of the run",
 }
-"""Advice for each command and flag that was removed."""
+"""Advice for each flag that was removed."""
 OF_FILES = (
     "EACCES",
     "EPERM",
@@ -134,11 +133,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _with_advice(message: str, words: Sequence[str]) -> str:
-    """Append the replacement of a removed command or flag to its error message."""
-    for removed, advice in REMOVED.items():
-        command, *flag = removed.split()
-        if command in words and (flag or [command])[0] in message:
-            message = f"{message}\n{advice}"
+    """Name the replacement of a removed command or flag in its error message."""
+    command = words[0] if words else ""
+    if command in REMOVED_COMMANDS and message.startswith(f"No such command '{command}'"):
+        return f"dapo {command} is now: {REMOVED_COMMANDS[command]}"
+    for removed, advice in REMOVED_FLAGS.items():
+        command_with_flag, _, flag = removed.partition(" ")
+        if command == command_with_flag and flag in message:
+            return f"{message}\n{advice}"
     return message
 
 
@@ -168,105 +170,7 @@ def _print_traceback(
     )
 
 
-@lists_app.command(
-    "options", rich_help_panel=REFERENCE, epilog="Example: dapo options loss.clip_high --json"
-)
-def show_options(
-    section: Annotated[
-        str | None, Argument(metavar="SECTION", help="A section or an option.", show_default="all")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the options with their meanings, defaults, units and the paper's values."""
-    from dapo.config.option_entries import entries_of, section_names, yaml_text
-
-    entries = entries_of(section)
-    if as_json:
-        print_json({"options": [entry.as_json() for entry in entries]})
-        return
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from dapo.runs.console import SafeConsole
-
-    console = SafeConsole()
-    for entry in entries:
-        values = [f"default {entry.default_text}" if not entry.is_required else "required"]
-        if entry.has_paper_value:
-            values.append(f"paper {yaml_text(entry.paper)}")
-        if entry.unit:
-            values.append(f"unit {entry.unit}")
-        console.print(Text.assemble((entry.name, "bold"), f"  {', '.join(values)}"), soft_wrap=True)
-        condition = f" Only with {entry.condition_text}." if entry.condition else ""
-        console.print(Padding(f"{entry.meaning}{condition}", (0, 0, 0, 4)))
-    sections = section_names(entries)
-    if len(sections) > 1:
-        console.print(
-            f"\n{len(entries)} options; one section: dapo options {'|'.join(sections)}",
-            soft_wrap=True,
-        )
-
-
-@lists_app.command(
-    "configs", rich_help_panel=REFERENCE, epilog="Example: dapo configs tiny > my.yaml"
-)
-def show_configs(
-    name: Annotated[
-        str | None,
-        Argument(metavar="NAME", autocompletion=complete_config, help="Configuration to print."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the configurations that come with dapo, or print one."""
-    if name is not None:
-        from dapo.config import find_config
-
-        print_text(find_config(name).read_text(encoding="utf-8"), end="")
-        return
-    use = (
-        "dapo train NAME [KEY=VALUE]... trains with one; dapo configs NAME > my.yaml makes a file"
-        " to change"
-    )
-    _list_shipped("configs", use, as_json)
-
-
-@lists_app.command(
-    "docs", rich_help_panel=REFERENCE, epilog="Example: dapo docs from_verl > from_verl.md"
-)
-def show_docs(
-    page: Annotated[
-        str | None, Argument(metavar="PAGE", autocompletion=complete_page, help="Page to print.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the pages of the documentation, or print one."""
-    if page is None:
-        _list_shipped("docs", "dapo docs PAGE prints one", as_json)
-        return
-    from dapo.config.load import shipped
-
-    pages = shipped("docs")
-    if (path := pages.get(Path(page).stem)) is None:
-        raise ConfigError(f"no page {page}; expected one of {', '.join(pages)}")
-    print_text(path.read_text(encoding="utf-8"), end="")
-
-
-def _list_shipped(folder: Literal["configs", "docs"], use: str, as_json: bool) -> None:
-    from dapo.config.load import shipped, title_of
-
-    descriptions = {
-        name: {"about": title_of(path), "path": str(path)} for name, path in shipped(folder).items()
-    }
-    if as_json:
-        print_json(descriptions)
-        return
-    width = max(map(len, descriptions), default=0)
-    for name, about in descriptions.items():
-        print_text(f"{name:<{width}}  {about['about']}")
-    print_text(f"\n{use}")
-
-
-@lists_app.command(rich_help_panel=TRAIN, epilog="Example: dapo convert grpo.py > my.yaml")
+@other_commands.command(rich_help_panel=TRAIN, epilog="Example: dapo convert grpo.py > my.yaml")
 def convert(
     file: Annotated[
         Path,
@@ -301,45 +205,80 @@ def convert(
         raise typer.Exit(NOT_WHOLE)
 
 
-@lists_app.command(rich_help_panel=REFERENCE, epilog="Example: dapo schema > dapo.schema.json")
-def schema() -> None:
-    """Print the JSON schema of configuration files, for editors.
-
-    An editor that reads the schema completes and checks options.
-    """
-    from dapo.config.schema import config_schema
-
-    print_json(config_schema())
-
-
-@reward_app.command(
-    "test", epilog="Example: dapo reward test my_rewards:mentions_unit --data train.jsonl"
+@other_commands.command(
+    "test",
+    rich_help_panel=DATA,
+    epilog="Example: dapo test my_rewards:mentions_unit --data train.jsonl",
 )
-def reward_test(
-    verifier: Annotated[
+def examine(
+    name: Annotated[
         str,
         Argument(
-            metavar="VERIFIER",
-            autocompletion=complete_verifier,
-            help="A name such as math, a function as MODULE:FUNCTION, or a run.",
+            metavar="NAME",
+            autocompletion=complete_tested,
+            help=(
+                "A verifier such as math, an environment such as calculator, your own as"
+                " MODULE:FUNCTION or MODULE:CLASS, or a run."
+            ),
         ),
     ],
     overrides: Changes = None,
-    data: Annotated[str | None, Option(help="Data source whose first problems are used.")] = None,
-    answer: Annotated[str | None, Option(help="Reference answer of the example problem.")] = None,
+    is_reward: Annotated[
+        bool, Option("--reward", help="Test NAME as a reward, if it may be either.")
+    ] = False,
+    is_environment: Annotated[
+        bool, Option("--environment", help="Test NAME as an environment, if it may be either.")
+    ] = False,
+    data: Annotated[
+        str | None,
+        Option(help="Data source of the problems.", show_default="an example, or that of the run"),
+    ] = None,
+    answer: Annotated[
+        str | None, Option(help="Of a reward: reference answer of the example problem.")
+    ] = None,
     right: Annotated[
         str | None,
-        Option(help="A correct response, if the reward accepts none of the usual forms."),
+        Option(help="Of a reward: a correct response, if none of the usual forms is accepted."),
     ] = None,
     show_all: Annotated[
-        bool, Option("--all", help="Print every response, not only the suspicious ones.")
+        bool,
+        Option("--all", help="Of a reward: print every response, not only the suspicious ones."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Test a reward on wrong, empty, endless and hostile responses.
+    """Test a reward or an environment on nonsense before training with it.
 
-    The exit code is 1 if the reward accepts one of them.
+    A reward judges wrong, empty, endless and hostile responses; an environment plays meaningless
+    actions, twice. The exit code is 1 if a reward accepts one of them, or if an environment fails
+    or is not deterministic: the same seed and actions give different episodes.
     """
+    from dapo.cli.tested_kind import find_kind
+
+    with stdout_to_stderr(as_json):  # the module of NAME may print
+        kind = find_kind(name, is_reward=is_reward, is_environment=is_environment)
+    if kind == "reward":
+        is_suspicious = _test_reward(name, overrides, data, answer, right, show_all, as_json)
+    elif answer is None and right is None and not show_all:
+        is_suspicious = _test_environment(name, overrides, data, as_json)
+    else:
+        raise ConfigError(
+            f"--answer, --right and --all are for rewards, and {name} is tested as"
+            " an environment; leave them out"
+        )
+    if is_suspicious:
+        raise typer.Exit(1)
+
+
+def _test_reward(
+    verifier: str,
+    overrides: list[str] | None,
+    data: str | None,
+    answer: str | None,
+    right: str | None,
+    show_all: bool,
+    as_json: bool,
+) -> bool:
+    """Print the audit of a reward, and return True if it is suspicious."""
     from dapo.cli.reward import examine_reward, print_report
 
     with stdout_to_stderr(as_json):
@@ -350,32 +289,13 @@ def reward_test(
         print_json(report.as_json())
     else:
         print_report(report, show_all=show_all)
-    if report.suspicious:
-        raise typer.Exit(1)
+    return report.suspicious
 
 
-@environment_app.command(
-    "test", epilog="Example: dapo environment test my_games:Countdown environment.max_turns=4"
-)
-def environment_test(
-    name: Annotated[
-        str,
-        Argument(
-            metavar="NAME|RUN",
-            help="A name such as calculator, textarena:ID, skyrl:ID or MODULE:CLASS; or a run.",
-        ),
-    ],
-    overrides: Changes = None,
-    data: Annotated[
-        str | None, Option(help="Data source to take problems from, instead of sums.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Play meaningless actions in an environment and print the rewards.
-
-    The exit code is 1 if the environment fails, or if it is not deterministic: the same seed and
-    actions give different episodes.
-    """
+def _test_environment(
+    name: str, overrides: list[str] | None, data: str | None, as_json: bool
+) -> bool:
+    """Print the episodes of an environment, and return True if they are suspicious."""
     from dapo.cli.environment import is_suspicious, play_nonsense, print_plays
 
     with stdout_to_stderr(as_json):
@@ -385,13 +305,49 @@ def environment_test(
             {
                 "environment": name,
                 "suspicious": is_suspicious(plays),
-                "episodes": [p.as_json() for p in plays],
+                "episodes": [play.as_json() for play in plays],
             }
         )
     else:
         print_plays(plays)
-    if is_suspicious(plays):
-        raise typer.Exit(1)
+    return is_suspicious(plays)
+
+
+@other_commands.command(
+    "show", rich_help_panel=REFERENCE, epilog="Example: dapo show quickstart > my.yaml"
+)
+def show_command(
+    what: Annotated[
+        str | None,
+        Argument(
+            metavar="WHAT",
+            autocompletion=complete_shown,
+            help=(
+                "One of options, configs, docs and schema, or a name of an option, a section, a"
+                " configuration or a page."
+            ),
+            show_default="a list of names",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        Argument(
+            metavar="NAME",
+            autocompletion=complete_shown,
+            help="After options, configs or docs, which of them.",
+            show_default="all",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show options, shipped configurations, the documentation or the JSON schema.
+
+    An option has its meaning, default, unit and the paper's value. An editor that reads the schema
+    completes and checks configuration files.
+    """
+    from dapo.cli.show import show
+
+    show(what, name, as_json=as_json)
 
 
 _EXAMPLES = (

@@ -1,4 +1,4 @@
-"""`dapo reward test`: audits a reward and prints the result as a table. Imports no torch."""
+"""`dapo test REWARD`: audits a reward and prints the result as a table. Imports no torch."""
 
 import statistics
 import time
@@ -81,10 +81,10 @@ def examine_reward(
     else:
         source = "builtin:sums" if data is None else parse_data_argument(data)
         raw = {"model": "none", "data": {"train": source}, "reward": {"verifier": verifier}}
-        config = resolve_auto_verifier(build_config(raw, overrides, where="dapo reward test"))
+        config = resolve_auto_verifier(build_config(raw, overrides, where="dapo test"))
     if not all(item.startswith("reward.") for item in overrides):
         raise ConfigError(
-            "dapo reward test takes options of reward only, for example"
+            "dapo test of a reward takes options of reward only, for example"
             " reward.options.extract=final"
         )
     if data is not None and (answer is not None or right is not None):

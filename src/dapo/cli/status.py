@@ -58,12 +58,14 @@ def _result(status: RunStatus) -> str:
 def _details(status: RunStatus) -> list[tuple[str, str]]:
     """List the lines of a run, each a label and its text."""
     rows = [("run", status.run), ("state", _state(status)), ("step", _steps(status))]
-    if (fork := Fork.of_record(status.fork)) is not None:
+    fork = Fork.of_record(status.fork)
+    if fork is not None:
         rows.insert(1, ("forked from", printable(fork.describe())))
     if status.seconds_left is not None:
-        newest = status.seconds_since_step
-        since = "" if newest is None else f"; the newest step {duration(newest)} ago"
-        rows[-1] = ("step", f"{_steps(status)}, about {duration(status.seconds_left)} left{since}")
+        progress = f"{_steps(status)}, about {duration(status.seconds_left)} left"
+        if status.seconds_since_step is not None:
+            progress += f"; the newest step {duration(status.seconds_since_step)} ago"
+        rows[-1] = ("step", progress)
     for change in status.changes:
         options = describe_changes(change["options"])
         rows.append(("changed", printable(f"{options}, after step {change['after_step']}")))
@@ -72,27 +74,32 @@ def _details(status: RunStatus) -> list[tuple[str, str]]:
         values["time/step_s"] = training_seconds(values)
         columns = [" ".join(column.split()) for column in metric_columns(values)]
         rows.append(("metrics", ", ".join(columns)))
-    for name, result in status.evaluations.items():
+    for name, evaluation in status.evaluations.items():
         accuracies = {}
-        for metric, value in result.items():
+        for metric, value in evaluation.items():
             if value is not None:
                 accuracies[f"eval/{name}/{metric}"] = value
-        rows += [
-            ("evaluation", f"{line}, at step {result['step']:.0f}")
-            for line in accuracies_in(accuracies)
-        ]
-    checkpoint = status.checkpoint
-    rows.append(("checkpoint", "none yet" if checkpoint is None else f"step {checkpoint['step']}"))
+        step = f"{evaluation['step']:.0f}"
+        rows += [("evaluation", f"{line}, at step {step}") for line in accuracies_in(accuracies)]
+    newest = "none yet"
+    if status.checkpoint is not None:
+        newest = f"step {status.checkpoint['step']}"
+    rows.append(("checkpoint", newest))
+    rows.append(("disk", _disk_use(status)))
+    return rows
+
+
+def _disk_use(status: RunStatus) -> str:
+    """Return the size of a run, and those of its parts."""
     parts = [
         f"{name} {size(count)}"
         for name, count in status.disk_bytes.items()
         if name != "total" and count
     ]
-    disk = size(status.disk_bytes["total"])
-    if parts:
-        disk += f" ({', '.join(parts)})"
-    rows.append(("disk", disk))
-    return rows
+    total = size(status.disk_bytes["total"])
+    if not parts:
+        return total
+    return f"{total} ({', '.join(parts)})"
 
 
 def _state(status: RunStatus) -> str:
@@ -124,4 +131,5 @@ def _state(status: RunStatus) -> str:
 
 
 def _steps(status: RunStatus) -> str:
-    return f"{status.step}/{'?' if status.num_steps is None else status.num_steps}"
+    num_steps = "?" if status.num_steps is None else status.num_steps
+    return f"{status.step}/{num_steps}"

@@ -36,8 +36,8 @@ class EnvironmentConfig(Section):
     )
     max_observation_tokens: Tokens = option(
         512,
-        "Most tokens between two turns: an observation, which is cut in its middle where it is"
-        " longer, and the chat template around it.",
+        "Largest number of tokens between two turns: the observation and the chat template around"
+        " it. A longer observation is cut in its middle.",
         only_with="plays_episodes",
         unit="tokens",
     )
@@ -56,7 +56,7 @@ class EnvironmentConfig(Section):
     )
     timeout_s: Seconds = option(
         10.0,
-        "Time limit of one answer of the environment, after which the episode is an error.",
+        "Time limit of one answer of the environment; beyond it the episode is an error.",
         only_with="plays_episodes",
         unit="s",
     )

@@ -105,7 +105,7 @@ def _unknown_options(unknown: Mapping[str, Any]) -> Iterator[str]:
         yield f"no option here for {', '.join(names)}: {why}"
     if peer is not None and num_theirs > 1:
         yield (
-            f"dapo docs from_{peer} lists the options of {TITLES[peer]}; dapo convert FILE"
+            f"dapo show docs from_{peer} lists the options of {TITLES[peer]}; dapo convert FILE"
             " translates a file of them"
         )
 
@@ -144,7 +144,7 @@ def nearest_option(parts: Sequence[str], value: object) -> str:
     if close := get_close_matches(parts[-1].lower(), same_kind, n=1, cutoff=cutoff):
         return f"did you mean {' or '.join(same_kind[close[0]])}?"
     if is_top:
-        return "`dapo options` lists all options"
+        return "`dapo show options` lists all options"
     return f"known here: {', '.join(section.model_fields)}"
 
 

@@ -120,7 +120,7 @@ class DataConfig(Section):
         unit="tokens",
     )
     instruction: str = option(
-        "", "Text that is appended to each problem, before the chat template."
+        "", "Text appended to each problem before the chat template is applied."
     )
     system: str | None = option(None, "System message for chat models.")
     chat_template: Annotated[Literal["auto", "on", "off"], Switch] = option(

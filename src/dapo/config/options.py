@@ -105,9 +105,9 @@ class Config(Section):
     )
     max_staleness: Int = option(
         2,
-        "Largest age of the policy that sampled a trained token, in steps before the one that"
-        " trains on it. 0: as schedule=sync; 1: sample the next batch during the update; more:"
-        " responses continue under newer policies.",
+        "Largest age, in steps, of the weights that sampled a token at the step that trains on it."
+        " 0: as schedule=sync; 1: sample the next batch during the update; more: responses"
+        " continue under newer policies.",
         only_with="schedule=async",
         ge=0,
         le=64,
@@ -719,7 +719,7 @@ class Config(Section):
             )
         if self.model.dtype not in ("float32", "float64"):
             return (
-                f"needs model.dtype=float32 or float64, not {self.model.dtype}, in which ratios"
-                " round to whole percents"
+                f"needs model.dtype=float32 or float64, not {self.model.dtype}, which rounds"
+                " ratios to whole percents"
             )
         return None

@@ -109,4 +109,4 @@ def called_elsewhere(
     page = f"from_{system}"
     if rows[0].converted and not equivalents:
         page += f": {remark}"
-    return f"{label} is {' and '.join(values)} here (dapo docs {page})"
+    return f"{label} is {' and '.join(values)} here (dapo show docs {page})"

@@ -34,13 +34,13 @@ class RewardConfig(Section):
     )
     options: dict[str, Any] = option(
         {},
-        "Options of the verifier, such as letters: ABCD for choice; of several, by name (`dapo docs"
-        " verifiers`).",
+        "Options of the verifier, such as letters: ABCD for choice; of several, by name (`dapo show"
+        " docs verifiers`).",
     )
     coef: Float = option(
         1.0,
-        "Weight of the advantages in the loss. 0: rewards are measured and stored and do not train;"
-        " a teacher (loss.reference with loss.kl_coef) then trains alone, and"
+        "Weight of the advantages in the loss. 0: rewards are measured and stored but do not"
+        " train; a teacher (loss.reference with loss.kl_coef) then trains alone, and"
         " dynamic_sampling.enabled is false unless it is set.",
         paper=1.0,
         ge=0,
@@ -53,8 +53,8 @@ class RewardConfig(Section):
     )
     timeout_s: Seconds = option(
         10.0,
-        "Time limit of a verdict, after which it is an error. A function that receives a whole"
-        " group has this time for each response.",
+        "Time limit of a verdict; beyond it the verdict is an error. A function that receives a"
+        " whole group has this time for each response.",
         unit="s",
     )
     workers: Processes = option(2, "Processes that run verifiers.", unit="processes")

@@ -86,10 +86,10 @@ class RolloutConfig(Section):
     clock: Annotated[ClockKind | None, Auto, BeforeValidator(_no_arrival)] = option(
         None,
         "When verdicts, answers of environments and new weights (schedule=async) take effect."
-        " history: a fixed number of tokens after their cause, and weights when a batch closes; two"
-        " runs on CPUs are equal. load: as soon as they are there; engines get requests by load,"
-        " and vllm samples without a seed per request and schedules steps ahead. none or auto: load"
-        " for vllm on a GPU, where runs are not equal, else history.",
+        " history: a fixed number of tokens after their cause, and weights when a batch closes;"
+        " two runs on CPUs are equal. load: as soon as they arrive; engines get requests by load,"
+        " and vllm samples without a seed per request and schedules steps ahead. none or auto:"
+        " load for vllm on a GPU, where runs are not equal, else history.",
     )
     native: NativeConfig = option(NativeConfig(), only_with="rollout.engine=native")
     vllm: VllmConfig = option(VllmConfig(), only_with="rollout.engine=vllm")
@@ -176,8 +176,8 @@ class DynamicSamplingConfig(Section):
     )
     max_groups_per_step: Positive | None = option(
         None,
-        "Largest number of groups judged per step, at which a batch trains that is not full; none:"
-        " ten times rollout.prompts_per_step.",
+        "Largest number of groups judged per step; at that number an incomplete batch trains."
+        " none: ten times rollout.prompts_per_step.",
         unit="groups",
     )
     filter: Annotated[str | None, BeforeValidator(_function_only)] = option(
@@ -188,8 +188,7 @@ class DynamicSamplingConfig(Section):
     )
     min_spread: Float = option(
         0.0,
-        "Smallest difference between the largest and the smallest score of a group that Eq. 11"
-        " keeps.",
+        "Smallest spread of a group's scores, the highest minus the lowest, for Eq. 11 to keep it.",
         paper=0.0,
         only_with="dynamic_sampling.enabled",
         ge=0,
@@ -197,17 +196,18 @@ class DynamicSamplingConfig(Section):
     mean_between: Annotated[tuple[Float | None, Float | None], AfterValidator(_ordered_bounds)] = (
         option(
             (None, None),
-            "Exclusive lower and upper bound of the mean score of a group that Eq. 11 keeps; null:"
-            " no bound.",
+            "Lower and upper bound, both exclusive, of a group's mean score for Eq. 11 to keep it;"
+            " null: no bound.",
             paper=(None, None),
             only_with="dynamic_sampling.enabled",
         )
     )
     predict: Annotated[bool, BeforeValidator(_no_rule_of_prediction)] = option(
         False,
-        "Skip problems whose groups are unlikely to carry a signal (Eq. 11), by the history of"
-        " each: a problem is sampled if the chance of a signal, at a success rate drawn from its"
-        " posterior, is at least half of the largest one; its probability is at least 5 %.",
+        "Skip problems whose groups are unlikely to carry a signal (Eq. 11), judging by each"
+        " problem's history. Success rates are drawn from their posteriors, and a problem is"
+        " sampled if its chance of a signal is at least half of the largest one; each is sampled"
+        " with a probability of at least 5 %.",
         paper=False,
     )
 

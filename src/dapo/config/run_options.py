@@ -17,7 +17,7 @@ class EvalConfig(Section):
     )
     top_p: Float = option(
         0.7,
-        "Probability mass of the most likely tokens, to which sampling is limited.",
+        "Sample only the most likely tokens, up to this sum of their probabilities.",
         paper=0.7,
         gt=0,
         le=1,

@@ -49,7 +49,7 @@ def config_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
         "title": "Configuration of dapo",
-        "description": "A run of dapo; `dapo options` lists every option.",
+        "description": "A run of dapo; `dapo show options` lists every option.",
     }
 
 

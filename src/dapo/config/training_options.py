@@ -44,8 +44,8 @@ class AdvantageConfig(Section):
     estimator: EstimatorName = option(
         "group",
         "Baseline of a response."
-        f" {'; '.join(f'{name}: {row.baseline}' for name, row in ESTIMATORS.items())}. `dapo docs"
-        " losses` has the equations.",
+        f" {'; '.join(f'{name}: {row.baseline}' for name, row in ESTIMATORS.items())}. `dapo"
+        " show docs losses` has the equations.",
         paper="group",
     )
     scale: Annotated[
@@ -84,11 +84,13 @@ class ReferenceConfig(Section):
 
     model: str | None = option(
         None,
-        "A teacher: an alias, a directory, a Hugging Face id, or a run for its newest checkpoint,"
-        " of any architecture with the policy's vocabulary.",
+        "A teacher with the policy's vocabulary and any architecture: an alias, a directory, a"
+        " Hugging Face id, or a run, for its newest checkpoint.",
     )
     every: Positive | None = option(
-        None, "The policy of the last step that this number divides.", unit="steps"
+        None,
+        "N: the reference is the policy of the last step that is a multiple of N.",
+        unit="steps",
     )
     server: ReferenceServerConfig | None = option(
         None, "A teacher behind a server, for example {url: http://localhost:8000/v1, model: big}."
@@ -124,14 +126,15 @@ class LossConfig(Section):
     function: Annotated[str, AfterValidator(_function_path)] | None = option(
         None,
         "module:function of a custom loss that replaces Eq. 8: (logprobs, old_logprobs, advantages,"
-        " mask, weights) -> (loss, metrics), see `dapo docs losses`. none: the loss of the paper.",
+        " mask, weights) -> (loss, metrics), see `dapo show docs losses`. none: the loss of the"
+        " paper.",
         paper=None,
     )
     surrogate: SurrogateName = option(
         "clip",
         "Contribution of a token with the ratio r to the loss."
         f" {'; '.join(f'{name}: {row.term}' for name, row in SURROGATES.items())}. Equations: `dapo"
-        " docs losses`.",
+        " show docs losses`.",
         paper="clip",
         only_with="has_ratios",
     )
@@ -174,8 +177,8 @@ class LossConfig(Section):
     )
     reference: Annotated[ReferenceConfig | None, BeforeValidator(_reference_section)] = option(
         None,
-        "Model to which the divergence is measured, one of {model: NAME}, {every: N} and {server:"
-        " {url: URL, model: NAME}}; none: the initial policy.",
+        "Reference model of the divergence: {model: NAME}, {every: N} or {server: {url: URL,"
+        " model: NAME}}; none: the initial policy.",
         paper=None,
         only_with="has_kl",
     )
@@ -184,7 +187,7 @@ class LossConfig(Section):
         "Estimator of the divergence from sampled tokens, with d = log pi - log pi_ref. k1: d; k2:"
         " d^2 / 2; k3: exp(-d) - 1 + d; full: no estimate, but the divergence over the whole"
         " vocabulary at each token, in the loss. In the loss, the expected gradient of k1 is zero;"
-        " in the reward, only k1 has the gradient of the divergence (`dapo docs losses`).",
+        " in the reward, only k1 has the gradient of the divergence (`dapo show docs losses`).",
         paper="k3",
         only_with="has_kl",
     )
@@ -201,9 +204,9 @@ class LossConfig(Section):
     )
     entropy_target: Float | None = option(
         None,
-        "Entropy per token below which the loss rewards entropy, with a weight that each step"
-        f" raises by {DELTA:g}, up to {MAX_COEFFICIENT:g}, if the entropy is below, and lowers if"
-        " it is above; none: the weight is loss.entropy_coef.",
+        "Entropy per token below which the loss rewards entropy. Each step raises the weight by"
+        f" {DELTA:g}, up to {MAX_COEFFICIENT:g}, if the entropy is lower, and lowers it if the"
+        " entropy is higher. none: the weight is loss.entropy_coef.",
         paper=None,
         gt=0,
         unit="nats",
@@ -352,7 +355,10 @@ class OptimConfig(Section):
         (0.9, 0.999), "AdamW's decay rates of the two moments.", paper=(0.9, 0.999)
     )
     max_grad_norm: Float = option(
-        1.0, "Norm to which an update's gradient is clipped.", paper=1.0, gt=0
+        1.0,
+        "Largest norm of an update's gradient; a larger gradient is scaled down to it.",
+        paper=1.0,
+        gt=0,
     )
 
     @property
@@ -396,8 +402,8 @@ class TrainConfig(Section):
     minibatch_groups: Positive = option(32, "Groups per optimiser update.", paper=32, unit="groups")
     passes_per_step: Positive = option(
         1,
-        "Passes over the batch of a step, each in another order of groups. pi_old stays the policy"
-        " before the first update (PPO's epochs; verl: ppo_epochs, TRL: num_iterations).",
+        "Passes over the batch of a step, each with a different order of groups. pi_old stays the"
+        " policy before the first update (PPO's epochs; verl: ppo_epochs, TRL: num_iterations).",
         paper=1,
         le=1000,
         unit="passes",
@@ -420,9 +426,9 @@ class TrainConfig(Section):
     )
     keep_checkpoints: Annotated[int | None, Auto] = option(
         None,
-        "Newest checkpoints from which the run can be resumed or forked, also after its end. The"
-        " best by evaluation is kept besides. none: 2, and once the run has finished 1; the rest"
-        " keeps its weights. 0: a finished run keeps weights only.",
+        "Number of newest checkpoints from which the run can be resumed or forked; the best one by"
+        " evaluation is kept as well. none: 2 during the run and 1 after it; the others keep only"
+        " their weights. 0: a finished run keeps only weights.",
         ge=0,
         le=1_000_000,
         unit="checkpoints",

@@ -270,8 +270,8 @@ class ChatTemplate:
                 mark = self._labels_in(text)
             if mark:
                 raise DataError(
-                    f"the text {quoted(text)} holds {mark}, with which the model's chat template"
-                    " writes turns, so it would be rendered twice: give messages with role and"
+                    f"the text {quoted(text)} holds {mark}, which the model's chat template uses"
+                    " for turns, so the prompt would be rendered twice: give messages with role and"
                     " content, or use whole prompts as they are with data.chat_template=off;"
                     " remove a mark that is part of the question"
                 )

@@ -84,9 +84,9 @@ def demonstration_from_row(
         )
         if not first or first == len(messages):
             if first:
-                what = "has no message of the assistant"
+                what = "has no assistant message"
             else:
-                what = "begins with the assistant's message"
+                what = "starts with an assistant message"
             raise DataError(
                 f"{where}: {conversation} {what}; a demonstration has a prompt and a response"
             )
@@ -118,9 +118,7 @@ def _turns(value: object, where: str) -> list[Message]:
     if not isinstance(value, str):
         turns = _messages(value, where)
         if all(message["role"] != "assistant" for message in turns):
-            raise DataError(
-                f"{where} has no message of the assistant; it is the response to imitate"
-            )
+            raise DataError(f"{where} has no assistant message, which is the response to imitate")
         _require_turns(turns, where)
         return turns
     require_filled(value, where, "a demonstration needs a response: fill it in or drop the row")
@@ -132,11 +130,11 @@ def _require_turns(messages: Sequence[Message], where: str) -> None:
     roles = [message["role"] for message in messages]
     if roles[0] != "assistant":
         raise DataError(
-            f"{where}: the first message has the role {roles[0]}; a response begins with the"
-            " assistant's, and what comes before belongs to the prompt"
+            f"{where}: the first message has the role {roles[0]}; a response starts with the"
+            " assistant's, and earlier messages belong in the prompt"
         )
     if ("assistant", "assistant") in pairwise(roles):
-        raise DataError(f"{where}: two messages of the assistant follow each other; join them")
+        raise DataError(f"{where}: two assistant messages follow each other; join them")
 
 
 def _messages(value: object, where: str) -> list[Message]:
@@ -152,7 +150,7 @@ def _messages(value: object, where: str) -> list[Message]:
         says_nothing = not content_text(message).strip() and not message.get("tool_calls")
         if message["role"] == "assistant" and says_nothing:
             raise DataError(
-                f"{where}, message {number}: the assistant's content is empty; a call belongs into"
-                " the content, in the form in which the model writes it"
+                f"{where}, message {number}: the assistant's content is empty; write a call into"
+                " the content, in the form that the model uses"
             )
     return messages

@@ -498,7 +498,7 @@ def with_instruction(problem: Problem, instruction: str) -> Prompt:
     messages: list[Message] = list(problem.prompt)
     last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
     if last is None:
-        reason = "data.instruction is appended to the last user message, and there is none"
+        reason = "data.instruction is appended to the last user message, but the prompt has none"
         raise DataError(f"problem {problem.id}: {reason}")
     content = messages[last].get("content")
     if isinstance(content, list | tuple):

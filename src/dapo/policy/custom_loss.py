@@ -42,7 +42,8 @@ class CustomLoss:
     It is called with the response tokens of a part of a minibatch, packed into tensors `[T]` of one
     floating type. It returns the scalar to minimise and numbers by name, which are logged as
     `loss/NAME`. Both are added over the parts, so both must be sums over tokens, `(weights *
-    per_token).sum()`. `dapo docs losses` describes the arguments and what is guaranteed about them.
+    per_token).sum()`. `dapo show docs losses` describes the arguments and what is guaranteed about
+    them.
     """
 
     function: LossFunction

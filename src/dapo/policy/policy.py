@@ -442,7 +442,7 @@ class Policy(PolicyCore):
 
         The samples of a group are adjacent. `custom` is a loss for this update that replaces
         `loss.function`. Returns the metrics `loss/*`, `optim/*` and `rollout/engine_logprob_gap_*`
-        of `dapo docs metrics`, and on a GPU `time/peak_gpu_memory_gib`.
+        of `dapo show docs metrics`, and on a GPU `time/peak_gpu_memory_gib`.
 
         Raises NumericsError if the previous update made a weight infinite or NaN (`weights`, `save`
         and `snapshot` do for the last update). The policy is unchanged by EngineError, if the

@@ -148,8 +148,8 @@ class Checkpoints:
         if (self.run_path / PROBLEM_STATS_FILE).exists():
             raise CheckpointError(
                 f"{self.folder} holds no checkpoint, though the run has saved some"
-                f" ({PROBLEM_STATS_FILE} was written with one): without them it would begin at step"
-                " 1 and lose its metrics; restore them, or start again in a new --run-dir"
+                f" ({PROBLEM_STATS_FILE} was written with one): without them it would start again at"
+                " step 1 and lose its metrics; restore them, or start again in a new --run-dir"
             )
         return None
 

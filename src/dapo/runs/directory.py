@@ -176,7 +176,7 @@ class RunDirectory:
 
     @staticmethod
     def is_run(path: str | Path) -> bool:
-        """Return True if a path holds a run, whole, damaged or not yet begun."""
+        """Return True if a path holds a run, whole, damaged or not yet started."""
         return os.path.lexists(Path(path) / "config.yaml")
 
     def rollout_tables(self) -> dict[int, Path]:

@@ -27,7 +27,7 @@ SECTIONS = {
         " the number of groups in flight."
     ),
     "loss": "The loss, and means over the tokens that train.",
-    "critic": "The value function of PPO (`advantage.estimator: gae`, `dapo docs losses`).",
+    "critic": "The value function of PPO (`advantage.estimator: gae`, `dapo show docs losses`).",
     "optim": "The optimizer.",
     "time": (
         "Seconds, speed, memory and warnings. Only these depend on the machine and the moment; all"

@@ -158,9 +158,8 @@ class AnswerEncoder:
             self._end and self._end not in rendered[len(rendered_prompt) :]
         ):
             raise DataError(
-                f"demonstration {demonstration.id}: the chat template does not write {keys} behind"
-                " the prompt; write the turn into its content, in the form in which the model"
-                " writes it"
+                f"demonstration {demonstration.id}: the chat template does not write {keys} after"
+                " the prompt; write the turn into its content, in the form that the model uses"
             )
         behind = rendered[len(rendered_prompt) :]
         return f"{behind.rpartition(self._end)[0]}{self._end}" if self._end else behind

@@ -14,7 +14,7 @@ from dapo.core.loading import describe
 from dapo.runs.outcomes import Outcome
 from dapo.types import Group, Verdict
 
-REWARD_TEST = "dapo reward test VERIFIER --data DATA"
+REWARD_TEST = "dapo test VERIFIER --data DATA"
 """The command that tests a reward, if the run's own verifier and data are not known."""
 
 

@@ -75,7 +75,7 @@ class ForkPlan:
         changed = self.fork.changed
         if _moves_stream(changed):
             return [
-                f"the training data changed: after step {self.fork.step} the stream begins at its"
+                f"the training data changed: after step {self.fork.step} the stream starts at its"
                 " first problem"
             ]
         if "train.seed" in changed:
@@ -170,7 +170,7 @@ def _require_possible(config: Config, changed: Mapping[str, Any], step: int) -> 
             )
     if config.train.num_steps <= step:
         raise ConfigError(
-            f"the fork begins after step {step}, and train.num_steps={config.train.num_steps}"
+            f"the fork starts after step {step}, and train.num_steps={config.train.num_steps}"
             f" leaves nothing to train; set for example train.num_steps={2 * step}"
         )
 

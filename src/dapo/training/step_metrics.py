@@ -266,7 +266,7 @@ def _evaluate(run: Run, step: int) -> Evaluation | None:
 
 def _show_first_responses(run: Run, evaluation: Evaluation) -> None:
     """Show the first responses of the untrained model, where most problems of a new setup show."""
-    lines = [f"step {run.state.step}: responses of the model as it is:"]
+    lines = [f"step {run.state.step}: responses of the untrained model:"]
     for judged in [entry for entry in evaluation.problems if entry.valid][:_SHOWN_RESPONSES]:
         problem = judged.problem
         response = judged.valid[0]

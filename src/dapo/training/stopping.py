@@ -92,14 +92,15 @@ def reward_test_command(
     If only the `environment` rewards, the command tests that.
     """
     if environment is not None and reward.verifier in ("auto", "environment"):
-        return f"dapo environment test {shlex.quote(environment if run is None else str(run))}"
+        return f"dapo test {shlex.quote(environment if run is None else str(run))}"
     if run is not None:
-        return f"dapo reward test {shlex.quote(str(run))}"
+        flag = "" if environment is None else " --reward"
+        return f"dapo test {shlex.quote(str(run))}{flag}"
     verifier = reward.verifier
     train = data.train
     name = verifier if isinstance(verifier, str) else next(iter(verifier))
     source = train if isinstance(train, str) else "DATA"
-    return f"dapo reward test {shlex.quote(name)} --data {shlex.quote(source)}"
+    return f"dapo test {shlex.quote(name)} --data {shlex.quote(source)}"
 
 
 def describe_short_batch(batch: Batch) -> str:

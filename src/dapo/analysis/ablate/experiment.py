@@ -418,7 +418,7 @@ def _panels_of(value: Any, where: str) -> Iterator[Panel]:
     against = value.get("against", ["steps"])
     if not isinstance(metric, str) or not _is_metric(metric):
         raise ConfigError(
-            f"{where}: no metric {metric!r}; expected accuracy (held out) or one of `dapo docs"
+            f"{where}: no metric {metric!r}; expected accuracy (held out) or one of `dapo show docs"
             " metrics`"
         )
     axes = [against] if isinstance(against, str) else against

@@ -55,13 +55,17 @@ def plot_results(results: Results, folder: Path) -> list[Path]:
     """Write curves per condition and `differences.png`; return their paths."""
     paths = []
     for condition in results.conditions:
-        path = folder / f"curves{f'-{file_name(condition)}' if condition else ''}.png"
+        name = "curves.png"
+        if condition:
+            name = f"curves-{file_name(condition)}.png"
         try:
             figure = results_figure(results, condition)
         except DataError:
+            # no run of this condition has made a step yet
             continue
-        paths.append(save_figure(figure, path))
-    if (differences := differences_figure(results)) is not None:
+        paths.append(save_figure(figure, folder / name))
+    differences = differences_figure(results)
+    if differences is not None:
         paths.append(save_figure(differences, folder / "differences.png"))
     return paths
 
@@ -73,45 +77,59 @@ def results_figure(results: Results, condition: str) -> "Figure":
     """
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    names = [variant["name"] for variant in results.variants]
-    rows = {
-        name: [run["curve"] for run in results.runs(condition, name) if run["curve"]]
-        for name in names
-    }
-    if not any(rows.values()):
-        raise DataError(
-            f"no run of {condition or 'the experiment'} has made a step yet: there is nothing to"
-            " plot"
-        )
-    curves = [curve for row in rows.values() for curve in row]
-    panels = []
-    for panel in results.panels:
-        lengths = [len(_curve(columns, panel)[0]) for columns in curves]
-        if any(lengths):
-            panels.append(panel)
-    if not panels:
-        raise DataError(
-            f"no metric of the plots has a value yet in {condition or 'the experiment'}"
-        )
+    experiment = results.facts["experiment"]
+    rows = _curves_by_row(results, condition)
+    panels = _panels_with_values(results, condition, rows)
     height = ceil(len(panels) / _PER_ROW)
     width = ceil(len(panels) / height)
-    legend = _LEGEND_INCHES * ceil(len(names) / _LEGEND_COLUMNS) + 0.35
-    inches = (max(_SIZE[0] * width, 8.0), _SIZE[1] * height + legend)
+    legend_inches = _LEGEND_INCHES * ceil(len(rows) / _LEGEND_COLUMNS) + 0.35
+    width_inches = max(_SIZE[0] * width, 8.0)
+    height_inches = _SIZE[1] * height + legend_inches
     # the legend takes this fraction of the picture, at its bottom
-    share = legend / inches[1]
+    share = legend_inches / height_inches
     layout = ConstrainedLayoutEngine(rect=(0, share, 1, 1 - share), h_pad=0.12, w_pad=0.08)
-    title = results.facts["experiment"]["name"]
+    title = experiment["name"]
     if condition:
         title = f"{title}: {condition}"
-    figure = new_figure(*inches, title, layout=layout)
+    figure = new_figure(width_inches, height_inches, title, layout=layout)
     grid = figure.subplots(height, width, squeeze=False).flatten()
     is_binary = results.is_binary(condition)
     for axes, panel in zip(grid, panels, strict=False):
         _panel(axes, panel, rows, is_binary=is_binary)
     for axes in islice(grid, len(panels), None):
         axes.set_visible(False)
-    _legend(figure, grid[0], share, seeds=results.facts["experiment"]["seeds"])
+    _legend(figure, grid[0], share, seeds=experiment["seeds"])
     return figure
+
+
+def _curves_by_row(results: Results, condition: str) -> dict[str, list[Columns]]:
+    """Return the curves of each row's runs. Raises DataError if no run has one."""
+    rows = {}
+    for variant in results.variants:
+        runs = results.runs(condition, variant["name"])
+        rows[variant["name"]] = [run["curve"] for run in runs if run["curve"]]
+    if not any(rows.values()):
+        raise DataError(
+            f"no run of {condition or 'the experiment'} has made a step yet: there is nothing to"
+            " plot"
+        )
+    return rows
+
+
+def _panels_with_values(
+    results: Results, condition: str, rows: Mapping[str, Sequence[Columns]]
+) -> list[Panel]:
+    """Return the panels for which a run has a value. Raises DataError if there is none."""
+    panels = []
+    for panel in results.panels:
+        curves = [_curve(columns, panel) for row in rows.values() for columns in row]
+        if any(len(positions) for positions, _ in curves):
+            panels.append(panel)
+    if not panels:
+        raise DataError(
+            f"no metric of the plots has a value yet in {condition or 'the experiment'}"
+        )
+    return panels
 
 
 def differences_figure(results: Results) -> "Figure | None":
@@ -119,31 +137,19 @@ def differences_figure(results: Results) -> "Figure | None":
 
     A filled point has an interval without 0.
     """
-    lines: list[tuple[str, Mapping[str, Any] | None, int]] = []
-    is_binary = True
-    for table in make_table(results):
-        rows = []
-        for index, row in enumerate(table["rows"]):
-            difference = row["to_baseline"]
-            if difference is not None and difference["low"] is not None:
-                rows.append((row["variant"], difference, index))
-        if table["condition"] and rows:
-            lines.append((table["condition"], None, 0))
-        lines += rows
-        is_binary = is_binary and table["binary"]
+    tables = make_table(results)
+    lines = _difference_lines(tables)
     if not lines:
         return None
+    is_binary = all(table["binary"] for table in tables)
+    experiment = results.facts["experiment"]
     figure = new_figure(8.0, _DIFFERENCE_INCHES * len(lines) + 1.4, "", layout="constrained")
     axes = figure.subplots()
-    facts = results.facts["experiment"]
     quantity = "accuracy" if is_binary else "mean score"
-    _, scale = held_out_unit(is_binary=is_binary)
-    frame(
-        axes,
-        title=plain_text(f"{facts['name']}: held-out {quantity} against {facts['baseline']}"),
-        unit="",
-    )
+    title = f"{experiment['name']}: held-out {quantity} against {experiment['baseline']}"
+    frame(axes, title=plain_text(title), unit="")
     axes.axvline(0, color=INK, linewidth=1)
+    _, scale = held_out_unit(is_binary=is_binary)
     for y, (_, difference, index) in enumerate(lines):
         if difference is not None:
             _difference(axes, y, difference, scale, COLOURS[index % len(COLOURS)])
@@ -153,12 +159,30 @@ def differences_figure(results: Results) -> "Figure | None":
     axes.set_ylim(len(lines) - 0.4, -0.6)
     axes.grid(False, axis="y")
     unit = "points" if is_binary else "difference"
-    intervals = (
-        f"with 95 % intervals over seeds and problems; {_count_of_seeds(facts['seeds'])}; filled:"
-        " without 0"
-    )
-    axes.set_xlabel(f"{unit}, {intervals}", color=INK, fontsize=9)
+    seeds = _count_of_seeds(experiment["seeds"])
+    note = f"with 95 % intervals over seeds and problems; {seeds}; filled: without 0"
+    axes.set_xlabel(f"{unit}, {note}", color=INK, fontsize=9)
     return figure
+
+
+def _difference_lines(
+    tables: Sequence[Mapping[str, Any]],
+) -> list[tuple[str, Mapping[str, Any] | None, int]]:
+    """Return a line per condition, without a difference, and one per row that has an interval.
+
+    The last value is the row's index, which chooses its colour.
+    """
+    lines: list[tuple[str, Mapping[str, Any] | None, int]] = []
+    for table in tables:
+        rows = []
+        for index, row in enumerate(table["rows"]):
+            difference = row["to_baseline"]
+            if difference is not None and difference["low"] is not None:
+                rows.append((row["variant"], difference, index))
+        if table["condition"] and rows:
+            lines.append((table["condition"], None, 0))
+        lines += rows
+    return lines
 
 
 def _difference(
@@ -182,6 +206,7 @@ def _panel(
 ) -> None:
     """Draw one metric: a curve with a band for each row."""
     is_accuracy = panel.metric == ACCURACY
+    is_by_step = panel.against == "steps"
     if is_accuracy:
         title = "Held-out accuracy" if is_binary else "Held-out score"
         unit, scale = held_out_unit(is_binary=is_binary)
@@ -193,29 +218,27 @@ def _panel(
         axes.axvspan(first - 0.5, last + 0.5, color=INK, alpha=0.08, linewidth=0)
     axes.yaxis.set_label_coords(-0.13, 0.5)
     axes.set_xlabel(AXIS_NAMES[panel.against], color=INK)
-    is_by_step = panel.against == "steps"
     floor, ceiling = _range(panel.metric, is_binary=is_binary)
-    for index, (name, seeds) in enumerate(rows.items()):
-        curves = [_curve(columns, panel) for columns in seeds]
+    for index, (name, runs) in enumerate(rows.items()):
+        curves = [_curve(columns, panel) for columns in runs]
         curves = [curve for curve in curves if len(curve[0])]
         if not curves:
             continue
         grid, mean, low, high = mean_curve(curves, is_by_step=is_by_step)
         colour = COLOURS[index % len(COLOURS)]
-        style = STYLES[index // len(COLOURS) % len(STYLES)]
         # a band does not leave the range of the metric, unless the mean does
         lowest = mean.min(where=~np.isnan(mean), initial=floor)
         low = np.clip(low, lowest, ceiling)
         high = np.clip(high, floor, ceiling)
         axes.fill_between(grid, scale * low, scale * high, color=colour, alpha=0.12, linewidth=0)
-        marker = "o" if len(grid) == 1 or (is_accuracy and is_by_step) else None
+        has_points = len(grid) == 1 or (is_accuracy and is_by_step)
         axes.plot(
             grid,
             scale * mean,
             color=colour,
-            linestyle=style,
+            linestyle=STYLES[index // len(COLOURS) % len(STYLES)],
             linewidth=1.8,
-            marker=marker,
+            marker="o" if has_points else None,
             markersize=3,
             label=name,
         )
@@ -227,16 +250,13 @@ def _panel(
 
 def _curve(columns: Columns, panel: Panel) -> Curve:
     """Return one metric of a run, smoothed for training; NaN for steps without a value."""
-    positions = columns[_COLUMNS[panel.against]]
-    values = np.array(columns.get(panel.metric, ()), np.float64).tolist()
-    points = list(zip(positions, values, strict=False))
+    values = np.array(columns.get(panel.metric, ()), np.float64)
+    positions = np.array(columns[_COLUMNS[panel.against]], np.float64)[: len(values)]
     if panel.metric == ACCURACY:
-        points = [(x, y) for x, y in points if not np.isnan(y)]
-    xs = [x for x, _ in points]
-    ys: Sequence[float] = [y for _, y in points]
-    if panel.metric != ACCURACY:
-        ys = smoothed(ys)
-    return np.array(xs, np.float64), np.array(ys, np.float64)
+        # there are few evaluations, with steps between them
+        is_evaluated = ~np.isnan(values)
+        return positions[is_evaluated], values[is_evaluated]
+    return positions, np.array(smoothed(values.tolist()), np.float64)
 
 
 def mean_curve(

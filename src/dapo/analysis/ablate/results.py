@@ -78,6 +78,7 @@ class Results:
         return list(self.facts["experiment"]["variants"])
 
     def runs(self, condition: str, variant: str) -> list[dict[str, Any]]:
+        """Return the facts of a row's runs."""
         return [
             run
             for run in self.facts["runs"]
@@ -93,6 +94,7 @@ class Results:
         return all(value is None or 0 <= value <= 1 for curve in curves for value in curve)
 
     def finished(self, condition: str, variant: str) -> dict[int, dict[str, Any]]:
+        """Return the facts of a row's finished runs, by seed."""
         return {
             run["seed"]: run
             for run in self.runs(condition, variant)
@@ -275,10 +277,10 @@ def _read_run(
     rows = metrics_by_step(run.metrics)
     evaluations = {}
     for step in (0, max(rows, default=0)):
-        path_of_step = run.eval(step)
-        content = read_evaluation(path_of_step) if path_of_step.is_file() else None
-        if content:
-            evaluations[step] = content
+        file = run.eval(step)
+        evaluation = read_evaluation(file) if file.is_file() else None
+        if evaluation:
+            evaluations[step] = evaluation
     name = next((evaluation["name"] for evaluation in evaluations.values()), None)
     facts |= {"reason": reason, "curve": _curve(rows, name, metrics)}
     if reason not in ENDED:
@@ -306,20 +308,23 @@ def _figures(
         for step in steps
     )
     skipped = sum(rows[step].get("optim/skipped") or 0 for step in steps)
-    final = max(evaluations, default=0)
-    return {
+    figures = {
         "steps": len(steps),
         "tokens": curve["tokens"][-1] if curve else 0,
         "seconds": curve["seconds"][-1] if curve else 0.0,
         "accuracy_before": evaluations[0]["accuracy"] if 0 in evaluations else None,
-        "accuracy": evaluations[final]["accuracy"] if final else None,
-        "samples_per_problem": evaluations[final]["samples_per_problem"] if final else None,
-        **{
-            name: _mean([row.get(metric) for row in last]) for name, metric in FINAL_METRICS.items()
-        },
-        "updates": updates,
-        "skipped": skipped / updates if updates else None,
+        "accuracy": None,
+        "samples_per_problem": None,
     }
+    final = max(evaluations, default=0)
+    if final > 0:
+        figures["accuracy"] = evaluations[final]["accuracy"]
+        figures["samples_per_problem"] = evaluations[final]["samples_per_problem"]
+    for name, metric in FINAL_METRICS.items():
+        figures[name] = _mean([row.get(metric) for row in last])
+    figures["updates"] = updates
+    figures["skipped"] = skipped / updates if updates else None
+    return figures
 
 
 def _curve(
@@ -331,8 +336,10 @@ def _curve(
     columns: dict[str, list[Any]] = {}
     for step, row in sorted(rows.items()):
         tokens += int(row.get("rollout/tokens_generated") or 0)
-        took = training_seconds({name: value for name, value in row.items() if value is not None})
-        seconds += took if isfinite(took) and step > 0 else 0.0
+        values = {name: value for name, value in row.items() if value is not None}
+        step_s = training_seconds(values)
+        if step > 0 and isfinite(step_s):
+            seconds += step_s
         accuracy = row.get(f"eval/{evaluation}/accuracy")
         if step > 0 or accuracy is not None:
             point = {"step": step, "tokens": tokens, "seconds": seconds, ACCURACY: accuracy}

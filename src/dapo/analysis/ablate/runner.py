@@ -294,7 +294,7 @@ class _Runner:
         remaining = None if expected is None else max(0.0, expected - (now - job.started))
         try:
             status = run_status(self.folder / "runs" / job.run.name)
-        except CheckpointError:  # it has not begun
+        except CheckpointError:  # it has not started
             return "starting", remaining
         where = f"step {status.step} of {status.num_steps}"
         return (

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,10 @@ FIGURES = ("tokens", "seconds", "steps", "length", "truncated", "entropy", "skip
 """The numbers of a run that the table shows as means over seeds."""
 
 
+Row: TypeAlias = Mapping[int, Mapping[str, Any]]
+"""The finished runs of a variant, by seed."""
+
+
 def make_table(results: Results) -> list[dict[str, Any]]:
     """Return an object per condition: rows, the accuracy before training, and notes."""
     return [_condition(results, name) for name in results.conditions]
@@ -20,57 +24,68 @@ def make_table(results: Results) -> list[dict[str, Any]]:
 
 def _condition(results: Results, condition: str) -> dict[str, Any]:
     """Return the table of one condition, over the problems that all its runs have judged."""
-    runs = {
+    rows = {
         variant["name"]: results.finished(condition, variant["name"])
         for variant in results.variants
     }
-    judged = judged_everywhere(runs)
-    all_runs = [run for row in runs.values() for run in row.values()]
-    accuracies = {run["seed"]: run["accuracy_before"] for run in all_runs}
-    numbers = [value for value in accuracies.values() if value is not None]
-    baseline = results.facts["experiment"]["baseline"]
-    rows = []
-    for variant in results.variants:
-        name = variant["name"]
-        previous = variant["previous"]
-        seeds = runs[name].values()
-        row = {
-            "variant": name,
-            "seeds": sorted(runs[name]),
-            "accuracy": _accuracy(runs[name], judged),
-            "previous": previous,
-            "to_previous": None,
-            "to_baseline": None,
-        }
-        if previous is not None:
-            row["to_previous"] = _difference(runs[previous], runs[name], judged)
-        if name != baseline:
-            row["to_baseline"] = _difference(runs[baseline], runs[name], judged)
-        for figure in FIGURES:
-            values = [run[figure] for run in seeds if run[figure] is not None]
-            row[figure] = mean_over_seeds(values)
-        rows.append(row)
-    problems = len(results.facts["problems"].get(condition, []))
+    judged = judged_everywhere(rows)
+    runs = [run for row in rows.values() for run in row.values()]
+    num_problems = len(results.facts["problems"].get(condition, []))
     return {
         "condition": condition,
-        "accuracy_before": mean_over_seeds(numbers) if numbers else None,
-        "binary": all(map(_is_binary, runs.values())),
+        "accuracy_before": _accuracy_before(runs),
+        "binary": all(_is_binary(row) for row in rows.values()),
         "problems": len(judged),
-        "samples_per_problem": all_runs[0]["samples_per_problem"] if all_runs else None,
-        "rows": rows,
-        "notes": list(_notes(results, condition, runs, undecided=problems - len(judged))),
+        "samples_per_problem": runs[0]["samples_per_problem"] if runs else None,
+        "rows": [_table_row(results, variant, rows, judged) for variant in results.variants],
+        "notes": [
+            *_missing_runs(results, condition),
+            *_undecided_problems(num_problems - len(judged)),
+            *_unequal_starts(results, rows),
+        ],
     }
 
 
-def judged_everywhere(runs: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> list[int]:
+def _accuracy_before(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the mean accuracy before training over seeds; all runs of a seed start alike."""
+    by_seed = {run["seed"]: run["accuracy_before"] for run in runs}
+    accuracies = [accuracy for accuracy in by_seed.values() if accuracy is not None]
+    return mean_over_seeds(accuracies) if accuracies else None
+
+
+def _table_row(
+    results: Results, variant: Mapping[str, Any], rows: Mapping[str, Row], judged: Sequence[int]
+) -> dict[str, Any]:
+    """Return the accuracy, the paired differences and the costs of one variant."""
+    name = variant["name"]
+    previous = variant["previous"]
+    baseline = results.facts["experiment"]["baseline"]
+    row = {
+        "variant": name,
+        "seeds": sorted(rows[name]),
+        "accuracy": _accuracy(rows[name], judged),
+        "previous": previous,
+        "to_previous": None,
+        "to_baseline": None,
+    }
+    if previous is not None:
+        row["to_previous"] = _difference(rows[previous], rows[name], judged)
+    if name != baseline:
+        row["to_baseline"] = _difference(rows[baseline], rows[name], judged)
+    for figure in FIGURES:
+        values = [run[figure] for run in rows[name].values() if run[figure] is not None]
+        row[figure] = mean_over_seeds(values)
+    return row
+
+
+def judged_everywhere(rows: Mapping[str, Row]) -> list[int]:
     """Return the problems, by index, with an accuracy in every finished run of a condition."""
-    tables = [run["accuracies"] for row in runs.values() for run in row.values()]
-    return [i for i, values in enumerate(zip(*tables, strict=True)) if None not in values]
+    tables = [run["accuracies"] for row in rows.values() for run in row.values()]
+    problems = enumerate(zip(*tables, strict=True))
+    return [index for index, accuracies in problems if None not in accuracies]
 
 
-def _values(
-    row: Mapping[int, Mapping[str, Any]], seeds: Sequence[int], judged: Sequence[int]
-) -> list[list[float]]:
+def _values(row: Row, seeds: Sequence[int], judged: Sequence[int]) -> list[list[float]]:
     """Return the accuracies of a row by seed, then by judged problem."""
     values = []
     for seed in seeds:
@@ -79,11 +94,12 @@ def _values(
     return values
 
 
-def _is_binary(row: Mapping[int, Mapping[str, Any]]) -> bool:
+def _is_binary(row: Row) -> bool:
+    """Return True if the runs have accuracies, False for mean scores."""
     return all(run.get("is_binary", True) for run in row.values())
 
 
-def _accuracy(row: Mapping[int, Mapping[str, Any]], judged: Sequence[int]) -> dict[str, Any] | None:
+def _accuracy(row: Row, judged: Sequence[int]) -> dict[str, Any] | None:
     """Return a row's mean accuracy with its interval; None without a finished run."""
     if not row or not judged:
         return None
@@ -91,48 +107,47 @@ def _accuracy(row: Mapping[int, Mapping[str, Any]], judged: Sequence[int]) -> di
     return asdict(two_way_mean(values, proportions=_is_binary(row)))
 
 
-def _difference(
-    first: Mapping[int, Mapping[str, Any]],
-    second: Mapping[int, Mapping[str, Any]],
-    judged: Sequence[int],
-) -> dict[str, Any] | None:
+def _difference(first: Row, second: Row, judged: Sequence[int]) -> dict[str, Any] | None:
     """Subtract the first row from the second, over the seeds that both have."""
-    both = sorted(first.keys() & second.keys())
-    if not both or not judged:
+    seeds = sorted(first.keys() & second.keys())
+    if not seeds or not judged:
         return None
-    first_values = _values(first, both, judged)
-    second_values = _values(second, both, judged)
+    first_values = _values(first, seeds, judged)
+    second_values = _values(second, seeds, judged)
     difference = two_way_difference(first_values, second_values, proportions=_is_binary(first))
     return asdict(difference)
 
 
-def _notes(
-    results: Results,
-    condition: str,
-    runs: Mapping[str, Mapping[int, Mapping[str, Any]]],
-    *,
-    undecided: int,
-) -> Iterator[str]:
-    """Yield notes about missing runs, unequal base evaluations and problems left out."""
-    left_out: dict[tuple[str, str], list[str]] = {}
+def _missing_runs(results: Results, condition: str) -> Iterator[str]:
+    """Yield a note per variant and reason for runs that are not in the table."""
+    seeds_by_reason: dict[tuple[str, str], list[str]] = {}
     for run in results.facts["runs"]:
-        if run["condition"] == condition and run["state"] not in ENDED:
+        if run["condition"] != condition or run["state"] in ENDED:
+            continue
+        reason = run["state"]
+        if run["reason"]:
             # the other lines of an error are advice, and are in the run's log
-            why = f": {run['reason'].splitlines()[0]}" if run["reason"] else ""
-            key = (run["variant"], f"{run['state']}{why}")
-            left_out.setdefault(key, []).append(str(run["seed"]))
-    for (variant, reason), seeds in left_out.items():
-        yield f"left out: {variant}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} ({reason})"
-    if undecided:
-        yield f"left out: {undecided} problems that have no verdict in one of the runs"
+            reason = f"{reason}: {run['reason'].splitlines()[0]}"
+        seeds_by_reason.setdefault((run["variant"], reason), []).append(str(run["seed"]))
+    for (variant, reason), seeds in seeds_by_reason.items():
+        noun = "seed" if len(seeds) == 1 else "seeds"
+        yield f"left out: {variant}, {noun} {', '.join(seeds)} ({reason})"
+
+
+def _undecided_problems(count: int) -> Iterator[str]:
+    """Yield a note if problems are left out."""
+    if count:
+        yield f"left out: {count} problems that have no verdict in one of the runs"
+
+
+def _unequal_starts(results: Results, rows: Mapping[str, Row]) -> Iterator[str]:
+    """Yield a note for each seed whose runs had different accuracies before training."""
     for seed in results.facts["experiment"]["seeds"]:
-        accuracies = {
-            name: row[seed]["accuracy_before"] for name, row in runs.items() if seed in row
-        }
-        values = [value for value in accuracies.values() if value is not None]
+        accuracies = [row[seed]["accuracy_before"] for row in rows.values() if seed in row]
+        values = [accuracy for accuracy in accuracies if accuracy is not None]
         if values and not np.allclose(values, values[0]):
             yield (
                 f"the accuracy before training differs between the rows of seed {seed}, though they"
-                " begin with the same model: they were evaluated with different options, or on"
+                " start from the same model: they were evaluated with different options, or on"
                 " machines that round differently"
             )

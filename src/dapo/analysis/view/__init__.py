@@ -1,1 +1,1 @@
-"""The local page of `dapo view`, and the same page as one file (`dapo report`)."""
+"""The local page of `dapo view`, and the same page as one file (`dapo view --save`)."""

@@ -260,7 +260,7 @@ def read_rewriting(response: str, original: str) -> tuple[str, str] | str:
     text = sections[0][-1]
     answer = read_integer(sections[1][-1])
     if answer is None:
-        return f"the rewriting's answer is no integer: {sections[1][-1][:60]!r}"
+        return f"the rewritten problem's answer is not an integer: {sections[1][-1][:60]!r}"
     if not text or normalize.normalize_text(text) == normalize.normalize_text(original):
         return "the rewriting leaves the problem as it was"
     return text, answer

@@ -31,8 +31,8 @@ from dapo.engines.vllm.engine import VllmEngine
 from dapo.types import GenerationRequest
 
 INSTALL = (
-    "install it: pip install vllm on a GPU; `dapo docs gpu_server` has the steps for a CPU; or name"
-    " the interpreter of another environment, rollout.vllm.python=PATH"
+    "install it: pip install vllm on a GPU; `dapo show docs gpu_server` has the steps for a CPU; or"
+    " name the interpreter of another environment, rollout.vllm.python=PATH"
 )
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 CPU_CACHE_GIB = 2.0  # the value of `rollout.vllm.cache_gib: auto` on a CPU
@@ -99,8 +99,8 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
     if current_platform.is_unspecified():
         raise EngineError(
             "rollout.engine=vllm: this vLLM is not built for any device that it finds here."
-            " `nvidia-smi` shows whether there is a GPU; `dapo docs gpu_server` has the steps for"
-            " a CPU"
+            " `nvidia-smi` shows whether there is a GPU; `dapo show docs gpu_server` has the steps"
+            " for a CPU"
         )
     listen_on_loopback(on_one_machine=options.on_one_machine)
     try:

@@ -40,8 +40,8 @@ class CodeVerifier:
       cases of unittest, or `def check(candidate)`, which is called with the column `entry_point`.
 
     A program passes tests of the second kind only if assertions on its values were executed and
-    held; tests that execute none are an error. `dapo docs verifiers` lists what is run and counted,
-    and the names that belong to the program.
+    held; tests that execute none are an error. `dapo show docs verifiers` lists what is run and
+    counted, and the names that belong to the program.
 
     The program never sees the tests: it receives inputs and arguments, and answers with text or
     plain values, which a different process compares. A test therefore cannot pass it a function or

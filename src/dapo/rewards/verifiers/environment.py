@@ -1,4 +1,4 @@
-"""The verifier `environment`: what the environment of an episode paid."""
+"""The verifier `environment`: the sum of the rewards of an episode."""
 
 from math import fsum
 
@@ -12,7 +12,7 @@ class EnvironmentVerifier:
     def __call__(self, problem: Problem, response: str) -> Verdict:
         if not isinstance(response, EpisodeText):
             return error_verdict(
-                "environment: the response is no episode; set environment.name, or another verifier"
+                "environment: the response is not an episode; set environment.name, or another verifier"
             )
         episode = response.episode
         if episode.error is not None:

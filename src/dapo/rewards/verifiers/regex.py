@@ -85,7 +85,7 @@ class RegexVerifier:
     def _captured(self, pattern: re.Pattern[str], reference: str, text: str) -> Verdict:
         if not reference:
             return error_verdict(
-                "regex: the reference, with which the pattern's group is compared, is empty"
+                "regex: the reference is empty, and the pattern's group is compared with it"
             )
         groups = try_call(
             lambda: {(match[1] or "").strip() for match in pattern.finditer(text)},

@@ -212,7 +212,7 @@ def teacher_notes(config: Config, loaded: LoadedModel) -> list[str]:
             " rollout.max_response_tokens"
         )
     if config.loss.teacher == config.model.name:
-        return [f"the teacher {teacher.name} is the model that trains: the divergence begins at 0"]
+        return [f"the teacher {teacher.name} is the model that trains: the divergence starts at 0"]
     if teacher.tokenizer.chat_template == loaded.tokenizer.chat_template:
         return []
     return [

@@ -95,7 +95,7 @@ def resolve_auto(
         if device.type == "cuda" and not device.multiplies_bfloat16:
             log(
                 f"auto: model.dtype=float32: the GPU ({device.name}) has no bfloat16 units, which"
-                " begin with 8.0"
+                " need compute capability 8.0"
             )
     if chooses_order:
         config = config.changed("rollout", clock="history" if device.type == "cpu" else "load")

@@ -92,7 +92,7 @@ def overfit(history: MetricHistory, config: Config) -> Symptom | None:
         limit = config.eval.max_response_tokens or config.rollout.max_response_tokens
         return Symptom(
             f"{fell}, where {last.truncated:.0%} of its responses end at the limit of {limit}"
-            f" tokens, after {best.truncated:.0%}: they are cut off, which is no overfitting yet",
+            f" tokens, after {best.truncated:.0%}: they are cut off, which is not overfitting",
             evidence | {"eval truncated_fraction": last.truncated},
             (f"eval.max_response_tokens={2 * limit}",),
         )
@@ -130,7 +130,7 @@ def slow_verifier(history: MetricHistory, config: Config) -> Symptom | None:
         " verifier is slower than the model",
         history.means("time/judge_wait_s", "time/step_s", "time/verifier_call_s"),
         change,
-        advice="make it faster: dapo reward test times it",
+        advice="make it faster: dapo test times it",
     )
 
 

@@ -112,7 +112,7 @@ _STARVATION = {
         (),
         (
             "choose harder problems in data.train; if these are hard, the reward accepts too much:"
-            " try dapo reward test"
+            " try dapo test"
         ),
     ),
     "too_hard": (
@@ -128,7 +128,7 @@ _STARVATION = {
         ("rollout.group_size={bigger}",),
         (
             "a reward without spread teaches nothing: make it tell better responses from worse"
-            " ones; dapo reward test shows its scores"
+            " ones; dapo test shows its scores"
         ),
     ),
     "filtered": ("a filter of dynamic_sampling rejects the others", (), "loosen the filter"),
@@ -233,7 +233,7 @@ def verifier_errors(history: MetricHistory, config: Config) -> Symptom | None:
         " them",
         history.means("rollout/verifier_errors", "time/verifier_call_s"),
         (f"reward.timeout_s={2 * limit:g}",) if may_time_out else (),
-        advice="dapo reward test shows what the verifier says",
+        advice="dapo test shows what the verifier says",
     )
 
 
@@ -379,8 +379,7 @@ def many_answers(history: MetricHistory, config: Config) -> Symptom | None:
         {"rollout/many_answers_fraction": rate},
         ("reward.verifier=math",) if reads_marks else (),  # other tasks need other verifiers
         advice=(
-            "take a verifier that refuses several answers: dapo reward test tries `several marked"
-            " answers`"
+            "take a verifier that refuses several answers: dapo test tries `several marked answers`"
         ),
         severity="warning" if verifier == "math" else None,  # which refuses several answers
     )

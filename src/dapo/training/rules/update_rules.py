@@ -208,7 +208,8 @@ def idle_techniques(history: MetricHistory, config: Config) -> Symptom | None:
         means,
         change,
         advice=(
-            "an idle technique costs little and may act later; dapo docs doctor has the conditions"
+            "an idle technique costs little and may act later; dapo show docs doctor has the"
+            " conditions"
         ),
     )
 

@@ -1,5 +1,5 @@
 "use strict";
-// The source of values: the server, or the file that `dapo report` wrote. Also the few helpers that
+// The source of values: the server, or the file that `dapo view --save` wrote. Also the few helpers that
 // every page uses. Text of models only ever becomes a text node: nothing here parses HTML.
 
 const View = { pages: {}, words: { outcomes: {}, metrics: {} } };
