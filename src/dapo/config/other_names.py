@@ -5,7 +5,7 @@ The table is other_names.tsv, a row for each of their options or values; its row
 """
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -18,17 +18,28 @@ TITLES: Mapping[Peer, str] = {"trl": "TRL", "verl": "verl", "areal": "AReaL"}
 
 
 def _read_table() -> dict[str, tuple[Counterpart, ...]]:
+    """Return the rows of the table by system."""
     lines = Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()
-    tables: dict[str, tuple[Counterpart, ...]] = {}
+    tables: dict[str, list[Counterpart]] = {}
+    # remarks hold quotation marks, which csv would take for the quotes of a field
     for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
-        options = tuple(row["here"].split(", ")) if row["here"] else ()
-        formula = row["value"] if row["value"] != "converted" else ""
-        counterpart = Counterpart(
-            row["theirs"], options, row["remark"], converted=bool(row["value"]), formula=formula
-        )
-        system = row["system"]
-        tables[system] = (*tables.get(system, ()), counterpart)
-    return tables
+        tables.setdefault(row["system"], []).append(_counterpart(row))
+    return {system: tuple(rows) for system, rows in tables.items()}
+
+
+def _counterpart(row: Mapping[str, str]) -> Counterpart:
+    """Read a row of the table."""
+    options: tuple[str, ...] = ()
+    if row["here"]:
+        options = tuple(row["here"].split(", "))
+    # `converted` marks a value that changes in a way that only the remark tells
+    formula = ""
+    if row["value"] != "converted":
+        formula = row["value"]
+    is_converted = bool(row["value"])
+    return Counterpart(
+        row["theirs"], options, row["remark"], converted=is_converted, formula=formula
+    )
 
 
 _TABLES = _read_table()
@@ -37,25 +48,33 @@ REMOVED: Mapping[str, str] = {row.name: row.remark for row in _TABLES["dapo"]}
 """Advice for each option that was removed."""
 
 _DEFAULTS = yaml.safe_load(Path(__file__).with_name("other_defaults.yaml").read_bytes())
-OTHERS: Mapping[Peer, Table] = {
-    peer: Table(
-        title,
+
+
+def _other(peer: Peer) -> Table:
+    """Return the rows and the defaults of a system."""
+    defaults = _DEFAULTS[peer]
+    algorithms = {}
+    for name, entry in defaults["algorithms"].items():
+        equal_values = tuple(entry.get("same", ()))
+        algorithms[name] = Algorithm(equal_values, entry.get("condition", ""))
+    return Table(
+        TITLES[peer],
         COUNTERPARTS[peer],
-        _DEFAULTS[peer]["theirs"],
-        _DEFAULTS[peer].get("here", {}),
-        {
-            name: Algorithm(tuple(entry.get("same", ())), entry.get("condition", ""))
-            for name, entry in _DEFAULTS[peer]["algorithms"].items()
-        },
+        defaults["theirs"],
+        defaults.get("here", {}),
+        algorithms,
     )
-    for peer, title in TITLES.items()
-}
+
+
+OTHERS: Mapping[Peer, Table] = {peer: _other(peer) for peer in TITLES}
 NO_OPTIONS: Mapping[str, Any] = {}
 
 
 def peer_that_knows(names: Iterable[str]) -> Peer | None:
     """Return the system that has most of these options by their whole names; None: none has any."""
-    counts = {peer: sum(bool(OTHERS[peer].rows_of(name)) for name in names) for peer in TITLES}
+    counts = {}
+    for peer, table in OTHERS.items():
+        counts[peer] = sum(1 for name in names if table.rows_of(name))
     best = max(counts, key=lambda peer: counts[peer])
     return best if counts[best] else None
 
@@ -75,21 +94,13 @@ def called_elsewhere(
         peer: the system that is asked first.
         others: the other options of that system that are set, for formulas.
     """
-    peers = sorted(TITLES, key=lambda system: system != peer)
-    candidates: list[tuple[Peer, list[Counterpart]]] = [
-        (system, OTHERS[system].rows_of(name)) for system in peers
-    ]
-    # the name itself, else names that end in it, else those that share its last part
-    for end in (f".{name}", f".{name.rpartition('.')[2]}"):
-        candidates += [
-            (system, [row for row in COUNTERPARTS[system] if f".{row.name}".endswith(end)])
-            for system in peers
-        ]
-    system, rows = next(((system, rows) for system, rows in candidates if rows), (None, []))
+    system, rows = _rows_named(name, peer)
     if system is None:
         return None
-    rows = [row for row in rows if row.name == rows[0].name]
-    their_name = name if rows[0].name.endswith("*") else rows[0].name
+    # the row of a whole section stands for each option in it
+    their_name = rows[0].name
+    if their_name.endswith("*"):
+        their_name = name
     label = f"{TITLES[system]}'s {their_name}"
     if value is not None:
         label += f"={shown_value(value)}"
@@ -98,7 +109,7 @@ def called_elsewhere(
     for counterpart in rows:
         for option in counterpart.ours:
             options.setdefault(option.partition("=")[0])
-    values = [*options]
+    values = list(options)
     if equivalents and value is not None:
         values = [f"{option}={shown_value(inner)}" for option, inner in equivalents.items()]
     if row is None and options and value is not None:
@@ -110,3 +121,26 @@ def called_elsewhere(
     if rows[0].converted and not equivalents:
         page += f": {remark}"
     return f"{label} is {' and '.join(values)} here (dapo show docs {page})"
+
+
+def _rows_named(name: str, peer: Peer | None) -> tuple[Peer | None, list[Counterpart]]:
+    """Return the rows of one option by its name, and the system of that option, `peer` first.
+
+    The option has the name itself, else its name ends in it, else it has the same last part.
+    """
+    systems = sorted(TITLES, key=lambda system: system != peer)
+    for system in systems:
+        rows = OTHERS[system].rows_of(name)
+        if rows:
+            return system, _of_first_name(rows)
+    for ending in (f".{name}", f".{name.rpartition('.')[2]}"):
+        for system in systems:
+            rows = [row for row in COUNTERPARTS[system] if f".{row.name}".endswith(ending)]
+            if rows:
+                return system, _of_first_name(rows)
+    return None, []
+
+
+def _of_first_name(rows: Sequence[Counterpart]) -> list[Counterpart]:
+    """Return the rows of the first option among several."""
+    return [row for row in rows if row.name == rows[0].name]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
 MARGINS = {
     "left": 0.07,
     "right": 0.935,
@@ -53,13 +54,21 @@ DECIDED_COUNTS = tuple(
 def plot_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = "") -> None:
     """Plot the curves of a run into a PNG file (see `curves_figure`).
 
-    Raises DataError if the metrics hold no steps.
+    Raises:
+        DataError: the metrics hold no steps.
     """
     save_figure(curves_figure(metrics_jsonl, title=title), Path(out_png))
 
 
 def new_figure(width: float, height: float, title: str, **layout: Any) -> "Figure":
-    """Make an empty figure of a size in inches with a title."""
+    """Make an empty figure with a title.
+
+    Args:
+        width: the width in inches.
+        height: the height in inches.
+        title: its text; empty: none.
+        layout: other arguments of matplotlib's `Figure`.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -73,6 +82,7 @@ def new_figure(width: float, height: float, title: str, **layout: Any) -> "Figur
 def save_figure(figure: "Figure", path: Path) -> Path:
     """Write a figure as a PNG file, and return its path."""
     with atomic_file(path) as temporary:
+        # the name of the temporary file does not end in .png
         figure.savefig(temporary, format="png")
     return path
 
@@ -81,21 +91,26 @@ def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
     """Plot the panels of `panels_of`.
 
     With `dynamic_sampling.predict` two more show the skipped problems and the calibration of
-    predictions. Raises DataError if the file holds no steps.
+    predictions.
+
+    Raises:
+        DataError: the file holds no steps.
     """
     records = list(metrics_by_step(metrics_jsonl).values())
     if not records:
         raise DataError(f"{metrics_jsonl} holds no steps yet: there is nothing to plot")
     has_predictions = any(SKIPPED in record for record in records)
     figure = new_figure(15 if has_predictions else 11, 7, title)
-    parts: Any = figure.subfigures(1, 2, width_ratios=(3, 1)) if has_predictions else (figure,)
-    grid = parts[0].subplots(2, 2, sharex=True, gridspec_kw=MARGINS)
+    main_part: Any = figure
+    if has_predictions:
+        main_part, side_part = figure.subfigures(1, 2, width_ratios=(3, 1))
+    grid = main_part.subplots(2, 2, sharex=True, gridspec_kw=MARGINS)
     for axes, panel in zip(grid.flatten(), panels_of(records), strict=True):
         _draw(axes, panel, records)
     for axes in grid[1]:
         axes.set_xlabel("training step", color=INK)
     if has_predictions:
-        upper, lower = parts[1].subplots(2, 1, gridspec_kw=SIDE_MARGINS)
+        upper, lower = side_part.subplots(2, 1, gridspec_kw=SIDE_MARGINS)
         _skipped(upper, records)
         _calibration(lower, records)
     _caption(figure, [record["step"] for record in records])
@@ -113,7 +128,10 @@ def _draw(axes: "Axes", panel: Panel, records: Sequence[Record], *, width: float
     if panel.begins_at_zero:
         axes.set_ylim(bottom=0)
     if panel.top is not None:
-        axes.set_ylim(top=panel.top if panel.has_room_above else min(panel.top, axes.get_ylim()[1]))
+        top = panel.top
+        if not panel.has_room_above:
+            top = min(top, axes.get_ylim()[1])
+        axes.set_ylim(top=top)
     if any(series.label for series in panel.series):
         axes.legend(frameon=False, fontsize=9, loc="best")
     if panel.right is not None:
@@ -122,30 +140,39 @@ def _draw(axes: "Axes", panel: Panel, records: Sequence[Record], *, width: float
         right.set_ylim(0, max(10.0, right.get_ylim()[1]))
         right.grid(False)
         right.yaxis.set_label_coords(1 + LABEL_DISTANCE, 0.5)
-        for side, drawn in ((axes, panel), (right, panel.right)):
-            for series in drawn.series:
-                side.yaxis.label.set_color(series.colour)
+        _colour_label(axes, panel)
+        _colour_label(right, panel.right)
+
+
+def _colour_label(axes: "Axes", panel: Panel) -> None:
+    """Give a vertical axis the colour of its curve, because a panel has two."""
+    for series in panel.series:
+        axes.yaxis.label.set_color(series.colour)
 
 
 def _evaluation(axes: "Axes", records: Sequence[Record], series: Series) -> None:
+    """Draw the accuracy of a data set with its 95 % intervals, where the metrics have them."""
     steps, accuracy = points_of(records, series.metric, series.scale)
-    low, high = (
-        dict(zip(*points_of(records, f"eval/{series.data}/{end}", series.scale), strict=True))
-        for end in ("low", "high")
-    )
+    low = _values_by_step(records, f"eval/{series.data}/low", series.scale)
+    high = _values_by_step(records, f"eval/{series.data}/high", series.scale)
     label = plain_text(series.label)
     if low:
-        # an interval may just miss its mean by rounding; matplotlib refuses negative bars, and NaN
-        # stays NaN
-        below = [
-            max(mean - low.get(step, nan), 0.0) for step, mean in zip(steps, accuracy, strict=True)
-        ]
-        above = [
-            max(high.get(step, nan) - mean, 0.0) for step, mean in zip(steps, accuracy, strict=True)
-        ]
+        below = []
+        above = []
+        for step, mean in zip(steps, accuracy, strict=True):
+            # an interval may just miss its mean by rounding; matplotlib refuses negative bars, and
+            # NaN stays NaN
+            below.append(max(mean - low.get(step, nan), 0.0))
+            above.append(max(high.get(step, nan) - mean, 0.0))
         bars = [below, above]
         axes.errorbar(
-            steps, accuracy, yerr=bars, color=series.colour, capsize=3, linewidth=1.2, zorder=4
+            steps,
+            accuracy,
+            yerr=bars,
+            color=series.colour,
+            capsize=3,
+            linewidth=1.2,
+            zorder=4,
         )
         label += " (95 % interval)"
     axes.plot(
@@ -160,20 +187,25 @@ def _evaluation(axes: "Axes", records: Sequence[Record], series: Series) -> None
     )
 
 
+def _values_by_step(records: Sequence[Record], metric: str, scale: float) -> dict[int, float]:
+    steps, values = points_of(records, metric, scale)
+    return dict(zip(steps, values, strict=True))
+
+
 def _skipped(axes: "Axes", records: Sequence[Record]) -> None:
     """Plot the skipped problems of the stream (`dynamic_sampling.predict`)."""
     frame(axes, title="Problems skipped", unit="of the stream (%)")
-    points = []
+    steps = []
+    percentages = []
     for record in records:
-        sampled = sum(record.get(f"rollout/{groups}", 0) for groups in DECIDED_COUNTS)
-        if total := record.get(SKIPPED, 0) + sampled:
-            points.append((record["step"], 100 * record.get(SKIPPED, 0) / total))
-    axes.plot(
-        *zip(*points, strict=True),
-        color=BLUE,
-        linewidth=2.0,
-        marker="o" if len(points) == 1 else None,
-    )
+        skipped = record.get(SKIPPED, 0)
+        total = skipped + sum(record.get(f"rollout/{count}", 0) for count in DECIDED_COUNTS)
+        if total:
+            steps.append(record["step"])
+            percentages.append(100 * skipped / total)
+    # a line through one point is invisible
+    marker = "o" if len(steps) == 1 else None
+    axes.plot(steps, percentages, color=BLUE, linewidth=2.0, marker=marker)
     axes.set_ylim(0, 102)
 
 
@@ -194,22 +226,16 @@ def reliability(records: Sequence[Record]) -> list[tuple[float, float, int]]:
     sums: dict[str, dict[str, float]] = {}
     for record in records:
         for name, value in record.items():
-            if match := re.fullmatch(r"rollout/calibration_(groups|chance|signals)_(\w+)", name):
-                bin_sums = sums.setdefault(
-                    match[2], dict.fromkeys(("groups", "chance", "signals"), 0)
-                )
+            match = re.fullmatch(r"rollout/calibration_(groups|chance|signals)_(\w+)", name)
+            if match:
+                bin_sums = sums.setdefault(match[2], {"groups": 0, "chance": 0, "signals": 0})
                 bin_sums[match[1]] += value
-    ordered = sorted(
-        sums.values(), key=lambda sums_of_bin: sums_of_bin["chance"] / sums_of_bin["groups"]
-    )
-    return [
-        (
-            sums_of_bin["chance"] / sums_of_bin["groups"],
-            sums_of_bin["signals"] / sums_of_bin["groups"],
-            int(sums_of_bin["groups"]),
-        )
-        for sums_of_bin in ordered
-    ]
+    points = []
+    for bin_sums in sums.values():
+        groups = bin_sums["groups"]
+        points.append((bin_sums["chance"] / groups, bin_sums["signals"] / groups, int(groups)))
+    points.sort(key=lambda point: point[0])
+    return points
 
 
 def frame(axes: "Axes", *, title: str, unit: str) -> None:
@@ -224,21 +250,31 @@ def frame(axes: "Axes", *, title: str, unit: str) -> None:
 
 
 def _curve(axes: "Axes", records: Sequence[Record], series: Series, width: float) -> None:
+    """Draw a metric: smoothed over many steps, with the metric itself behind it."""
     steps, values = points_of(records, series.metric, series.scale)
     # a point between two gaps has no line
-    alone = [
-        i
-        for i in range(len(steps))
-        if all(isnan(neighbour) for neighbour in (*values[i - 1 : i], *values[i + 1 : i + 2]))
-    ]
+    alone = []
+    for i in range(len(steps)):
+        neighbours = [*values[i - 1 : i], *values[i + 1 : i + 2]]
+        if all(isnan(neighbour) for neighbour in neighbours):
+            alone.append(i)
     if len(steps) >= SMOOTHED_FROM_STEPS:
         axes.plot(steps, values, color=series.colour, linewidth=0.8, alpha=0.3)
-    line: Any = {"color": series.colour, "linewidth": width, "marker": "o", "markevery": alone}
-    axes.plot(steps, smoothed(values), label=series.label, **line)
+    axes.plot(
+        steps,
+        smoothed(values),
+        label=series.label,
+        color=series.colour,
+        linewidth=width,
+        marker="o",
+        markevery=alone,
+    )
 
 
 def _caption(figure: "Figure", steps: Sequence[int]) -> None:
+    """Set the range of steps, and say over how many the curves are smoothed."""
     margin = max(0.5, 0.02 * (max(steps) - min(steps)))
+    # the panels of steps share their horizontal axis: the first sets it for all
     figure.axes[0].set_xlim(min(steps) - margin, max(steps) + margin)
     figure.axes[0].locator_params(axis="x", integer=True)
     if len(steps) >= SMOOTHED_FROM_STEPS:
@@ -250,6 +286,7 @@ def plain_text(text: str) -> str:
     """Escape text for a figure: `$`, which begins a formula, and characters without a glyph."""
     characters = []
     for character in printable(text):
+        # matplotlib would draw a box and warn
         if not character.isascii() and not _has_glyph(character):
             character = character.encode("ascii", "backslashreplace").decode()
         characters.append(r"\$" if character == "$" else character)
@@ -260,11 +297,12 @@ def _has_glyph(character: str) -> bool:
     """Return True if a font of matplotlib's configuration has the character, also in bold."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
+    families = FontProperties().get_family()
     for weight in ("normal", "bold"):
-        families = FontProperties().get_family()
-        fonts = [
-            get_font(findfont(FontProperties(family=family, weight=weight))) for family in families
-        ]
+        fonts = []
+        for family in families:
+            properties = FontProperties(family=family, weight=weight)
+            fonts.append(get_font(findfont(properties)))
         if not any(font.get_char_index(ord(character)) for font in fonts):
             return False
     return True

@@ -34,8 +34,11 @@ def first_and_last_evaluation(
     paths = list(run.evaluations().values())
     evaluations: list[dict[str, Any]] = []
     while paths and len(evaluations) < 2:
-        evaluation = read_evaluation(paths.pop(-1 if evaluations else 0), warn)
-        evaluations += [] if evaluation is None else [evaluation]
+        # from the front until one is readable, then from the back
+        index = -1 if evaluations else 0
+        evaluation = read_evaluation(paths.pop(index), warn)
+        if evaluation is not None:
+            evaluations.append(evaluation)
     return evaluations
 
 
@@ -67,15 +70,15 @@ def load_evaluation(path: Path) -> dict[str, Any]:
 
 def with_verifier(evaluation: dict[str, Any], path: Path) -> dict[str, Any]:
     """Add the verifier in force in its step to a run's evaluation that does not store it."""
+    if "verifier" in evaluation:
+        return evaluation
     run = RunDirectory(path.parent.parent)
+    # a file that was copied out of its run has no configuration beside it: it stays as it is
     with suppress(DapoError, KeyError, TypeError, ValueError):
-        if "verifier" not in evaluation and run.eval(evaluation["step"]) == path:
-            return (
-                evaluation
-                | resolve_auto_verifier(
-                    load_config(run.config_of(evaluation["step"]))
-                ).reward.judging
-            )
+        step = evaluation["step"]
+        if run.eval(step) == path:
+            config = resolve_auto_verifier(load_config(run.config_of(step)))
+            return evaluation | config.reward.judging
     return evaluation
 
 
@@ -85,19 +88,40 @@ _NUMBER_OR_NONE: Kinds = (float, type(None))
 _TEXT_OR_NONE: Kinds = (str, type(None))
 _SOURCE: Mapping[str, Kinds] = {"accuracy": _NUMBER, "problems": _NUMBER}
 _SUMMARY: Mapping[str, Kinds] = {
-    **dict.fromkeys(("problems", "complete_problems", "samples_per_problem"), _NUMBER),
-    **dict.fromkeys(("response_tokens_mean", "truncated_fraction", "verifier_errors"), _NUMBER),
-    **dict.fromkeys(("accuracy", "low", "high", "no_answer_fraction"), _NUMBER_OR_NONE),
-    **dict.fromkeys(("interval_note", "warning", "most_frequent_error"), _TEXT_OR_NONE),
-    **{"name": (str,), "binary": (bool,), "by_source": (dict,), "table": (list,)},
+    "problems": _NUMBER,
+    "complete_problems": _NUMBER,
+    "samples_per_problem": _NUMBER,
+    "response_tokens_mean": _NUMBER,
+    "truncated_fraction": _NUMBER,
+    "verifier_errors": _NUMBER,
+    "accuracy": _NUMBER_OR_NONE,
+    "low": _NUMBER_OR_NONE,
+    "high": _NUMBER_OR_NONE,
+    "no_answer_fraction": _NUMBER_OR_NONE,
+    "interval_note": _TEXT_OR_NONE,
+    "warning": _TEXT_OR_NONE,
+    "most_frequent_error": _TEXT_OR_NONE,
+    "name": (str,),
+    "binary": (bool,),
+    "by_source": (dict,),
+    "table": (list,),
 }
 _ROW: Mapping[str, Kinds] = {
-    **dict.fromkeys(("id", "source", "question", "answer"), (str,)),
-    **{"accuracy": _NUMBER_OR_NONE, "responses": (list,)},
+    "id": (str,),
+    "source": (str,),
+    "question": (str,),
+    "answer": (str,),
+    "accuracy": _NUMBER_OR_NONE,
+    "responses": (list,),
 }
 _RESPONSE: Mapping[str, Kinds] = {
-    **{"text": (str,), "correct": (bool, type(None)), "score": _NUMBER_OR_NONE, "tokens": _NUMBER},
-    **dict.fromkeys(("error", "answer", "finish"), _TEXT_OR_NONE),
+    "text": (str,),
+    "correct": (bool, type(None)),
+    "score": _NUMBER_OR_NONE,
+    "tokens": _NUMBER,
+    "error": _TEXT_OR_NONE,
+    "answer": _TEXT_OR_NONE,
+    "finish": _TEXT_OR_NONE,
 }
 
 
@@ -106,8 +130,12 @@ def _require_types(record: Any, kinds: Mapping[str, Kinds]) -> None:
     if not isinstance(record, dict):
         raise ValueError(f"{quoted(record)} where an object is expected")
     for name, allowed in kinds.items():
-        value = record.get(name, ...)
+        if name not in record:
+            raise ValueError(f"{name} is missing")
+        value = record[name]
+        # float64 holds integers below 2**53 exactly; JSON may hold any
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53:
             value = float(value)
+        # Python's JSON reader accepts NaN and Infinity
         if not isinstance(value, allowed) or (isinstance(value, float) and not isfinite(value)):
-            raise ValueError(f"{name} is {'missing' if value is ... else quoted(value)}")
+            raise ValueError(f"{name} is {quoted(value)}")

@@ -87,8 +87,8 @@ VERSIONS = pa.field("versions", pa.list_(pa.int32()))
 """Starts and versions of the parts of a response that several policies sampled; null: `version`
 sampled all.
 """
-_OF_SOME = {field.name: field for field in (SAMPLED, EPISODE, VERSIONS)}
-_WITH_ALL = pa.schema([*ROLLOUT_SCHEMA, *_OF_SOME.values()])
+_EPISODE_FIELDS = {field.name: field for field in (SAMPLED, EPISODE, VERSIONS)}
+_WITH_ALL = pa.schema([*ROLLOUT_SCHEMA, *_EPISODE_FIELDS.values()])
 
 TOKEN_COLUMNS = ("response_ids", "engine_logprobs")
 CURVES = ("reward", "accuracy", "entropy", "length")
@@ -113,13 +113,12 @@ SHORT_COLUMNS = [
     "finish",
 ]
 SHOWN_COLUMNS = [*SHORT_COLUMNS, "question", "response", "answer"]
-_KNOWN_VALUES: Mapping[str, Sequence[str]] = {"outcome": OUTCOMES, "finish": get_args(Finish)}
+_ALLOWED_VALUES: Mapping[str, Sequence[str]] = {"outcome": OUTCOMES, "finish": get_args(Finish)}
 _COUNTS = ("step", "sample", "prompt_tokens", "response_tokens", "version")
 
 # the other columns have distinct values, for which a dictionary wastes time
-_DICTIONARIES = [
-    n for n in ROLLOUT_SCHEMA.names if n not in ("response", "response_ids", "engine_logprobs")
-]
+_DISTINCT_COLUMNS = ("response", "response_ids", "engine_logprobs")
+_DICTIONARIES = [name for name in ROLLOUT_SCHEMA.names if name not in _DISTINCT_COLUMNS]
 
 
 def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -127,35 +126,37 @@ def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
     The table has the columns `sampled` and `episode` if the first row has them. With one pyarrow
     version, equal rows give equal bytes. Lone surrogates, which a tokenizer may decode to and UTF-8
-    cannot hold, become U+FFFD. The file is written atomically. Raises ValueError for a row with
-    other columns.
+    cannot hold, become U+FFFD. The file is written atomically.
+
+    Raises:
+        ValueError: a row has other columns.
     """
-    remaining = iter(rows)
-    first = list(islice(remaining, 1))
-    remaining = chain(first, remaining)
-    schema = pa.schema(
-        [
-            *ROLLOUT_SCHEMA,
-            *(field for name, field in _OF_SOME.items() if first and name in first[0]),
-        ]
-    )
+    remaining_rows = iter(rows)
+    first_rows = list(islice(remaining_rows, 1))
+    fields = list(ROLLOUT_SCHEMA)
+    for row in first_rows:
+        fields += [field for name, field in _EPISODE_FIELDS.items() if name in row]
+    schema = pa.schema(fields)
+    all_rows = chain(first_rows, remaining_rows)
     with (
         atomic_file(Path(path)) as temporary,
         pq.ParquetWriter(
             temporary, schema, compression="zstd", use_dictionary=_DICTIONARIES
         ) as writer,
     ):
-        while chunk := list(islice(remaining, ROWS_PER_CHUNK)):
+        while chunk := list(islice(all_rows, ROWS_PER_CHUNK)):
             writer.write_table(_table(chunk, schema))
 
 
 def _table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Make a table of rows. Raises ValueError for a row with other columns."""
     for row in rows:
         # pyarrow silently drops unknown columns and fills missing ones with nulls
-        if odd := sorted((row.keys() | set(OPTIONAL_COLUMNS)) ^ set(schema.names)):
+        differing = (row.keys() | set(OPTIONAL_COLUMNS)) ^ set(schema.names)
+        if differing:
             raise ValueError(
                 "a rollout row must have exactly the columns of ROLLOUT_SCHEMA; these differ:"
-                f" {odd}"
+                f" {sorted(differing)}"
             )
     columns = [column_of([row.get(field.name) for row in rows], field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
@@ -188,18 +189,20 @@ def _has_valid_values(episode: Episode) -> bool:
 
     May raise TypeError.
     """
-    counts = (episode.tool_calls, episode.tool_errors)
+    if not (isinstance(episode.messages, list) and isinstance(episode.rewards, list)):
+        return False
+    for message in episode.messages:
+        if not (isinstance(message["role"], str) and isinstance(message["content"], str)):
+            return False
+    # `type`, not `isinstance`: True is an int, but neither a reward nor a count
+    for reward in episode.rewards:
+        if type(reward) not in (int, float) or not abs(reward) < inf:
+            return False
+    for count in (episode.tool_calls, episode.tool_errors):
+        if type(count) is not int or count < 0:
+            return False
     return (
-        isinstance(episode.messages, list)
-        and isinstance(episode.rewards, list)
-        and all(
-            isinstance(message[name], str)
-            for message in episode.messages
-            for name in ("role", "content")
-        )
-        and len(episode.rewards) <= episode.num_turns
-        and all(type(reward) in (int, float) and abs(reward) < inf for reward in episode.rewards)
-        and all(type(count) is int and count >= 0 for count in counts)
+        len(episode.rewards) <= episode.num_turns
         and isinstance(episode.correct, bool | NoneType)
         and isinstance(episode.error, str | NoneType)
         and isinstance(episode.is_cut, bool)
@@ -208,28 +211,32 @@ def _has_valid_values(episode: Episode) -> bool:
 
 def flat_ranges(generation: Generation) -> list[int] | None:
     """Return the value of the column `sampled` for a response."""
-    return (
-        None if generation.sampled is None else [end for pair in generation.sampled for end in pair]
-    )
+    if generation.sampled is None:
+        return None
+    return list(chain.from_iterable(generation.sampled))
 
 
 def ranges_of(row: Mapping[str, Any]) -> Ranges | None:
     """Return the sampled ranges of the response in a row. Raises ValueError if one has no end."""
-    flat = row.get("sampled")
-    return None if flat is None else tuple(zip(flat[::2], flat[1::2], strict=True))
+    return _pairs(row.get("sampled"))
 
 
 def flat_versions(generation: Generation) -> list[int] | None:
     """Return the value of the column `versions` for a response."""
     if generation.versions is None:
         return None
-    return [number for pair in generation.versions for number in pair]
+    return list(chain.from_iterable(generation.versions))
 
 
 def versions_of(row: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
     """Return the versions of the response in a row. Raises ValueError if a part has none."""
-    flat = row.get("versions")
-    return None if flat is None else tuple(zip(flat[::2], flat[1::2], strict=True))
+    return _pairs(row.get("versions"))
+
+
+def _pairs(numbers: Sequence[int] | None) -> tuple[tuple[int, int], ...] | None:
+    if numbers is None:
+        return None
+    return tuple(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -241,7 +248,8 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         values = [None if value is None else storable(value) for value in values]
     if not pa.types.is_list(kind) or any(value is None for value in values):
         return pa.array(values, kind)
-    numbers = np.concatenate([np.asarray(row, kind.value_type.to_pandas_dtype()) for row in values])
+    dtype = kind.value_type.to_pandas_dtype()
+    numbers = np.concatenate([np.asarray(row, dtype) for row in values])
     ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
     return pa.ListArray.from_arrays(pa.array(ends), pa.array(numbers), type=kind)
 
@@ -259,12 +267,12 @@ def short_fields(fields: Mapping[str, Any], *, known: Sequence[str]) -> str | No
     The `known` texts, such as the answer, have a column of their own in the table, and are left
     out.
     """
-    columns = {
-        name: value
-        for name, value in fields.items()
-        if isinstance(value, bool | int | float)
-        or (isinstance(value, str) and len(value) <= _FIELD_CHARS and value not in known)
-    }
+    columns = {}
+    for name, value in fields.items():
+        is_number = isinstance(value, bool | int | float)
+        is_short = isinstance(value, str) and len(value) <= _FIELD_CHARS
+        if is_number or (is_short and value not in known):
+            columns[name] = value
     return json.dumps(columns) if columns else None
 
 
@@ -285,63 +293,80 @@ def read_rollouts(
     *,
     groups: Collection[int] | None = None,
 ) -> pa.Table:
-    """Read tables of judged responses as one, all rows or those of the `groups` with these ids.
+    """Read tables of judged responses as one.
 
-    Without `columns`, all that the first table has are read except TOKEN_COLUMNS. Raises DataError
-    for a table that no run has written.
+    Args:
+        paths: the tables.
+        columns: the columns to read; None: all that the first table has except TOKEN_COLUMNS.
+        groups: the ids of the groups whose rows are read; None: all rows.
+
+    Raises:
+        DataError: a table is damaged or not a run's.
     """
     names = columns or [name for name in all_columns(*paths) if name not in TOKEN_COLUMNS]
-    parts = [part for path in paths for part in _parts(path, names, groups)]
-    return pa.concat_tables(parts or [_WITH_ALL.empty_table().select(names)])
+    parts: list[pa.Table] = []
+    for path in paths:
+        parts += _parts(path, names, groups)
+    if not parts:
+        # `concat_tables` refuses an empty list
+        parts.append(_WITH_ALL.empty_table().select(names))
+    return pa.concat_tables(parts)
 
 
 def _parts(path: Path, columns: Sequence[str], groups: Collection[int] | None) -> list[pa.Table]:
     """Read columns of a table: its chunks that hold rows of the groups, or all at once."""
     with stored_table(path, _WITH_ALL) as table:
-        for name, field in _OF_SOME.items():
-            # a step without observations, among others
-            if name in columns and name not in table.names:
-                parts = _parts(path, [column for column in columns if column != name], groups)
-                return [
-                    part.append_column(field, pa.nulls(len(part), field.type)).select(columns)
-                    for part in parts
-                ]
+        # a step without observations or episodes has no columns for them
+        absent = [name for name in _EPISODE_FIELDS if name in columns and name not in table.names]
+        present = [name for name in columns if name not in absent]
+        parts = []
         if groups is None:
-            return [_checked(table.read(columns))]
-        chosen = [
-            pc.is_in(table.read(["group_id"], [i])["group_id"], pa.array(groups, pa.int64()))
-            for i in table.chunks
-        ]
-        return [
-            _checked(table.read(columns, [i]).filter(chosen[i]))
-            for i in table.chunks
-            if pc.any(chosen[i]).as_py()
-        ]
+            parts.append(_checked(table.read(present)))
+        else:
+            group_ids = pa.array(groups, pa.int64())
+            # all chunks' ids before any other column: most chunks hold no row of the groups
+            selections = []
+            for i in table.chunks:
+                chunk = table.read(["group_id"], [i])
+                selections.append(pc.is_in(chunk["group_id"], group_ids))
+            for i, selected in enumerate(selections):
+                if pc.any(selected).as_py():
+                    parts.append(_checked(table.read(present, [i]).filter(selected)))
+    return [_with_nulls(part, absent).select(columns) for part in parts]
+
+
+def _with_nulls(part: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Add columns of episodes without values."""
+    for name in names:
+        field = _EPISODE_FIELDS[name]
+        part = part.append_column(field, pa.nulls(len(part), field.type))
+    return part
 
 
 def _checked(rows: pa.Table) -> pa.Table:
     """Return rows of a table. Raises ValueError for values that no run writes."""
     for name in rows.column_names:
-        if (
-            name in _KNOWN_VALUES
-            and not pc.all(pc.is_in(rows[name], pa.array(_KNOWN_VALUES[name]))).as_py()
-        ):
-            raise ValueError(f"a row has an unknown {name}")
-        if name in _COUNTS and rows.num_rows and pc.min(rows[name]).as_py() < 0:
+        column = rows[name]
+        if name in _ALLOWED_VALUES:
+            is_allowed = pc.is_in(column, pa.array(_ALLOWED_VALUES[name]))
+            if not pc.all(is_allowed).as_py():
+                raise ValueError(f"a row has an unknown {name}")
+        if name in _COUNTS and rows.num_rows and pc.min(column).as_py() < 0:
             raise ValueError(f"a row has a negative {name}")
-        if (
-            name == SAMPLED.name
-            and pc.any(
-                pc.bit_wise_and(pc.list_value_length(rows[name]), 1).cast(pa.bool_())
-            ).as_py()
-        ):
+        if name == SAMPLED.name and _has_odd_length(column):
             raise ValueError("a sampled range of a row has no end")
-        if name == VERSIONS.name and any(len(pairs or ()) % 2 for pairs in rows[name].to_pylist()):
+        if name == VERSIONS.name and _has_odd_length(column):
             raise ValueError("a part of a row has no version")
         if name == EPISODE.name:
-            for text in rows[name].to_pylist():
+            for text in column.to_pylist():
                 episode_of({name: text})
     return rows
+
+
+def _has_odd_length(lists: pa.ChunkedArray) -> bool:
+    """Return True if a list of a column holds half a pair."""
+    last_bits = pc.bit_wise_and(pc.list_value_length(lists), 1)
+    return bool(pc.any(last_bits.cast(pa.bool_())).as_py())
 
 
 def all_columns(path: Path, *more: Path) -> list[str]:
@@ -352,10 +377,12 @@ def all_columns(path: Path, *more: Path) -> list[str]:
     with stored_table(path, _WITH_ALL) as table:
         names = list(table.names)
     if more:
-        absent = _OF_SOME.keys() - names
+        absent = [name for name in _EPISODE_FIELDS if name not in names]
         if absent:
-            episode_columns = {name for table_path in more for name in all_columns(table_path)}
-            names += [name for name in _OF_SOME if name in absent & episode_columns]
+            other_names: set[str] = set()
+            for other in more:
+                other_names.update(all_columns(other))
+            names += [name for name in absent if name in other_names]
     return names
 
 
@@ -377,17 +404,24 @@ def read_rows(path: Path, rows: Sequence[int]) -> list[dict[str, Any]]:
     with stored_table(path, _WITH_ALL) as table:
         start = 0
         for i, length in enumerate(table.chunk_rows):
-            if here := [row for row in rows if start <= row < start + length]:
-                # older runs have no question
-                columns = [n if n in table.names else "prompt" for n in SHOWN_COLUMNS]
-                columns += [EPISODE.name] * (EPISODE.name in table.names)
-                table_rows = _checked(table.read(columns, [i]).take([row - start for row in here]))
-                records += [
-                    _preview(record, row)
-                    for record, row in zip(table_rows.to_pylist(), here, strict=True)
-                ]
+            chunk_rows = [row for row in rows if start <= row < start + length]
+            if chunk_rows:
+                columns = _shown_columns(table.names)
+                chunk = table.read(columns, [i]).take([row - start for row in chunk_rows])
+                contents = _checked(chunk).to_pylist()
+                for row, record in zip(chunk_rows, contents, strict=True):
+                    records.append(_preview(record, row))
             start += length
     return records
+
+
+def _shown_columns(names: Sequence[str]) -> list[str]:
+    """Return the columns that the page shows of a table with these columns."""
+    # older runs have no question
+    columns = [name if name in names else "prompt" for name in SHOWN_COLUMNS]
+    if EPISODE.name in names:
+        columns.append(EPISODE.name)
+    return columns
 
 
 def short_rows(path: Path, text: str = "") -> pa.Table:
@@ -397,32 +431,26 @@ def short_rows(path: Path, text: str = "") -> pa.Table:
         rows = rows.append_column("row", pa.array(range(rows.num_rows), pa.int32()))
         if not text:
             return rows
-        responses = (table.read(["response"], [i])["response"] for i in table.chunks)
-        hits = [
-            chunk
-            for column in responses
-            for chunk in pc.match_substring(pc.utf8_lower(column), text).chunks
-        ]
-        return rows.filter(pa.chunked_array(hits, pa.bool_()))
+        matches: list[pa.Array] = []
+        # a chunk at a time: the responses of a step may take gigabytes
+        for i in table.chunks:
+            responses = table.read(["response"], [i])["response"]
+            matches += pc.match_substring(pc.utf8_lower(responses), text).chunks
+        return rows.filter(pa.chunked_array(matches, pa.bool_()))
 
 
 def _preview(record: dict[str, Any], row: int) -> dict[str, Any]:
     """Add the verdict's name and the number of turns to a row, and cut its texts for the page."""
     question = record.get("question") or record.pop("prompt", "")
-    texts = {"question": question[:PREVIEW_CHARS], "response": record["response"][:PREVIEW_CHARS]}
-    verdict = verdict_name(record.pop("correct"), record["error"])
-    turns = None if (episode := episode_of(record)) is None else episode.num_turns
+    episode = episode_of(record)
     record.pop(EPISODE.name, None)
-    return (
-        record
-        | texts
-        | {
-            "row": row,
-            "verdict": verdict,
-            "tokens": record.pop("response_tokens"),
-            "turns": turns,
-        }
-    )
+    record["question"] = question[:PREVIEW_CHARS]
+    record["response"] = record["response"][:PREVIEW_CHARS]
+    record["row"] = row
+    record["verdict"] = verdict_name(record.pop("correct"), record["error"])
+    record["tokens"] = record.pop("response_tokens")
+    record["turns"] = None if episode is None else episode.num_turns
+    return record
 
 
 def problem_means(table: Path) -> dict[str, dict[str, float]]:
@@ -436,12 +464,15 @@ def problem_means(table: Path) -> dict[str, dict[str, float]]:
     logprobs = rows["engine_logprobs"]
     surprisal = np.full(rows.num_rows, np.nan)
     if not logprobs.null_count:
-        owner = np.repeat(np.arange(rows.num_rows), pc.list_value_length(logprobs).to_numpy())
-        flat = pc.list_flatten(logprobs).to_numpy(zero_copy_only=False).astype(np.float64)
-        surprisal = -np.bincount(owner, flat, rows.num_rows)
+        # the row of each token, to add up the tokens of a row
+        lengths = pc.list_value_length(logprobs).to_numpy()
+        token_rows = np.repeat(np.arange(rows.num_rows), lengths)
+        token_logprobs = pc.list_flatten(logprobs).to_numpy(zero_copy_only=False)
+        surprisal = -np.bincount(token_rows, token_logprobs.astype(np.float64), rows.num_rows)
     rows = rows.append_column("surprisal", pa.array(surprisal))
     sums = [("response_tokens", "sum"), ("surprisal", "sum")]
     means = [("reward", "mean"), ("correct", "mean"), ("response_tokens", "mean")]
+    # threads may change the order of the rows, and with it the rounding of sums
     aggregates = rows.group_by("problem_id", use_threads=False).aggregate([*means, *sums])
     entropy = pc.divide(
         aggregates["surprisal_sum"], aggregates["response_tokens_sum"].cast(pa.float64())
@@ -454,8 +485,9 @@ def problem_means(table: Path) -> dict[str, dict[str, float]]:
     )
     curves: dict[str, dict[str, float]] = {}
     for name, column in zip(CURVES, columns, strict=True):
+        curves[name] = {}
         entries = zip(aggregates["problem_id"].to_pylist(), column.to_pylist(), strict=True)
-        curves[name] = {
-            problem: mean for problem, mean in entries if mean is not None and isfinite(mean)
-        }
+        for problem, mean in entries:
+            if mean is not None and isfinite(mean):
+                curves[name][problem] = mean
     return curves

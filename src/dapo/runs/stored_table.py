@@ -2,7 +2,7 @@
 values are read.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,14 +17,21 @@ MAX_BYTES = 2**28
 MAX_EXPANSION = 16
 """A table may unpack to MAX_BYTES, or to MAX_EXPANSION times its own bytes if that is more."""
 _MAX_COLUMN_CHUNKS = 10**6
-_VALUE_BYTES = (64, 8)  # a value becomes a Python object; a value in a list stays in an array
+_OBJECT_BYTES = 64  # a value becomes a Python object
+_ELEMENT_BYTES = 8  # a value in a list stays in an array
 
 
 @contextmanager
 def stored_table(path: str | Path, schema: pa.Schema | None = None) -> Iterator["StoredTable"]:
     """Open a table.
 
-    Raises DataError for one that is missing, damaged or of another schema, also in the block.
+    Args:
+        path: the file; a link is refused.
+        schema: the columns and types that the table must have; None: those that it has.
+
+    Raises:
+        DataError: the table is missing, damaged or of another schema; reads in the block raise it
+            too.
     """
     with damage_of(path, pa.ArrowException, MemoryError), open_no_link(path, "rb") as source:
         metadata = pq.read_metadata(source)
@@ -77,24 +84,16 @@ class StoredTable:
                     f"{self._path} has no column {name}; it has {', '.join(self.names)}"
                 )
             self._require_type(name)
-        column_chunks = [
-            self._metadata.row_group(i).column(leaf)
-            for i in chunks
-            for c in columns
-            for leaf in self._leaves[c]
-        ]
-        self._stored += sum(c.total_compressed_size for c in column_chunks)
-        self._count(
-            c.total_uncompressed_size + c.num_values * _VALUE_BYTES["." in c.path_in_schema]
-            for c in column_chunks
-        )
+        # the footer tells the sizes before anything is unpacked
+        self._count_chunks(columns, chunks)
         table = self._file.read_row_groups(list(chunks), columns=list(columns), use_threads=False)
-        self._count(map(_repeated_bytes, table.columns))
+        # but not what dictionaries stand for
+        for column in table.columns:
+            self._count(_repeated_bytes(column))
         fields = [self._schema.field(name) for name in columns]
-        table = pa.Table.from_arrays(
-            [table.column(field.name).cast(field.type) for field in fields],
-            schema=pa.schema(fields),
-        )
+        arrays = [table.column(field.name).cast(field.type) for field in fields]
+        table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+        # offsets and UTF-8 of a damaged file are not checked by reading it
         table.validate(full=True)
         for column, field in zip(table.columns, fields, strict=True):
             if column.null_count and not field.nullable:
@@ -103,10 +102,27 @@ class StoredTable:
                 raise ValueError(f"a list in {field.name} lacks a value")
         return table
 
-    def _count(self, sizes: Iterable[int]) -> None:
-        self._unpacked += sum(sizes)
-        if self._unpacked > (most := max(MAX_BYTES, MAX_EXPANSION * self._stored)):
-            raise ValueError(f"it unpacks to more than {most:,} bytes")
+    def _count_chunks(self, columns: Sequence[str], chunks: Sequence[int]) -> None:
+        """Add the sizes of chunks of columns as the file's footer tells them."""
+        column_chunks = [
+            self._metadata.row_group(index).column(leaf)
+            for index in chunks
+            for name in columns
+            for leaf in self._leaves[name]
+        ]
+        # what is stored first: the bound on what it unpacks to grows with it
+        self._stored += sum(chunk.total_compressed_size for chunk in column_chunks)
+        for chunk in column_chunks:
+            is_in_list = "." in chunk.path_in_schema
+            value_bytes = _ELEMENT_BYTES if is_in_list else _OBJECT_BYTES
+            self._count(chunk.total_uncompressed_size + chunk.num_values * value_bytes)
+
+    def _count(self, size: int) -> None:
+        """Add bytes of a read. Raises ValueError if all reads together unpack to too many."""
+        self._unpacked += size
+        bound = max(MAX_BYTES, MAX_EXPANSION * self._stored)
+        if self._unpacked > bound:
+            raise ValueError(f"it unpacks to more than {bound:,} bytes")
 
     def _require_type(self, name: str) -> None:
         if name not in self._leaves:
@@ -120,11 +136,12 @@ class StoredTable:
 def _dictionaries(metadata: pq.FileMetaData) -> list[str]:
     """Return the dictionary-encoded columns of texts, which may stand for gigabytes."""
     columns = set()
-    for chunk in map(metadata.row_group, range(metadata.num_row_groups)):
-        for column in map(chunk.column, range(metadata.num_columns)):
-            if column.physical_type == "BYTE_ARRAY" and any(
-                "DICTIONARY" in encoding for encoding in column.encodings
-            ):
+    for i in range(metadata.num_row_groups):
+        chunk = metadata.row_group(i)
+        for j in range(metadata.num_columns):
+            column = chunk.column(j)
+            has_dictionary = any("DICTIONARY" in encoding for encoding in column.encodings)
+            if column.physical_type == "BYTE_ARRAY" and has_dictionary:
                 columns.add(column.path_in_schema)
     return sorted(columns)
 
@@ -133,6 +150,8 @@ def _repeated_bytes(column: pa.ChunkedArray) -> int:
     """Return the bytes that the texts of a column with a dictionary take without one."""
     if not pa.types.is_dictionary(column.type):
         return 0
-    return sum(
-        pc.sum(pc.binary_length(c.dictionary).take(c.indices)).as_py() or 0 for c in column.chunks
-    )
+    total = 0
+    for chunk in column.chunks:
+        lengths = pc.binary_length(chunk.dictionary).take(chunk.indices)
+        total += pc.sum(lengths).as_py() or 0  # the sum of no value is null
+    return total

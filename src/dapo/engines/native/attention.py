@@ -111,10 +111,8 @@ def native_attention(
         return attention_mask(query.squeeze(2), key, value, scaling).unsqueeze(1), None
     if isinstance(attention_mask, Rows):
         layer = int(module.layer_idx)  # type: ignore[arg-type]
-        return (
-            attend(query.squeeze(2), key, value, attention_mask, scaling, layer).unsqueeze(1),
-            None,
-        )
+        attn_output = attend(query.squeeze(2), key, value, attention_mask, scaling, layer)
+        return attn_output.unsqueeze(1), None
     n, heads, length, width = query.shape
     shared = key.shape[1]
     if length == 1:
@@ -185,19 +183,12 @@ def native_mask(
     keys = torch.arange(kv_length, device=device)[None, None, None, :]
     zero = torch.zeros((), dtype=torch.long, device=device)
     if isinstance(q_offset, Tensor):
-        queries = (
-            q_offset[:, None, None, None]
-            + torch.arange(q_length, device=device)[None, None, :, None]
-        )
+        offsets = torch.arange(q_length, device=device)[None, None, :, None]
+        queries = q_offset[:, None, None, None] + offsets
         allowed = mask_function(zero, zero, queries, keys)
-        return torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(
-            ~allowed, float("-inf")
-        )
+        mask = torch.zeros(allowed.shape, dtype=dtype, device=device)
+        return mask.masked_fill_(~allowed, float("-inf"))
     if allow_is_causal_skip and q_offset == 0 and (local_size is None or q_length <= local_size):
         return None
-    return mask_function(
-        zero,
-        zero,
-        torch.arange(q_offset, q_offset + q_length, device=device)[None, None, :, None],
-        keys,
-    )
+    queries = torch.arange(q_offset, q_offset + q_length, device=device)[None, None, :, None]
+    return mask_function(zero, zero, queries, keys)

@@ -30,7 +30,12 @@ class KeyValueCache(Cache):
         super().__init__(layers=[])
 
     def update_fused(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Update from `[n, length, 2 * kv_heads, d]`: heads of keys, then heads of values."""
+        """Update from one tensor of both, and return the keys and values to attend to.
+
+        Args:
+            key_values: `[n, length, 2 * kv_heads, d]`: heads of keys, then heads of values.
+            layer_idx: the layer's index.
+        """
         keys, values = key_values.transpose(1, 2).chunk(2, 1)
         return self.update(keys, values, layer_idx)
 
@@ -54,17 +59,23 @@ class PromptCache(KeyValueCache):
         *args: object,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of a layer; return those that a prefill attends to."""
+        """Store the keys and values of a layer; return those that a prefill attends to.
+
+        Args:
+            key_states: `[prompts, kv_heads, length, d]`.
+            value_states: of the same shape.
+            layer_idx: the layer's index.
+            args: other arguments of transformers.
+            kwargs: other arguments of transformers.
+        """
+        # layers come in order: a layer that skips the cache would shift all that follow
         if layer_idx != len(self.keys):
             raise ValueError(
                 f"layer {layer_idx} stores keys and values, but layer {len(self.keys)} is next"
             )
         if self._prefix is not None:
-            first = self._prefix.keys[layer_idx], self._prefix.values[layer_idx]
-            key_states, value_states = (
-                torch.cat((shared.expand(len(states), -1, -1, -1), states), 2)
-                for shared, states in zip(first, (key_states, value_states), strict=True)
-            )
+            key_states = _behind(self._prefix.keys[layer_idx], key_states)
+            value_states = _behind(self._prefix.values[layer_idx], value_states)
         self.keys.append(key_states)
         self.values.append(value_states)
         return key_states, value_states
@@ -82,27 +93,27 @@ class PromptCache(KeyValueCache):
     def select(self, index: int, length: int) -> "PromptCache":
         """Return a contiguous copy of a prompt's first positions, so the prefill can be freed."""
         single = PromptCache()
+        row = slice(index, index + 1)
         layout = torch.contiguous_format  # `addresses` does not tell a model's layout
-        single.keys = [
-            keys[index : index + 1, :, :length].clone(memory_format=layout) for keys in self.keys
-        ]
-        single.values = [
-            values[index : index + 1, :, :length].clone(memory_format=layout)
-            for values in self.values
-        ]
+        for keys, values in zip(self.keys, self.values, strict=True):
+            single.keys.append(keys[row, :, :length].clone(memory_format=layout))
+            single.values.append(values[row, :, :length].clone(memory_format=layout))
         return single
 
     @property
     def addresses(self) -> list[list[int]]:
         """Return for each layer the memory addresses of its keys and its values."""
-        return [
-            [states.data_ptr() for states in layer]
-            for layer in zip(self.keys, self.values, strict=True)
-        ]
+        pairs = zip(self.keys, self.values, strict=True)
+        return [[keys.data_ptr(), values.data_ptr()] for keys, values in pairs]
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in (*self.keys, *self.values))
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+
+def _behind(prefix: Tensor, states: Tensor) -> Tensor:
+    """Return the states of each prompt behind those `[1, ...]` of the common prefix."""
+    return torch.cat((prefix.expand(len(states), -1, -1, -1), states), 2)
 
 
 class ContinuedCache(PromptCache):
@@ -125,12 +136,13 @@ class ContinuedCache(PromptCache):
         **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
         """Store the keys and values of a layer behind each prompt's prefix; return them all."""
-        rows = torch.arange(len(key_states), device=key_states.device)[:, None]
-        positions = self._starts[:, None] + torch.arange(
-            key_states.shape[2], device=key_states.device
-        )
+        device = key_states.device
+        width = key_states.shape[2]
+        rows = torch.arange(len(key_states), device=device)[:, None]
+        positions = self._starts[:, None] + torch.arange(width, device=device)  # [n, width]
         for states, attribute in ((key_states, "keys"), (value_states, "values")):
-            n, heads, width, d = states.shape
+            n, heads, _, d = states.shape
+            # zeros, not empty: positions behind a short prompt are masked, and 0 * nan is nan
             extended = states.new_zeros(n, heads, self._offset + width, d)
             for row, prefix in enumerate(self._prefixes):
                 beginning = getattr(prefix, attribute)[layer_idx][0]
@@ -140,7 +152,7 @@ class ContinuedCache(PromptCache):
         return self.keys[layer_idx], self.values[layer_idx]
 
     def get_query_offset(self, layer_idx: int = 0) -> Tensor:  # type: ignore[override]
-        """Return `[n]` positions of each prompt's first query."""
+        """Return `[n]` positions of the prompts' first queries."""
         return self._starts
 
 
@@ -160,7 +172,7 @@ class SlotCache(KeyValueCache):
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def fits(self, rows: int, length: int) -> bool:
         return rows <= self.rows and length <= self.capacity
@@ -188,7 +200,8 @@ class SlotCache(KeyValueCache):
             return
         if length > self.capacity:
             target = max(length, self.capacity + self.capacity // 2)
-            self.capacity = max(length, min(-(-target // BLOCK) * BLOCK, limit))
+            blocks = -(-target // BLOCK)
+            self.capacity = max(length, min(blocks * BLOCK, limit))
         else:
             self.capacity = min(self.capacity, max(length, limit))
         if max_rows is None or rows <= self.rows:
@@ -205,6 +218,12 @@ class SlotCache(KeyValueCache):
         """Copy the first `length` positions of prompt `sources[i]` into row `rows[i]`.
 
         Call `reserve` before.
+
+        Args:
+            prompts: the keys and values of a prefill.
+            sources: indices of its prompts.
+            rows: a row of the cache for each of them.
+            length: the number of positions; shorter prompts have fewer.
         """
         if not self.tensors:
             self.tensors = [self._resized(states[:0]) for states in self._as_stored(prompts)]
@@ -215,20 +234,28 @@ class SlotCache(KeyValueCache):
         self._copy(self.tensors, self.tensors, sources, rows, length)
 
     def row(self, index: int, length: int, prompt: PromptCache | None = None) -> PromptCache:
-        """Return a copy of the first `length` positions of a row, behind those of `prompt`."""
-        copied = PromptCache()
-        copied.keys, copied.values = self._row_states(index, length)
+        """Return a copy of the first `length` positions of a row.
+
+        Args:
+            index: the row.
+            length: the number of positions.
+            prompt: keys and values that come before the row's; None: the row holds them.
+        """
+        copy = PromptCache()
+        copy.keys, copy.values = self._row_states(index, length)
         if prompt is not None:
-            copied.keys = [
-                torch.cat(pair, 2) for pair in zip(prompt.keys, copied.keys, strict=True)
-            ]
-            copied.values = [
-                torch.cat(pair, 2) for pair in zip(prompt.values, copied.values, strict=True)
-            ]
-        return copied
+            copy.keys = _joined(prompt.keys, copy.keys)
+            copy.values = _joined(prompt.values, copy.values)
+        return copy
 
     def begin_step(self, positions: Tensor, longest: int, rows: Rows | None = None) -> None:
-        """Prepare a forward that writes row i at `positions[i]`; `longest` is the longest row."""
+        """Prepare a forward of one token per row.
+
+        Args:
+            positions: `[n]`; the forward writes row i at `positions[i]`.
+            longest: the positions of the longest row, this one included.
+            rows: the rows with their shared prompts; None: prompts are in the rows.
+        """
         raise NotImplementedError
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -258,33 +285,48 @@ class SlotCache(KeyValueCache):
 
     def _copy(
         self,
-        source: Iterable[Tensor],
-        target: list[Tensor],
+        source_tensors: Iterable[Tensor],
+        target_tensors: list[Tensor],
         sources: Sequence[int],
         rows: Sequence[int],
         length: int,
     ) -> None:
-        device = self.tensors[0].device
-        source_rows, target_rows = upload(
-            np.array([sources, rows], dtype=np.int64), device
-        ).unbind()
-        for from_, to in zip(source, target, strict=True):
+        """Copy the first positions of rows.
+
+        Args:
+            source_tensors: the tensors of the layers to read.
+            target_tensors: the tensors of the layers to write; they may be the same.
+            sources: the rows to read.
+            rows: the rows to write, one for each.
+            length: the number of positions.
+        """
+        dim = self.position_dim
+        indices = np.array([sources, rows], dtype=np.int64)
+        source_rows, target_rows = upload(indices, self.tensors[0].device).unbind()
+        for source, target in zip(source_tensors, target_tensors, strict=True):
             # the last token of a sequence may not have a position yet
-            width = min(length, from_.shape[self.position_dim], to.shape[self.position_dim])
-            copied = from_.narrow(self.position_dim, 0, width).index_select(0, source_rows)
-            to.narrow(self.position_dim, 0, width).index_copy_(0, target_rows, copied)
+            width = min(length, source.shape[dim], target.shape[dim])
+            # selected first: rows of one tensor may be sources and targets
+            states = source.narrow(dim, 0, width).index_select(0, source_rows)
+            target.narrow(dim, 0, width).index_copy_(0, target_rows, states)
 
     def _resized(self, tensor: Tensor) -> Tensor:
+        """Return a copy of a layer's tensor with `rows` and `capacity`."""
+        dim = self.position_dim
         shape = list(tensor.shape)
         shape[0] = self.rows
-        shape[self.position_dim] = self.capacity
-        larger = tensor.new_zeros(shape)  # a masked position has weight 0, and 0 * nan is nan
+        shape[dim] = self.capacity
+        resized = tensor.new_zeros(shape)  # a masked position has weight 0, and 0 * nan is nan
         n = min(len(tensor), self.rows)
-        length = min(tensor.shape[self.position_dim], self.capacity)
-        larger[:n].narrow(self.position_dim, 0, length).copy_(
-            tensor[:n].narrow(self.position_dim, 0, length)
-        )
-        return larger
+        length = min(tensor.shape[dim], self.capacity)
+        states = tensor[:n].narrow(dim, 0, length)
+        resized[:n].narrow(dim, 0, length).copy_(states)
+        return resized
+
+
+def _joined(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:
+    """Return the states of each layer one behind the other, `[1, kv_heads, positions, d]`."""
+    return [torch.cat(pair, 2) for pair in zip(first, second, strict=True)]
 
 
 class MaskedSlots(SlotCache):
@@ -306,10 +348,12 @@ class MaskedSlots(SlotCache):
     def begin_step(self, positions: Tensor, longest: int, rows: Rows | None = None) -> None:
         self._positions = positions
         self._query_offset = positions
-        zeros = torch.zeros_like(positions)
-        if self._compiled and can_attend(self.tensors[0], self.tensors[len(self.tensors) // 2]):
+        layers = len(self.tensors) // 2
+        if self._compiled and can_attend(self.tensors[0], self.tensors[layers]):
+            zeros = torch.zeros_like(positions)
             self._query_offset = rows or Rows(zeros, zeros, positions + 1)
-        self._length = min(-(-longest // ALIGN) * ALIGN, self.capacity)
+        aligned = -(-longest // ALIGN) * ALIGN
+        self._length = min(aligned, self.capacity)
         self._flat_indices = {}
 
     def update(
@@ -320,22 +364,34 @@ class MaskedSlots(SlotCache):
         *args: object,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
-        """Write a position per row, `[n, kv_heads, 1, d]`; return `[n, kv_heads, length, d]`."""
+        """Write a position per row, and return the first rows and positions.
+
+        Args:
+            key_states: `[n, kv_heads, 1, d]`.
+            value_states: of the same shape, whose last dimension may differ.
+            layer_idx: the layer's index.
+            args: other arguments of transformers.
+            kwargs: other arguments of transformers.
+
+        Returns keys and values `[n, kv_heads, length, d]`.
+        """
         keys = self.tensors[layer_idx]
         values = self.tensors[len(self.tensors) // 2 + layer_idx]
         n, heads = key_states.shape[:2]
-        # [n * heads] positions in the storage as [rows * heads * capacity, d]
+        # [n * heads] positions in the storage as [rows * heads * capacity, d], once for all layers
         if heads not in self._flat_indices:
             lines = torch.arange(n * heads, device=self._positions.device).view(n, heads)
             self._flat_indices[heads] = (lines * self.capacity + self._positions[:, None]).flatten()
+        indices = self._flat_indices[heads]
         for tensor, states in ((keys, key_states), (values, value_states)):
-            tensor.view(-1, tensor.shape[-1]).index_copy_(
-                0, self._flat_indices[heads], states.reshape(n * heads, -1)
-            )
+            lines = tensor.view(-1, tensor.shape[-1])
+            lines.index_copy_(0, indices, states.reshape(n * heads, -1))
+        # compiled attention reads each row's own length
         length = None if isinstance(self._query_offset, Rows) else self._length
         return keys[:n, :, :length], values[:n, :, :length]
 
     def update_fused(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        # the compiled function copies both at once, without a transposed view
         if not isinstance(self._query_offset, Rows):
             return super().update_fused(key_values, layer_idx)
         keys = self.tensors[layer_idx]
@@ -351,9 +407,9 @@ class MaskedSlots(SlotCache):
         return (*prompts.keys, *prompts.values)
 
     def _row_states(self, index: int, length: int) -> tuple[list[Tensor], list[Tensor]]:
-        copied = [t[index : index + 1, :, :length].clone() for t in self.tensors]
+        states = [tensor[index : index + 1, :, :length].clone() for tensor in self.tensors]
         layers = len(self.tensors) // 2
-        return copied[:layers], copied[layers:]
+        return states[:layers], states[layers:]
 
 
 class LengthSlots(SlotCache):
@@ -369,7 +425,13 @@ class LengthSlots(SlotCache):
     def __init__(
         self, attend: VarlenAttention, *, num_splits: int | None, graphs: DecodeGraphs | None = None
     ) -> None:
-        """`attend` and `num_splits` as in `RowLengths`."""
+        """Make an empty cache.
+
+        Args:
+            attend: the kernel that attends by lengths.
+            num_splits: its number of splits of a row; None: its own choice.
+            graphs: the graphs of decode steps.
+        """
         super().__init__(graphs)
         self._attend = attend
         self._num_splits = num_splits
@@ -405,10 +467,9 @@ class LengthSlots(SlotCache):
         *args: object,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
-        """Write one position per row, `[n, kv_heads, 1, d]`; see `update_fused`."""
-        return self.update_fused(
-            torch.cat((key_states, value_states), 1).transpose(1, 2), layer_idx
-        )
+        """Write a position per row, keys and values `[n, kv_heads, 1, d]`, by `update_fused`."""
+        key_values = torch.cat((key_states, value_states), 1).transpose(1, 2)
+        return self.update_fused(key_values, layer_idx)
 
     def update_fused(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         """Write a position per row, `[n, 1, 2 * kv_heads, d]`.
@@ -425,13 +486,16 @@ class LengthSlots(SlotCache):
         return self._row_lengths
 
     def _as_stored(self, prompts: PromptCache) -> Iterable[Tensor]:
-        return (
-            torch.cat(pair, 1).transpose(1, 2)
-            for pair in zip(prompts.keys, prompts.values, strict=True)
-        )
+        # one layer at a time: all at once would need the memory of the prompts again
+        for pair in zip(prompts.keys, prompts.values, strict=True):
+            yield torch.cat(pair, 1).transpose(1, 2)
 
     def _row_states(self, index: int, length: int) -> tuple[list[Tensor], list[Tensor]]:
-        pairs = [
-            t[index : index + 1, :length].transpose(1, 2).clone().chunk(2, 1) for t in self.tensors
-        ]
-        return [keys for keys, _ in pairs], [values for _, values in pairs]
+        keys = []
+        values = []
+        for tensor in self.tensors:
+            states = tensor[index : index + 1, :length].transpose(1, 2).clone()
+            layer_keys, layer_values = states.chunk(2, 1)
+            keys.append(layer_keys)
+            values.append(layer_values)
+        return keys, values

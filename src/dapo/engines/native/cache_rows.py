@@ -8,6 +8,7 @@ no tensors.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from dapo.engines.native.scheduler import RunningSequence
@@ -55,17 +56,20 @@ class Row:
         for seq in self.active:
             if seq.finish is None:
                 parts.setdefault(seq.token_ids[-1], []).append(seq)
+        # reversed, because the last paused branch resumes first
         self.paused.extend(reversed(parts.values()))
         self._resume()
 
     def remove(self, names: Collection[str]) -> None:
-        branches = [_without(branch, names) for branch in self.branches]
-        self.active = branches[0]
-        self.paused = [branch for branch in branches[1:] if branch]
+        """Drop the sequences of these requests."""
+        self.active = _without(self.active, names)
+        branches = [_without(branch, names) for branch in self.paused]
+        self.paused = [branch for branch in branches if branch]
         if not self.active:
             self._resume()
 
     def _resume(self) -> None:
+        """Continue the last paused branch: it is the longest, and overwrites no other's tokens."""
         self.active = self.paused.pop() if self.paused else []
 
 
@@ -86,8 +90,12 @@ class Rows:
     @property
     def sequences(self) -> list[RunningSequence]:
         """Return all sequences in the order of their start."""
-        sequences = [seq for row in self.in_use for branch in row.branches for seq in branch]
-        return sorted(sequences, key=lambda seq: seq.order)
+        sequences: list[RunningSequence] = []
+        for row in self.in_use:
+            for branch in row.branches:
+                sequences += branch
+        sequences.sort(key=lambda seq: seq.order)
+        return sequences
 
     @property
     def num_branches(self) -> int:
@@ -125,42 +133,46 @@ class Rows:
         free = limit - len(self.in_use)
         if free <= 0 or not self.has_paused:
             return RowCopies([], [], 0)
-        waiting = [
-            (branch, index)
-            for index, row in enumerate(self._rows)
-            if row is not None
-            for branch in row.paused
-        ]
-        chosen = sorted(waiting, key=lambda entry: entry[0][0].order)[:free]
+        paused = []
+        for index, row in enumerate(self._rows):
+            if row is not None:
+                paused += [(branch, index, row) for branch in row.paused]
+        # in the order of their start, so that the result does not depend on the rows' indices
+        paused.sort(key=lambda entry: entry[0][0].order)
         sources = []
         targets = []
-        for branch, index in chosen:
-            row = self._rows[index]
-            assert row is not None
+        length = 0
+        for branch, index, row in paused[:free]:
             row.paused.remove(branch)
             sources.append(index)
             targets.append(self.assign(Row(branch)))
-        return RowCopies(sources, targets, max(branch[0].row_length for branch, _ in chosen))
+            length = max(length, branch[0].row_length)
+        return RowCopies(sources, targets, length)
 
     def compact(self, *, spare: int = 0) -> RowCopies:
         """Leave at most `spare` free rows by moving the last rows in use into free ones."""
         free = [index for index, row in enumerate(self._rows) if row is None]
         size = len(self._rows) - max(0, len(free) - spare)
-        movers = [
-            (index, row) for index, row in enumerate(self._rows[size:], size) if row is not None
-        ]
-        targets = free[: len(movers)]
-        for target, (_, row) in zip(targets, movers, strict=True):
+        sources = []
+        targets = []
+        length = 0
+        for index in range(size, len(self._rows)):
+            row = self._rows[index]
+            if row is None:
+                continue
+            # as many rows are free before `size` as are in use behind it
+            target = free[len(targets)]
             self._rows[target] = row
+            sources.append(index)
+            targets.append(target)
+            length = max(length, row.length)
         del self._rows[size:]
-        return RowCopies(
-            [index for index, _ in movers],
-            targets,
-            max((row.length for _, row in movers), default=0),
-        )
+        return RowCopies(sources, targets, length)
 
     def _free_finished(self) -> None:
-        self._rows = [row if row is not None and row.active else None for row in self._rows]
+        for index, row in enumerate(self._rows):
+            if row is not None and not row.active:
+                self._rows[index] = None
 
 
 def _without(branch: BranchGroup, names: Collection[str]) -> BranchGroup:
@@ -169,4 +181,4 @@ def _without(branch: BranchGroup, names: Collection[str]) -> BranchGroup:
 
 def flat(branches: Sequence[BranchGroup]) -> BranchGroup:
     """Return the sequences of all branches."""
-    return [seq for branch in branches for seq in branch]
+    return list(chain.from_iterable(branches))

@@ -51,15 +51,18 @@ def patch_model(
         reproducible: whether attention rounds independently of the rest of the batch.
         model_kernels: replaces the kernels for the model's device and type.
 
-    Raises EngineError if the engine cannot reproduce the model's plain forward: the model's own
-    attention is restored, but its layers may stay fused.
+    Raises:
+        EngineError: the engine cannot reproduce the model's plain forward. The model's own
+            attention is restored, but its layers may stay fused.
     """
     for problem in _known_problems(model):
         raise _unsupported_model_error(model, problem)
     plain = model.config._attn_implementation
-    samples = [_plain_logits(model, [ids])[0] for ids in _test_sequences(model)]
+    sequences = _test_sequences(model)
+    samples = [_plain_logits(model, [ids])[0] for ids in sequences]
+    # what the model's own other attention and padding change is no error of the engine
     model.set_attn_implementation("sdpa" if plain == "eager" else "eager")
-    rounding = max(map(_relative_error, _plain_logits(model, _test_sequences(model)), samples))
+    rounding = max(map(_relative_error, _plain_logits(model, sequences), samples))
     tolerance = max(MIN_TOLERANCE[model.dtype], ROUNDING_FACTOR * rounding)
     model.set_attn_implementation(plain)
     attention.register()
@@ -69,13 +72,15 @@ def patch_model(
             "rollout.native.kernels: the run uses compiled layers, and this installation has none"
             " for this processor; install a C++ compiler (g++), then run python -m dapo.libs.cpu_kernels"
         )
-    model_kernels = model_kernels or model_kernels_for(
-        model, reproducible=reproducible, compiled=compiled
-    )
-    if not model_kernels.fuses_weights:
+    if model_kernels is None:
+        model_kernels = model_kernels_for(model, reproducible=reproducible, compiled=compiled)
+    fused = []
+    if model_kernels.fuses_weights:
+        fused = fuse_weight_layers(model)
+    else:
         fuse_prepacked_layers(model, rows=rows, kernels=kernels, compiled=compiled)
+        # what remains: layers of other families, and the head
         prepack_linears(model, rows=rows, kernels=kernels)
-    fused = fuse_weight_layers(model) if model_kernels.fuses_weights else []
     # layers of other families may wait for the device, as no graph can
     if model_kernels.captures and len(fused) < model.config.num_hidden_layers:
         model_kernels = replace(model_kernels, captures=False)
@@ -85,6 +90,7 @@ def patch_model(
     cause = None
     try:
         error = max(map(_relative_error, _engine_logits(model, forward), samples))
+        # `not <=`: nan is an error too
         if not error <= tolerance:
             difference = (
                 f"the engine's logits differ from its plain forward by {error:.2g} of their spread,"
@@ -100,6 +106,7 @@ def patch_model(
 
 
 def _known_problems(model: PreTrainedModel) -> Iterator[str]:
+    """Yield what the engine cannot serve, as far as the model's configuration tells."""
     config = model.config
     if getattr(config, "is_encoder_decoder", False):
         yield "it is an encoder-decoder model"
@@ -110,13 +117,16 @@ def _known_problems(model: PreTrainedModel) -> Iterator[str]:
     for name in ("final_logit_softcapping", "attn_logit_softcapping"):
         if getattr(config, name, None) is not None:
             yield f"its logits are soft-capped ({name}={getattr(config, name)})"
-    if unknown_types := sorted(set(getattr(config, "layer_types", None) or ()) - KNOWN_LAYERS):
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    unknown_types = sorted(layer_types - KNOWN_LAYERS)
+    if unknown_types:
         yield f"it has layers of type {', '.join(unknown_types)}"
     if any(name.endswith("sinks") for name, _ in model.named_parameters()):
         yield "it has attention sinks"
     rope = getattr(config, "rope_parameters", None) or {}  # may differ between types of layers
     entries = [entry for entry in (rope, *rope.values()) if isinstance(entry, dict)]
-    if rope_types := LENGTH_DEPENDENT_ROPE & {entry.get("rope_type") for entry in entries}:
+    rope_types = LENGTH_DEPENDENT_ROPE & {entry.get("rope_type") for entry in entries}
+    if rope_types:
         # a response would depend on the lengths of other sequences in its batch
         yield (
             f"its rotary embedding ({', '.join(sorted(rope_types))}) depends on the longest"
@@ -131,8 +141,11 @@ def _known_problems(model: PreTrainedModel) -> Iterator[str]:
 def _test_sequences(model: PreTrainedModel) -> list[list[int]]:
     """Return fixed pseudo-random tokens: two prompts of different lengths, then those to decode."""
     size = next(model.get_input_embeddings().parameters()).shape[0]
-    lengths = enumerate(length + DECODE_STEPS for length in PROMPT_LENGTHS)
-    return [[int(u * size) for u in keyed_uniforms(seed, length)] for seed, length in lengths]
+    sequences = []
+    for seed, length in enumerate(PROMPT_LENGTHS):
+        uniforms = keyed_uniforms(seed, length + DECODE_STEPS)
+        sequences.append([int(uniform * size) for uniform in uniforms])
+    return sequences
 
 
 @torch.inference_mode()
@@ -141,14 +154,14 @@ def _plain_logits(model: PreTrainedModel, sequences: list[list[int]]) -> list[Te
 
     One forward computes all sequences, padded at the end.
     """
-    batch = pad_sequence(
-        [torch.tensor(ids, device=model.device) for ids in sequences], batch_first=True
-    )
+    rows = [torch.tensor(ids, device=model.device) for ids in sequences]
+    batch = pad_sequence(rows, batch_first=True)
     logits = model(input_ids=batch, use_cache=False).logits
-    return [
-        row[len(ids) - DECODE_STEPS - 1 : len(ids)]
-        for row, ids in zip(logits, sequences, strict=True)
-    ]
+    samples = []
+    for row, ids in zip(logits, sequences, strict=True):
+        first = len(ids) - DECODE_STEPS - 1
+        samples.append(row[first : len(ids)])
+    return samples
 
 
 @torch.inference_mode()
@@ -157,9 +170,8 @@ def _engine_logits(model: PreTrainedModel, forward: Forward) -> list[Tensor]:
     sequences = _test_sequences(model)
     n = len(sequences)
     longest = max(PROMPT_LENGTHS)
-    prefilled = forward.prefill(
-        [ids[:length] for ids, length in zip(sequences, PROMPT_LENGTHS, strict=True)]
-    )
+    prompts = [ids[:length] for ids, length in zip(sequences, PROMPT_LENGTHS, strict=True)]
+    prefilled = forward.prefill(prompts)
     cache = forward.model_kernels.new_slots()
     cache.reserve(n, longest + DECODE_STEPS, longest + DECODE_STEPS)
     cache.store(prefilled.cache, range(n), range(n), longest)
@@ -167,22 +179,23 @@ def _engine_logits(model: PreTrainedModel, forward: Forward) -> list[Tensor]:
     steps = [prefilled.logits]
     for step in range(DECODE_STEPS):
         positions = [length + step for length in PROMPT_LENGTHS]
-        steps.append(
-            forward.decode(
-                cache, [ids[p] for ids, p in zip(sequences, positions, strict=True)], positions
-            )
-        )
+        tokens = [ids[at] for ids, at in zip(sequences, positions, strict=True)]
+        steps.append(forward.decode(cache, tokens, positions))
     return list(torch.stack(steps, 1))
 
 
 def _relative_error(logits: Tensor, reference: Tensor) -> float:
-    """Return the error relative to the reference's spread, up to a constant per position."""
+    """Return the error relative to the reference's spread, up to a constant per position.
+
+    A constant that is added to all logits of a position does not change their distribution.
+    """
     expected = reference.double() - reference.double().mean(-1, keepdim=True)
     actual = logits.double() - logits.double().mean(-1, keepdim=True)
     return float((actual - expected).square().mean().sqrt() / expected.square().mean().sqrt())
 
 
 def _unsupported_model_error(model: PreTrainedModel, problem: str) -> EngineError:
+    """Return the error of a model that the engine cannot serve, with the engine that can."""
     return EngineError(
         f"the native engine cannot serve {type(model).__name__} (model_type"
         f" {model.config.model_type!r}): {problem}; use rollout.engine=vllm"

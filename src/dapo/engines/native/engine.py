@@ -10,7 +10,6 @@ the last rows move into them.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -35,8 +34,8 @@ from dapo.types import Generation, GenerationRequest
 
 # positions in a prefill of several prompts, padding included: bounds its activations
 PREFILL_TOKENS = 4096
-MIN_PREFILL = 128
-MAX_PADDING = 1.25  # positions of a prefill beyond which its prompts have similar lengths
+MIN_PREFILL = 128  # positions; a smaller prefill takes prompts of any length
+MAX_PADDING = 1.25  # the longest prompt of a larger prefill over its shortest
 MIN_PREFIX = 8  # positions; a shorter prefix of prompts is not worth a separate forward
 FEWER_SLOTS = "lower rollout.native.slots"
 
@@ -72,10 +71,17 @@ class NativeEngine(EngineState):
     ) -> None:
         """Take ownership of the model: its weights, attention and layers are replaced.
 
-        `reproducible` and `model_kernels` are those of `compatibility.patch_model`, which raises
-        EngineError for a model that the engine cannot serve. The free part of `memory` bounds the
-        cache; None: the GPU's if the model is on one, else the cache grows with the running
-        sequences.
+        Args:
+            model: the model to sample from.
+            config: the section `rollout.native`.
+            reproducible: whether equal requests give equal bits in any batch
+                (`compatibility.patch_model`).
+            model_kernels: the kernels of the model's layers; None: those of its device.
+            memory: the GPU whose free memory bounds the cache; None: the model's own if it is on
+                one, else the cache grows with the running sequences.
+
+        Raises:
+            EngineError: the engine cannot serve this model.
         """
         super().__init__(version=0)
         model.eval().requires_grad_(False)
@@ -92,9 +98,9 @@ class NativeEngine(EngineState):
             vocabulary=self._forward.vocabulary,
             shares_prompts=self._forward.shares_prompts,
         )
-        self._memory = (
-            CudaMemory(model.device) if memory is None and model.device.type == "cuda" else memory
-        )
+        if memory is None and model.device.type == "cuda":
+            memory = CudaMemory(model.device)
+        self._memory = memory
         self._cache = self._forward.model_kernels.new_slots()
         self._compiled = self._forward.model_kernels.compiled
         self._rows = Rows()
@@ -110,17 +116,21 @@ class NativeEngine(EngineState):
     @property
     def cache_bytes(self) -> int:
         """Return the current size of the slots, of shared prompts and of responses to continue."""
-        caches = [*self._prompts.values(), *(prefix.cache for prefix in self._continued.values())]
-        return self._cache.num_bytes + sum(prompt.num_bytes for prompt in caches)
+        prompt_bytes = sum(prompt.num_bytes for prompt in self._prompts.values())
+        continued_bytes = sum(prefix.cache.num_bytes for prefix in self._continued.values())
+        return self._cache.num_bytes + prompt_bytes + continued_bytes
 
     @property
     def in_flight(self) -> list[str]:
-        return [*(seq.request.id for seq in self._rows.sequences), *self._scheduler.waiting]
+        running = [seq.request.id for seq in self._rows.sequences]
+        return running + list(self._scheduler.waiting)
 
     @explain_out_of_memory(torch.OutOfMemoryError, "giving the engine its weights", FEWER_SLOTS)
     def load_weights(self, weights: WeightSource, version: int) -> None:
         self._require_idle("load_weights")
+        # no version until all weights are there: a failure leaves a mixture that must not sample
         self._version = None
+        # states of the old weights: a continuation must not attend to them
         self._continued.clear()
         self._forward.load_weights(weights)
         self._version = version
@@ -128,7 +138,8 @@ class NativeEngine(EngineState):
     def drop_weights(self) -> None:
         """Free the memory of prepacked weights, on a GPU of all weights.
 
-        Raises EngineError with requests in flight.
+        Raises:
+            EngineError: requests are in flight.
         """
         self._require_idle("drop_weights")
         self._version = None
@@ -146,13 +157,18 @@ class NativeEngine(EngineState):
     def poll(self) -> list[Generation]:
         """Sample a token for each running sequence, start requests, return finished responses.
 
-        Raises EngineError if the logits are not finite; the engine can then only be closed.
+        Raises:
+            EngineError: the logits are not finite; the engine can then only be closed.
         """
         self._require_open()
+        # measured while the cache is empty: later its own memory would count as used
         if self._memory is not None and not self._rows and self._scheduler.waiting:
             self._divide_memory(self._cache_token_bound(self._memory))
-        finished = self._decode() if self._rows else []
+        finished: list[Generation] = []
+        if self._rows:
+            finished = self._decode()
         self._drop_prompts()
+        # paused branches before new groups: their tokens are in the cache already
         self._assign_rows()
         rows = self._rows
         started: list[BranchGroup] = []
@@ -168,22 +184,29 @@ class NativeEngine(EngineState):
         names = self._require_in_flight(request_ids)
         running = {seq.request.id: seq for seq in self._rows.sequences}
         waiting = self._scheduler.waiting
-        stopped = [running[n] if n in running else RunningSequence(waiting.pop(n)) for n in names]
+        stopped = []
+        for name in names:
+            if name in running:
+                stopped.append(running[name])
+            else:
+                stopped.append(RunningSequence(waiting.pop(name)))
         self._rows.remove(set(names))
         self._free_buffers()
         return [seq.generation("aborted", self._require_weights()) for seq in stopped]
 
     def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            del self._forward
-            self._rows.clear()
-            self._prefix = None
-            self._prompts = {}
-            self._continued = {}
-            self._cache.release()
-            self._free_unused()
-            self._scheduler.waiting.clear()
+        if self._is_closed:
+            return
+        self._is_closed = True
+        # the model first: `free_unused` returns only what nothing refers to
+        del self._forward
+        self._rows.clear()
+        self._prefix = None
+        self._prompts = {}
+        self._continued = {}
+        self._cache.release()
+        self._free_unused()
+        self._scheduler.waiting.clear()
 
     def _decode(self) -> list[Generation]:
         """Run one decode step of all rows, and free the finished rows."""
@@ -193,18 +216,22 @@ class NativeEngine(EngineState):
         longest = max(branch[0].row_length for branch in branches)
         if not self._cache.fits(len(self._rows), longest):
             self._reserve(longest)
-        (ids, at), settings = self._upload([tokens, positions], branches)
+        (ids, device_positions), settings = self._upload([tokens, positions], branches)
+        compiled_rows = self._compiled_rows(branches)
         logits = self._forward.step(
-            self._cache, ids, at, longest=longest, rows=self._compiled_rows(branches)
+            self._cache, ids, device_positions, longest=longest, rows=compiled_rows
         )
         finished = self._sample(branches, logits, settings)
+        # before `split` gives the finished rows away
         for index, row in enumerate(self._rows.in_use):
             for seq in row.active:
                 if seq.finish is not None and seq.request.is_continued:
                     prompt = self._prompts[seq.request.prompt_ids] if seq.shared else None
                     self._keep(seq, self._cache.row(index, seq.row_length - 1, prompt))
         self._count(
-            decode_steps=1, decode_slot_steps=len(branches), decode_tokens=sum(map(len, branches))
+            decode_steps=1,
+            decode_slot_steps=len(branches),
+            decode_tokens=sum(map(len, branches)),
         )
         self._rows.split()
         return finished
@@ -212,62 +239,84 @@ class NativeEngine(EngineState):
     def _start(self, groups: Sequence[BranchGroup]) -> list[Generation]:
         """Prefill the prompts of groups and sample their first tokens."""
         by_prompt: dict[tuple[int, ...], list[BranchGroup]] = {}
-        continued: dict[tuple[int, ...], PromptPrefix] = {}
         for group in groups:
-            prompt = group[0].request.prompt_ids
-            by_prompt.setdefault(prompt, []).append(group)
-            for seq in group:
-                prefix = self._continued.pop(seq.request.previous or "", None)
-                if prefix is not None and prompt[: len(prefix.token_ids)] == prefix.token_ids:
-                    continued[prompt] = prefix
-        finished = []
-        num_waiting = len(groups)
-        unmatched = [prompt for prompt in by_prompt if prompt not in continued]
+            by_prompt.setdefault(group[0].request.prompt_ids, []).append(group)
+        prefixes = self._take_continued(groups)
+        unmatched = [prompt for prompt in by_prompt if prompt not in prefixes]
         resumed = resumed_prompts([by_prompt[prompt][0][0].request for prompt in unmatched])
         new = [prompt for prompt in unmatched if prompt not in resumed]
         beginnings = list(dict.fromkeys(resumed.values()))
         self._share_prefix([*beginnings, *new])
-        prefixes = self._prefill_beginnings(beginnings)
-        continued |= {prompt: prefixes[beginning] for prompt, beginning in resumed.items()}
-        rests = {
-            prompt: len(prompt) - len(prefix.token_ids) for prompt, prefix in continued.items()
+        computed = self._prefill_beginnings(beginnings)
+        for prompt, beginning in resumed.items():
+            prefixes[prompt] = computed[beginning]
+        finished = []
+        num_waiting = len(groups)
+        new_tokens = {
+            prompt: len(prompt) - len(prefix.token_ids) for prompt, prefix in prefixes.items()
         }
-        for prompts in [*prefill_batches(new), *similar_batches(rests)]:
-            own_prefixes = [continued[prompt] for prompt in prompts if prompt in continued]
-            prefilled = self._forward.prefill(prompts, own_prefixes or self._prefix)
-            if own_prefixes:
-                shared = sum(len(prefix.token_ids) for prefix in own_prefixes)
-            elif self._prefix is not None:
-                shared = len(self._prefix.token_ids) * len(prompts)
-            else:
-                shared = 0
-            computed = sum(map(len, prompts)) - shared
-            self._count(prefills=1, prefill_prompts=len(prompts), prefill_tokens=computed)
-            if (
-                self._prefix is None
-                and len(new) == len(by_prompt) == 1
-                and len(prompts[0]) > MIN_PREFIX
-            ):
-                length = len(prompts[0]) - 1
-                self._prefix = PromptPrefix(prompts[0][:length], prefilled.cache.select(0, length))
-            entries = [
-                (group, source)
-                for source, prompt in enumerate(prompts)
-                for group in by_prompt[prompt]
-            ]
+        for prompts in [*prefill_batches(new), *similar_batches(new_tokens)]:
+            # a batch is either of new prompts alone or of prompts with prefixes alone
+            batch_prefixes = [prefixes[prompt] for prompt in prompts if prompt in prefixes]
+            prefilled = self._prefill(prompts, batch_prefixes)
+            if self._prefix is None and len(new) == len(by_prompt) == 1:
+                self._share_prompt(prompts[0], prefilled)
+            entries = []
+            for source, prompt in enumerate(prompts):
+                entries += [(group, source) for group in by_prompt[prompt]]
             num_waiting -= len(entries)
             finished += self._begin(prefilled, entries, num_waiting=num_waiting)
         return finished
 
+    def _take_continued(self, groups: Sequence[BranchGroup]) -> dict[tuple[int, ...], PromptPrefix]:
+        """Return the stored states of the responses that groups continue, by prompt.
+
+        Stored states are taken by one request only, so they are dropped even if the prompt does not
+        begin with their tokens.
+        """
+        continued: dict[tuple[int, ...], PromptPrefix] = {}
+        for group in groups:
+            prompt = group[0].request.prompt_ids
+            for seq in group:
+                prefix = self._continued.pop(seq.request.previous or "", None)
+                # a chat template may render earlier turns anew: then nothing can be reused
+                if prefix is not None and prompt[: len(prefix.token_ids)] == prefix.token_ids:
+                    continued[prompt] = prefix
+        return continued
+
+    def _prefill(
+        self, prompts: Sequence[tuple[int, ...]], prefixes: Sequence[PromptPrefix]
+    ) -> Prefilled:
+        """Prefill prompts behind a prefix of each; without `prefixes` behind the common one."""
+        prefilled = self._forward.prefill(prompts, prefixes or self._prefix)
+        stored_tokens = sum(len(prefix.token_ids) for prefix in prefixes)
+        if not prefixes and self._prefix is not None:
+            stored_tokens = len(self._prefix.token_ids) * len(prompts)
+        self._count(
+            prefills=1,
+            prefill_prompts=len(prompts),
+            prefill_tokens=sum(map(len, prompts)) - stored_tokens,
+        )
+        return prefilled
+
+    def _share_prompt(self, prompt: tuple[int, ...], prefilled: Prefilled) -> None:
+        """Make a prompt that was prefilled alone the common prefix."""
+        if len(prompt) > MIN_PREFIX:
+            # without the last token: a prefill must compute one to have logits
+            length = len(prompt) - 1
+            self._prefix = PromptPrefix(prompt[:length], prefilled.cache.select(0, length))
+
     def _prefill_beginnings(
         self, prompts: Sequence[tuple[int, ...]]
     ) -> dict[tuple[int, ...], PromptPrefix]:
-        """Prefill prompts with which several sequences begin; their rests are computed later."""
+        """Prefill prompts with which several sequences begin; the rest of each is computed later."""
         prefixes: dict[tuple[int, ...], PromptPrefix] = {}
         for batch in prefill_batches(prompts):
             prefilled = self._forward.prefill(batch, self._prefix)
-            common = 0 if self._prefix is None else len(self._prefix.token_ids)
-            self._count(prefills=1, prefill_tokens=sum(len(prompt) - common for prompt in batch))
+            stored_tokens = 0
+            if self._prefix is not None:
+                stored_tokens = len(self._prefix.token_ids) * len(batch)
+            self._count(prefills=1, prefill_tokens=sum(map(len, batch)) - stored_tokens)
             for index, prompt in enumerate(batch):
                 cache = prefilled.cache.select(index, len(prompt))
                 prefixes[prompt] = PromptPrefix(prompt, cache)
@@ -281,11 +330,13 @@ class NativeEngine(EngineState):
         """
         if not prompts:
             return
+        # without last tokens: a prefill must compute one of each prompt to have its logits
+        shortened = [prompt[:-1] for prompt in prompts]
         if self._prefix is not None:
-            length = common_prefix([self._prefix.token_ids, *(prompt[:-1] for prompt in prompts)])
+            length = common_prefix([self._prefix.token_ids, *shortened])
             self._prefix = self._prefix.cut(length) if length >= MIN_PREFIX else None
         if self._prefix is None and len(prompts) > 1:
-            length = common_prefix([prompt[:-1] for prompt in prompts])
+            length = common_prefix(shortened)
             if length >= MIN_PREFIX:
                 shared = prompts[0][:length]
                 self._prefix = PromptPrefix(shared, self._forward.prefill([shared]).cache)
@@ -294,34 +345,48 @@ class NativeEngine(EngineState):
     def _begin(
         self, prefilled: Prefilled, entries: Sequence[tuple[BranchGroup, int]], *, num_waiting: int
     ) -> list[Generation]:
-        """Sample the first tokens of groups and assign their rows.
+        """Sample the first tokens of groups and assign their rows; return finished responses.
 
-        `entries` are groups with their prompt's index in the prefill. Rows for `num_waiting`
-        further groups stay free.
+        Args:
+            prefilled: the prompts of a prefill.
+            entries: groups with their prompt's index in the prefill.
+            num_waiting: the number of further groups for which rows stay free.
         """
-        groups = [group for group, _ in entries]
+        groups = []
+        prompt_indices = []
         for group, source in entries:
+            groups.append(group)
+            prompt_indices.append(source)
             prompt = group[0].request.prompt_ids
             if group[0].shared and prompt not in self._prompts:
                 self._prompts[prompt] = prefilled.cache.select(source, len(prompt))
-        (sources,), settings = self._upload([[source for _, source in entries]], groups)
+        (sources,), settings = self._upload([prompt_indices], groups)
         finished = self._sample(groups, prefilled.logits[sources], settings)
         for group, source in entries:
             for seq in group:
                 if seq.finish is not None and seq.request.is_continued:
                     self._keep(seq, prefilled.cache.select(source, len(seq.request.prompt_ids)))
-        begun = [(Row(group), source) for group, source in entries]
-        for row, _ in begun:
+        # every prompt has its row before paused branches get the free ones
+        unfinished = []
+        for group, source in entries:
+            row = Row(group)
             row.split()
-        unfinished = [(self._rows.assign(row), row, source) for row, source in begun if row.active]
+            if row.active:
+                unfinished.append((self._rows.assign(row), row, source))
         if unfinished:
             copies = self._rows.assign_rows(self._max_rows() - num_waiting)
-            filled = [entry for entry in unfinished if not entry[1].active[0].shared]
             width = max(row.length for _, row, _ in unfinished)
             self._reserve(width)
-            targets = [index for index, _, _ in filled]
-            prompt_indices = [source for _, _, source in filled]
-            self._cache.store(prefilled.cache, prompt_indices, targets, width - 1)
+            targets = []
+            copied_prompts = []
+            for index, row, source in unfinished:
+                # a shared prompt is read where it is, not from the row
+                if not row.active[0].shared:
+                    targets.append(index)
+                    copied_prompts.append(source)
+            # the last token of a row has no keys and values before the next step
+            self._cache.store(prefilled.cache, copied_prompts, targets, width - 1)
+            # after the prompts: a branch's copy needs them in the row that it has left
             self._copy(copies)
         return finished
 
@@ -342,47 +407,65 @@ class NativeEngine(EngineState):
         """Return the rows of these branches and their shared prompts, for compiled attention."""
         if not self._compiled:
             return None
-        row_prompts = [first.request.prompt_ids if first.shared else None for first, *_ in branches]
-        shared = [prompt for prompt in dict.fromkeys(row_prompts) if prompt is not None]
+        prompt_numbers: dict[tuple[int, ...], int] = {}
+        prompt_index = []  # the shared prompt of each row; -1: its prompt is in the row
+        split = []  # the prompt's positions in each row
+        lengths = []
+        for branch in branches:
+            first = branch[0]
+            prompt = first.request.prompt_ids
+            lengths.append(first.row_length)
+            if first.shared:
+                prompt_index.append(prompt_numbers.setdefault(prompt, len(prompt_numbers)))
+                split.append(0)
+            else:
+                prompt_index.append(-1)
+                split.append(len(prompt))
         prompts = None
-        split = torch.tensor(
-            [0 if first.shared else len(first.request.prompt_ids) for first, *_ in branches]
-        )
-        if shared:
-            prompt_index = torch.tensor(
-                [-1 if prompt is None else shared.index(prompt) for prompt in row_prompts]
-            )
+        if prompt_numbers:
             # [prompts, layers, 2]
-            addresses = torch.tensor([self._prompts[prompt].addresses for prompt in shared])
-            lengths_of_prompts = torch.tensor([len(prompt) for prompt in shared])
+            addresses = torch.tensor([self._prompts[prompt].addresses for prompt in prompt_numbers])
             prompts = cpu_kernels.Prompts(
-                prompt_index, lengths_of_prompts, addresses.permute(1, 2, 0).contiguous()
+                torch.tensor(prompt_index),
+                torch.tensor([len(prompt) for prompt in prompt_numbers]),
+                addresses.permute(1, 2, 0).contiguous(),
             )
-        lengths = torch.tensor([first.row_length for first, *_ in branches])
-        return cpu_kernels.Rows(torch.zeros_like(lengths), split, lengths, prompts)
+        row_lengths = torch.tensor(lengths)
+        return cpu_kernels.Rows(
+            torch.zeros_like(row_lengths), torch.tensor(split), row_lengths, prompts
+        )
 
     def _upload(
         self, integers: Sequence[Sequence[int]], branches: Sequence[BranchGroup]
     ) -> tuple[tuple[Tensor, ...], SamplingSettings]:
-        """Copy rows of `[n]` integers and sampling settings to the device as one block."""
+        """Copy rows of `[n]` integers and sampling settings to the device as one block.
+
+        There is one transfer, because each delays the decode step more than its bytes do. The block
+        is of int64: the integers, temperatures and `top_p` per row, then the uniform numbers per
+        sequence and, if rows have several sequences, the row of each.
+        """
         sequences = flat(branches)
         count = len(integers)
         n = len(branches)
         m = len(sequences)
-        block = np.empty((count + 2) * n + (m if m == n else 2 * m), dtype=np.int64)
-        per_row = block[: (count + 2) * n].reshape(count + 2, n)
-        per_draw = block[(count + 2) * n :].reshape(-1, m)
+        row_values = (count + 2) * n
+        draw_values = m if m == n else 2 * m
+        block = np.empty(row_values + draw_values, dtype=np.int64)
+        per_row = block[:row_values].reshape(count + 2, n)
+        per_draw = block[row_values:].reshape(-1, m)
         per_row[:count] = integers
+        # float64 has the width of int64, so a view of the block holds both
         values = per_row[count:].view(np.float64)
         values[0] = [branch[0].request.temperature for branch in branches]
         values[1] = [branch[0].request.top_p for branch in branches]
         per_draw[0].view(np.float64)[:] = [seq.next_uniform() for seq in sequences]
-        counts = None if m == n else [len(branch) for branch in branches]
-        if counts is not None:
+        counts = None
+        if m != n:
+            counts = [len(branch) for branch in branches]
             per_draw[1] = np.repeat(np.arange(n), counts)
         uploaded = upload(block, self._forward.device)
-        rows = uploaded[: (count + 2) * n].view(-1, n)
-        per_token = uploaded[(count + 2) * n :].view(-1, m)
+        rows = uploaded[:row_values].view(-1, n)
+        per_token = uploaded[row_values:].view(-1, m)
         uniforms = per_token[0].view(torch.float64)[:, None]
         draws = UniformDraws(uniforms, counts, None if counts is None else per_token[1])
         settings = SamplingSettings.of(
@@ -393,28 +476,39 @@ class NativeEngine(EngineState):
     def _sample(
         self, branches: Sequence[BranchGroup], logits: Tensor, settings: SamplingSettings
     ) -> list[Generation]:
-        """Append each sequence's next token, from `[n, vocabulary]` logits; return finished ones.
+        """Append each sequence's next token, and return the finished responses.
 
         This is a step's only wait for the device.
+
+        Args:
+            branches: the n branches, a row each.
+            logits: `[n, vocabulary]`, of which masked tokens are overwritten.
+            settings: the sampling settings of the rows.
         """
-        tokens, logprobs = sample(
-            _mask_tokens(logits, [branch[0].masked_tokens for branch in branches]), settings
-        )
+        logits = _mask_tokens(logits, [branch[0].masked_tokens for branch in branches])
+        tokens, logprobs = sample(logits, settings)
         # float64 holds every token id, so one transfer brings both
-        sampled_ids, scored = torch.stack((tokens.double(), logprobs.double())).tolist()
+        columns = torch.stack((tokens.double(), logprobs.double()))
+        token_ids, token_logprobs = columns.tolist()
         version = self._require_weights()
-        require_finite(sum(scored), version, logits.dtype)
+        # one sum tells of a nan or an infinity in any row
+        require_finite(sum(token_logprobs), version, logits.dtype)
         sequences = flat(branches)
         self._count(sampled_tokens=len(sequences))
-        for seq, token, logprob in zip(sequences, sampled_ids, scored, strict=True):
+        for seq, token, logprob in zip(sequences, token_ids, token_logprobs, strict=True):
             seq.append(int(token), logprob)
-        finished = sorted(
-            (seq for seq in sequences if seq.finish is not None), key=lambda seq: seq.order
-        )
-        return [seq.generation(seq.finish, version) for seq in finished if seq.finish is not None]
+        finished = [seq for seq in sequences if seq.finish is not None]
+        # in the order of their start, which does not depend on the rows that they were given
+        finished.sort(key=lambda seq: seq.order)
+        generations = []
+        for seq in finished:
+            assert seq.finish is not None
+            generations.append(seq.generation(seq.finish, version))
+        return generations
 
     def _max_rows(self) -> int:
-        return self._scheduler.max_rows(self._scheduler.longest_reservation(self._rows.sequences))
+        longest = self._scheduler.longest_reservation(self._rows.sequences)
+        return self._scheduler.max_rows(longest)
 
     def _assign_rows(self) -> None:
         """Give free rows to paused branches."""
@@ -431,13 +525,18 @@ class NativeEngine(EngineState):
             self._cache.move(copies.sources, copies.targets, copies.length)
 
     def _reserve(self, longest: int) -> None:
-        running = self._rows.sequences
-        longest = max([longest, *(row.length for row in self._rows.in_use)])
-        limit = max(seq.reserved for seq in running)
-        max_rows = self._max_rows() if self._memory is not None else None
-        bound = self._scheduler.cache_tokens
+        """Make room in the cache for rows of `longest` positions, and count its bytes."""
+        row_lengths = [row.length for row in self._rows.in_use]
+        longest = max([longest, *row_lengths])
+        limit = max(seq.reserved for seq in self._rows.sequences)
+        max_rows = None
+        if self._memory is not None:
+            max_rows = self._max_rows()
+        max_positions = None
         prompt_tokens = sum(map(len, self._prompts))
-        max_positions = None if bound is None or not prompt_tokens else bound - prompt_tokens
+        # shared prompts lie outside of the slots, but in the same memory
+        if self._scheduler.cache_tokens is not None and prompt_tokens:
+            max_positions = self._scheduler.cache_tokens - prompt_tokens
         self._cache.reserve(
             len(self._rows), longest, limit, max_rows=max_rows, max_positions=max_positions
         )
@@ -456,12 +555,12 @@ class NativeEngine(EngineState):
 
     def _drop_prompts(self) -> None:
         """Free the prompts that no row shares any more."""
-        if self._prompts:
-            firsts = [row.active[0] for row in self._rows.in_use]
-            shared = {seq.request.prompt_ids for seq in firsts if seq.shared}
-            self._prompts = {
-                prompt: states for prompt, states in self._prompts.items() if prompt in shared
-            }
+        if not self._prompts:
+            return
+        firsts = [row.active[0] for row in self._rows.in_use]
+        shared = {seq.request.prompt_ids for seq in firsts if seq.shared}
+        for prompt in self._prompts.keys() - shared:
+            del self._prompts[prompt]
 
     def _free_unused(self) -> None:
         """Return unused memory to the device.
@@ -490,23 +589,31 @@ class NativeEngine(EngineState):
 
     def _divide_memory(self, cache_tokens: int) -> None:
         """Bound the positions of rows, and those of responses to continue to a quarter."""
-        is_continued = any(request.is_continued for request in self._scheduler.waiting.values())
-        self._max_continued_tokens = cache_tokens // 4 if is_continued else 0
+        self._max_continued_tokens = 0
+        if any(request.is_continued for request in self._scheduler.waiting.values()):
+            self._max_continued_tokens = cache_tokens // 4
         self._scheduler.cache_tokens = cache_tokens - self._max_continued_tokens
 
-    def _count(self, **added: int) -> None:
-        self.stats = replace(
-            self.stats, **{name: getattr(self.stats, name) + n for name, n in added.items()}
-        )
+    def _count(self, **increments: int) -> None:
+        totals = {}
+        for name, increment in increments.items():
+            totals[name] = getattr(self.stats, name) + increment
+        self.stats = replace(self.stats, **totals)
 
 
 def open_native_engine(
     rollout: RolloutConfig, model: PreTrainedModel, gpu_processes: float = 1
 ) -> NativeEngine:
-    """Open the engine of `rollout.engine: native` (`config.engines.EngineKind.open`)."""
-    memory = (
-        CudaMemory(model.device, processes=gpu_processes) if model.device.type == "cuda" else None
-    )
+    """Open the engine of `rollout.engine: native` (`config.engines.EngineKind.open`).
+
+    Args:
+        rollout: the section `rollout`.
+        model: the model to sample from, which the engine takes over.
+        gpu_processes: the number of processes that divide the GPU's free memory.
+    """
+    memory = None
+    if model.device.type == "cuda":
+        memory = CudaMemory(model.device, processes=gpu_processes)
     # one process has no load to balance
     reproducible = rollout.is_reproducible or not rollout.engines
     return NativeEngine(model, rollout.native, reproducible=reproducible, memory=memory)
@@ -533,28 +640,34 @@ def resumed_prompts(
     for request in requests:
         if request.offset:
             beginnings[request.prompt_ids] = request.prompt_ids[: -request.offset]
-    count = Counter(beginnings.values())
-    shared = [prompt for prompt in count if count[prompt] > 1 and len(prompt) >= MIN_PREFIX]
-    held = dict(zip(shared, accumulate(map(len, shared)), strict=True))
-    return {
-        ids: prompt
-        for ids, prompt in beginnings.items()
-        if held.get(prompt, PREFILL_TOKENS + 1) <= PREFILL_TOKENS
-    }
+    shared = set()
+    num_tokens = 0
+    for prompt, count in Counter(beginnings.values()).items():
+        if count > 1 and len(prompt) >= MIN_PREFIX:
+            # all are held at once, until the rest of their prompts is computed
+            num_tokens += len(prompt)
+            if num_tokens > PREFILL_TOKENS:
+                break
+            shared.add(prompt)
+    return {ids: prompt for ids, prompt in beginnings.items() if prompt in shared}
 
 
-def similar_batches(rests: Mapping[tuple[int, ...], int]) -> Iterator[list[tuple[int, ...]]]:
-    """Split prompts like `prefill_batches`, but by the tokens to compute, for little padding."""
+def similar_batches(new_tokens: Mapping[tuple[int, ...], int]) -> Iterator[list[tuple[int, ...]]]:
+    """Split prompts with prefixes into prefills of at most `PREFILL_TOKENS` positions.
+
+    Prompts of a batch have similar numbers of tokens to compute, for little padding.
+    """
     batch: list[tuple[int, ...]] = []
     width = 0
-    for prompt in sorted(rests, key=lambda prompt: rests[prompt]):
-        is_padded = width >= MIN_PREFILL and rests[prompt] > MAX_PADDING * rests[batch[0]]
+    for prompt in sorted(new_tokens, key=lambda prompt: new_tokens[prompt]):
+        is_padded = width >= MIN_PREFILL and new_tokens[prompt] > MAX_PADDING * new_tokens[batch[0]]
+        # whole prompts count: their prefixes are copied into the tensors of the prefill
         positions = max(map(len, (*batch, prompt))) * (len(batch) + 1)
         if batch and (is_padded or positions > PREFILL_TOKENS):
             yield batch
             batch = []
         batch.append(prompt)
-        width = rests[prompt] * len(batch)
+        width = new_tokens[prompt] * len(batch)
     if batch:
         yield batch
 

@@ -36,10 +36,12 @@ class PromptPrefix:
 
 def common_prefix(sequences: Sequence[Sequence[int]]) -> int:
     """Return the number of tokens that all sequences begin with."""
-    same = (len(set(tokens)) == 1 for tokens in zip(*sequences, strict=False))
-    return next(
-        (length for length, equal in enumerate(same) if not equal), min(map(len, sequences))
-    )
+    length = 0
+    for tokens in zip(*sequences, strict=False):
+        if len(set(tokens)) > 1:
+            break
+        length += 1
+    return length
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,13 @@ class Forward:
         model_kernels: ModelKernels,
         fused_layers: Sequence[FusedWeightKernels] = (),
     ) -> None:
-        """`fused_layers` hold values derived from some weights, which `load_weights` refreshes."""
+        """Take a model whose attention and layers have been replaced.
+
+        Args:
+            model: the language model.
+            model_kernels: the kernels that compute it.
+            fused_layers: layers with values derived from weights, which `load_weights` refreshes.
+        """
         self.model = model
         self.model_kernels = model_kernels
         self._fused_layers = fused_layers
@@ -82,35 +90,42 @@ class Forward:
     ) -> Prefilled:
         """Run prompts together, padded on the right, which causal attention never reads.
 
-        `prefix`: a proper prefix of all prompts, or one of each prompt, which is not computed
-        again.
+        Args:
+            prompts: the token ids of the prompts.
+            prefix: a proper prefix of all prompts, or one of each prompt, which is not computed
+                again.
         """
         if isinstance(prefix, Sequence):
             cache: PromptCache = ContinuedCache([entry.cache for entry in prefix])
             starts = [len(entry.token_ids) for entry in prefix]
+        elif prefix is None:
+            cache = PromptCache()
+            starts = [0] * len(prompts)
         else:
-            cache = PromptCache(None if prefix is None else prefix.cache)
-            starts = [0 if prefix is None else len(prefix.token_ids)] * len(prompts)
+            cache = PromptCache(prefix.cache)
+            starts = [len(prefix.token_ids)] * len(prompts)
         lengths = [len(prompt) - start for prompt, start in zip(prompts, starts, strict=True)]
         width = max(lengths)
         ids = np.zeros((len(prompts), width), dtype=np.int64)
         for row, prompt in enumerate(prompts):
             ids[row, : lengths[row]] = prompt[starts[row] :]
-        first = upload(
-            np.array(starts if isinstance(prefix, Sequence) else starts[:1], dtype=np.int64),
-            self.device,
-        )
+        # with a common prefix all rows have the same positions, and one stands for all
+        distinct_starts = starts if isinstance(prefix, Sequence) else starts[:1]
+        first = upload(np.array(distinct_starts, dtype=np.int64), self.device)
         # [prompts, or 1 if all equal, width]
         positions = first[:, None] + torch.arange(width, device=self.device)
         # [prompts, width, hidden]
         hidden = self._hidden(upload(ids, self.device), positions, cache)
         last = upload(np.array(lengths, dtype=np.int64) - 1, self.device)
-        return Prefilled(
-            cache, self.head(hidden[torch.arange(len(prompts), device=self.device), last])
-        )
+        rows = torch.arange(len(prompts), device=self.device)
+        # the head of last positions alone: logits of all would be the largest tensor by far
+        return Prefilled(cache, self.head(hidden[rows, last]))
 
     def decode(self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Feed row i `tokens[i]` at `positions[i]`; return `[n, vocabulary]` logits."""
+        """Feed row i `tokens[i]` at `positions[i]`; return `[n, vocabulary]` logits.
+
+        The positions in the rows are those in the sequences (`step` has the other case).
+        """
         ids, at = upload(np.array([tokens, positions], dtype=np.int64), self.device).unbind()
         return self.step(cache, ids, at, longest=max(positions) + 1)
 
@@ -136,15 +151,18 @@ class Forward:
         if cache.graphs is not None:
             compute = partial(self._captured_step, cache)
             return self.head(cache.graphs.run(ids, positions, compute, max_rows=cache.rows))
-        cache.begin_step(positions if rows is None else rows.lengths - 1, longest, rows)
+        row_positions = positions if rows is None else rows.lengths - 1
+        cache.begin_step(row_positions, longest, rows)
         step_rows = cache.get_query_offset()
-        if (
-            self._decoder is not None
-            and self._decoder.layers is not None
-            and isinstance(step_rows, Rows)
-        ):
+        if isinstance(step_rows, Rows) and self._decodes_compiled:
+            assert self._decoder is not None
             return self.head(self._decoder(ids, positions, cache, step_rows))
         return self.head(self._hidden(ids[:, None], positions[:, None], cache)[:, 0])
+
+    @property
+    def _decodes_compiled(self) -> bool:
+        """Whether one call computes all layers of a step."""
+        return self._decoder is not None and self._decoder.layers is not None
 
     def _captured_step(self, cache: SlotCache, ids: Tensor, positions: Tensor) -> Tensor:
         cache.begin_step(positions, cache.capacity)  # a graph is for all lengths
@@ -152,6 +170,7 @@ class Forward:
 
     def load_weights(self, source: WeightSource) -> None:
         """Load new values of every weight. Raises EngineError like `copy_weights`."""
+        # the memory that `drop_weights` has freed
         for storage, num_bytes in self._dropped:
             storage.resize_(num_bytes)
         self._dropped = []
@@ -168,14 +187,17 @@ class Forward:
         if self._decoder is not None:
             self._decoder.layers = None
         if self.model_kernels.fuses_weights and not self._dropped:
-            storages = {
-                p.untyped_storage()._cdata: p.untyped_storage() for p in self.model.parameters()
-            }
-            self._dropped = [(storage, storage.nbytes()) for storage in storages.values()]
-            for storage, _ in self._dropped:
+            # once each: parameters of a fused product are views of one storage
+            storages = {}
+            for parameter in self.model.parameters():
+                storage = parameter.untyped_storage()
+                storages[storage._cdata] = storage
+            for storage in storages.values():
+                self._dropped.append((storage, storage.nbytes()))
                 storage.resize_(0)
 
     def _hidden(self, ids: Tensor, positions: Tensor, cache: PromptCache | SlotCache) -> Tensor:
+        """Return `[n, length, hidden]` last hidden states of `[n, length]` tokens."""
         output = self.backbone(
             input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True
         )
@@ -185,23 +207,25 @@ class Forward:
 def _shares_prompts(model: PreTrainedModel, model_kernels: ModelKernels) -> bool:
     """Return True if compiled attention, without windows, can share prompts."""
     config = model.config
-    width = head_width(model)
     layers = getattr(config, "layer_types", None)
     if not layers:
+        # without types of layers a window holds for all of them
         layers = [getattr(config, "sliding_window", None) or "full_attention"]
-    states = torch.empty(1, width or 1, dtype=model.dtype, device=model.device)
-    return (
-        model_kernels.compiled and can_attend(states, states) and set(layers) == {"full_attention"}
-    )
+    has_windows = set(layers) != {"full_attention"}
+    width = head_width(model) or 1
+    states = torch.empty(1, width, dtype=model.dtype, device=model.device)
+    return model_kernels.compiled and can_attend(states, states) and not has_windows
 
 
 @torch.no_grad()
 def copy_weights(source: WeightSource, model: nn.Module) -> None:
     """Copy every tensor of `source` into the parameter of its name, converting type and device.
 
-    A tied weight may come under one or all of its names. Raises EngineError if a name is unknown, a
-    parameter is missing, a shape differs, or the values of a tied weight differ; the model is then
-    partly overwritten.
+    A tied weight may come under one or all of its names.
+
+    Raises:
+        EngineError: a name is unknown, a parameter is missing, a shape differs, or the values of a
+            tied weight differ; the model is then partly overwritten.
     """
     targets = dict(model.named_parameters(remove_duplicate=False))
     buffers = dict(model.named_buffers(remove_duplicate=False))
@@ -213,17 +237,22 @@ def copy_weights(source: WeightSource, model: nn.Module) -> None:
         target = buffers.get(name, targets.get(name))
         if target is None:
             unexpected.append(name)
-        elif (first := sources.get(id(target))) is not None:
+            continue
+        first_name = sources.get(id(target))
+        if first_name is not None:
             if not torch.equal(tensor.to(target), target):
                 raise EngineError(
-                    f"{first} and {name} are one tied weight in the engine's model, but"
+                    f"{first_name} and {name} are one tied weight in the engine's model, but"
                     " load_weights got different values for them"
                 )
+            continue
+        require_shape(name, tensor.shape, target.shape)
+        layer = layers.get(id(target))  # holds the parameter's values prepacked
+        if layer is None:
+            target.copy_(tensor)
         else:
-            require_shape(name, tensor.shape, target.shape)
-            layer = layers.get(id(target))  # holds the parameter's values prepacked
-            target.copy_(tensor) if layer is None else layer.load(tensor)
-            if name in targets:
-                sources[id(target)] = name
+            layer.load(tensor)
+        if name in targets:
+            sources[id(target)] = name
     missing = [name for name, target in targets.items() if id(target) not in sources]
     require_all_weights(len(targets), missing=missing, unexpected=unexpected)

@@ -64,7 +64,18 @@ def run_layer(
     position_embeddings: tuple[Tensor, Tensor] | None = None,
     **options: object,
 ) -> Tensor:
-    """Run a decoder layer with its operations replaced; the arguments are those of the layer."""
+    """Run a decoder layer with its operations replaced.
+
+    Args:
+        layer: the decoder layer of transformers.
+        kernels: its operations around attention.
+        hidden_states: `[n, length, hidden]`.
+        attention_mask: what `attention.native_mask` returned.
+        past_key_values: the engine's cache.
+        position_embeddings: cosines and sines of the positions.
+        options: other arguments of transformers, which the layer does not need.
+    """
+    # transformers has defaults for both, but the engine always passes them
     assert past_key_values is not None
     assert position_embeddings is not None
     attention = layer.self_attn
@@ -92,13 +103,11 @@ def fuse_prepacked_layers(
         kernels: the kernels of prepacked weights by shape.
         compiled: whether norms, rotations and layers are those of `cpu_kernels`.
     """
-    layers: list[Any] = [
-        layer for layer in model.modules() if type(layer) in FAMILIES and _is_suited(layer)
-    ]
-    for layer in layers:
-        layer.forward = partial(
-            run_layer, layer, PrepackedKernels(layer, rows=rows, kernels=kernels, compiled=compiled)
-        )
+    # the exact class: a subclass may compute something else
+    layers: list[Any] = [layer for layer in model.modules() if type(layer) in FAMILIES]
+    for layer in filter(_is_suited, layers):
+        operations = PrepackedKernels(layer, rows=rows, kernels=kernels, compiled=compiled)
+        layer.forward = partial(run_layer, layer, operations)
 
 
 def _is_suited(layer: Any) -> bool:
@@ -118,10 +127,18 @@ class PrepackedKernels:
     def __init__(
         self, layer: Any, *, rows: int, kernels: Mapping[str, str], compiled: bool
     ) -> None:
-        """Replace the layer's linear modules by prepacked ones."""
+        """Replace the layer's linear modules by prepacked ones.
+
+        Args:
+            layer: the decoder layer, which is changed.
+            rows: the usual number of rows of a decode step.
+            kernels: the kernels of prepacked weights by shape.
+            compiled: whether norms and rotations are those of `cpu_kernels`.
+        """
+        attention = layer.self_attn
         self._layer = layer
         self._compiled = compiled
-        self._attention = attention = layer.self_attn
+        self._attention = attention
         parts = [attention.q_proj, attention.k_proj, attention.v_proj]
         self._fused_qkv = FusedQKVLinear(parts, rows=rows, kernels=kernels)
         attention.q_proj, attention.k_proj, attention.v_proj = self._fused_qkv.layers
@@ -133,8 +150,8 @@ class PrepackedKernels:
         position_embeddings: tuple[Tensor, Tensor],
         cache: KeyValueCache,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute queries `[n, heads, length, d]`, and the keys and values that they attend to."""
         attention = self._attention
-        compiled = self._compiled
         normed = self._norm(self._layer.input_layernorm, hidden_states)
         heads = self._fused_qkv(normed).unflatten(-1, (-1, attention.head_dim))
         key_heads = attention.v_proj.out_features // attention.head_dim
@@ -146,7 +163,14 @@ class PrepackedKernels:
                 attention.k_norm.weight,
                 attention.q_norm.variance_epsilon,
             )
-        rotate_(heads, *position_embeddings, query_heads, key_heads, norms, compiled=compiled)
+        rotate_(
+            heads,
+            *position_embeddings,
+            query_heads,
+            key_heads,
+            norms,
+            compiled=self._compiled,
+        )
         keys, values = cache.update_fused(heads[:, :, query_heads:], attention.layer_idx)
         return heads[:, :, :query_heads].transpose(1, 2), keys, values
 
@@ -155,25 +179,35 @@ class PrepackedKernels:
         layer = self._layer
         attention = self._attention
         mlp = self._layer.mlp
-        products = [self._fused_qkv, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-        packed = [product.prepacked for product in products]
-        if not self._compiled or not all(isinstance(weight, CompiledWeight) for weight in packed):
+        if not self._compiled:
             return None
-        pairs = [
-            (weight.packed, module.bias) for weight, module in zip(packed, products, strict=True)
-        ]
+        products = [self._fused_qkv, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        pairs = []
+        for product in products:
+            weight = product.prepacked
+            # the fastest kernel of a shape may be another library's
+            if not isinstance(weight, CompiledWeight):
+                return None
+            pairs.append((weight.packed, product.bias))
         qkv, output, gate, up, down = pairs
-        norms = [
-            getattr(getattr(attention, name, None), "weight", None) for name in ("q_norm", "k_norm")
+        return [
+            layer.input_layernorm.weight,
+            *qkv,
+            _weight_of(attention, "q_norm"),
+            _weight_of(attention, "k_norm"),
+            *output,
+            layer.post_attention_layernorm.weight,
+            *gate,
+            *up,
+            *down,
         ]
-        first = layer.input_layernorm.weight
-        second = layer.post_attention_layernorm.weight
-        return [first, *qkv, *norms, *output, second, *gate, *up, *down]
 
     def add_attention(self, hidden_states: Tensor, attn_output: Tensor) -> Tensor:
+        """Return the sum of the hidden states and the projected output of attention."""
         return self._attention.o_proj.plus(attn_output, hidden_states)
 
     def add_mlp(self, hidden_states: Tensor) -> Tensor:
+        """Return the sum of the hidden states and the output of the feed-forward block."""
         mlp = self._layer.mlp
         inner = self._norm(self._layer.post_attention_layernorm, hidden_states)
         gated = mlp.up_proj.times(inner, mlp.gate_proj.silu(inner))
@@ -181,6 +215,11 @@ class PrepackedKernels:
 
     def _norm(self, norm: Any, inputs: Tensor) -> Tensor:
         return rms_norm(inputs, norm.weight, norm.variance_epsilon, compiled=self._compiled)
+
+
+def _weight_of(attention: Any, norm: str) -> Tensor | None:
+    """Return the weight of a norm of queries or keys; None: the family has none."""
+    return getattr(getattr(attention, norm, None), "weight", None)
 
 
 class CompiledDecoder:
@@ -198,12 +237,18 @@ class CompiledDecoder:
     def of(cls, backbone: nn.Module) -> "CompiledDecoder | None":
         """Return the decoder of a backbone after `fuse_prepacked_layers`; None for any other."""
         layers: list[Any] = list(getattr(backbone, "layers", ()))
-        kernels = [layer.forward.args[1] for layer in layers if isinstance(layer.forward, partial)]
         modules = ("embed_tokens", "rotary_emb", "norm")
-        has_modules = all(hasattr(backbone, name) for name in modules)
-        is_prepacked = all(isinstance(operations, PrepackedKernels) for operations in kernels)
-        if not has_modules or not layers or not is_prepacked or len(kernels) != len(layers):
+        if not layers or not all(hasattr(backbone, name) for name in modules):
             return None
+        kernels = []
+        for layer in layers:
+            # `fuse_prepacked_layers` leaves layers of other families as they are
+            if not isinstance(layer.forward, partial):
+                return None
+            operations = layer.forward.args[1]
+            if not isinstance(operations, PrepackedKernels):
+                return None
+            kernels.append(operations)
         return cls(backbone, kernels)
 
     def refresh(self) -> None:
@@ -223,13 +268,21 @@ class CompiledDecoder:
             )
 
     def __call__(self, ids: Tensor, positions: Tensor, cache: SlotCache, rows: Rows) -> Tensor:
-        """Return `[n, hidden]` states of the step's `[n]` tokens, whose `positions` are given."""
+        """Return `[n, hidden]` states of a step.
+
+        Args:
+            ids: `[n]` tokens.
+            positions: `[n]` positions in the sequences.
+            cache: the keys and values, which the step extends.
+            rows: the positions in the cache.
+        """
         assert self.layers is not None
         backbone = self._backbone
+        # keys of all layers first
         half = len(cache.tensors) // 2
+        key_values = (cache.tensors[:half], cache.tensors[half:])
         hidden = backbone.embed_tokens(ids)
         angles = backbone.rotary_emb(hidden[:, None], positions[:, None])
-        normed: Tensor = backbone.norm(
-            decode_(hidden, self.layers, (cache.tensors[:half], cache.tensors[half:]), angles, rows)
-        )
+        states = decode_(hidden, self.layers, key_values, angles, rows)
+        normed: Tensor = backbone.norm(states)
         return normed

@@ -33,16 +33,18 @@ block, and its norms multiply with their parameters plus one.
 
 def fuse_weight_layers(model: PreTrainedModel) -> "list[FusedWeightKernels]":
     """Replace the forward of decoder layers of known families; returns their new operations."""
-    layers: list[Any] = [
-        layer for layer in model.modules() if type(layer) in FUSED_FAMILIES and _is_suited(layer)
-    ]
-    kernels = [FusedWeightKernels(layer) for layer in layers]
-    for layer, operations in zip(layers, kernels, strict=True):
-        layer.forward = partial(run_layer, layer, operations)
+    kernels = []
+    for layer in model.modules():
+        # the exact class: a subclass may compute something else
+        if type(layer) in FUSED_FAMILIES and _is_suited(layer):
+            operations = FusedWeightKernels(layer)
+            layer.forward = partial(run_layer, layer, operations)
+            kernels.append(operations)
     return kernels
 
 
 def _is_suited(layer: Any) -> bool:
+    """Return True if the products of a layer can be fused: they are linear, with biases alike."""
     attention = layer.self_attn
     mlp = layer.mlp
     qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
@@ -51,7 +53,11 @@ def _is_suited(layer: Any) -> bool:
     if not all(type(product) is nn.Linear for product in products):
         return False
     # a fused product has a bias in all of its parts or in none
-    return all(len({part.bias is None for part in parts}) == 1 for parts in (qkv, gate_up))
+    return _have_equal_biases(qkv) and _have_equal_biases(gate_up)
+
+
+def _have_equal_biases(products: Sequence[nn.Linear]) -> bool:
+    return len({product.bias is None for product in products}) == 1
 
 
 class FusedWeightKernels:
@@ -65,11 +71,8 @@ class FusedWeightKernels:
         self._attention = attention
         self._qkv = _fuse([attention.q_proj, attention.k_proj, attention.v_proj])
         self._gate_up = _fuse([mlp.gate_proj, mlp.up_proj])
-        sizes = [
-            product.out_features // attention.head_dim
-            for product in (attention.q_proj, attention.k_proj)
-        ]
-        self._query_heads, self._key_heads = sizes
+        self._query_heads = attention.q_proj.out_features // attention.head_dim
+        self._key_heads = attention.k_proj.out_features // attention.head_dim
         self._has_outer_norms = hasattr(layer, "post_feedforward_layernorm")
         self._rotates = getattr(attention, "use_rope", True)
         self._is_normed = hasattr(attention, "q_norm")
@@ -79,20 +82,19 @@ class FusedWeightKernels:
         """Recompute the values derived from parameters: the factors of norms."""
         layer = self._layer
         attention = self._attention
-        norms = (
-            (name, norm) for name, norm in layer.named_children() if name.endswith("_layernorm")
-        )
-        self._norm_weights = {name: _norm_weight(norm) for name, norm in norms}
+        self._norm_weights = {}
+        for name, norm in layer.named_children():
+            if name.endswith("_layernorm"):
+                self._norm_weights[name] = _norm_weight(norm)
         width = attention.head_dim
         weight = attention.o_proj.weight
         # (x1, -x2, x1, x2) contains both x and its rotation (-x2, x1) as views
         factors = weight.new_ones(2, width)
         factors[0, width // 2 :] = -1
         if self._is_normed:
-            query, key = (_norm_weight(norm) for norm in (attention.q_norm, attention.k_norm))
-            per_head = torch.cat(
-                (query.expand(self._query_heads, -1), key.expand(self._key_heads, -1))
-            )
+            query = _norm_weight(attention.q_norm).expand(self._query_heads, -1)
+            key = _norm_weight(attention.k_norm).expand(self._key_heads, -1)
+            per_head = torch.cat((query, key))
             factors = factors * per_head[:, None]
         self._factors = factors  # [2, d], or [heads, 2, d] with the weights of the heads' norms
 
@@ -102,6 +104,15 @@ class FusedWeightKernels:
         position_embeddings: tuple[Tensor, Tensor],
         cache: KeyValueCache,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute queries, and the keys and values that they attend to.
+
+        Args:
+            hidden_states: `[n, length, hidden]`.
+            position_embeddings: cosines and sines of the positions, `[n, length, d]` each.
+            cache: takes the new keys and values, and returns them with the earlier ones.
+
+        Returns queries `[n, heads, length, d]`, keys and values.
+        """
         attention = self._attention
         normed = self._norm("input_layernorm", hidden_states)
         heads = linear(normed, *self._qkv).unflatten(-1, (-1, attention.head_dim))
@@ -112,16 +123,21 @@ class FusedWeightKernels:
         return queries.transpose(1, 2), keys, values
 
     def add_attention(self, hidden_states: Tensor, attn_output: Tensor) -> Tensor:
+        """Add the projected output of attention to the hidden states, in place."""
         norm = "post_attention_layernorm" if self._has_outer_norms else None
         return self._add_product(hidden_states, attn_output, self._attention.o_proj, norm)
 
     def add_mlp(self, hidden_states: Tensor) -> Tensor:
-        inner_norm = (
-            "pre_feedforward_layernorm" if self._has_outer_norms else "post_attention_layernorm"
-        )
-        gate, up = linear(self._norm(inner_norm, hidden_states), *self._gate_up).chunk(2, -1)
+        """Add the output of the feed-forward block to the hidden states, in place."""
+        # the norm after attention is that of its output in Gemma3, elsewhere of this block's input
+        inner_norm = "post_attention_layernorm"
+        outer_norm = None
+        if self._has_outer_norms:
+            inner_norm = "pre_feedforward_layernorm"
+            outer_norm = "post_feedforward_layernorm"
+        normed = self._norm(inner_norm, hidden_states)
+        gate, up = linear(normed, *self._gate_up).chunk(2, -1)
         gated = self._layer.mlp.act_fn(gate).mul_(up)
-        outer_norm = "post_feedforward_layernorm" if self._has_outer_norms else None
         return self._add_product(hidden_states, gated, self._layer.mlp.down_proj, outer_norm)
 
     def _rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -150,17 +166,23 @@ class FusedWeightKernels:
     def _add_product(
         self, hidden_states: Tensor, inputs: Tensor, product: nn.Linear, norm: str | None
     ) -> Tensor:
-        """Add the product to the hidden states in place, after the norm of that name if any."""
+        """Add the product to the hidden states in place.
+
+        Args:
+            hidden_states: `[n, length, hidden]`.
+            inputs: `[n, length, ...]` of the product.
+            product: the layer whose product is added.
+            norm: the name of the norm of the product; None: there is none.
+        """
+        width = hidden_states.shape[-1]
         if norm is not None:
-            states = rms_norm(
-                product(inputs), hidden_states.shape[-1:], eps=_epsilon(getattr(self._layer, norm))
-            )
+            epsilon = _epsilon(getattr(self._layer, norm))
+            states = rms_norm(product(inputs), (width,), eps=epsilon)
             return hidden_states.addcmul_(states, self._norm_weights[norm])
         if product.bias is not None:
             return hidden_states.add_(product(inputs))
-        hidden_states.view(-1, hidden_states.shape[-1]).addmm_(
-            inputs.flatten(0, 1), product.weight.t()
-        )
+        # the product adds to its output itself: one kernel less
+        hidden_states.view(-1, width).addmm_(inputs.flatten(0, 1), product.weight.t())
         return hidden_states
 
 
@@ -168,14 +190,16 @@ def _fuse(products: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """Return the fused weight and bias of products, whose own parameters become views of them."""
     has_bias = products[0].bias is not None
     weight = _fuse_parameters([product.weight for product in products])
-    return weight, _fuse_parameters([product.bias for product in products]) if has_bias else None
+    if not has_bias:
+        return weight, None
+    return weight, _fuse_parameters([product.bias for product in products])
 
 
 def _fuse_parameters(parameters: Sequence[Tensor]) -> Tensor:
     fused = torch.cat([parameter.detach() for parameter in parameters])
-    for parameter, part in zip(
-        parameters, fused.split([len(parameter) for parameter in parameters]), strict=True
-    ):
+    lengths = [len(parameter) for parameter in parameters]
+    for parameter, part in zip(parameters, fused.split(lengths), strict=True):
+        # `data`: the module and its names keep the parameter itself
         parameter.data = part
     return fused
 

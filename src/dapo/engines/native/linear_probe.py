@@ -100,20 +100,21 @@ def choose_kernels(
     if default is None:
         return {}
     names = [name for name in KERNELS if multiplies(name, dtype)]
-    timed = [
-        (outputs, inputs) for outputs, inputs in sorted(shapes) if outputs * inputs >= MIN_ELEMENTS
-    ]
     key = machine_key(dtype, rows)
     earlier = _read_choices(choices).get(key, {})
     chosen = {}
-    for outputs, inputs in timed:
+    for outputs, inputs in sorted(shapes):
+        if outputs * inputs < MIN_ELEMENTS:
+            continue
         kernel = earlier.get(shape_name(outputs, inputs))
+        # a choice of the file may name a kernel of another version
         if kernel not in names:
-            seconds = measure(
-                names, min(outputs, max(1, MAX_ELEMENTS // inputs)), inputs, rows, dtype
-            )
+            timed_outputs = min(outputs, max(1, MAX_ELEMENTS // inputs))
+            seconds = measure(names, timed_outputs, inputs, rows, dtype)
             fastest = min(seconds, key=lambda name: seconds[name] / _margin(name))
-            kernel = fastest if seconds[fastest] < _margin(fastest) * seconds[default] else default
+            kernel = default
+            if seconds[fastest] < _margin(fastest) * seconds[default]:
+                kernel = fastest
         chosen[shape_name(outputs, inputs)] = kernel
     if choices is not None and not chosen.items() <= earlier.items():
         chosen = _add_choices(choices, key, chosen, names)
@@ -135,17 +136,17 @@ def choices_file() -> Path | None:
 def machine_key(dtype: torch.dtype, rows: int) -> str:
     """Return the conditions that determine the fastest kernel of a shape, in one line."""
     capability = torch.backends.cpu.get_cpu_capability()
-    return ", ".join(
-        [
-            cpu_model(),
-            " ".join([capability, *vector_extensions()]),
-            f"torch {torch.__version__}",
-            f"{torch.get_num_threads()} threads",
-            str(dtype).removeprefix("torch."),
-            f"{rows} rows",
-            *(["compiled products"] if multiplies("compiled", dtype) else []),
-        ]
-    )
+    conditions = [
+        cpu_model(),
+        " ".join([capability, *vector_extensions()]),
+        f"torch {torch.__version__}",
+        f"{torch.get_num_threads()} threads",
+        str(dtype).removeprefix("torch."),
+        f"{rows} rows",
+    ]
+    if multiplies("compiled", dtype):
+        conditions.append("compiled products")
+    return ", ".join(conditions)
 
 
 def _read_choices(file: Path | None) -> dict[str, dict[str, str]]:
@@ -155,10 +156,10 @@ def _read_choices(file: Path | None) -> dict[str, dict[str, str]]:
             return {}
         with open_no_link(file, "rb") as opened:
             content: Any = json.load(opened)
-        return {
-            str(key): {str(shape): str(kernel) for shape, kernel in entry.items()}
-            for key, entry in content.items()
-        }
+        entries = {}
+        for key, entry in content.items():
+            entries[str(key)] = {str(shape): str(kernel) for shape, kernel in entry.items()}
+        return entries
     except (OSError, ValueError, AttributeError, RecursionError):
         return {}
 
@@ -173,13 +174,13 @@ def _add_choices(
     """
     entries = _read_choices(file)
     recorded = entries.get(key, {})
-    chosen = {
-        shape: recorded[shape] if recorded.get(shape) in names else kernel
-        for shape, kernel in chosen.items()
-    }
+    valid = dict(chosen)
+    for shape in chosen:
+        if recorded.get(shape) in names:
+            valid[shape] = recorded[shape]
     with contextlib.suppress(OSError):  # in a read-only folder the next run measures again
-        atomic_write_json(file, entries | {key: recorded | chosen})
-    return chosen
+        atomic_write_json(file, entries | {key: recorded | valid})
+    return valid
 
 
 def measure_kernels(

@@ -35,11 +35,8 @@ class ModelKernels:
         """Return an empty cache of the kind that the attention reads."""
         if self.attend is None:
             return MaskedSlots(compiled=self.compiled)
-        return LengthSlots(
-            self.attend,
-            num_splits=self.num_splits,
-            graphs=DecodeGraphs() if self.captures else None,
-        )
+        graphs = DecodeGraphs() if self.captures else None
+        return LengthSlots(self.attend, num_splits=self.num_splits, graphs=graphs)
 
 
 def model_kernels_for(
@@ -54,9 +51,8 @@ def model_kernels_for(
     from torch.nn.attention.varlen import varlen_attn  # slow to import, and useless on a CPU
 
     attend = cast(VarlenAttention, varlen_attn)  # it returns only a tensor by default
-    return ModelKernels(
-        fuses_weights=True, attend=attend, num_splits=1 if reproducible else None, captures=True
-    )
+    num_splits = 1 if reproducible else None
+    return ModelKernels(fuses_weights=True, attend=attend, num_splits=num_splits, captures=True)
 
 
 def head_width(model: PreTrainedModel) -> int | None:
@@ -64,7 +60,7 @@ def head_width(model: PreTrainedModel) -> int | None:
     config = model.config
     if getattr(config, "v_head_dim", None) is not None:  # keys and values of different widths
         return None
-    width: int = (
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    )
+    width: int | None = getattr(config, "head_dim", None)
+    if not width:
+        width = config.hidden_size // config.num_attention_heads
     return width if width % 8 == 0 and width <= WIDEST_HEAD else None

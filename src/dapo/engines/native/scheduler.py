@@ -107,15 +107,24 @@ class Scheduler:
         *,
         shares_prompts: bool = False,
     ) -> None:
-        """`max_positions` is the model's longest sequence, `vocabulary` its number of tokens."""
+        """Make an empty queue.
+
+        Args:
+            slots: the most rows in use.
+            max_positions: the model's longest sequence; None: any length.
+            vocabulary: the model's number of tokens.
+            shares_prompts: whether a decode step can read a prompt once for several rows.
+        """
         self.slots = slots
         self.vocabulary = vocabulary
         self.cache_tokens: int | None = None
         """The bound on the positions in the cache, which may change at any time; None: no bound."""
         self._shares_prompts = shares_prompts
-        name = "the model's max_position_embeddings"
-        fix = "use a model with a longer context"
-        self._bounds = [] if max_positions is None else [PositionBound(max_positions, name, fix)]
+        self._bounds = []
+        if max_positions is not None:
+            name = "the model's max_position_embeddings"
+            fix = "use a model with a longer context"
+            self._bounds.append(PositionBound(max_positions, name, fix))
         self._num_started = 0
         self.waiting: dict[str, GenerationRequest] = {}
 
@@ -126,10 +135,11 @@ class Scheduler:
         continuation.
         """
         check_requests(requests, vocabulary=self.vocabulary, bounds=self._bounds)
-        added = [*self.waiting.values(), *requests]
+        queue = [*self.waiting.values(), *requests]
         if any(request.previous is not None for request in requests):
-            added.sort(key=lambda request: request.previous is None)
-        self.waiting = {request.id: request for request in added}
+            # a stable sort: each of the two kinds keeps its order
+            queue.sort(key=lambda request: request.previous is None)
+        self.waiting = {request.id: request for request in queue}
 
     def max_rows(self, longest: int) -> int:
         """Return the most rows, at least 1, if the longest reservation has `longest` positions."""
@@ -154,8 +164,9 @@ class Scheduler:
             limit = self.max_rows(self.longest_reservation(sequences))
             if rows >= limit or branches >= limit:
                 break
-            rows = rows + 1
-            branches = branches + len(group)
+            # a group starts in one row, but each of its sequences may need its own
+            rows += 1
+            branches += len(group)
             self._num_started += len(group)
             started.append(group)
         for group in started:
@@ -170,9 +181,10 @@ class Scheduler:
             and prompt >= MIN_SHARED_PROMPT
             and len(requests) >= MIN_SHARING_GROUP
         )
+        shared = prompt if shares else 0
         return [
-            RunningSequence(request, self._num_started + i, shared=prompt if shares else 0)
-            for i, request in enumerate(requests)
+            RunningSequence(request, order, shared=shared)
+            for order, request in enumerate(requests, start=self._num_started)
         ]
 
     @staticmethod

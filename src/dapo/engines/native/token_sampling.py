@@ -46,24 +46,26 @@ class UniformDraws:
             return UniformDraws(self.uniforms[rows])
         first = sum(self.counts[: rows.start])
         last = sum(self.counts[: rows.stop])
-        return UniformDraws(
-            self.uniforms[first:last], self.counts[rows], self.rows[first:last] - (rows.start or 0)
-        )
+        # rows count from the first of the slice
+        row_indices = self.rows[first:last] - (rows.start or 0)
+        return UniformDraws(self.uniforms[first:last], self.counts[rows], row_indices)
 
     def select(self, rows: Sequence[int], index: Tensor) -> "tuple[UniformDraws, Tensor]":
         """Return the draws of some rows, and their indices.
 
-        The rows are given twice: on the host and, as `index`, on the device.
+        Args:
+            rows: the rows, on the host.
+            index: the same rows, on the device.
         """
         if self.counts is None:
             return UniformDraws(self.uniforms[index]), index
         ends = np.cumsum(self.counts)
-        indices = np.concatenate(
-            [np.arange(ends[row] - self.counts[row], ends[row]) for row in rows]
-        )
+        ranges = [np.arange(ends[row] - self.counts[row], ends[row]) for row in rows]
         counts = [self.counts[row] for row in rows]
-        both = np.stack((indices, np.repeat(np.arange(len(rows)), counts)))
-        at, sources = upload(both, self.uniforms.device).unbind()
+        row_indices = np.repeat(np.arange(len(rows)), counts)
+        # both at once: each transfer to a GPU delays the step
+        block = np.stack((np.concatenate(ranges), row_indices))
+        at, sources = upload(block, self.uniforms.device).unbind()
         return UniformDraws(self.uniforms[at], counts, sources), at
 
     def among(self, selected: Tensor) -> "tuple[UniformDraws, Tensor]":
@@ -75,7 +77,8 @@ class UniformDraws:
             at = selected.nonzero()[:, 0]
             return UniformDraws(self.uniforms[at]), at
         at = selected[self.rows].nonzero()[:, 0]
-        return UniformDraws(self.uniforms[at], (), (selected.cumsum(0) - 1)[self.rows[at]]), at
+        new_rows = selected.cumsum(0) - 1  # of each selected row among the selected ones
+        return UniformDraws(self.uniforms[at], (), new_rows[self.rows[at]]), at
 
 
 @dataclass(frozen=True)
@@ -145,8 +148,11 @@ Sampler = Callable[[Tensor, SamplingSettings], tuple[Tensor, Tensor]]
 def sample(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
     """Sample from softmax(logits / temperature), cut to the nucleus of mass `top_p`.
 
-    A token of probability zero is never returned. `logits` are `[n, vocabulary]`, with the settings
-    of the n rows.
+    A token of probability zero is never returned.
+
+    Args:
+        logits: `[n, vocabulary]`.
+        settings: the settings of the n rows.
 
     Returns the token ids of the draws and their log-probabilities under the sampling distribution,
     `[m]` each, computed in float32 (float64 for float64 logits). So a nucleus is renormalised, and
@@ -154,16 +160,23 @@ def sample(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
     log-probabilities are nan.
     """
     n, size = logits.shape
-    is_whole = logits.is_cuda or (
-        settings.compiled and set(settings.samplers) in ({_full}, {_nucleus})
-    )
-    rows = n if is_whole else max(1, CPU_CHUNK // size)
-    chunks = [_sample_rows(logits[i : i + rows], settings[i : i + rows]) for i in range(0, n, rows)]
-    tokens, logprobs = zip(*chunks, strict=True)
+    # compiled kernels divide all rows among PyTorch's threads
+    is_compiled = settings.compiled and set(settings.samplers) in ({_full}, {_nucleus})
+    chunk_rows = n
+    if not (logits.is_cuda or is_compiled):
+        chunk_rows = max(1, CPU_CHUNK // size)
+    tokens = []
+    logprobs = []
+    for start in range(0, n, chunk_rows):
+        chunk = slice(start, start + chunk_rows)
+        chunk_tokens, chunk_logprobs = _sample_rows(logits[chunk], settings[chunk])
+        tokens.append(chunk_tokens)
+        logprobs.append(chunk_logprobs)
     return torch.cat(tokens), torch.cat(logprobs)
 
 
 def _sample_rows(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
+    """Sample as `sample` does, the rows of one function together."""
     samplers = settings.samplers
     if len(set(samplers)) == 1:
         return samplers[0](logits, settings)
@@ -185,12 +198,14 @@ def _sampler_of(temperature: float, top_p: float) -> "Sampler":
 
 
 def _greedy(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
+    """Take the most probable token of each row, the first of equal ones."""
     # bfloat16 has a slow argmax on the CPU
     best, tokens = logits.to(_precision(logits)).max(-1)
     return settings.draws.of(tokens), settings.draws.of(best - best)  # 0, or nan
 
 
 def _full(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
+    """Sample from the whole distribution."""
     if settings.compiled and cpu_kernels.can_sample(logits):
         return _compiled(logits, settings, None)
     probabilities = _softmax(logits, settings)
@@ -199,16 +214,17 @@ def _full(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
 
 
 def _nucleus(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
+    """Sample from the fewest most probable tokens with mass `top_p`."""
     if settings.compiled and cpu_kernels.can_sample(logits):
         return _compiled(logits, settings, settings.top_ps)
-    return _sample_nucleus(
-        _softmax(logits, settings), settings.draws, settings.top_ps, FIRST_CANDIDATES
-    )
+    probabilities = _softmax(logits, settings)
+    return _sample_nucleus(probabilities, settings.draws, settings.top_ps, FIRST_CANDIDATES)
 
 
 def _compiled(
     logits: Tensor, settings: SamplingSettings, top_ps: Tensor | None
 ) -> tuple[Tensor, Tensor]:
+    """Sample with compiled kernels; `top_ps` are None where the whole distribution counts."""
     draws = settings.draws
     counts = torch.ones(len(logits), dtype=torch.int64)
     if draws.counts is not None:
@@ -221,7 +237,9 @@ def _compiled(
 def invert_cdf(probabilities: Tensor, draws: UniformDraws) -> Tensor:
     """Return `[m]` first tokens whose cumulative probability exceeds u times the total.
 
-    `probabilities` is `[n, vocabulary]` and need not be normalised.
+    Args:
+        probabilities: `[n, vocabulary]`, not necessarily normalised.
+        draws: the uniform numbers u of m tokens.
     """
     size = probabilities.shape[1]
     full_blocks = size // BLOCK * BLOCK
@@ -230,6 +248,7 @@ def invert_cdf(probabilities: Tensor, draws: UniformDraws) -> Tensor:
         sums = probabilities[:, :full_blocks].unflatten(1, (-1, BLOCK)).sum(-1)
     if full_blocks < size:
         sums = torch.cat((sums, probabilities[:, full_blocks:].sum(-1, keepdim=True)), 1)
+    # float64: a float32 sum near 1 does not change by a token of probability below 3e-8
     totals = draws.of(sums.double().cumsum(1))  # [m, blocks]
     target = draws.uniforms * totals[:, -1:]
     block = _first_above(totals, target)
@@ -238,8 +257,9 @@ def invert_cdf(probabilities: Tensor, draws: UniformDraws) -> Tensor:
     ids = block * BLOCK + torch.arange(width, device=probabilities.device)  # [m, width]
     entries = _entries(probabilities, ids.clamp(max=size - 1), draws)
     within = entries.double().masked_fill(ids >= size, 0.0).cumsum(1)
+    tokens = block * BLOCK + _first_above(within, target - mass_before)
     # in a row of nan no cumulative sum exceeds the target: keep the id valid
-    return (block * BLOCK + _first_above(within, target - mass_before))[:, 0].clamp(max=size - 1)
+    return tokens[:, 0].clamp(max=size - 1)
 
 
 def _entries(probabilities: Tensor, ids: Tensor, draws: UniformDraws) -> Tensor:
@@ -256,6 +276,12 @@ def _sample_nucleus(
 
     Ties go to lower ids. The first attempt has the `candidates` most probable tokens; rows where
     these do not suffice get more.
+
+    Args:
+        probabilities: `[n, vocabulary]`.
+        draws: the uniform numbers of m tokens.
+        top_ps: `[n, 1]` masses.
+        candidates: the number of most probable tokens that are tried first.
     """
     size = probabilities.shape[1]
     candidates = min(candidates, size)
@@ -274,8 +300,10 @@ def _sample_nucleus(
     logprobs = logprobs.to(probabilities.dtype)[:, 0]
     if candidates == size:
         return tokens, logprobs
+    # too little mass, or the least probable token of the nucleus may tie with one not tried
     is_open = ((mass < top_ps) | (values[:, -1:] >= values.gather(1, last)))[:, 0]
-    if len(rows := is_open.nonzero()[:, 0]):
+    rows = is_open.nonzero()[:, 0]
+    if len(rows):
         unfinished, at = draws.among(is_open)
         tokens[at], logprobs[at] = _sample_nucleus(
             probabilities[rows], unfinished, top_ps[rows], candidates * CANDIDATE_GROWTH
@@ -295,6 +323,7 @@ def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
 
 
 def _softmax(logits: Tensor, settings: SamplingSettings) -> Tensor:
+    """Return `[n, vocabulary]` probabilities at the rows' temperatures."""
     scores = logits.to(_precision(logits))
     if settings.is_scaled:
         scores = scores / settings.temperatures.to(scores.dtype)
@@ -302,4 +331,5 @@ def _softmax(logits: Tensor, settings: SamplingSettings) -> Tensor:
 
 
 def _precision(logits: Tensor) -> torch.dtype:
+    """Return the type of probabilities, which is float32 at least."""
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
