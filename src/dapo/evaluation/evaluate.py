@@ -54,6 +54,7 @@ class EngineSampler:
         return EngineSampler(self._engine, self._encoder, plan)
 
     def submit(self, index: int, problem: Problem) -> None:
+        """See Sampler."""
         prompt_ids = self._encoder.encode(problem)
         plan = self.plan
         requests = [
@@ -69,11 +70,13 @@ class EngineSampler:
             )
             for i in range(plan.samples_per_problem)
         ]
-        self._pending |= {request.id: (index, i) for i, request in enumerate(requests)}
+        for i, request in enumerate(requests):
+            self._pending[request.id] = (index, i)
         # requests with the same prompt are adjacent: engines share its prefill
         self._engine.submit(requests)
 
     def abort(self) -> None:
+        """Drop all requests in flight: the engine is used for something else afterwards."""
         self._engine.abort(list(self._pending))
         self._pending.clear()
 
@@ -113,20 +116,15 @@ def evaluate(
         on_progress: Called with the numbers of scored and of all problems.
         check: Called before each poll of the sampler; its exception ends the evaluation.
     """
-    records = journal.records if journal is not None else {}
-    finished = {
-        int(index): JudgedProblem(
-            problems[int(index)], tuple(JudgedResponse(**r) for r in record["responses"])
-        )
-        for index, record in records.items()
-    }
+    judged = _read_journal(journal, problems)
     sampling: dict[int, dict[int, Response]] = {}
     for index, problem in enumerate(problems):
-        if index not in finished:
+        if index not in judged:
             sampling[index] = {}
             sampler.submit(index, problem)
     judging: dict[int, tuple[list[Response], Future[tuple[Verdict, ...]]]] = {}
-    on_progress(len(finished), len(problems))
+    on_progress(len(judged), len(problems))
+    # problems are judged while others are sampled; a verifier may take longer than the engine
     while sampling or judging:
         if sampling:
             check()
@@ -134,28 +132,46 @@ def evaluate(
                 sampling[index][i] = response
                 if len(sampling[index]) == sampler.plan.samples_per_problem:
                     responses = [response for _, response in sorted(sampling.pop(index).items())]
-                    judging[index] = responses, _submit_to_judge(judge, problems[index], responses)
-        for index in [
-            index for index, (_, future) in judging.items() if future.done() or not sampling
-        ]:
-            responses, future = judging.pop(index)
-            finished[index] = JudgedProblem(
+                    future = _submit_to_judge(judge, problems[index], responses)
+                    judging[index] = responses, future
+        for index, (responses, future) in list(judging.items()):
+            # with nothing left to sample `result` may wait
+            if sampling and not future.done():
+                continue
+            del judging[index]
+            judged[index] = JudgedProblem(
                 problems[index], _with_verdicts(responses, future.result())
             )
-            if journal is not None:
-                journal.add(
-                    {"id": str(index), "responses": [asdict(r) for r in finished[index].responses]}
-                )
-            on_progress(len(finished), len(problems))
-    return Evaluation(sampler.plan, tuple(finished[index] for index in range(len(problems))))
+            _write_journal(journal, index, judged[index])
+            on_progress(len(judged), len(problems))
+    return Evaluation(sampler.plan, tuple(judged[index] for index in range(len(problems))))
+
+
+def _read_journal(journal: Journal | None, problems: Sequence[Problem]) -> dict[int, JudgedProblem]:
+    """Return the judged problems of an evaluation that was interrupted, by index."""
+    judged = {}
+    if journal is not None:
+        for key, record in journal.records.items():
+            responses = tuple(JudgedResponse(**response) for response in record["responses"])
+            judged[int(key)] = JudgedProblem(problems[int(key)], responses)
+    return judged
+
+
+def _write_journal(journal: Journal | None, index: int, judged: JudgedProblem) -> None:
+    if journal is not None:
+        responses = [asdict(response) for response in judged.responses]
+        journal.add({"id": str(index), "responses": responses})
 
 
 def _submit_to_judge(
     judge: Judge, problem: Problem, responses: Sequence[Response]
 ) -> "Future[tuple[Verdict, ...]]":
+    """Request the verdicts of the responses that could be sampled, in their order."""
     sampled = [response for response in responses if response.error is None]
     if sampled:
-        return judge.submit(problem, [r.text for r in sampled], [r.token_ids for r in sampled])
+        texts = [response.text for response in sampled]
+        token_ids = [response.token_ids for response in sampled]
+        return judge.submit(problem, texts, token_ids)
     no_verdicts: Future[tuple[Verdict, ...]] = Future()
     no_verdicts.set_result(())
     return no_verdicts
@@ -164,10 +180,14 @@ def _submit_to_judge(
 def _with_verdicts(
     responses: Sequence[Response], verdicts: Sequence[Verdict]
 ) -> tuple[JudgedResponse, ...]:
-    remaining = iter(verdicts)
+    """Join responses with their verdicts; one that could not be sampled has none."""
+    verdicts_of_sampled = iter(verdicts)
     judged_responses = []
     for response in responses:
-        verdict = next(remaining) if response.error is None else Verdict(None, 0.0, response.error)
+        if response.error is None:
+            verdict = next(verdicts_of_sampled)
+        else:
+            verdict = Verdict(None, 0.0, response.error)
         judged = verdict.correct, verdict.score, verdict.error, verdict.answer
         if isinstance(response.text, EpisodeText):
             text = response.text.episode.transcript

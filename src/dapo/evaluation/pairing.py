@@ -48,12 +48,17 @@ def require_pairable(
 
     With `same_draws`, seed and samples per problem must agree as well.
     """
-    for name in (*MUST_MATCH, *(SAME_DRAWS if same_draws else ())):
+    names = MUST_MATCH
+    if same_draws:
+        names += SAME_DRAWS
+    for name in names:
         if name in a and name in b and a[name] != b[name]:
             raise DataError(f"{name} is {a[name]} in one and {b[name]} in the other")
-    ids_a, ids_b = ({row["id"] for row in evaluation["table"]} for evaluation in (a, b))
-    if alone := ids_a ^ ids_b:
-        raise DataError(f"{len(alone)} problems are only in one of them")
+    ids_a = {row["id"] for row in a["table"]}
+    ids_b = {row["id"] for row in b["table"]}
+    unpaired = ids_a ^ ids_b
+    if unpaired:
+        raise DataError(f"{len(unpaired)} problems are only in one of them")
 
 
 def paired_accuracies(
@@ -62,26 +67,42 @@ def paired_accuracies(
     """Pair the accuracies of two evaluations by problem, in the order of a; None without a verdict.
 
     With equal seeds the i-th responses to a problem share their random numbers, so that only
-    samples that both evaluations have count; with different seeds all do. Raises the DataError of
-    `require_pairable`.
+    samples that both evaluations have count; with different seeds all do.
+
+    Args:
+        a: an evaluation with its table.
+        b: another.
+        same_draws: whether seed and samples per problem must agree.
+
+    Raises:
+        DataError: the evaluations must not be paired (`require_pairable`).
     """
     require_pairable(a, b, same_draws=same_draws)
-    counts = [evaluation["samples_per_problem"] for evaluation in (a, b)]
-    shared = min(counts) if a.get("seed") == b.get("seed") and len(set(counts)) > 1 else None
-
-    def accuracy(row: Mapping[str, Any]) -> float | None:
-        if shared is None:
-            value: float | None = row["accuracy"]
-            return value
-        judged = [response for response in row["responses"][:shared] if response["error"] is None]
-        values = [
-            float(response["score"] if response["correct"] is None else response["correct"])
-            for response in judged
-        ]
-        return fsum(values) / len(values) if values else None
-
+    samples_of_a = a["samples_per_problem"]
+    samples_of_b = b["samples_per_problem"]
+    num_shared = None
+    if a.get("seed") == b.get("seed") and samples_of_a != samples_of_b:
+        num_shared = min(samples_of_a, samples_of_b)
     rows_of_b = {row["id"]: row for row in b["table"]}
-    return {row["id"]: (accuracy(row), accuracy(rows_of_b[row["id"]])) for row in a["table"]}
+    pairs = {}
+    for row in a["table"]:
+        other_row = rows_of_b[row["id"]]
+        pairs[row["id"]] = (_accuracy(row, num_shared), _accuracy(other_row, num_shared))
+    return pairs
+
+
+def _accuracy(row: Mapping[str, Any], num_samples: int | None) -> float | None:
+    """Return a problem's mean accuracy over its first samples; None: over all."""
+    if num_samples is None:
+        accuracy: float | None = row["accuracy"]
+        return accuracy
+    values = []
+    for response in row["responses"][:num_samples]:
+        if response["error"] is None:
+            # a verifier that does not decide correct or wrong gives a score
+            decides = response["correct"] is not None
+            values.append(float(response["correct"] if decides else response["score"]))
+    return fsum(values) / len(values) if values else None
 
 
 def paired_difference(
@@ -89,16 +110,25 @@ def paired_difference(
 ) -> dict[str, Any]:
     """Compute the difference (b minus a) of two evaluations, paired by `paired_accuracies`.
 
-    It is a `Paired` as JSON values, with the numbers of problems with a verdict in both
+    Returns a `Paired` as JSON values, with the numbers of problems with a verdict in both
     evaluations, and of those on which b is better, worse and equal.
+
+    Raises:
+        DataError: the evaluations must not be paired (`require_pairable`).
     """
-    values = paired_accuracies(a, b, same_draws=same_draws).values()
-    judged = [(x, y) for x, y in values if x is not None and y is not None]
-    difference = paired(
-        [x for x, _ in judged], [y for _, y in judged], proportions=bool(a["binary"])
-    )
-    better = sum(x < y for x, y in judged)
-    worse = sum(x > y for x, y in judged)
+    first = []
+    second = []
+    better = 0
+    worse = 0
+    for x, y in paired_accuracies(a, b, same_draws=same_draws).values():
+        # a problem without a verdict in one of them is no pair
+        if x is None or y is None:
+            continue
+        first.append(x)
+        second.append(y)
+        better += x < y
+        worse += x > y
+    difference = paired(first, second, proportions=bool(a["binary"]))
     equal = difference.pairs - better - worse
     return difference.as_json() | {
         "problems": difference.pairs,
@@ -113,8 +143,9 @@ def paired_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, 
     values = paired_accuracies(a, b)
     table = []
     for row in a["table"]:
+        first, second = values[row["id"]]
         texts = {name: row.get(name, "") for name in ("id", "source", "question", "answer")}
-        table.append(texts | dict(zip(("first", "second"), values[row["id"]], strict=True)))
+        table.append(texts | {"first": first, "second": second})
     return {**paired_difference(a, b), "table": table}
 
 
@@ -132,9 +163,12 @@ class Paired:
     @property
     def variance_ratio(self) -> float | None:
         """The unpaired variance over the paired one; None if the pairs do not vary."""
-        return self.unpaired_variance / self.paired_variance if self.paired_variance > 0 else None
+        if not self.paired_variance > 0:
+            return None
+        return self.unpaired_variance / self.paired_variance
 
     def as_json(self) -> dict[str, Any]:
+        """Return the fields and the ratio of variances."""
         return asdict(self) | {"variance_ratio": self.variance_ratio}
 
 
@@ -144,18 +178,16 @@ def paired(a: Sequence[float], b: Sequence[float], *, proportions: bool = False)
     second = np.asarray(b, np.float64)
     differences = second - first
     count = len(first)
-    if count < 2:
-        return Paired(float(differences.mean()) if count else None, None, None, count, 0.0, 0.0)
+    if count == 0:
+        return Paired(None, None, None, 0, 0.0, 0.0)
+    mean = float(differences.mean())
+    # one pair has no variance
+    if count == 1:
+        return Paired(mean, None, None, 1, 0.0, 0.0)
     low, high = difference_interval(differences.tolist(), proportions=proportions) or (None, None)
     unpaired = float(first.var(ddof=1) + second.var(ddof=1)) / count
-    return Paired(
-        float(differences.mean()),
-        low,
-        high,
-        count,
-        unpaired,
-        float(differences.var(ddof=1)) / count,
-    )
+    paired_variance = float(differences.var(ddof=1)) / count
+    return Paired(mean, low, high, count, unpaired, paired_variance)
 
 
 def mean_over_steps(steps: Sequence[Paired]) -> Paired:
@@ -172,18 +204,16 @@ def mean_over_steps(steps: Sequence[Paired]) -> Paired:
     unpaired = fsum(step.unpaired_variance for step in paired_steps) / count**2
     paired_variance = fsum(step.paired_variance for step in paired_steps) / count**2
     pairs = sum(step.pairs for step in paired_steps)
-    if not paired_variance > 0:
-        return Paired(mean, None, None, pairs, unpaired, paired_variance)
-    return Paired(
-        mean,
-        *student_interval(mean, paired_variance, pairs - count),
-        pairs,
-        unpaired,
-        paired_variance,
-    )
+    low = None
+    high = None
+    if paired_variance > 0:
+        # each step has lost a degree of freedom to its mean
+        low, high = student_interval(mean, paired_variance, pairs - count)
+    return Paired(mean, low, high, pairs, unpaired, paired_variance)
 
 
 def paired_problems(a: Mapping[str, float], b: Mapping[str, float]) -> Paired:
     """Compute the difference over problems of both runs; no interval if all differ equally."""
-    both = sorted(a.keys() & b.keys())
-    return paired([a[name] for name in both], [b[name] for name in both])
+    # sorted: sums depend on the order by rounding
+    names = sorted(a.keys() & b.keys())
+    return paired([a[name] for name in names], [b[name] for name in names])

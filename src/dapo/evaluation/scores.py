@@ -3,7 +3,7 @@ interval.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import comb
 from statistics import fmean
@@ -55,7 +55,9 @@ class JudgedResponse:
     @property
     def accuracy(self) -> float:
         """1 if correct, 0 if wrong; the score if the verifier does not decide correct or wrong."""
-        return float(self.correct) if self.correct is not None else self.score
+        if self.correct is None:
+            return self.score
+        return float(self.correct)
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,13 @@ class JudgedProblem:
         normalized answer, if it has one.
         """
         votes = count_votes((response.correct, response.answer) for response in self.valid)
-        most_frequent = [vote for vote, count in votes.items() if count == max(votes.values())]
+        most_votes = max(votes.values(), default=0)
+        most_frequent = [vote for vote, count in votes.items() if count == most_votes]
+        # a tie is broken at random: this is its expectation
         return 1 / len(most_frequent) if CORRECT in most_frequent else 0.0
 
     def row(self) -> dict[str, Any]:
+        """Return the problem and its responses as JSON values."""
         return {
             "id": self.problem.id,
             "source": self.problem.source,
@@ -125,59 +130,65 @@ class Evaluation:
         `pass@j` is the mean over `complete_problems`. `no_answer_fraction` is the fraction of
         judged responses without an answer, None if the verifier does not extract answers.
         """
-        k = self.plan.samples_per_problem
-        means = [fmean(problem.accuracies) for problem in self.judged]
-        responses = [response for problem in self.problems for response in problem.responses]
-        sampled = [response for response in responses if response.finish is not None]
+        responses: list[JudgedResponse] = []
+        for problem in self.problems:
+            responses += problem.responses
         valid = [response for response in responses if response.error is None]
         errors = [response.error for response in responses if response.error is not None]
         binary = all(response.correct is not None for response in valid)
         estimates = self._estimates() if binary else {}
-        interval = mean_interval(means, proportions=binary) if means else None
-        interval_note = None
-        if interval is None:
-            interval_note = NO_INTERVAL if means else NOTHING_JUDGED
-        with_extraction = [response for response in valid if response.answer is not None]
         return {
             "name": self.plan.name,
-            "accuracy": fmean(means) if means else None,
-            "low": None if interval is None else interval[0],
-            "high": None if interval is None else interval[1],
-            "interval_note": interval_note,
+            **self._mean_accuracy(proportions=binary),
             "problems": len(self.problems),
             "complete_problems": len(self.complete),
-            "samples_per_problem": k,
+            "samples_per_problem": self.plan.samples_per_problem,
             "binary": binary,
             **{name: fmean(values) for name, values in estimates.items()},
             "intervals": {name: mean_interval(values) for name, values in estimates.items()},
-            "response_tokens_mean": fmean([r.tokens for r in sampled]) if sampled else 0.0,
-            "truncated_fraction": (
-                fmean([r.finish == "length" for r in sampled]) if sampled else 0.0
-            ),
-            "no_answer_fraction": (
-                fmean([r.answer == "" for r in with_extraction]) if with_extraction else None
-            ),
+            **_lengths(responses),
+            "no_answer_fraction": _no_answer_fraction(valid),
             "warning": _warning(len(errors), len(responses)),
             "verifier_errors": len(errors),
-            "most_frequent_error": max(sorted(set(errors)), key=errors.count) if errors else None,
+            # sorted: of equally frequent ones the same in each run
+            "most_frequent_error": max(sorted(set(errors)), key=errors.count, default=None),
             "by_source": self._by_source(),
-            **{
-                name: getattr(self.plan, name)
-                for name in ("temperature", "top_p", "max_response_tokens", "seed")
-            },
+            "temperature": self.plan.temperature,
+            "top_p": self.plan.top_p,
+            "max_response_tokens": self.plan.max_response_tokens,
+            "seed": self.plan.seed,
             **self.plan.judged_by,
         }
 
+    def _mean_accuracy(self, *, proportions: bool) -> dict[str, Any]:
+        """Return avg@k, its interval, and the reason if there is none."""
+        means = [fmean(problem.accuracies) for problem in self.judged]
+        if not means:
+            return {
+                "accuracy": None,
+                "low": None,
+                "high": None,
+                "interval_note": NOTHING_JUDGED,
+            }
+        low, high = mean_interval(means, proportions=proportions) or (None, None)
+        return {
+            "accuracy": fmean(means),
+            "low": low,
+            "high": high,
+            "interval_note": NO_INTERVAL if low is None else None,
+        }
+
     def metrics(self) -> dict[str, float]:
+        """Return the metrics `eval/*` of a training step."""
         summary = self.summary()
         prefix = f"eval/{self.plan.name}"
         names = ("accuracy", "low", "high", "response_tokens_mean", "truncated_fraction")
-        figures = {key: summary[key] for key in names} | {
-            f"avg@{summary['samples_per_problem']}": summary["accuracy"]
-        }
+        figures = {name: summary[name] for name in names}
+        figures[f"avg@{summary['samples_per_problem']}"] = summary["accuracy"]
         if not summary["binary"]:
             figures["score_mean"] = summary["accuracy"]
         metrics = {f"{prefix}/{key}": value for key, value in figures.items() if value is not None}
+        # of one source it would be the accuracy again
         if len(summary["by_source"]) > 1:
             for source, row in summary["by_source"].items():
                 metrics[f"eval/{source}/accuracy"] = row["accuracy"]
@@ -186,52 +197,81 @@ class Evaluation:
         return metrics
 
     def table(self) -> list[dict[str, Any]]:
+        """Return a row per problem as JSON values."""
         return [problem.row() for problem in self.problems]
 
     def _estimates(self) -> dict[str, list[float]]:
         """Estimate `pass@j` of complete problems, j powers of two, and `cons@k` of judged ones."""
         k = self.plan.samples_per_problem
-        correct = [round(sum(problem.accuracies)) for problem in self.complete]
+        num_correct = [round(sum(problem.accuracies)) for problem in self.complete]
         estimates = {}
-        if correct:
-            estimates = {
-                f"pass@{j}": [pass_at_k(k, c, j) for c in correct]
-                for j in (2**i for i in range(k.bit_length()))
-            }
-        if k > 1 and any(
+        if num_correct:
+            for exponent in range(k.bit_length()):
+                j = 2**exponent
+                estimates[f"pass@{j}"] = [pass_at_k(k, correct, j) for correct in num_correct]
+        has_answers = any(
             response.answer is not None for problem in self.judged for response in problem.valid
-        ):
+        )
+        # wrong responses vote by their answers, which not every verifier extracts
+        if k > 1 and has_answers:
             estimates[f"cons@{k}"] = [problem.consensus for problem in self.judged]
         return estimates
 
     def _by_source(self) -> dict[str, dict[str, float]]:
-        rows: dict[str, list[float]] = {}
+        """Return the mean accuracy and the number of judged problems by their source."""
+        means_by_source: dict[str, list[float]] = {}
         for problem in self.judged:
-            rows.setdefault(problem.problem.source, []).append(fmean(problem.accuracies))
-        return {
-            source: {"accuracy": fmean(means), "problems": len(means)}
-            for source, means in sorted(rows.items())
-        }
+            means = means_by_source.setdefault(problem.problem.source, [])
+            means.append(fmean(problem.accuracies))
+        rows = {}
+        for source, means in sorted(means_by_source.items()):
+            rows[source] = {"accuracy": fmean(means), "problems": len(means)}
+        return rows
+
+
+def _lengths(responses: Sequence[JudgedResponse]) -> dict[str, float]:
+    """Return the mean length of the sampled responses, and the fraction that the limit cut."""
+    tokens = []
+    is_cut = []
+    for response in responses:
+        # a response that could not be sampled has no length
+        if response.finish is not None:
+            tokens.append(response.tokens)
+            is_cut.append(response.finish == "length")
+    return {
+        "response_tokens_mean": fmean(tokens) if tokens else 0.0,
+        "truncated_fraction": fmean(is_cut) if is_cut else 0.0,
+    }
+
+
+def _no_answer_fraction(responses: Sequence[JudgedResponse]) -> float | None:
+    """Return the fraction without an answer; None if the verifier does not extract answers."""
+    is_missing = [response.answer == "" for response in responses if response.answer is not None]
+    return fmean(is_missing) if is_missing else None
 
 
 def require_summary(stored_summary: Any, where: str) -> dict[str, Any]:
     """Check that a stored evaluation is complete, and return it.
 
-    Raises DataError if something is missing.
+    Args:
+        stored_summary: the JSON value.
+        where: its file, for messages.
+
+    Raises:
+        DataError: something is missing.
     """
     blank = EvaluationPlan("", 1, 1.0, 1.0, 1, (), 0)
     if not isinstance(stored_summary, dict):
         raise DataError(f"{where} holds a {type(stored_summary).__name__}, not an evaluation")
     required = (Evaluation(blank, ()).summary().keys() | {"table"}) - _OPTIONAL
-    if absent := sorted(required - stored_summary.keys()):
+    absent = sorted(required - stored_summary.keys())
+    if absent:
         raise DataError(
             f"{where} was not written by `dapo eval --output` or a run: it lacks"
             f" {', '.join(absent[:3])}"
         )
     rows = stored_summary["table"]
-    if not isinstance(rows, list) or any(
-        not isinstance(r, dict) or {"id", "accuracy"} - r.keys() for r in rows
-    ):
+    if not isinstance(rows, list) or not all(map(_is_row, rows)):
         raise DataError(f"{where} is damaged: each row of its table must have id and accuracy")
     if all(row["accuracy"] is None for row in rows):  # older files say an accuracy of 0
         stored_summary |= {
@@ -243,7 +283,12 @@ def require_summary(stored_summary: Any, where: str) -> dict[str, Any]:
     return stored_summary
 
 
+def _is_row(value: object) -> bool:
+    return isinstance(value, dict) and {"id", "accuracy"} <= value.keys()
+
+
 def _warning(errors: int, responses: int) -> str | None:
+    """Return a warning if so many verdicts are missing that they may bias the others."""
     if errors <= WARN_ERROR_FRACTION * responses:
         return None
     return (
@@ -260,7 +305,10 @@ def count_votes(answers: Iterable[tuple[bool | None, str | None]]) -> "Counter[s
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Estimate P(at least one of k is correct) without bias (Chen et al. 2021)."""
+    """Estimate P(at least one of k is correct) without bias (Chen et al. 2021).
+
+    The estimate is 1 - C(n - c, k) / C(n, k), for c correct ones among n samples.
+    """
     if not 0 <= correct <= samples or not 0 < k <= samples:
         raise ValueError(
             f"pass@k needs 0 <= correct <= samples and 0 < k <= samples, got {correct},"

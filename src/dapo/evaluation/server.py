@@ -38,8 +38,6 @@ class ServerSampler:
     ) -> None:
         """Connect to the server.
 
-        Raises ConfigError if it cannot be reached or does not serve the model.
-
         Args:
             url: The server's address up to and including the version: `http://localhost:8000/v1`.
             model: The model's name at the server.
@@ -50,6 +48,9 @@ class ServerSampler:
             timeout_s: The time limit of one response.
             retries: The number of retries after a lost connection, a timeout, status 429 or 5xx.
             backoff_s: The pause before the first retry; it doubles with each.
+
+        Raises:
+            ConfigError: the server cannot be reached or does not serve the model.
         """
         self.plan = plan
         self._to_messages = to_messages
@@ -78,12 +79,14 @@ class ServerSampler:
             threading.Thread(target=self._work, name="dapo-server", daemon=True).start()
 
     def submit(self, index: int, problem: Problem) -> None:
+        """See Sampler."""
         conversation = self._to_messages(problem)
         if isinstance(conversation, Mapping):
             prompt = dict(conversation)
         else:
             prompt = {"messages": [dict(message) for message in conversation]}
         for i in range(self.plan.samples_per_problem):
+            # some servers take a seed as a signed number of 32 bits
             seed = keyed_seed(self.plan.seed, "eval", problem.id, i) % (1 << _SEED_BITS)
             self._tasks.put((index, i, prompt, seed))
 
@@ -98,6 +101,7 @@ class ServerSampler:
             return responses
 
     def close(self) -> None:
+        """End all threads after their present request."""
         self._is_closed = True
         for _ in range(self._concurrency):
             self._tasks.put(None)
@@ -110,11 +114,15 @@ class ServerSampler:
                 response = self._request(prompt, seed)
             # otherwise a thread's exception is lost, and the evaluation waits forever
             except Exception as error:
-                kind = "" if isinstance(error, DapoError) else f"{type(error).__name__}: "
-                response = _failed_response(kind + str(error).removeprefix(f"{self._chat.url}: "))
+                reason = str(error).removeprefix(f"{self._chat.url}: ")
+                # of an unforeseen error the text alone may say nothing
+                if not isinstance(error, DapoError):
+                    reason = f"{type(error).__name__}: {reason}"
+                response = _failed_response(reason)
             self._results.put((index, i, response))
 
     def _request(self, prompt: dict[str, Any], seed: int) -> Response:
+        """Return one response, which may have failed."""
         plan = self.plan
         completion = self._chat.complete(
             **prompt,
@@ -128,6 +136,7 @@ class ServerSampler:
         return Response(completion.text, (), completion.tokens, _FINISHES[completion.finish])
 
     def _require_model(self, url: str, model: str) -> None:
+        """Raise ConfigError unless the server answers and has the model, as far as it tells."""
         try:
             served = self._chat.models()
         except ServerFailed as error:

@@ -68,22 +68,23 @@ class StateCopy:
     def take(self, state: State) -> State:
         """Copy `state`, over the previous copy."""
         copies = {kind: self._copies.setdefault(kind, {}) for kind in state.tensors}
-        pairs = [
-            (copies[kind], name, weight.detach())
-            for kind in copies
-            for name, weight in state.tensors[kind].items()
-        ]
-        num_missing = sum(tensor.nbytes for copied, name, tensor in pairs if name not in copied)
-        for copied, name, tensor in pairs:
-            if name not in copied:
-                copied[name] = self._allocate(tensor, num_missing)
-                num_missing -= tensor.nbytes
-            copied[name].copy_(tensor)
+        num_missing = 0
+        for kind, tensors in state.tensors.items():
+            for name, tensor in tensors.items():
+                if name not in copies[kind]:
+                    num_missing += tensor.nbytes
+        for kind, tensors in state.tensors.items():
+            for name, tensor in tensors.items():
+                if name not in copies[kind]:
+                    copies[kind][name] = self._allocate(tensor, num_missing)
+                    num_missing -= tensor.nbytes
+                copies[kind][name].copy_(tensor.detach())
         return state._replace(tensors=copies)
 
     def _allocate(self, like: Tensor, num_missing: int) -> Tensor:
         """Return memory for a tensor; `num_missing` bytes remain to be allocated with it."""
-        if not (size := like.nbytes):
+        size = like.nbytes
+        if not size:
             return torch.empty(like.shape, dtype=like.dtype)
         if size > len(self._buffer):
             useful = min(BUFFER_BYTES, 2 ** (num_missing.bit_length() - 1))
@@ -109,9 +110,15 @@ def write_counters(directory: Path, counters: Mapping[str, Any]) -> None:
 
 
 def read_tensors(directory: Path, kind: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All tensors of a kind, which must have the names, shapes and types of `like`.
+    """Read all tensors of a kind.
 
-    Raises CheckpointError.
+    Args:
+        directory: the checkpoint.
+        kind: such as `weights`.
+        like: tensors with the names, shapes and types that the stored ones must have.
+
+    Raises:
+        CheckpointError: the tensors cannot be read, or differ from `like`.
     """
     path = stored_at(directory, kind)
     with as_checkpoint_error(path):
@@ -123,13 +130,19 @@ def read_tensors(directory: Path, kind: str, like: Mapping[str, Tensor]) -> dict
 def load_optimizer(
     optimizer: MasterAdamW, directory: Path, read: ReadTensors = read_tensors
 ) -> None:
-    """Restore a state, saved by any number of ranks, into `optimizer` and its model, bit for bit.
+    """Restore a state, saved by any number of ranks, bit for bit.
 
-    `read` returns this process's tensors of a kind. Raises CheckpointError if files are missing or
-    unreadable, or hold another model or type.
+    Args:
+        optimizer: gets the state, as does its model.
+        directory: the checkpoint.
+        read: returns this process's tensors of a kind.
+
+    Raises:
+        CheckpointError: files are missing or unreadable, or hold another model or type.
     """
     counters = read_counters(directory)
-    if (saved := counters.get("lora")) != optimizer.lora:
+    saved = counters.get("lora")
+    if saved != optimizer.lora:
         raise CheckpointError(
             f"{directory} was saved with model.lora={_format_lora(saved)}, but here model.lora="
             f"{_format_lora(optimizer.lora)}; resume with the saved value"
@@ -137,10 +150,10 @@ def load_optimizer(
     weights = read(directory, WEIGHTS, optimizer.master_weights)
     num_updates = counters["num_updates"]
     skipped = counters["skipped_in_a_row"]
-    # before the first update there are no moments
-    moments = {
-        kind: read(directory, kind, optimizer.master_weights) for kind in MOMENTS if num_updates
-    }
+    moments = {}
+    # before the first update there are none
+    if num_updates:
+        moments = {kind: read(directory, kind, optimizer.master_weights) for kind in MOMENTS}
     optimizer.restore(weights, moments, num_updates=num_updates, skipped_in_a_row=skipped)
 
 
@@ -150,6 +163,7 @@ def copy_weights(checkpoint: Path, folder: Path, *, dtype: torch.dtype) -> None:
     The optimizer's state, the critic and the reference are left out. Raises CheckpointError.
     """
     path = stored_at(checkpoint, WEIGHTS)
+    # links, not copies: nothing writes into a finished checkpoint
     if path.is_dir():
         shutil.copytree(path, folder / path.name, copy_function=os.link)
     elif read_counters(checkpoint).get("lora"):
@@ -157,9 +171,8 @@ def copy_weights(checkpoint: Path, folder: Path, *, dtype: torch.dtype) -> None:
     else:
         with as_checkpoint_error(path):
             tensors = load_file(path)
-        write_tensors(
-            {name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / path.name
-        )
+        rounded = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+        write_tensors(rounded, folder / path.name)
 
 
 class SavedWeights:
@@ -176,7 +189,7 @@ class SavedWeights:
         return layout_of(dict(self._stored()), self._tied)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every trained weight by its Hugging Face name, tied ones under each of their names."""
+        """Yield every trained weight by its Hugging Face name, tied ones under each name."""
         return with_tied(self._stored(), self._tied)
 
     def _stored(self) -> Iterator[tuple[str, Tensor]]:
@@ -186,7 +199,8 @@ class SavedWeights:
                 yield from _read_folder(path).items()
             else:
                 with safe_open(path, framework="pt") as file:
-                    yield from ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118  (no mapping)
+                    for name in file.keys():  # noqa: SIM118  (no mapping)
+                        yield name, file.get_tensor(name)
 
 
 def stored_at(directory: Path, kind: str) -> Path:
@@ -206,7 +220,8 @@ def as_checkpoint_error(path: Path) -> Iterator[None]:
 
 def require_same(path: Path, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError unless names, shapes and types agree."""
-    if differing := sorted(tensors.keys() ^ like.keys()):
+    differing = sorted(tensors.keys() ^ like.keys())
+    if differing:
         raise CheckpointError(
             f"{path} holds another model: {len(differing)} names differ, the first is"
             f" {differing[0]}"
@@ -232,9 +247,9 @@ def _read_folder(path: Path) -> dict[str, Tensor]:
     # imports torch.distributed, which few runs need
     from dapo.policy.fsdp.checkpoint import read_shards, stored_like
 
-    tensors = {
-        name: torch.empty(like.shape, dtype=like.dtype) for name, like in stored_like(path).items()
-    }
+    tensors = {}
+    for name, like in stored_like(path).items():
+        tensors[name] = torch.empty(like.shape, dtype=like.dtype)
     read_shards(path, tensors)
     return tensors
 
@@ -242,4 +257,5 @@ def _read_folder(path: Path) -> dict[str, Tensor]:
 def _format_lora(lora: Mapping[str, float] | None) -> str:
     if lora is None:
         return "none"
-    return "{" + ", ".join(f"{name}: {value:g}" for name, value in lora.items()) + "}"
+    entries = ", ".join(f"{name}: {value:g}" for name, value in lora.items())
+    return f"{{{entries}}}"

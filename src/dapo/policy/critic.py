@@ -73,8 +73,11 @@ class Critic:
     ) -> None:
         """Start from a copy of `model`, the initial policy with packed attention.
 
-        `clip_range` is the largest change of a value in a step before its gradient vanishes, in
-        units of the reward (None: no limit).
+        Args:
+            config: the configuration.
+            model: the initial policy, which does not change.
+            clip_range: the largest change of a value in a step before its gradient vanishes, in
+                units of the reward; None: no limit.
         """
         self._config = config
         self._clip_range = clip_range
@@ -97,14 +100,13 @@ class Critic:
     )
     @torch.no_grad()
     def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
-        """V(s_t) of each response token, one row per sample, in order.
+        """Return V(s_t) of each response token, one row per sample, in order.
 
         A group's samples must be adjacent.
         """
         microbatches = pack(samples, max_tokens=self._config.microbatch_tokens, device=self._device)
-        return in_callers_order(
-            microbatches, [self.model(microbatch) for microbatch in microbatches], len(samples)
-        )
+        values = [self.model(microbatch) for microbatch in microbatches]
+        return in_callers_order(microbatches, values, len(samples))
 
     @explain_out_of_memory(
         torch.OutOfMemoryError,
@@ -117,13 +119,14 @@ class Critic:
         The loss is the mean over the trained tokens of the minibatch, for every `loss.aggregate`.
         """
         weights = loss_weights(minibatch, self._config, aggregate="token")
-        chosen = [i for i, sample in enumerate(minibatch) if sample.num_trained_tokens]
+        # samples with an advantage of 0 have values to learn
+        trained = [i for i, sample in enumerate(minibatch) if sample.num_trained_tokens]
+        samples = [minibatch[i] for i in trained]
         max_tokens = self._config.microbatch_tokens
-        (passes,) = partition(
-            [minibatch[i] for i in chosen], weights[chosen].tolist(), ranks=1, max_tokens=max_tokens
-        )
+        (passes,) = partition(samples, weights[trained].tolist(), ranks=1, max_tokens=max_tokens)
         self._optimizer.zero_grad()
-        return add_sums([*map(self._backward, passes), self._optimizer.measure()])
+        sums = [self._backward(rank_microbatch) for rank_microbatch in passes]
+        return add_sums([*sums, self._optimizer.measure()])
 
     def apply_gradient(self, sums: Mapping[str, float], *, step: int) -> dict[str, float]:
         """Update the critic by the gradient of `backward`, which returned `sums`.
@@ -154,7 +157,9 @@ class Critic:
         """
         self._optimizer.require_finite()
         state = state_of(self._optimizer)
-        return partial(_write, state=self._copy.take(state) if copies else state)
+        if copies:
+            state = self._copy.take(state)
+        return partial(_write, state=state)
 
     def load(self, directory: Path) -> None:
         """Restore a state that was written into a checkpoint, bit for bit.
@@ -187,13 +192,16 @@ class Critic:
             "targets": [sample.value_targets for sample in samples],
             "mask": [sample.mask for sample in samples],
         }
-        if any(row is None for name in rows for row in rows[name]):
-            raise ValueError("the critic needs samples with old_values and value_targets")
-        numbers = {name: np.concatenate(parts).astype(np.float64) for name, parts in rows.items()}
-        numbers["weights"] = np.repeat(rank_microbatch.weights, lengths)
-        in_order = torch.from_numpy(np.stack(list(numbers.values()))[:, microbatch.order])
-        on_device = to_device(in_order.to(self.model.head.weight.dtype), self._device)
-        return dict(zip(numbers, on_device.unbind(), strict=True))
+        columns = {}
+        for name, parts in rows.items():
+            if any(part is None for part in parts):
+                raise ValueError("the critic needs samples with old_values and value_targets")
+            columns[name] = np.concatenate(parts).astype(np.float64)
+        columns["weights"] = np.repeat(rank_microbatch.weights, lengths)
+        in_order = np.stack(list(columns.values()))[:, microbatch.order]
+        numbers = torch.from_numpy(in_order).to(self.model.head.weight.dtype)
+        on_device = to_device(numbers, self._device)
+        return dict(zip(columns, on_device.unbind(), strict=True))
 
 
 def _write(directory: Path, state: Any) -> None:

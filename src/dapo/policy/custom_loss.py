@@ -80,11 +80,10 @@ class CustomLoss:
         (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True)
         if gradient is None:
             raise LossFailed(f"{self.name}: the loss does not depend on logprobs")
-        values = {
-            f"custom/{name}/": self._number(name, value, LossFailed)
-            for name, value in metrics.items()
-        }
-        return torch.where(mask, gradient, 0.0), {"loss": loss.detach(), **values}
+        values: dict[str, Tensor | float] = {"loss": loss.detach()}
+        for name, value in metrics.items():
+            values[f"custom/{name}/"] = self._number(name, value, LossFailed)
+        return torch.where(mask, gradient, 0.0), values
 
     def _call(self, *tokens: Tensor, error: type[DapoError]) -> tuple[Tensor, Mapping[str, Any]]:
         returned = try_call(lambda: self.function(*tokens))
@@ -132,19 +131,20 @@ class CustomLoss:
     def _verify(self, tokens: Sequence[Tensor]) -> None:
         """Raise ConfigError unless loss and metrics are finite and add up over parts."""
         totals = self._values(tokens)
-        parts = [
-            self._values([values[start : start + 5] for values in tokens])
-            for start in range(0, EXAMPLE_TOKENS, 5)
-        ]
+        parts = []
+        for start in range(0, EXAMPLE_TOKENS, 5):
+            part = [values[start : start + 5] for values in tokens]
+            parts.append(self._values(part))
         for name, value in totals.items():
             if not math.isfinite(value):
                 raise ConfigError(
                     f"{self.name}: {name} is {value} for an example of {EXAMPLE_TOKENS} tokens"
                 )
-            total = sum(part.get(name, 0.0) for part in parts)
-            if abs(total - value) > SUM_TOLERANCE * max(
-                1.0, *(abs(part.get(name, 0.0)) for part in parts)
-            ):
+            part_values = [part.get(name, 0.0) for part in parts]
+            total = sum(part_values)
+            # relative to the parts: they may cancel
+            largest = max(1.0, *map(abs, part_values))
+            if abs(total - value) > SUM_TOLERANCE * largest:
                 raise ConfigError(
                     f"{self.name}: {name} is not a sum over tokens: {value:.4g} for an example of"
                     f" {EXAMPLE_TOKENS} tokens at once, but {total:.4g} in three parts; a minibatch"
@@ -161,13 +161,10 @@ class CustomLoss:
             raise ConfigError(
                 f"{self.name}: the gradient is not finite for an example of {EXAMPLE_TOKENS} tokens"
             )
-        numbers = {
-            f"the metric {name!r}": self._number(name, value, ConfigError)
-            for name, value in metrics.items()
-        }
-        return {
-            name: float(value) for name, value in {"the loss": loss.detach(), **numbers}.items()
-        }
+        numbers = {"the loss": float(loss.detach())}
+        for name, value in metrics.items():
+            numbers[f"the metric {name!r}"] = float(self._number(name, value, ConfigError))
+        return numbers
 
 
 def load_loss(name: str | None) -> CustomLoss | None:
@@ -183,10 +180,13 @@ def custom_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
     Raises LossFailed if one of them is not finite although the loss is.
     """
-    metrics = {
-        f"loss/{match[1]}": value for name, value in sums.items() if (match := _KEY.fullmatch(name))
-    }
+    metrics = {}
+    for name, value in sums.items():
+        match = _KEY.fullmatch(name)
+        if match:
+            metrics[f"loss/{match[1]}"] = value
     for name, value in metrics.items():
+        # with a loss that is not finite the whole update is skipped
         if not math.isfinite(value) and math.isfinite(sums["loss"]):
             raise LossFailed(
                 f"loss.function returned {value} for the metric {name}: expected a finite number"
@@ -198,7 +198,7 @@ _KEY = re.compile(r"custom/(\w+)/")
 
 
 def _example() -> tuple[Tensor, ...]:
-    """Tokens of two responses, with ratios on both sides of 1; some tokens do not train."""
+    """Return tokens of two responses, with ratios on both sides of 1; some do not train."""
     uniforms = keyed_uniforms(keyed_seed("custom loss"), 2 * EXAMPLE_TOKENS)
     logprobs = torch.tensor([-3.0 * u - 0.05 for u in uniforms[:EXAMPLE_TOKENS]])
     old = logprobs + torch.tensor([u - 0.5 for u in uniforms[EXAMPLE_TOKENS:]])

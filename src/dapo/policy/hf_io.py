@@ -38,22 +38,24 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def tied_names(model: torch.nn.Module) -> dict[str, str]:
-    """Map each further name of a tied weight to its first name, under which it is stored."""
-    first = {parameter: name for name, parameter in model.named_parameters()}
-    names = model.named_parameters(remove_duplicate=False)
-    return {name: first[parameter] for name, parameter in names if first[parameter] != name}
+    """Map each other name of a tied weight to its first name, under which it is stored."""
+    first_names = {parameter: name for name, parameter in model.named_parameters()}
+    tied = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name != first_names[parameter]:
+            tied[name] = first_names[parameter]
+    return tied
 
 
 def layout_of(
     weights: Mapping[str, Tensor], tied: Mapping[str, str], dtype: torch.dtype | None = None
 ) -> WeightLayout:
     """Return the layout of weights in their own types, or all in `dtype`, with `tied_names`."""
-    types = {
-        name: str(dtype or weight.dtype).removeprefix("torch.") for name, weight in weights.items()
-    }
-    return WeightLayout(
-        {name: (types[name], tuple(weight.shape)) for name, weight in weights.items()}, tied
-    )
+    entries = {}
+    for name, weight in weights.items():
+        type_name = str(dtype or weight.dtype).removeprefix("torch.")
+        entries[name] = (type_name, tuple(weight.shape))
+    return WeightLayout(entries, tied)
 
 
 @dataclass(frozen=True)
@@ -67,19 +69,19 @@ class NamedWeights:
         return self.stored
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight by its Hugging Face name, tied ones under each of their names."""
+        """Yield every weight by its Hugging Face name, tied ones under each of their names."""
         return with_tied(self.read(), self.stored.tied)
 
 
 def with_tied(
     weights: Iterable[tuple[str, Tensor]], tied: Mapping[str, str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Each stored weight under its name, then under its further names."""
+    """Yield each stored weight under its name, then under its other names."""
     for name, tensor in weights:
         yield name, tensor
-        for further, source in tied.items():
+        for other_name, source in tied.items():
             if source == name:
-                yield further, tensor
+                yield other_name, tensor
 
 
 def config_of(model: PreTrainedModel) -> PreTrainedConfig:
@@ -121,6 +123,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     try:
         save_file(dense, path, metadata={"format": "pt"})
     except SafetensorError as error:
+        # the library tells a full disk or a missing folder in its message alone
         match = re.search(r"\(os error (\d+)\)", str(error))
         if match is None:
             raise
@@ -171,14 +174,15 @@ def find_stored_weights(name_or_path: str | Path, model: PreTrainedModel) -> Sto
     weights, weights that are kept in float32, and tied weights that are stored twice and may
     differ.
     """
-    wide_modules = [
-        getattr(model, name, None)
-        for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
-    ]
+    wide_modules = (
+        getattr(model, "_keep_in_fp32_modules", None),
+        getattr(model, "_keep_in_fp32_modules_strict", None),
+    )
     tied = tied_names(model)
     expected = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
     has_buffers = bool(model.state_dict().keys() - expected.keys() - tied.keys())
-    if getattr(model.config, "quantization_config", None) or any(wide_modules) or has_buffers:
+    is_quantised = bool(getattr(model.config, "quantization_config", None))
+    if is_quantised or any(wide_modules) or has_buffers:
         return None
     shapes: dict[str, tuple[int, ...]] = {}
     files_by_name: dict[str, Path] = {}
@@ -200,15 +204,20 @@ def _weight_files(name_or_path: str | Path) -> list[Path]:
     def find(name: str) -> Any:
         return cached_file(str(name_or_path), name, _raise_exceptions_for_missing_entries=False)
 
-    if single := find(SAFE_WEIGHTS_NAME):
+    single = find(SAFE_WEIGHTS_NAME)
+    if single:
         return [Path(single)]
-    if index := find(SAFE_WEIGHTS_INDEX_NAME):
-        paths, _ = get_checkpoint_shard_files(str(name_or_path), index)
-        return [Path(path) for path in paths]
-    return []
+    index = find(SAFE_WEIGHTS_INDEX_NAME)
+    if not index:
+        return []
+    paths, _ = get_checkpoint_shard_files(str(name_or_path), index)
+    return [Path(path) for path in paths]
 
 
 def rows_of_rank(size: int, rank: int, ranks: int) -> slice:
     """Return a rank's rows of a weight of `size` rows, divided like torch.chunk does."""
     height = -(-size // ranks)
-    return slice(min(rank * height, size), min((rank + 1) * height, size))
+    # the last ranks may have fewer rows, or none
+    first = min(rank * height, size)
+    last = min((rank + 1) * height, size)
+    return slice(first, last)

@@ -72,7 +72,10 @@ def score_tokens(
     bias = getattr(head, "bias", None)
     scores: tuple[Tensor, ...]
     if reference is None and serves(hidden) and hidden.dtype == head.weight.dtype:
-        row_of_target = torch.arange(len(hidden)) if rows is None else rows
+        row_of_target = rows
+        if row_of_target is None:
+            row_of_target = torch.arange(len(hidden))
+        # the number of targets of the rows up to each
         ends = torch.bincount(row_of_target, minlength=len(hidden)).cumsum(0)
         logits = linear(hidden, head.weight, bias)
         scores = TokenScores.apply(logits, targets, ends, temperature, differentiable_entropy)
@@ -89,7 +92,8 @@ def score_tokens(
 
 def chunk_tokens(vocabulary: int, device_type: str) -> int:
     """Return the number of positions, at least 1, whose logits are in memory at a time."""
-    return max(1, (CUDA_CHUNK_LOGITS if device_type == "cuda" else CHUNK_LOGITS) // vocabulary)
+    logits = CUDA_CHUNK_LOGITS if device_type == "cuda" else CHUNK_LOGITS
+    return max(1, logits // vocabulary)
 
 
 def chunk_bytes(vocabulary: int, device_type: str, dtype: torch.dtype) -> int:
@@ -129,9 +133,9 @@ def chunks(
 @torch.no_grad()
 def token_logprobs(model: PreTrainedModel, microbatch: Microbatch, *, temperature: float) -> Tensor:
     """Return `[S]` log-probabilities of the targets, float32 or float64, without a gradient."""
-    return hidden_logprobs(
-        hidden_states(model, microbatch), model.get_output_embeddings(), microbatch, temperature
-    )
+    hidden = hidden_states(model, microbatch)
+    head = model.get_output_embeddings()
+    return hidden_logprobs(hidden, head, microbatch, temperature)
 
 
 @torch.no_grad()
@@ -150,7 +154,8 @@ def hidden_logprobs(
     for part in chunks(len(hidden), len(head.weight), hidden.device.type):
         targets = microbatch.targets[microbatch.target_slice(part)]
         rows = microbatch.local_rows(part)
-        scores.append(score_tokens(hidden[part], head, targets, rows, temperature=temperature)[0])
+        logprobs, *_ = score_tokens(hidden[part], head, targets, rows, temperature=temperature)
+        scores.append(logprobs)
     return torch.cat(scores)
 
 
@@ -187,17 +192,14 @@ class _Score(torch.autograd.Function):
         temperature, differentiable_entropy, reference_logits = settings
         logits = linear(hidden, weight, bias)  # [m, V]
         wide = torch.promote_types(logits.dtype, torch.float32)
+        # probabilities take the memory of the logits if their type is wide enough
         p = logits if logits.dtype == wide else torch.empty_like(logits, dtype=wide)
+        width = p.shape[1]
         logprobs = p.new_empty(len(targets))
         entropies = p.new_empty(len(p))
-        divergences = None if reference_logits is None else p.new_empty(len(p))
-        common = _common_entries(p, reference_logits)
-        # [m, C] log policy - log reference at the common entries, and where the policy has more,
-        # their share of p
-        differences = None if reference_logits is None else p.new_empty(len(p), common)
-        shares = None if common == p.shape[1] else p.new_empty(len(p))
+        differences, divergences, shares = _comparison_memory(p, reference_logits)
         # [n] each target's place among the logits
-        cells = None if rows is None else rows * p.shape[1] + targets
+        cells = None if rows is None else rows * width + targets
         for part in _blocks(logits):
             block = p[part]
             if p is not logits:
@@ -211,10 +213,12 @@ class _Score(torch.autograd.Function):
                 chosen = _target_slice(part, rows, len(p))
                 block_cells = cells[chosen]
                 if part.start:
-                    block_cells = block_cells - part.start * p.shape[1]
+                    block_cells = block_cells - part.start * width
                 torch.index_select(log_p.view(-1), 0, block_cells, out=logprobs[chosen])
             torch.exp(log_p, out=block)
+            # before `log_p` is overwritten
             if differences is not None and divergences is not None and reference_logits is not None:
+                common = differences.shape[1]
                 log_q = _log_softmax(reference_logits[part, :common], temperature)
                 share = None if shares is None else shares[part]
                 _compare(block, log_p, log_q, differences[part], divergences[part], share)
@@ -251,6 +255,7 @@ class _Score(torch.autograd.Function):
             grad_entropies = _divided(grad_entropies, ctx.temperature)
             grad_divergences = _divided(grad_divergences, ctx.temperature)
         if grad_divergences is not None and shares is not None:
+            # p is p_v / share in K, so each derivative has the factor
             grad_divergences = grad_divergences / shares
         if cells is None:
             negated = -grad_logprobs  # [m]
@@ -259,21 +264,18 @@ class _Score(torch.autograd.Function):
         for part in _blocks(p):
             block = p[part]
             if differences is not None and grad_divergences is not None:
-                block_grad = (
-                    differences[part]
-                    .sub_(divergences[part, None])
-                    .mul_(block[:, : differences.shape[1]])
-                )
-                block_grad.mul_(grad_divergences[part, None])
+                # dK/dz, in the memory of the differences, before p is overwritten
+                divergence_grad = differences[part].sub_(divergences[part, None])
+                divergence_grad.mul_(block[:, : differences.shape[1]])
+                divergence_grad.mul_(grad_divergences[part, None])
             if grad_entropies is None:
                 block.mul_(negated[part, None])
             else:
                 # xlogy: a probability that underflowed to 0 has p log p = 0, not nan
                 # -dH/dz
                 neg_entropy_grad = torch.xlogy(block, block).addcmul_(block, entropies[part, None])
-                block.mul_(negated[part, None]).addcmul_(
-                    neg_entropy_grad, -grad_entropies[part, None]
-                )
+                block.mul_(negated[part, None])
+                block.addcmul_(neg_entropy_grad, -grad_entropies[part, None])
             if differences is not None and grad_divergences is not None:
                 block[:, : differences.shape[1]].add_(differences[part])
         if cells is None:
@@ -284,14 +286,25 @@ class _Score(torch.autograd.Function):
         # a frozen head saves a third of the matmuls
         _, for_weight, for_bias, *_ = ctx.needs_input_grad
         grad_weight = grad.T @ hidden if for_weight else None
-        return grad @ weight, grad_weight, grad.sum(dim=0) if for_bias else None, *[None] * 3
+        grad_bias = grad.sum(dim=0) if for_bias else None
+        # neither targets, rows nor settings have a gradient
+        return grad @ weight, grad_weight, grad_bias, None, None, None
 
 
-def _common_entries(logits: Tensor, reference_logits: Tensor | None) -> int:
-    """Return the number of entries that both vocabularies have."""
+def _comparison_memory(
+    p: Tensor, reference_logits: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the tensors that `_compare` fills, for the C entries that both vocabularies have.
+
+    They are `[m, C]` differences of logarithms, `[m]` divergences, and where the policy has more
+    entries `[m]` shares of p; None without a reference.
+    """
     if reference_logits is None:
-        return logits.shape[1]
-    return min(logits.shape[1], reference_logits.shape[1])
+        return None, None, None
+    size, width = p.shape
+    common = min(width, reference_logits.shape[1])
+    shares = p.new_empty(size) if common < width else None
+    return p.new_empty(size, common), p.new_empty(size), shares
 
 
 def _divided(gradient: Tensor | None, temperature: float) -> Tensor | None:
@@ -306,10 +319,16 @@ def _compare(
     divergences: Tensor,
     shares: Tensor | None,
 ) -> None:
-    """Write log p - log q `[m, C]` and KL(p || q) `[m]` over the first C entries of p `[m, V]`.
+    """Compute KL(p || q) over the first C entries, which both distributions have.
 
-    With `shares`, where V is above C, p is renormalised there, and they become its sum `[m]` over
-    these entries.
+    Args:
+        p: `[m, V]` probabilities.
+        log_p: their logarithms.
+        log_q: `[m, C]` logarithms of the reference.
+        differences: `[m, C]`, becomes log p - log q.
+        divergences: `[m]`, becomes the divergence.
+        shares: `[m]`, becomes the sum of p over these entries, by which p is renormalised; None: V
+            is C.
     """
     common = log_p[:, : log_q.shape[1]]
     torch.sub(common, log_q, out=differences)
@@ -330,18 +349,26 @@ def _target_slice(part: slice, rows: Tensor, num_rows: int) -> slice:
     """
     if part.stop - part.start == num_rows:
         return slice(0, len(rows))
-    return slice(*torch.searchsorted(rows, rows.new_tensor([part.start, part.stop])).tolist())
+    bounds = torch.searchsorted(rows, rows.new_tensor([part.start, part.stop]))
+    first, last = bounds.tolist()
+    return slice(first, last)
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return (scaled if temperature == 1 else scaled / temperature).log_softmax(dim=1)
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if temperature != 1:
+        scores = scores / temperature
+    return scores.log_softmax(dim=1)
 
 
 def _blocks(logits: Tensor) -> Iterator[slice]:
-    size = len(logits) if logits.device.type == "cuda" else BLOCK_LOGITS // logits.shape[1]
+    """Return the rows of each elementwise operation."""
+    size = len(logits)
+    if logits.device.type != "cuda":
+        size = BLOCK_LOGITS // logits.shape[1]
     return _slices(len(logits), max(1, size))
 
 
 def _slices(length: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, length)) for start in range(0, length, size))
+    for start in range(0, length, size):
+        yield slice(start, min(start + size, length))

@@ -63,13 +63,19 @@ class Adapters:
         *,
         full: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> NamedWeights:
-        """Return every weight in `dtype`: W + s B A if `factors` has its A and B, else W.
+        """Return every weight: W + s B A if it has factors, else W.
 
-        They are computed one at a time, in float32 or better; `full` gathers a sharded tensor.
+        They are computed one at a time, in float32 or better.
+
+        Args:
+            factors: A and B by their names in the model.
+            dtype: the type of the results.
+            full: gathers a sharded tensor.
         """
 
         @torch.no_grad()
         def read() -> Iterator[tuple[str, Tensor]]:
+            scale = self.settings["alpha"] / self.settings["rank"]
             gathered = {name: full(factor).detach() for name, factor in factors.items()}
             for name, weight in self.frozen.items():
                 wide = full(weight).detach().to(torch.promote_types(weight.dtype, torch.float32))
@@ -77,9 +83,7 @@ class Adapters:
                 if a_name in gathered:
                     a = gathered[a_name].to(wide)
                     b = gathered[b_name].to(wide)
-                    wide = torch.addmm(
-                        wide, b, a, alpha=self.settings["alpha"] / self.settings["rank"]
-                    )
+                    wide = torch.addmm(wide, b, a, alpha=scale)
                 yield name, wide.to(dtype)
 
         return NamedWeights(read, layout_of(self.frozen, self.tied, dtype))
@@ -112,9 +116,8 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> Ad
     settings = {"rank": config.rank, "alpha": config.alpha}
     # peft draws initial factors, which are replaced below: leave the caller's generator unchanged
     with torch.random.fork_rng(devices=[]):
-        peft.inject_adapter_in_model(
-            _peft_config(model, names, settings), model, adapter_name=ADAPTER
-        )
+        config_of_peft = _peft_config(model, names, settings)
+        peft.inject_adapter_in_model(config_of_peft, model, adapter_name=ADAPTER)
     layers: list[Any] = [model.get_submodule(name) for name in names]
     adapters = Adapters(settings, frozen, tied, layers, seed)
     for name, layer in zip(names, layers, strict=True):
@@ -134,11 +137,12 @@ def adapted_layers(model: PreTrainedModel) -> list[str]:
     head = model.get_output_embeddings()
     tied = tied_names(model)
     shared = tied.keys() | set(tied.values())
-    return [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head and f"{name}.weight" not in shared
-    ]
+    names = []
+    for name, module in model.named_modules():
+        is_own = module is not head and f"{name}.weight" not in shared
+        if isinstance(module, nn.Linear) and is_own:
+            names.append(name)
+    return names
 
 
 def saved_weights(directory: str | Path, model: PreTrainedModel) -> SavedWeights | NamedWeights:
@@ -175,10 +179,11 @@ def export_adapter(directory: str | Path, source: LoadedModel, out_dir: str | Pa
     factors = _saved_factors(saved, directory, dict(source.model.named_parameters()))
     names = list(dict.fromkeys(name.partition(".lora_")[0] for name in factors))
     config = _peft_config(source.model, names, saved.lora, source.name)
-    tensors = {
-        f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": factor
-        for name, factor in factors.items()
-    }
+    tensors = {}
+    for name, factor in factors.items():
+        # peft's files leave out the name of the adapter
+        file_name = name.replace(f".{ADAPTER}.", ".")
+        tensors[f"base_model.model.{file_name}"] = factor
     with appearing_directory(out) as temporary:
         config.save_pretrained(str(temporary))
         write_tensors(tensors, temporary / ADAPTER_FILE)
@@ -205,15 +210,18 @@ def _peft_config(
     settings: Mapping[str, float],
     name: str | None = None,
 ) -> Any:
+    """Return peft's configuration of adapters of these layers."""
     kinds = {layer.rpartition(".")[2] for layer in layers}
     alpha = settings["alpha"]
-    module_names = [name for name, _ in model.named_modules()]
-    matched = {name for name in module_names if name.rpartition(".")[2] in kinds}
+    matches = set()
+    for module_name, _ in model.named_modules():
+        if module_name.rpartition(".")[2] in kinds:
+            matches.add(module_name)
     return _peft().LoraConfig(
         r=settings["rank"],
         lora_alpha=int(alpha) if alpha == int(alpha) else alpha,
         # full names where the last parts would match other modules too
-        target_modules=sorted(kinds if matched == set(layers) else layers),
+        target_modules=sorted(kinds if matches == set(layers) else layers),
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
@@ -224,9 +232,15 @@ def _peft_config(
 def _saved_factors(
     saved: SavedWeights, directory: str | Path, frozen: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """All factors of a checkpoint.
+    """Return all factors of a checkpoint.
 
-    Raises CheckpointError unless they fit the model with the weights `frozen`.
+    Args:
+        saved: the trained weights of the checkpoint.
+        directory: the checkpoint, for messages.
+        frozen: the weights of the model that the factors must fit.
+
+    Raises:
+        CheckpointError: the factors do not fit the model.
     """
     assert saved.lora is not None
     rank = int(saved.lora["rank"])
@@ -242,7 +256,9 @@ def _saved_factors(
         shapes |= {down: (rank, weight.shape[1]), up: (weight.shape[0], rank)}
     saved_shapes = {name: tuple(factor.shape) for name, factor in factors.items()}
     for name in sorted(saved_shapes.keys() | shapes.keys()):
-        if (there := saved_shapes.get(name)) != (here := shapes.get(name)):
+        there = saved_shapes.get(name)
+        here = shapes.get(name)
+        if there != here:
             raise CheckpointError(
                 f"{directory} holds adapters of another model: {name} is {there} in the checkpoint"
                 f" and {here} here"

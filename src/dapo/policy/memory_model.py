@@ -108,9 +108,8 @@ class TrainerMemory:
     def breakdown(self, tokens: int, *, recompute: bool) -> dict[str, float]:
         """Return the bytes by part at the peak of an update in microbatches of `tokens`."""
         logit_tokens = min(tokens, chunk_tokens(self.dimensions.vocabulary, self.device_type))
-        logits = logit_tokens * chunk_bytes(
-            self.dimensions.vocabulary, self.device_type, self.dtype
-        )
+        position_bytes = chunk_bytes(self.dimensions.vocabulary, self.device_type, self.dtype)
+        logits = logit_tokens * position_bytes
         head_gradient = self.element_bytes * self.dimensions.vocabulary * self.dimensions.hidden
         return self.state() | {
             "activations": tokens * self.activation_bytes(recompute=recompute),
@@ -138,7 +137,10 @@ class TrainerMemory:
         if self.config.has_kl and self.config.loss.server is None and (lora is None or teacher):
             breakdown["reference for the KL term"] = e * (teacher or dimensions.parameters) / n
         if self.config.has_critic:
-            copies = (e if e < master else 0) + 4 * master
+            # master weights, gradients and two moments, and rounded weights if those are copies
+            copies = 4 * master
+            if e < master:
+                copies += e
             breakdown["the critic: weights, gradients, moments"] = copies * self.critic_parameters
         if n > 1:
             layer = dimensions.layer_parameters
@@ -163,9 +165,8 @@ class TrainerMemory:
 
     def kept_bytes(self) -> float:
         """Return the bytes that a trainer keeps on its GPU while engines sample."""
-        return SLEEPING_BYTES + sum(
-            size for name, size in self.state().items() if name not in TRANSIENT
-        )
+        persistent = [size for name, size in self.state().items() if name not in TRANSIENT]
+        return SLEEPING_BYTES + sum(persistent)
 
     def paged_engine_bytes(self) -> float | None:
         """Return an engine's bytes per GPU if its paged cache has a given size, otherwise None."""
@@ -183,11 +184,9 @@ class TrainerMemory:
         layer = self._layer_bytes()
         # cosines and sines of the positions, shared by all layers; and the last norm without its
         # output
-        around = (
-            2 * e * dimensions.head_dim
-            + self._norm_bytes(dimensions.hidden)
-            - e * dimensions.hidden
-        )
+        angles = 2 * e * dimensions.head_dim
+        last_norm = self._norm_bytes(dimensions.hidden) - e * dimensions.hidden
+        around = angles + last_norm
         if not recompute:
             return around + dimensions.layers * layer
         # each layer's input, and one layer again
@@ -236,7 +235,9 @@ class TrainerMemory:
         wide = self.master_bytes
         if self.dimensions.gemma_norms:
             return width * (2 * wide + e)
-        return width * (2 * e if self.device_type == "cuda" else wide + 2 * e)
+        if self.device_type == "cuda":
+            return width * 2 * e
+        return width * (wide + 2 * e)
 
     def _repeated_keys(self) -> float:
         """Return the keys per token: prompts are packed once, but responses gather their keys."""
@@ -289,7 +290,9 @@ def resolve_microbatches(
         return config, None
     if gpu is None or dimensions is None:
         tokens = tokens or CPU_TOKENS
-        recompute = gpu is not None if recompute is None else recompute
+        if recompute is None:
+            # a GPU of unknown room: the choice that needs least
+            recompute = gpu is not None
         reason = None
         if gpu is not None:
             reason = f"{_chosen(tokens, recompute)}: the sizes of {config.model.name} are unknown"
@@ -303,13 +306,16 @@ def resolve_microbatches(
 def _largest_microbatch(memory: TrainerMemory, gpu: FreeMemory) -> tuple[int, bool]:
     """Return the tokens of a microbatch and whether to recompute; one of them may be set."""
     configured = memory.config.train.microbatch_tokens
-    given_recompute = memory.config.train.recompute
     minimum = max(configured or 0, memory.longest_sequence)
-    choices = [False, True] if given_recompute is None else [given_recompute]
+    choices = [False, True]
+    if memory.config.train.recompute is not None:
+        choices = [memory.config.train.recompute]
     for recompute in choices:
         fitting = fitting_tokens(memory, gpu, recompute=recompute)
-        is_last = recompute == choices[-1]
-        least = minimum if is_last or configured else max(minimum, USEFUL_TOKENS)
+        least = minimum
+        # smaller microbatches cost more than recomputing larger ones
+        if recompute != choices[-1] and not configured:
+            least = max(minimum, USEFUL_TOKENS)
         if fitting >= least:
             rounded = min(MAX_TOKENS, fitting // ROUNDED_TO * ROUNDED_TO)
             return configured or max(rounded, memory.longest_sequence), recompute
@@ -323,17 +329,20 @@ def fitting_tokens(memory: TrainerMemory, gpu: FreeMemory, *, recompute: bool) -
     high = 10**8
     while low < high:  # bisection: the head's chunk stops growing, so the sum is not linear
         middle = (low + high + 1) // 2
-        fits = sum(_held(memory, middle, recompute=recompute).values()) <= available
-        low, high = (middle, high) if fits else (low, middle - 1)
+        parts = _update_bytes(memory, middle, recompute=recompute)
+        if sum(parts.values()) <= available:
+            low = middle
+        else:
+            high = middle - 1
     return low
 
 
-def _held(memory: TrainerMemory, tokens: int, *, recompute: bool) -> dict[str, float]:
+def _update_bytes(memory: TrainerMemory, tokens: int, *, recompute: bool) -> dict[str, float]:
     """Return the bytes by part during an update, with an engine's weights but an empty cache."""
-    held = memory.breakdown(tokens, recompute=recompute)
+    parts = memory.breakdown(tokens, recompute=recompute)
     if not memory.config.is_multiprocess:
-        held["the engine's weights"] = memory.element_bytes * memory.dimensions.parameters
-    return held
+        parts["the engine's weights"] = memory.element_bytes * memory.dimensions.parameters
+    return parts
 
 
 def _chosen(tokens: int, recompute: bool) -> str:
@@ -341,7 +350,7 @@ def _chosen(tokens: int, recompute: bool) -> str:
 
 
 def _reason(memory: TrainerMemory, gpu: FreeMemory, tokens: int, recompute: bool) -> str:
-    total = sum(_held(memory, tokens, recompute=recompute).values())
+    total = sum(_update_bytes(memory, tokens, recompute=recompute).values())
     per_token = memory.activation_bytes(recompute=recompute) / 1e6
     return (
         f"{_chosen(tokens, recompute)}: an update takes {total / GIB:.1f} GiB ({per_token:.2f} MB"
@@ -350,13 +359,12 @@ def _reason(memory: TrainerMemory, gpu: FreeMemory, tokens: int, recompute: bool
 
 
 def _too_little(memory: TrainerMemory, gpu: FreeMemory, tokens: int, recompute: bool) -> str:
-    held = _held(memory, tokens, recompute=recompute)
-    largest = max(held, key=lambda name: held[name])
-
+    parts = _update_bytes(memory, tokens, recompute=recompute)
+    largest = max(parts, key=lambda name: parts[name])
     return (
         f"an update with train.microbatch_tokens={tokens} and"
-        f" train.recompute={str(recompute).lower()} takes {sum(held.values()) / GIB:.1f} GiB (the"
-        f" largest part is {largest}, {held[largest] / GIB:.1f} GiB), but only {_kept(gpu)} are"
+        f" train.recompute={str(recompute).lower()} takes {sum(parts.values()) / GIB:.1f} GiB (the"
+        f" largest part is {largest}, {parts[largest] / GIB:.1f} GiB), but only {_kept(gpu)} are"
         f" available: {', '.join(_ways_out(memory, recompute))}; or set both"
         " train.microbatch_tokens and train.recompute to skip this check"
     )

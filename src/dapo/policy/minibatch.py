@@ -31,11 +31,11 @@ def partition_minibatch(
         raise ValueError("either all samples of a minibatch have old_logprobs or none has")
     weights = loss_weights(minibatch, config)
     every_sample = every_sample or config.loss.needs_every_sample
-    chosen = [
-        i
-        for i, sample in enumerate(minibatch)
-        if sample.num_trained_tokens and (every_sample or sample.has_signal)
-    ]
+    chosen = []
+    for i, sample in enumerate(minibatch):
+        is_needed = every_sample or sample.has_signal
+        if sample.num_trained_tokens and is_needed:
+            chosen.append(i)
     samples = [minibatch[i] for i in chosen]
     max_tokens = config.microbatch_tokens
     return partition(samples, weights[chosen].tolist(), ranks=ranks, max_tokens=max_tokens)
@@ -46,11 +46,15 @@ def loss_weights(
 ) -> Tensor:
     """Return `[N]` float64: the loss weight of each trained token of each sample.
 
-    It is the weight of Eq. 12 (by `aggregate`, or else `loss.aggregate`) over the whole minibatch,
-    samples without a gradient included.
+    It is the weight of Eq. 12 over the whole minibatch, samples without a gradient included.
+
+    Args:
+        minibatch: whole groups.
+        config: the configuration.
+        aggregate: the rule in place of `loss.aggregate`; None: that of the option.
     """
     lengths = torch.tensor([sample.num_trained_tokens for sample in minibatch])
-    group_ids = torch.tensor([s.group_id for s in minibatch])
+    group_ids = torch.tensor([sample.group_id for sample in minibatch])
     max_length = config.rollout.max_response_tokens
     aggregate = aggregate or config.loss.aggregate
     return aggregation_weights(lengths, group_ids, aggregate=aggregate, max_length=max_length)
@@ -74,8 +78,8 @@ def loss_tokens(
 
     `reference` is among them if a teacher behind a server has scored the samples.
 
-    They come to the device in one copy. Raises ValueError where values are missing or do not fit
-    the responses.
+    Raises:
+        ValueError: values are missing or do not fit the responses.
     """
     samples = rank_microbatch.samples
     lengths = torch.tensor(microbatch.lengths)
@@ -91,19 +95,19 @@ def loss_tokens(
         "weights": of_samples(rank_microbatch.weights),
         "mask": of_tokens([sample.mask for sample in samples]),
     }
-    if per_token := [
-        sample.token_advantages for sample in samples if sample.token_advantages is not None
-    ]:
+    # each is known of all samples or of none; the check of lengths below finds a mixture
+    per_token = _known_rows([sample.token_advantages for sample in samples])
+    if per_token:
         numbers["advantages"] = of_tokens(per_token)
-    if old := [sample.old_logprobs for sample in samples if sample.old_logprobs is not None]:
+    old = _known_rows([sample.old_logprobs for sample in samples])
+    if old:
         numbers["old"] = of_tokens(old)
     if all(sample.engine_logprobs for sample in samples):
         numbers["engine"] = of_tokens([sample.engine_logprobs for sample in samples])
     elif loss.engine_correction is not None:
         raise ValueError("loss.engine_correction=tis needs engine_logprobs for all samples")
-    if reference := [
-        sample.reference_logprobs for sample in samples if sample.reference_logprobs is not None
-    ]:
+    reference = _known_rows([sample.reference_logprobs for sample in samples])
+    if reference:
         numbers["reference"] = of_tokens(reference)
     if any(len(values) != sum(microbatch.lengths) for values in numbers.values()):
         raise ValueError(
@@ -111,15 +115,15 @@ def loss_tokens(
             " one value for each response token"
         )
     order = torch.from_numpy(microbatch.order)
-    tokens = dict(
-        zip(
-            numbers,
-            to_device(torch.stack(list(numbers.values()))[:, order], device).unbind(),
-            strict=True,
-        )
-    )
+    block = torch.stack(list(numbers.values()))[:, order]
+    rows = to_device(block, device).unbind()
+    tokens = dict(zip(numbers, rows, strict=True))
     tokens["mask"] = tokens["mask"].bool()
     return tokens
+
+
+def _known_rows(rows: Sequence[Sequence[float] | None]) -> list[Sequence[float]]:
+    return [row for row in rows if row is not None]
 
 
 def whole_responses(microbatch: Microbatch, device: torch.device) -> Responses:

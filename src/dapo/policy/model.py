@@ -106,8 +106,12 @@ def unusable_driver() -> str | None:
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return None
     match = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text(encoding="utf-8"))
-    version = "of an unknown version" if match is None else match[0]
-    least = ", which needs 580 or newer" if torch.version.cuda.startswith("13.") else ""
+    version = "of an unknown version"
+    if match is not None:
+        version = match[0]
+    least = ""
+    if torch.version.cuda.startswith("13."):
+        least = ", which needs 580 or newer"
     built = f"torch {torch.__version__} is built for CUDA {torch.version.cuda}{least}"
     return f"this machine's NVIDIA driver {version} gives torch no GPU: {built}"
 
@@ -271,10 +275,10 @@ def load_local_tokenizer(
         model, tokenizer = tiny_random(torch.float32)
         return tokenizer, find_stop_ids(model, tokenizer)
     path = smollm2_path() if name == "smollm2-135m-instruct" else name
-    if os.path.isdir(path) and not all(
-        entry.is_file() or entry.is_dir() for entry in os.scandir(path)
-    ):
-        return None  # a pipe among its files would be waited for
+    if os.path.isdir(path):
+        for entry in os.scandir(path):
+            if not (entry.is_file() or entry.is_dir()):
+                return None  # a pipe among its files would be waited for
     options: Any = {"local_files_only": True}
     with quiet_transformers():
         try:
@@ -286,10 +290,10 @@ def load_local_tokenizer(
             )
         except (OSError, ValueError):
             return None
+        # many models have no generation settings
         with contextlib.suppress(OSError, ValueError):
-            return tokenizer, _union_of_ends(
-                GenerationConfig.from_pretrained(path, **options), config, tokenizer
-            )
+            generation = GenerationConfig.from_pretrained(path, **options)
+            return tokenizer, _union_of_ends(generation, config, tokenizer)
     return tokenizer, _union_of_ends(config, tokenizer)
 
 
@@ -302,6 +306,7 @@ def _union_of_ends(*sources: object) -> tuple[int, ...]:
     stop_ids: set[int] = set()
     for source in sources:
         ids = getattr(source, "eos_token_id", None)
+        # a number, a list or nothing, by model
         if isinstance(ids, list | tuple):
             stop_ids.update(ids)
         elif ids is not None:
@@ -323,14 +328,14 @@ def export_model(
     weights = dict(tensors)
     names = dict(source.model.named_parameters()).keys()
     tied = tied_names(source.model).keys()
-    if differing := sorted(weights.keys() ^ (names | tied)):
+    differing = sorted(weights.keys() ^ (names | tied))
+    if differing:
         raise ValueError(
             f"{len(differing)} weight names differ from {source.name}'s, the first is"
             f" {differing[0]}"
         )
-    write_model_directory(
-        {name: weights[name] for name in names}, source.model, source.tokenizer, out
-    )
+    stored = {name: weights[name] for name in names}
+    write_model_directory(stored, source.model, source.tokenizer, out)
 
 
 def _from_pretrained(
@@ -349,7 +354,9 @@ def _from_pretrained(
         )
     model, info = loaded
     # transformers would fill them with random numbers
-    if lost := sorted([*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])]):
+    mismatched = [entry[0] for entry in info["mismatched_keys"]]
+    lost = sorted([*info["missing_keys"], *mismatched])
+    if lost:
         raise ConfigError(
             f"model {name!r} is incomplete: {len(lost)} weights are missing, the first is {lost[0]}"
         )

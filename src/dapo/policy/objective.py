@@ -80,9 +80,9 @@ def gradient_terms(
 
 def knows_responses(tokens: Mapping[str, Tensor], config: LossConfig) -> bool:
     """Return True if `gradient_terms` need no log-probabilities but those of pi_old."""
-    return not config.needs_whole_responses or (
-        "old" in tokens and not SURROGATES[config.surrogate].needs_whole_responses
-    )
+    if not config.needs_whole_responses:
+        return True
+    return "old" in tokens and not SURROGATES[config.surrogate].needs_whole_responses
 
 
 def objective_gradient(
@@ -123,10 +123,12 @@ def objective_gradient(
     if "reference" in terms:
         kl = kl_gradient(logprobs, terms["reference"], mask, weights, estimator=config.kl_estimate)
         gradient = gradient + config.kl_coef * kl
-    by_entropy = (
-        torch.where(mask, -config.entropy_coef * weights, 0.0) if config.entropy_coef > 0 else None
-    )
-    by_divergence = torch.where(mask, config.kl_coef * weights, 0.0) if config.has_full_kl else None
+    by_entropy = None
+    if config.entropy_coef > 0:
+        by_entropy = torch.where(mask, -config.entropy_coef * weights, 0.0)
+    by_divergence = None
+    if config.has_full_kl:
+        by_divergence = torch.where(mask, config.kl_coef * weights, 0.0)
     return Slopes(gradient, by_entropy, by_divergence, values)
 
 
@@ -138,10 +140,10 @@ def _surrogate_gradient(
 ) -> Tensor:
     """Return the derivatives of the loss of `loss.surrogate`, without the engine correction."""
     leaf = logprobs.detach().clone().requires_grad_()
+    old = tokens.get("old", logprobs)
+    # the chunks' scores may be computed without gradients
     with torch.enable_grad():
-        loss, _ = _surrogate_loss(
-            leaf, tokens.get("old", logprobs), tokens["weights"], tokens, config, responses
-        )
+        loss, _ = _surrogate_loss(leaf, old, tokens["weights"], tokens, config, responses)
     (gradient,) = torch.autograd.grad(loss, leaf)
     return gradient
 
@@ -159,14 +161,14 @@ def _surrogate_loss(
     keywords = _bounds(config)
     if surrogate.needs_whole_responses:
         keywords["responses"] = responses
-    return surrogate.load()(
-        logprobs, old, tokens["advantages"], tokens["mask"], weights, **keywords
-    )
+    function = surrogate.load()
+    return function(logprobs, old, tokens["advantages"], tokens["mask"], weights, **keywords)
 
 
 def _engine_weights(
     old: Tensor, tokens: Mapping[str, Tensor], config: LossConfig, responses: Responses | None
 ) -> Tensor:
+    """Return each token's weight of the engine correction (`algo.loss.engine_weights`)."""
     cap = config.engine_correction
     assert cap is not None
     by_response = config.engine_ratio == "sequence"
@@ -199,6 +201,7 @@ def corrected_weights(
     if correction is None:
         return weights, {}
     assert config.engine_correction is not None
+    # a truncated weight is the cap itself, a masked one is 0
     changed = correction >= config.engine_correction
     if config.engine_over_cap == "mask":
         changed = correction == 0
@@ -241,7 +244,10 @@ def objective_sums(
     loss, sums = _surrogate_loss(logprobs, old, corrected, terms, config, responses)
     results: dict[str, Tensor | float] = {**sums, "loss": loss}
     if custom is not None:
-        results = {k: value for k, value in results.items() if not k.startswith("clipped_")}
+        # a custom loss need not clip, and its own loss replaces that of Eq. 8
+        results = {
+            name: value for name, value in results.items() if not name.startswith("clipped_")
+        }
         results |= custom
     results |= about_correction | {"entropy": torch.where(mask, entropies, 0.0).sum()}
     if with_nll:  # of demonstrations, whose loss of Eq. 8 is a constant
@@ -261,9 +267,13 @@ def objective_sums(
 
 
 def add_values(parts: Sequence[Mapping[str, Tensor | float]]) -> dict[str, Tensor | float]:
-    """Loss and metrics of a custom loss over a microbatch, added over its parts on the device."""
-    names = dict.fromkeys(["loss", *(name for part in parts for name in part)])
-    return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
+    """Return loss and metrics of a custom loss over a microbatch, added up on the device."""
+    sums: dict[str, Tensor | float] = {"loss": 0}
+    for part in parts:
+        for name, value in part.items():
+            # 0, not 0.0: counts stay integers, which float32 would round beyond 2**24
+            sums[name] = sums.get(name, 0) + value
+    return sums
 
 
 def _bounds(config: LossConfig) -> dict[str, Any]:
@@ -277,17 +287,15 @@ def add_sums(parts: Iterable[Mapping[str, Tensor | float]]) -> dict[str, float]:
 
     All tensors come to main memory in one copy.
     """
-    parts = list(parts)
-    fetched = iter(
-        to_numbers(
-            [value for part in parts for value in part.values() if isinstance(value, Tensor)]
-        )
-    )
+    entries = [entry for part in parts for entry in part.items()]
+    numbers = iter(to_numbers([value for _, value in entries if isinstance(value, Tensor)]))
     sums: dict[str, float] = defaultdict(float)
-    for part in parts:
-        for name, value in part.items():
-            number = next(fetched) if isinstance(value, Tensor) else float(value)
-            sums[name] = max(sums[name], number) if name.endswith("_max") else sums[name] + number
+    for name, value in entries:
+        number = next(numbers) if isinstance(value, Tensor) else float(value)
+        if name.endswith("_max"):
+            sums[name] = max(sums[name], number)
+        else:
+            sums[name] += number
     return sums
 
 
@@ -295,8 +303,8 @@ def objective_metrics(sums: Mapping[str, float], config: LossConfig) -> dict[str
     """Return the metrics of a minibatch from its sums; means only if there are trained tokens."""
     count = sums["tokens"]
     metrics = {"loss/policy": sums["loss"], "optim/update_tokens": count}
-    if separate := sums["separate_positions"]:
-        metrics["optim/shared_token_fraction"] = 1 - sums["positions"] / separate
+    if sums["separate_positions"]:
+        metrics["optim/shared_token_fraction"] = 1 - sums["positions"] / sums["separate_positions"]
     if "kl" in sums:
         metrics["loss/kl"] = sums["kl"]
     if not count:
@@ -308,10 +316,9 @@ def objective_metrics(sums: Mapping[str, float], config: LossConfig) -> dict[str
         means["loss/engine_weight_mean"] = "engine_weight"
         means["loss/engine_weight_truncated_fraction"] = "engine_truncated"
     metrics |= {name: sums[key] / count for name, key in means.items() if key in sums}
-    if sums["clipped_high"]:
-        metrics["loss/clipped_high_prob_mean"] = (
-            sums["clipped_high_prob_sum"] / sums["clipped_high"]
-        )
+    clipped = sums["clipped_high"]
+    if clipped:
+        metrics["loss/clipped_high_prob_mean"] = sums["clipped_high_prob_sum"] / clipped
     if sums["gap_tokens"]:
         metrics["rollout/engine_logprob_gap_mean"] = sums["gap"] / sums["gap_tokens"]
         metrics["rollout/engine_logprob_gap_max"] = sums["gap_max"]
@@ -321,6 +328,7 @@ def objective_metrics(sums: Mapping[str, float], config: LossConfig) -> dict[str
 def require_engine_agrees(metrics: Mapping[str, float], config: LossConfig) -> None:
     """Raise EngineError if pi_old is the engine's but differs from the policy's."""
     gap = metrics.get("rollout/engine_logprob_gap_max", 0.0)
+    # `not <=`: nan is a difference too
     if config.old_logprobs == "engine" and not gap <= MAX_OLD_LOGPROB_GAP:
         raise EngineError(
             f"a token's log-probability in the engine differs from the policy's by {gap:.3g} nats"
@@ -331,6 +339,8 @@ def require_engine_agrees(metrics: Mapping[str, float], config: LossConfig) -> N
 
 def is_valid_update(metrics: Mapping[str, float], config: LossConfig) -> bool:
     """Return True if the loss is finite and the policy within `loss.max_approx_kl`."""
+    if not math.isfinite(metrics["loss/policy"]):
+        return False
     approx_kl = metrics.get("loss/approx_kl", 0.0)
     limit = config.max_approx_kl
-    return math.isfinite(metrics["loss/policy"]) and (limit is None or approx_kl <= limit)
+    return limit is None or approx_kl <= limit

@@ -46,12 +46,18 @@ def learning_rate(
     """
     if step < 1:
         raise ValueError(f"training steps count from 1, got {step}")
-    if step <= warmup_steps:
-        return lr if step == warmup_steps else lr * step / warmup_steps
+    if step < warmup_steps:
+        return lr * step / warmup_steps
+    # `lr` itself: the quotient of the last step of the warm-up could round
+    if step == warmup_steps:
+        return lr
     if schedule == "constant":
         return lr
     over = min(1.0, (step - warmup_steps) / max(1, num_steps - warmup_steps))
-    share = 1 - over if schedule == "linear" else (1 + cos(math.pi * over)) / 2
+    if schedule == "linear":
+        share = 1 - over
+    else:
+        share = (1 + cos(math.pi * over)) / 2
     return lr * (min_fraction + (1 - min_fraction) * share)
 
 
@@ -79,34 +85,42 @@ class MasterAdamW:
         lora: Mapping[str, float] | None = None,
         advice: str = "lower optim.lr, or look at loss/* and optim/grad_norm",
     ) -> None:
-        """For adapters, `lora` is their rank and alpha; checkpoints record it, and only equal ones
-        can be loaded.
+        """Train the weights of a model that require gradients.
 
-        `advice` is the part of the error for weights that are not finite.
+        Args:
+            model: the model, whose weights are updated in place.
+            config: the section `optim`.
+            lora: rank and alpha of adapters; checkpoints record them, and only equal ones can be
+                loaded. None: all weights are trained.
+            advice: what the error for weights that are not finite tells users to do.
         """
         self._config = config
         self._advice = advice
         self.lora = lora
         # by name, in the model's type: `master_weights`, rounded
         self.model_weights = self._trained(model)
-        self.master_weights = {
-            name: _master_weight(weight) for name, weight in self.model_weights.items()
-        }
+        self.master_weights = {}
+        self._copies: list[tuple[torch.nn.Parameter, torch.nn.Parameter]] = []
+        """The weights of a narrower type, each with its master weight."""
+        for name, weight in self.model_weights.items():
+            master = _master_weight(weight)
+            self.master_weights[name] = master
+            if master is not weight:
+                self._copies.append((weight, master))
+        # a frozen weight has no state to store
         self.tied = {
             name: target
             for name, target in tied_names(model).items()
             if target in self.model_weights
         }
-        pairs = zip(self.model_weights.values(), self.master_weights.values(), strict=True)
-        self._copies = [(working, master) for working, master in pairs if working is not master]
         if self._copies:
             use_sparse_embeddings(model)  # `_move_gradient` adds their rows
-        for working, master in self._copies:
-            working.register_post_accumulate_grad_hook(partial(_move_gradient, master))
-        trained = list(self.master_weights.values())
+        for weight, master in self._copies:
+            weight.register_post_accumulate_grad_hook(partial(_move_gradient, master))
+        weights = list(self.master_weights.values())
         decay = config.weight_decay
         self._adamw = torch.optim.AdamW(
-            trained, lr=config.lr, betas=config.betas, weight_decay=decay, fused=True
+            weights, lr=config.lr, betas=config.betas, weight_decay=decay, fused=True
         )
         self._not_finite: Tensor | None = None
         """Whether a weight was infinite or NaN after the last update; None before the first."""
@@ -129,12 +143,12 @@ class MasterAdamW:
         Both stay on the device and add up over ranks, like the sums of the loss: an update waits
         for the device once.
         """
+        gradients = []
         for master in self.master_weights.values():
             if master.grad is None:  # no sample reached it: decay and momentum continue
                 master.grad = torch.zeros_like(master)
-        gradients = [
-            master.grad for master in self.master_weights.values() if master.grad is not None
-        ]
+            gradients.append(master.grad)
+        # squares add up over ranks
         measured = {"squared_norm": get_total_norm(gradients).double().square()}
         if self._not_finite is not None:
             measured["not_finite"] = self._not_finite
@@ -143,13 +157,18 @@ class MasterAdamW:
     def update(
         self, lr: float, measured: Mapping[str, float], *, is_valid: bool = True
     ) -> tuple[float, bool]:
-        """One AdamW step at rate `lr` on the accumulated gradients, which are then freed.
+        """Make one AdamW step on the accumulated gradients, which are then freed.
 
         Returns the global norm before clipping, and whether the update was skipped, because that
         norm is not finite or `is_valid` is false.
 
-        `measured` is `measure` after the backward, added over all ranks. Raises NumericsError if
-        the previous update made a weight infinite or NaN: the weights are lost.
+        Args:
+            lr: the learning rate.
+            measured: `measure` after the backward, added over all ranks.
+            is_valid: whether the loss allows the update.
+
+        Raises:
+            NumericsError: the previous update made a weight infinite or NaN: the weights are lost.
         """
         if measured.get("not_finite"):
             self.require_finite()
@@ -158,14 +177,15 @@ class MasterAdamW:
             self.skipped_in_a_row += 1
         else:
             # made on the device, so that nothing waits for a copy
-            some = next(iter(self.master_weights.values()))
-            total_norm = torch.full((), norm, dtype=some.dtype, device=some.device)
+            weight = next(iter(self.master_weights.values()))
+            total_norm = torch.full((), norm, dtype=weight.dtype, device=weight.device)
             clip_grads_with_norm_(
                 self.master_weights.values(), self._config.max_grad_norm, total_norm
             )
             for group in self._adamw.param_groups:
                 group["lr"] = lr
             self._adamw.step()
+            # stays on the device: the next update's measurements bring it along
             self._not_finite = self._sums().isfinite().all().logical_not()
             self.sync_from_master()
             self.num_updates += 1
@@ -175,7 +195,8 @@ class MasterAdamW:
 
     def require_finite(self) -> None:
         """Raise NumericsError, naming the weight, unless all weights are finite."""
-        if lost := self._names_not_finite():
+        lost = self._names_not_finite()
+        if lost:
             raise NumericsError(
                 f"the weights are not finite after {self.num_updates} updates (the first is"
                 f" {lost[0]}), so they are neither saved nor sampled from; {self._advice} of the"
@@ -202,15 +223,13 @@ class MasterAdamW:
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """Return `exp_avg` and `exp_avg_sq` by parameter name; empty before the first update."""
-        state = self._adamw.state
-        return {
-            kind: {
-                name: state[master][kind]
-                for name, master in self.master_weights.items()
-                if master in state
-            }
-            for kind in MOMENTS
-        }
+        moments: dict[str, dict[str, Tensor]] = {kind: {} for kind in MOMENTS}
+        for name, master in self.master_weights.items():
+            state = self._adamw.state.get(master)
+            if state is not None:
+                for kind in MOMENTS:
+                    moments[kind][name] = state[kind]
+        return moments
 
     @torch.no_grad()
     def restore(
@@ -221,9 +240,13 @@ class MasterAdamW:
         num_updates: int,
         skipped_in_a_row: int,
     ) -> None:
-        """Set `master_weights`, `moments()` and the two counters to saved values.
+        """Set weights, moments and counters to saved values; every tensor is copied.
 
-        Every tensor is copied.
+        Args:
+            weights: `master_weights` by name.
+            moments: `moments()` by kind and name.
+            num_updates: the number of updates so far.
+            skipped_in_a_row: the number of skipped updates since the last one.
         """
         for name, master in self.master_weights.items():
             master.copy_(weights[name])
@@ -235,9 +258,9 @@ class MasterAdamW:
                 state[i] = {kind: values[name].clone() for kind, values in moments.items()}
                 # AdamW counts per parameter, in a tensor
                 state[i]["step"] = torch.tensor(float(num_updates))
-        self._adamw.load_state_dict(
-            {"state": state, "param_groups": self._adamw.state_dict()["param_groups"]}
-        )
+        # the groups stay: their options are those of this run
+        groups = self._adamw.state_dict()["param_groups"]
+        self._adamw.load_state_dict({"state": state, "param_groups": groups})
         self._not_finite = None
         self.num_updates = num_updates
         self.skipped_in_a_row = skipped_in_a_row

@@ -79,26 +79,23 @@ class SegmentBatch:
         return self.masks[window, dtype]
 
     def _make_mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        device = self.keys.device
         num_queries = len(self.queries) // self.size
         num_keys = len(self.keys) // self.size
         if window is not None and window >= num_keys:
             window = None
         if window is None and num_queries == num_keys:
             return None
-        key = torch.arange(num_keys, device=self.keys.device)
-        query = (
-            self.first_query[:, None, None]
-            + torch.arange(num_queries, device=self.keys.device)[:, None]
-        )
+        key = torch.arange(num_keys, device=device)
+        query = self.first_query[:, None, None] + torch.arange(num_queries, device=device)[:, None]
         # a padded query after the last key would see no key in a window, and some kernels return
         # NaN for such a row
         query = query.clamp(max=num_keys - 1)
         visible = key <= query  # [N or 1, Q, K]
         if window is not None:
             visible &= key > query - window
-        return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
-            ~visible, -torch.inf
-        )[:, None]
+        mask = torch.zeros(visible.shape, dtype=dtype, device=device)
+        return mask.masked_fill_(~visible, -torch.inf)[:, None]
 
 
 @dataclass(frozen=True)
@@ -128,17 +125,18 @@ class PackedAttentionPlan:
         """Return the window, None if all keys of a segment are within it."""
         if window is None:
             return None
-        return None if window >= max(len(segment.keys) for segment in self.segments) else window
+        longest = max(len(segment.keys) for segment in self.segments)
+        return window if window < longest else None
 
     @cached_property
     def compiled(self) -> Segments:
         """Return the segments for the compiled kernel of a CPU."""
         keys = [segment.keys for segment in self.segments]
-        starts, lengths = np.array(
-            [(segment.start, segment.length) for segment in self.segments]
-        ).T.copy()
+        starts = np.array([segment.start for segment in self.segments])
+        lengths = np.array([segment.length for segment in self.segments])
         offsets = np.cumsum([0, *map(len, keys)])
-        return Segments(*map(torch.from_numpy, (starts, lengths, offsets, np.concatenate(keys))))
+        columns = (starts, lengths, offsets, np.concatenate(keys))
+        return Segments(*map(torch.from_numpy, columns))
 
     def varlen(self, window: int | None) -> VarlenPlan:
         """Return the plan for the varlen kernel; `window` limits a query's keys."""
@@ -159,31 +157,30 @@ class PackedAttentionPlan:
             outputs[queries[is_query]] = offset + np.flatnonzero(is_query)
             offset += queries.size
             parts += [queries.ravel(), keys.ravel(), first.ravel()]
-        on_device = to_device(torch.from_numpy(np.concatenate([*parts, outputs])), self.device)
-        *indices, output_indices = on_device.split([*map(len, parts), len(outputs)])
-        blocks = [
-            SegmentBatch(queries, keys, len(bucket), first)
-            for bucket, queries, keys, first in zip(
-                buckets, indices[::3], indices[1::3], indices[2::3], strict=True
-            )
-        ]
-        return PaddedBatches(tuple(blocks), output_indices)
+        # one copy to the device, cut there
+        parts.append(outputs)
+        joined = torch.from_numpy(np.concatenate(parts))
+        indices = to_device(joined, self.device).split([len(part) for part in parts])
+        blocks = []
+        for number, bucket in enumerate(buckets):
+            queries, keys, first = indices[3 * number : 3 * number + 3]
+            blocks.append(SegmentBatch(queries, keys, len(bucket), first))
+        return PaddedBatches(tuple(blocks), indices[-1])
 
     def _indices(self, bucket: Sequence[Segment]) -> tuple[np.ndarray, ...]:
         """Return stream indices of queries `[N, Q]` and keys `[N, K]`.
 
         Also returns the first query's key `[N or 1, 1]`, and which queries are the segment's own.
         """
-        # [N, 1]
-        length, total = np.array([(segment.length, len(segment.keys)) for segment in bucket]).T[
-            :, :, None
-        ]
+        length = np.array([[segment.length] for segment in bucket])  # [N, 1]
+        total = np.array([[len(segment.keys)] for segment in bucket])  # [N, 1]
         context = total - length
         num_queries = length.max()
         longest = total.max()
         num_keys = -(-longest // self.key_multiple) * self.key_multiple
         first = context
-        if len(bucket) * num_queries * num_keys > self.mask_elements and 2 * num_queries >= longest:
+        is_large = len(bucket) * num_queries * num_keys > self.mask_elements
+        if is_large and 2 * num_queries >= longest:
             first = np.zeros_like(context)
             num_queries = longest
         if num_queries == longest:
@@ -193,7 +190,9 @@ class PackedAttentionPlan:
         at = first + np.arange(num_queries)  # [N, Q] the position of a query among the keys
         queries = np.take_along_axis(keys, np.minimum(at, num_keys - 1), axis=1)
         is_query = (at >= context) & (at < total)
-        return queries, keys, first[:1] if (first == first[0]).all() else first, is_query
+        if (first == first[0]).all():
+            first = first[:1]  # a mask for all segments
+        return queries, keys, first, is_query
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
@@ -219,6 +218,7 @@ def unsupported_model_error(model: PreTrainedModel, problem: str) -> ConfigError
 
 
 def _problems(model: PreTrainedModel) -> Iterator[str]:
+    """Yield what packed sequences would compute wrongly, as far as the configuration tells."""
     config = model.config
     if config.is_encoder_decoder:
         yield "it is an encoder-decoder model"
@@ -295,11 +295,14 @@ def _attend(
 ) -> Tensor:
     """Return the `[N * Q, heads, d]` outputs of one batch."""
     q = _gather_segments(query, block.queries, block.size)
-    k, v = (_gather_segments(states, block.keys, block.size) for states in (key, value))
+    k = _gather_segments(key, block.keys, block.size)
+    v = _gather_segments(value, block.keys, block.size)
     mask = block.mask(window, q.dtype)
     if mask is not None and q.is_cuda:
         # CUDA's kernels with masks do not support grouped heads
-        k, v = (states.repeat_interleave(q.shape[1] // states.shape[1], dim=1) for states in (k, v))
+        group = q.shape[1] // k.shape[1]
+        k = k.repeat_interleave(group, dim=1)
+        v = v.repeat_interleave(group, dim=1)
     out = scaled_dot_product_attention(
         q,
         k,

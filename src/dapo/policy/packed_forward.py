@@ -1,6 +1,6 @@
 """Prepares a model's forward for training: packed sequences, verified, recomputed layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from statistics import fmean
@@ -41,7 +41,8 @@ def use_packed_forward(model: PreTrainedModel) -> None:
 
 def prepare_packed_forward(model: PreTrainedModel) -> str | None:
     """Switch to packed attention and fused layers; return the attention before, None if packed."""
-    if (plain := model.config._attn_implementation) == IMPLEMENTATION:
+    plain = model.config._attn_implementation
+    if plain == IMPLEMENTATION:
         return None
     use_packed_attention(model)
     fuse_layers(model)
@@ -55,9 +56,11 @@ def check_packed_forward(model: PreTrainedModel, plain: str | None, sharded: Any
     Rounding is measured on the same device, in the same type: the difference that a padded batch
     and the other of PyTorch's two attentions make to a plain forward.
 
-    `model` has packed attention, and `plain` names the attention for single sequences (None: it was
-    checked before). If the weights are sharded, the wrapper `sharded` gathers them for each
-    forward, and every rank calls this.
+    Args:
+        model: has packed attention.
+        plain: the name of the attention for single sequences; None: it was checked before.
+        sharded: the wrapper that gathers sharded weights for each forward, in which case every rank
+            calls this; None: the weights are whole.
     """
     if plain is None:
         return
@@ -71,6 +74,7 @@ def check_packed_forward(model: PreTrainedModel, plain: str | None, sharded: Any
         ) from error
     if sharded is not None:
         sharded.reshard()
+    # `not <=`: nan is a difference too
     if not difference <= max(MIN_TOLERANCE, ROUNDING_FACTOR * rounding):
         different = (
             f"log-probabilities of packed sequences differ by {difference:.2g} nats from those of"
@@ -84,26 +88,30 @@ def check_packed_forward(model: PreTrainedModel, plain: str | None, sharded: Any
 def _packed_differences(model: PreTrainedModel, plain: str, sharded: Any) -> list[float]:
     """Return mean differences in nats from single sequences, of packed and of padded ones."""
     run = sharded or (lambda compute: compute())
-    ids = tuple((7 * i + 3) % model.config.get_text_config().vocab_size for i in range(15))
-    prompts = (ids[:3], ids[3:8])
+    vocabulary = model.config.get_text_config().vocab_size
+    # arbitrary ids, the same in each call and on each rank
+    ids = tuple((7 * i + 3) % vocabulary for i in range(15))
     responses = (ids[8:10], ids[10:14], ids[14:])
-    samples = [
-        Sample(group, prompt, response, 0.0, 0.0, (), None, (True,) * len(response))
-        for group, prompt in enumerate(prompts)
-        for response in responses
-    ]
+    samples = []
+    for group, prompt in enumerate((ids[:3], ids[3:8])):
+        for response in responses:
+            mask = (True,) * len(response)
+            samples.append(Sample(group, prompt, response, 0.0, 0.0, (), None, mask))
     (microbatch,) = pack(samples, max_tokens=1000, device=model.device)
     scores = token_logprobs(sharded or model, microbatch, temperature=1.0)
-    packed = chain(*in_callers_order([microbatch], [scores], len(samples)))
+    packed = list(chain(*in_callers_order([microbatch], [scores], len(samples))))
     model.set_attn_implementation("sdpa" if plain == "eager" else "eager")
     padded = _plain_logprobs(model, run, samples)
     model.set_attn_implementation(plain)
-    alone = [score for sample in samples for score in _plain_logprobs(model, run, [sample])]
+    single: list[float] = []
+    for sample in samples:
+        single += _plain_logprobs(model, run, [sample])
     model.set_attn_implementation(IMPLEMENTATION)
-    return [
-        fmean(abs(a - b) for a, b in zip(logprobs, alone, strict=True))
-        for logprobs in (packed, padded)
-    ]
+    return [_mean_difference(packed, single), _mean_difference(padded, single)]
+
+
+def _mean_difference(first: Sequence[float], second: Sequence[float]) -> float:
+    return fmean(abs(a - b) for a, b in zip(first, second, strict=True))
 
 
 def _plain_logprobs(
@@ -118,11 +126,11 @@ def _plain_logprobs(
     logits = run(lambda: model(input_ids=ids, use_cache=False).logits)[:, :-1]  # [N, T - 1, V]
     log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=2)
     scores = log_p.gather(2, ids[:, 1:, None]).squeeze(2)
-    spans = [
-        slice(len(sample.prompt_ids) - 1, len(row) - 1)
-        for sample, row in zip(samples, rows, strict=True)
-    ]
-    return torch.cat([score[span] for score, span in zip(scores, spans, strict=True)]).tolist()
+    parts = []
+    for sample, row, row_scores in zip(samples, rows, scores, strict=True):
+        # a token's score is at the position before it
+        parts.append(row_scores[len(sample.prompt_ids) - 1 : len(row) - 1])
+    return torch.cat(parts).tolist()
 
 
 def recompute_layers(model: torch.nn.Module) -> int:
@@ -132,9 +140,8 @@ def recompute_layers(model: torch.nn.Module) -> int:
     policy is in evaluation mode, without dropout. Call it before the layers are sharded. Raises
     ConfigError for a model without such layers.
     """
-    layers: list[torch.nn.Module] = [
-        m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)
-    ]
+    modules = list(model.modules())
+    layers = [module for module in modules if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigError(
             f"train.recompute=true: found no layers to recompute in a {type(model).__name__}"

@@ -14,7 +14,7 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -93,22 +93,27 @@ class Microbatch:
 
     def target_slice(self, predictors: slice) -> slice:
         """Return the targets of a slice of the predictors."""
-        return slice(
-            int(self.first_target[predictors.start]), int(self.first_target[predictors.stop])
-        )
+        first = int(self.first_target[predictors.start])
+        last = int(self.first_target[predictors.stop])
+        return slice(first, last)
 
     def local_rows(self, predictors: slice) -> Tensor | None:
         """Return each target's predictor in a slice of them; None: each predicts one target."""
         targets = self.target_slice(predictors)
         if targets.stop - targets.start == predictors.stop - predictors.start:
             return None
-        return self.rows[targets] - predictors.start if predictors.start else self.rows[targets]
+        rows = self.rows[targets]
+        if predictors.start:
+            rows = rows - predictors.start
+        return rows
 
     def sum_over_targets(self, values: Tensor, predictors: slice) -> Tensor:
         """Sum the slice's target `values` for each predictor of a slice."""
         rows = self.local_rows(predictors)
+        if rows is None:
+            return values
         size = predictors.stop - predictors.start
-        return values if rows is None else values.new_zeros(size).index_add_(0, rows, values)
+        return values.new_zeros(size).index_add_(0, rows, values)
 
 
 def partition(
@@ -135,32 +140,34 @@ def partition(
     samples are not adjacent.
     """
     groups = ordered_groups(samples)
-    chunks = [chunk for group in groups for chunk in group.cut(max_tokens)]
+    chunks: list[PromptChunk] = []
+    for group in groups:
+        chunks += group.cut(max_tokens)
     if ranks == 1:
         bins = _first_fit(chunks, max_tokens)
     else:
         target = _num_tokens(chunks) // (ranks * MIN_CHUNKS_PER_RANK)
-        limits = [
-            min(max_tokens, max(target, MIN_CHUNK_PROMPTS * group.prompt_length))
-            for group in groups
-        ]
-        chunks = [
-            chunk for group, limit in zip(groups, limits, strict=True) for chunk in group.cut(limit)
-        ]
+        chunks = []
+        for group in groups:
+            limit = max(target, MIN_CHUNK_PROMPTS * group.prompt_length)
+            chunks += group.cut(min(max_tokens, limit))
         bins = _balanced(chunks, ranks=ranks, max_tokens=max_tokens)
     load = [0] * ranks
-    weights = weights or [0.0] * len(samples)
+    if not weights:
+        weights = [0.0] * len(samples)
     partitions: list[list[RankMicrobatch]] = [[] for _ in range(ranks)]
     for start in range(0, len(bins), ranks):
         # the bins of a pass have similar sizes; the largest goes to the rank with the least load
         order = sorted(range(ranks), key=lambda rank: (load[rank], rank))
         for rank, content in zip(order, bins[start : start + ranks], strict=True):
             load[rank] += _num_tokens(content)
-            indices = tuple(i for chunk in content for i in chunk.indices)
-            rank_microbatch = RankMicrobatch(
-                indices, tuple(samples[i] for i in indices), tuple(weights[i] for i in indices)
-            )
-            partitions[rank].append(rank_microbatch if indices else DUMMY_MICROBATCH)
+            rank_microbatch = DUMMY_MICROBATCH
+            if content:
+                indices = tuple(i for chunk in content for i in chunk.indices)
+                rank_microbatch = RankMicrobatch(
+                    indices, tuple(samples[i] for i in indices), tuple(weights[i] for i in indices)
+                )
+            partitions[rank].append(rank_microbatch)
     return [tuple(passes) for passes in partitions]
 
 
@@ -191,58 +198,63 @@ class OrderedGroup:
         for index, length, shared in zip(self.indices, self.lengths, self.shared, strict=True):
             new_tokens = length - shared
             keys = self.prompt_length + length
-            tokens = (
-                max(new_tokens, min(length, -(-keys // SHARED_KEYS_PER_TOKEN))) if new_tokens else 0
-            )
+            tokens = 0  # a copy of the response before costs nothing
+            if new_tokens:
+                gathered = -(-keys // SHARED_KEYS_PER_TOKEN)
+                tokens = max(new_tokens, min(length, gathered))
             if chunks and chunks[-1].num_tokens + tokens <= limit:
-                chunks[-1] = PromptChunk(
-                    (*chunks[-1].indices, index), chunks[-1].num_tokens + tokens
-                )
+                last = chunks[-1]
+                chunks[-1] = PromptChunk((*last.indices, index), last.num_tokens + tokens)
             else:
+                # a new chunk computes the prompt and shared prefixes again
                 chunks.append(PromptChunk((index,), keys))
         return chunks
 
 
 def ordered_groups(samples: Sequence[Sample]) -> list[OrderedGroup]:
     """Return the groups of `samples`. Raises ValueError like `partition`."""
-    groups = [
-        list(members)
-        for _, members in groupby(range(len(samples)), key=lambda i: samples[i].group_id)
-    ]
-    if len({samples[members[0]].group_id for members in groups}) < len(groups):
-        raise ValueError("the samples of a group must be adjacent to share its prompt")
-    ordered = []
-    for members in groups:
-        first = samples[members[0]]
-        if not first.prompt_ids:
-            raise ValueError(
-                f"the samples of group {first.group_id} have no prompt to predict their first token"
-                " from"
-            )
-        if any(
-            samples[i].prompt_ids is not first.prompt_ids != samples[i].prompt_ids for i in members
-        ):
-            raise ValueError(f"the samples of group {first.group_id} have different prompts")
-        scored = [i for i in members if len(samples[i].response_ids)]
-        responses = [token_array(samples[i].response_ids) for i in scored]
-        prefixes = sorted_prefixes(responses)
-        indices = [scored[at] for at in prefixes.order]
-        lengths = [len(responses[at]) for at in prefixes.order]
-        ordered.append(
-            OrderedGroup(
-                len(first.prompt_ids), tuple(indices), tuple(lengths), tuple(prefixes.shared)
-            )
+    members_of: dict[int, list[int]] = {}
+    previous_id = None
+    for i, sample in enumerate(samples):
+        if sample.group_id != previous_id and sample.group_id in members_of:
+            raise ValueError("the samples of a group must be adjacent to share its prompt")
+        members_of.setdefault(sample.group_id, []).append(i)
+        previous_id = sample.group_id
+    return [_ordered_group(samples, members) for members in members_of.values()]
+
+
+def _ordered_group(samples: Sequence[Sample], members: Sequence[int]) -> OrderedGroup:
+    """Order the samples of a group, which are those at the indices `members`."""
+    first = samples[members[0]]
+    if not first.prompt_ids:
+        raise ValueError(
+            f"the samples of group {first.group_id} have no prompt to predict their first token"
+            " from"
         )
-    return ordered
+    for i in members:
+        prompt = samples[i].prompt_ids
+        # mostly one object: long prompts are not compared token by token
+        if prompt is not first.prompt_ids and prompt != first.prompt_ids:
+            raise ValueError(f"the samples of group {first.group_id} have different prompts")
+    scored = [i for i in members if len(samples[i].response_ids)]
+    responses = [token_array(samples[i].response_ids) for i in scored]
+    prefixes = sorted_prefixes(responses)
+    indices = [scored[at] for at in prefixes.order]
+    lengths = [len(responses[at]) for at in prefixes.order]
+    return OrderedGroup(
+        len(first.prompt_ids), tuple(indices), tuple(lengths), tuple(prefixes.shared)
+    )
 
 
 def _first_fit(chunks: Sequence[PromptChunk], max_tokens: int) -> list[list[PromptChunk]]:
     """Return a rank's bins: chunks by descending mean length, each in the first with room."""
     bins: list[list[PromptChunk]] = []
     room = np.full(len(chunks), max_tokens)
-    for chunk in sorted(
-        chunks, key=lambda chunk: (-chunk.num_tokens / len(chunk.indices), chunk.indices)
-    ):
+
+    def by_mean_length(chunk: PromptChunk) -> tuple[float, tuple[int, ...]]:
+        return -chunk.num_tokens / len(chunk.indices), chunk.indices
+
+    for chunk in sorted(chunks, key=by_mean_length):
         size = min(chunk.num_tokens, max_tokens)  # a longer chunk gets an empty bin
         at = int((room[: len(bins) + 1] >= size).argmax())
         if at == len(bins):
@@ -255,7 +267,7 @@ def _first_fit(chunks: Sequence[PromptChunk], max_tokens: int) -> list[list[Prom
 def _balanced(
     chunks: Sequence[PromptChunk], *, ranks: int, max_tokens: int
 ) -> list[list[PromptChunk]]:
-    """Bins for several ranks, the fullest first.
+    """Return bins for several ranks, the fullest first.
 
     Their number is the smallest sufficient multiple of `ranks`; from 100 passes on it may be 1 %
     more.
@@ -265,10 +277,8 @@ def _balanced(
     while (bins := _fill(chunks, passes * ranks, max_tokens)) is None:
         passes += 1 + passes // 100
     # chunks of one group in the same bin become adjacent, so that they share their prompt
-    return [
-        sorted(content, key=lambda chunk: chunk.indices)
-        for content in sorted(bins, key=_num_tokens, reverse=True)
-    ]
+    bins.sort(key=_num_tokens, reverse=True)
+    return [sorted(content, key=lambda chunk: chunk.indices) for content in bins]
 
 
 def min_passes(sizes: Sequence[int], *, ranks: int, max_tokens: int) -> int:
@@ -277,7 +287,8 @@ def min_passes(sizes: Sequence[int], *, ranks: int, max_tokens: int) -> int:
     # the first n chunks have at least the size of the last of them, so a bin holds at most
     # max_tokens // size of them
     bins = np.arange(1, len(num_tokens) + 1) / (max_tokens // num_tokens)
-    return math.ceil(max(num_tokens.sum() / max_tokens, bins.max(initial=0)) / ranks)
+    needed = max(num_tokens.sum() / max_tokens, bins.max(initial=0))
+    return math.ceil(needed / ranks)
 
 
 def _fill(
@@ -311,46 +322,47 @@ def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device)
     """Make one stream of all samples in lexicographic order, without waiting for the device."""
     samples = rank_microbatch.samples
     prompts = {sample.group_id: token_array(sample.prompt_ids) for sample in samples}
-    sequences = [
-        np.concatenate([prompts[sample.group_id], token_array(sample.response_ids)])
-        for sample in samples
-    ]
-    paths, segments = _stream_indices(sequences, sorted_prefixes(sequences))
-    new_tokens = [
-        (sequences[i][at : len(paths[i])], np.arange(at, len(paths[i]))) for i, at in segments
-    ]
     lengths = [len(sample.response_ids) for sample in samples]
-    predictors = np.concatenate(
-        [path[len(path) - n :] for path, n in zip(paths, lengths, strict=True)]
-    )
+    sequences = []
+    for sample in samples:
+        tokens = (prompts[sample.group_id], token_array(sample.response_ids))
+        sequences.append(np.concatenate(tokens))
+    paths, segments = _stream_indices(sequences, sorted_prefixes(sequences))
+    new_ids = []
+    new_positions = []
+    plan = []
+    for i, at in segments:
+        new_ids.append(sequences[i][at : len(paths[i])])
+        new_positions.append(np.arange(at, len(paths[i])))
+        plan.append(Segment(paths[i], len(paths[i]) - at))
+    # a path ends one token before its sequence, so its last n positions predict the response
+    response_paths = [path[len(path) - n :] for path, n in zip(paths, lengths, strict=True)]
+    responses = [ids[len(ids) - n :] for ids, n in zip(sequences, lengths, strict=True)]
+    predictors = np.concatenate(response_paths)
     order = predictors.argsort(kind="stable")
     distinct, first, rows = np.unique(predictors[order], return_index=True, return_inverse=True)
-    targets = np.concatenate(
-        [row[len(row) - n :] for row, n in zip(sequences, lengths, strict=True)]
-    )[order]
     columns = (
-        np.concatenate([ids for ids, _ in new_tokens]),
-        np.concatenate([at for _, at in new_tokens]),
+        np.concatenate(new_ids),
+        np.concatenate(new_positions),
         distinct,
         rows,
-        targets,
+        np.concatenate(responses)[order],
     )
     device = torch.device(device)
+    # one copy to the device, cut there
     joined = torch.from_numpy(np.concatenate(columns, dtype=np.int64))
-    input_ids, positions, *scored = to_device(joined, device).split(
-        [len(column) for column in columns]
-    )
+    parts = to_device(joined, device).split([len(column) for column in columns])
+    input_ids, positions, predictor_indices, target_rows, targets = parts
     key_multiple = CUDA_KEY_MULTIPLE if device.type == "cuda" else 1
-    plan = tuple(Segment(paths[i], len(paths[i]) - at) for i, at in segments)
     return Microbatch(
         indices=rank_microbatch.indices,
         lengths=tuple(lengths),
         input_ids=input_ids,
         positions=positions,
-        attention_plan=PackedAttentionPlan(plan, device, key_multiple=key_multiple),
-        predictors=scored[0],
-        rows=scored[1],
-        targets=scored[2],
+        attention_plan=PackedAttentionPlan(tuple(plan), device, key_multiple=key_multiple),
+        predictors=predictor_indices,
+        rows=target_rows,
+        targets=targets,
         order=order,
         first_target=np.append(first, len(order)),
         separate_tokens=sum(map(len, prompts.values())) + sum(lengths) - len(lengths),
@@ -370,24 +382,31 @@ def _stream_indices(
     previous = paths[0]
     for i, shared in zip(prefixes.order, prefixes.shared, strict=True):
         length = len(sequences[i]) - 1
+        # neither this sequence's last token nor its predecessor's is in the stream
         shared = min(shared, length, len(previous))
-        if num_new := length - shared:
+        num_new = length - shared
+        if num_new:
             segments.append((i, shared))
-        previous = paths[i] = np.concatenate([previous[:shared], np.arange(end, end + num_new)])
+        path = np.concatenate([previous[:shared], np.arange(end, end + num_new)])
+        paths[i] = path
+        previous = path
         end += num_new
     return paths, segments
 
 
 def rows_of(scores: Tensor, microbatch: Microbatch) -> list[Sequence[float]]:
     """Return the `[S]` scores of a microbatch's targets as one row per sample."""
-    scored = scores.detach().cpu().numpy()
-    numbers = np.empty_like(scored)
-    numbers[microbatch.order] = scored
-    ends = accumulate(microbatch.lengths)
-    return [
-        array(numbers.dtype.char, numbers[end - n : end].tobytes())
-        for n, end in zip(microbatch.lengths, ends, strict=True)
-    ]
+    target_scores = scores.detach().cpu().numpy()
+    numbers = np.empty_like(target_scores)
+    numbers[microbatch.order] = target_scores
+    rows = []
+    start = 0
+    for length in microbatch.lengths:
+        row = numbers[start : start + length]
+        # a copy: a view would keep the numbers of all samples in memory
+        rows.append(array(numbers.dtype.char, row.tobytes()))
+        start += length
+    return rows
 
 
 def in_callers_order(

@@ -3,9 +3,8 @@
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +90,14 @@ class PolicyCore:
         self._model: Any = loaded.model
         self._compute_dtype: torch.dtype = loaded.model.dtype
         lora = config.model.lora
-        self._adapters = (
-            None if lora is None else add_adapters(self._model, lora, seed=config.train.seed)
-        )
+        self._adapters = None
+        if lora is not None:
+            self._adapters = add_adapters(self._model, lora, seed=config.train.seed)
         self._use_packed_forward()
         self._reference: Reference | None = None
-        if (
-            config.has_kl
-            and config.loss.server is None
-            and (config.loss.teacher is not None or self._adapters is None)
-        ):
+        # with adapters the reference is the model without them, which needs no copy
+        needs_model = config.loss.teacher is not None or self._adapters is None
+        if config.has_kl and config.loss.server is None and needs_model:
             frozen = self._make_reference()
             self._reference = Reference(
                 frozen, self._local_weights(frozen), every=config.loss.reference_steps
@@ -111,6 +108,7 @@ class PolicyCore:
         """The value function of `advantage.estimator: gae`, also trained by each update."""
         if config.has_critic:
             self.critic = Critic(config, self._model)
+        # before the layers are sharded (`recompute_layers`)
         if config.train.recompute:
             recompute_layers(self._model)
             if self.critic is not None:
@@ -131,11 +129,9 @@ class PolicyCore:
         """Return the frozen model of `loss.reference.model`, or a copy of the initial policy."""
         if self._config.loss.teacher is None:
             return copy.deepcopy(self._model).requires_grad_(False)
-        teacher = load_teacher(
-            self._config, device=self._model.device, dtype=self._compute_dtype
-        ).model
-        use_packed_forward(teacher)
-        return teacher.requires_grad_(False)
+        loaded = load_teacher(self._config, device=self._model.device, dtype=self._compute_dtype)
+        use_packed_forward(loaded.model)
+        return loaded.model.requires_grad_(False)
 
     def _make_optimizer(self) -> MasterAdamW:
         lora = None if self._adapters is None else self._adapters.settings
@@ -152,10 +148,15 @@ class PolicyCore:
     @contextmanager
     def _reference_states(self, microbatch: Microbatch) -> Iterator[tuple[Tensor, Any]]:
         """Give the reference's states `[M, width]` and its head, for a divergence."""
-        model = self._model if self._reference is None else self._reference.model
-        adapters = self._adapters if self._reference is None else None
-        with torch.no_grad(), nullcontext() if adapters is None else adapters.disabled():
+        model = self._model
+        disabled_adapters: AbstractContextManager[None] = nullcontext()
+        if self._reference is not None:
+            model = self._reference.model
+        elif self._adapters is not None:
+            disabled_adapters = self._adapters.disabled()
+        with torch.no_grad(), disabled_adapters:
             states = hidden_states(model, microbatch)
+        # the adapters are enabled again: a head has none
         yield states, model.get_output_embeddings()
 
     def _token_kl(self, microbatch: Microbatch) -> Tensor:
@@ -198,25 +199,21 @@ class PolicyCore:
         """Restore a checkpoint; a reference or entropy bonus that it lacks stays as it is."""
         load_optimizer(self._optimizer, directory, read=read)
         counters = read_counters(directory)
-        if (
-            self._reference is not None
-            and self._reference.is_updated
-            and REFERENCE_STEP in counters
-        ):
+        is_stored = REFERENCE_STEP in counters
+        if self._reference is not None and self._reference.is_updated and is_stored:
             weights = read(directory, REFERENCE, self._reference.weights)
             self._reference.restore(weights, step=counters[REFERENCE_STEP])
-        if self._entropy_bonus is not None:
-            saved = counters.get(ENTROPY_BONUS)
-            if saved is not None:
-                self._entropy_bonus = EntropyBonus(
-                    **{**saved, "target": self._entropy_bonus.target}
-                )
+        stored_bonus = counters.get(ENTROPY_BONUS)
+        if self._entropy_bonus is not None and stored_bonus is not None:
+            # the target is an option, which a resumed run may change
+            state = stored_bonus | {"target": self._entropy_bonus.target}
+            self._entropy_bonus = EntropyBonus(**state)
 
     def _score(self, microbatch: Microbatch, model: Any) -> Tensor:
         return token_logprobs(model, microbatch, temperature=self._config.rollout.temperature)
 
     def _apply_gradient(self, sums: Mapping[str, float], *, step: int) -> dict[str, float]:
-        """Update the weights by the accumulated gradient unless it is invalid; returns the metrics.
+        """Update the weights by the accumulated gradient unless it is invalid; return the metrics.
 
         `sums` are the loss sums and the optimiser's measurements, added over all ranks.
         """
@@ -228,13 +225,12 @@ class PolicyCore:
             metrics["loss/nll"] = sums["nll"] / sums["tokens"]
         if self._entropy_bonus is not None:
             metrics["loss/entropy_coef"] = self._entropy_bonus.weight
-        norm, skipped = self._optimizer.update(
-            rate, sums, is_valid=is_valid_update(metrics, self._config.loss)
-        )
-        if self._entropy_bonus is not None and not skipped:
-            entropy = metrics.get("loss/entropy")
-            if entropy is not None:
-                self._entropy_bonus = self._entropy_bonus.after(entropy)
+        is_valid = is_valid_update(metrics, self._config.loss)
+        norm, skipped = self._optimizer.update(rate, sums, is_valid=is_valid)
+        # without trained tokens there is no entropy
+        entropy = metrics.get("loss/entropy")
+        if self._entropy_bonus is not None and entropy is not None and not skipped:
+            self._entropy_bonus = self._entropy_bonus.after(entropy)
         metrics |= {"optim/grad_norm": norm, "optim/lr": rate, "optim/skipped": float(skipped)}
         return metrics | self._peak_gpu_memory()
 
@@ -249,7 +245,7 @@ class PolicyCore:
     def _backward(
         self, rank_microbatch: RankMicrobatch, custom: CustomLoss | None = None
     ) -> Mapping[str, Tensor | float]:
-        """Accumulate the gradient of a microbatch's loss; returns the sums over its trained tokens.
+        """Accumulate the gradient of a microbatch's loss; return the sums over its trained tokens.
 
         The loss is a sum over tokens, so each chunk of predictors passes forward and backward
         through head and loss on its own; the layers' backward then runs once for all chunks. What
@@ -258,7 +254,7 @@ class PolicyCore:
         """
         microbatch = pack_microbatch(rank_microbatch, self._model.device)
         loss = self._loss
-        own_loss = custom if rank_microbatch.indices else None
+        chunk_loss = custom if rank_microbatch.indices else None
         dtype = torch.promote_types(self._model.dtype, torch.float32)
         tokens = loss_tokens(rank_microbatch, microbatch, loss, dtype, self._model.device)
         if loss.has_kl_term and not loss.has_full_kl and "reference" not in tokens:
@@ -280,20 +276,24 @@ class PolicyCore:
                 temperature = self._config.rollout.temperature
                 logprobs_before = hidden_logprobs(hidden, head, microbatch, temperature)
             terms = gradient_terms(tokens, loss, responses, logprobs_before)
-            wide = 1 if reference is None else 3
-            for part in chunks(len(hidden), len(head.weight), hidden.device.type, tensors=wide):
+            # as wide as the vocabulary: the logits, with a reference also its and their difference
+            tensors = 1 if reference is None else 3
+            for part in chunks(len(hidden), len(head.weight), hidden.device.type, tensors=tensors):
+                # a leaf of its own: the layers' backward runs once, after the last chunk
                 inputs = hidden.detach()[part].requires_grad_()
                 score = self._score_chunk(inputs, head, microbatch, part, reference)
                 scores.append([values.detach() for values in score])
-                slopes, part_values = self._slopes(scores[-1][0], terms, microbatch, part, own_loss)
+                slopes, part_values = self._slopes(
+                    scores[-1][0], terms, microbatch, part, chunk_loss
+                )
                 parts.append(part_values)
                 torch.autograd.backward([score[k] for k in slopes], list(slopes.values()))
                 assert inputs.grad is not None
                 gradients.append(inputs.grad)
+        # after the head's block: its gathered weights are complete then
         hidden.backward(torch.cat(gradients))
         logprobs, entropies, divergences = _joined_scores(scores, microbatch)
         values = None if custom is None else add_values(parts)
-        with_nll = self._config.is_supervised
         sums = objective_sums(
             logprobs,
             entropies,
@@ -302,7 +302,7 @@ class PolicyCore:
             values,
             divergences,
             responses=responses,
-            with_nll=with_nll,
+            with_nll=self._config.is_supervised,
         )
         if not rank_microbatch.indices:
             return sums
@@ -321,6 +321,10 @@ class PolicyCore:
         reference: tuple[Tensor, Any] | None,
     ) -> Sequence[Tensor]:
         """Return the scores of a chunk of hidden states (`score_tokens`)."""
+        reference_chunk = None
+        if reference is not None:
+            states, reference_head = reference
+            reference_chunk = (states[part], reference_head)
         return score_tokens(
             inputs,
             head,
@@ -328,7 +332,7 @@ class PolicyCore:
             microbatch.local_rows(part),
             temperature=self._config.rollout.temperature,
             differentiable_entropy=self._loss.entropy_coef > 0,
-            reference=None if reference is None else (reference[0][part], reference[1]),
+            reference=reference_chunk,
         )
 
     def _slopes(
@@ -355,9 +359,12 @@ def _joined_scores(
     scores: Sequence[Sequence[Tensor]], microbatch: Microbatch
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Join the scores of all chunks: `[S]` log-probabilities, entropies and divergences, if any."""
-    logprobs, *row_scores = map(torch.cat, zip(*scores, strict=True))
-    token_scores = [values[microbatch.rows] for values in row_scores]
-    return logprobs, token_scores[0], token_scores[1] if len(token_scores) > 1 else None
+    logprobs, entropies, *divergences = map(torch.cat, zip(*scores, strict=True))
+    # one per predictor, which may predict several tokens
+    token_divergences = None
+    if divergences:
+        token_divergences = divergences[0][microbatch.rows]
+    return logprobs, entropies[microbatch.rows], token_divergences
 
 
 class Policy(PolicyCore):
@@ -375,9 +382,12 @@ class Policy(PolicyCore):
             return self._adapters.merged(self._optimizer.master_weights, self._compute_dtype)
         weights = self._optimizer.model_weights
         layout = layout_of(weights, self._optimizer.tied)
-        return NamedWeights(
-            lambda: ((name, weight.detach()) for name, weight in weights.items()), layout
-        )
+
+        def read() -> Iterator[tuple[str, Tensor]]:
+            for name, weight in weights.items():
+                yield name, weight.detach()
+
+        return NamedWeights(read, layout)
 
     @explain_out_of_memory(
         torch.OutOfMemoryError, "the old log-probabilities", SMALLER_MICROBATCHES
@@ -385,9 +395,8 @@ class Policy(PolicyCore):
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples with `old_logprobs`: pi_old of a step with several updates (Eq. 6)."""
         rows = self._score_all(samples, lambda microbatch: self._score(microbatch, self._model))
-        return [
-            replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)
-        ]
+        pairs = zip(samples, rows, strict=True)
+        return [replace(sample, old_logprobs=row) for sample, row in pairs]
 
     def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
         """Return the critic's value of each response token, one row per sample.
@@ -398,7 +407,7 @@ class Policy(PolicyCore):
         return self.critic.values(samples)
 
     def reference_logprobs(self, samples: Sequence[Sample], *, step: int) -> list[Sequence[float]]:
-        """Log-probabilities of the samples' tokens under the reference of step `step`."""
+        """Return log-probabilities of the samples' tokens under the reference of step `step`."""
         self._begin_step(step)
         return self._score_all(samples, self._reference_logprobs)
 
@@ -423,10 +432,11 @@ class Policy(PolicyCore):
     def _score_all(
         self, samples: Sequence[Sample], score: Callable[[Microbatch], Tensor]
     ) -> list[Sequence[float]]:
-        microbatches = pack(
-            samples, max_tokens=self._config.microbatch_tokens, device=self._model.device
-        )
-        return in_callers_order(microbatches, list(map(score, microbatches)), len(samples))
+        """Return the scores of all samples' response tokens, a row per sample."""
+        max_tokens = self._config.microbatch_tokens
+        microbatches = pack(samples, max_tokens=max_tokens, device=self._model.device)
+        scores = [score(microbatch) for microbatch in microbatches]
+        return in_callers_order(microbatches, scores, len(samples))
 
     @explain_out_of_memory(torch.OutOfMemoryError, "an update of the policy", SMALLER_MICROBATCHES)
     def update(
@@ -444,10 +454,12 @@ class Policy(PolicyCore):
         `loss.function`. Returns the metrics `loss/*`, `optim/*` and `rollout/engine_logprob_gap_*`
         of `dapo show docs metrics`, and on a GPU `time/peak_gpu_memory_gib`.
 
-        Raises NumericsError if the previous update made a weight infinite or NaN (`weights`, `save`
-        and `snapshot` do for the last update). The policy is unchanged by EngineError, if the
-        engine's log-probabilities do not fit `loss.old_logprobs: engine`, and by LossFailed, if a
-        custom loss failed.
+        Raises:
+            NumericsError: the previous update made a weight infinite or NaN (`weights`, `save` and
+                `snapshot` raise it for the last update).
+            EngineError: the engine's log-probabilities do not fit `loss.old_logprobs: engine`; the
+                policy is unchanged.
+            LossFailed: a custom loss failed; the policy is unchanged.
         """
         if self.critic is not None and step <= self._config.critic.pretrain_steps:
             metrics = self.critic.apply_gradient(self.critic.backward(minibatch), step=step)
@@ -458,7 +470,7 @@ class Policy(PolicyCore):
             minibatch, self._config, ranks=1, every_sample=custom is not None
         )
         self._optimizer.zero_grad()
-        sums = list(map(partial(self._backward, custom=custom), passes))
+        sums = [self._backward(rank_microbatch, custom) for rank_microbatch in passes]
         # both gradients before either is applied: an update that fails in between changes nothing
         critic_sums = {} if self.critic is None else self.critic.backward(minibatch)
         metrics = self._apply_gradient(add_sums([*sums, self._optimizer.measure()]), step=step)
@@ -475,13 +487,15 @@ class Policy(PolicyCore):
         self._config = config.model_copy(update={"loss": loss})
         self._optimizer.zero_grad()
         try:
-            for rank_microbatch in partition_minibatch(minibatch, self._config, ranks=1)[0]:
+            (passes,) = partition_minibatch(minibatch, self._config, ranks=1)
+            for rank_microbatch in passes:
                 self._backward(rank_microbatch)
             self._optimizer.measure()  # gives weights that no sample reached a gradient of zeros
-            weights = self._optimizer.master_weights
-            return {
-                name: weight.grad for name, weight in weights.items() if weight.grad is not None
-            }
+            gradients = {}
+            for name, weight in self._optimizer.master_weights.items():
+                assert weight.grad is not None
+                gradients[name] = weight.grad
+            return gradients
         finally:
             self._config = config
             self._optimizer.zero_grad()
@@ -491,8 +505,9 @@ class Policy(PolicyCore):
 
         The directory exists.
 
-        Raises NumericsError, and writes nothing, if a weight is not finite; OSError if writing
-        fails.
+        Raises:
+            NumericsError: a weight is not finite; nothing is written.
+            OSError: writing fails.
         """
         self._writer(copies=False)(Path(directory))
 
@@ -508,8 +523,12 @@ class Policy(PolicyCore):
     def _writer(self, *, copies: bool) -> Callable[[Path], None]:
         """Return a function that writes the state, or a copy of the present one, into a folder."""
         self._optimizer.require_finite()
-        write_critic = None if self.critic is None else self.critic.writer(copies=copies)
-        state = self._copy.take(self._state()) if copies else self._state()
+        write_critic = None
+        if self.critic is not None:
+            write_critic = self.critic.writer(copies=copies)
+        state = self._state()
+        if copies:
+            state = self._copy.take(state)
 
         def write(directory: Path) -> None:
             if write_critic is not None:

@@ -24,7 +24,7 @@ class SortedPrefixes:
 
 
 def token_array(token_ids: Sequence[int]) -> np.ndarray:
-    """Token ids as an array of 4-byte numbers: a view where they are stored like that."""
+    """Return token ids as an array of 4-byte numbers: a view where they are stored like that."""
     return np.asarray(token_ids, np.int32)
 
 
@@ -35,20 +35,22 @@ def sorted_prefixes(sequences: Sequence[np.ndarray]) -> SortedPrefixes:
     """
     heads = [_key(sequence[:HEAD_TOKENS]) for sequence in sequences]
     order: list[int] = []
-    for _, equal in groupby(
-        sorted(range(len(heads)), key=heads.__getitem__), key=heads.__getitem__
-    ):
-        tied = list(equal)
-        order += tied if len(tied) == 1 else sorted(tied, key=lambda i: _key(sequences[i]))
+    by_head = sorted(range(len(heads)), key=heads.__getitem__)
+    for _, equal_heads in groupby(by_head, key=heads.__getitem__):
+        indices = list(equal_heads)
+        if len(indices) > 1:
+            indices.sort(key=lambda i: _key(sequences[i]))
+        order += indices
     shared = [0] * len(order)
     for k, (previous, i) in enumerate(pairwise(order), start=1):
+        # sequences whose heads differ share fewer tokens than a head has
         end = None if heads[previous] == heads[i] else HEAD_TOKENS
         shared[k] = _common(sequences[previous][:end], sequences[i][:end])
     return SortedPrefixes(order, shared)
 
 
 def _key(sequence: np.ndarray) -> bytes:
-    """Bytes that compare like the token ids."""
+    """Return bytes that compare like the token ids: the most significant byte is first."""
     return sequence.astype(">i4").tobytes()
 
 

@@ -15,4 +15,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 
 def to_numbers(scalars: Sequence[Tensor]) -> list[float]:
     """Return the 0-dim tensors of one device as numbers, in one copy that waits for it."""
-    return torch.stack([scalar.double() for scalar in scalars]).tolist() if scalars else []
+    if not scalars:
+        return []
+    # float64 holds counts and float32 numbers alike
+    return torch.stack([scalar.double() for scalar in scalars]).tolist()

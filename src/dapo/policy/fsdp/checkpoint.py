@@ -52,10 +52,10 @@ def read_shards(path: Path, into: Mapping[str, Tensor], group: ProcessGroup | No
 def stored_like(path: Path) -> dict[str, Tensor]:
     """Return the stored names, shapes and types as tensors on the `meta` device."""
     metadata: Any = _reader(path).read_metadata().state_dict_metadata
-    return {
-        name: torch.empty(m.size, dtype=m.properties.dtype, device="meta")
-        for name, m in metadata.items()
-    }
+    tensors = {}
+    for name, entry in metadata.items():
+        tensors[name] = torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+    return tensors
 
 
 class _StableFiles(FileSystem):

@@ -64,9 +64,11 @@ class ShardedModel(nn.Module):
 
     def base_model(self, **inputs: Any) -> Any:
         """Run the model's own forward; return only the last hidden state."""
-        return SimpleNamespace(
-            last_hidden_state=self(lambda: self.model.base_model(**inputs).last_hidden_state)
-        )
+
+        def compute() -> Tensor:
+            return self.model.base_model(**inputs).last_hidden_state
+
+        return SimpleNamespace(last_hidden_state=self(compute))
 
     def get_output_embeddings(self) -> Any:
         """Return the head, gathered from `base_model` to the end of the backward."""
@@ -124,12 +126,13 @@ def _layers(model: PreTrainedModel) -> nn.ModuleList:
 def _widen(module: nn.Module, device: torch.device) -> None:
     """Convert trained weights before sharding to float32 or more: AdamW's steps vanish in less."""
     for weight in module.parameters():
-        if (
-            weight.requires_grad
-            and not isinstance(weight, DTensor)
-            and weight.dtype != torch.float64
-        ):
-            weight.data = (weight.data if weight.is_meta else weight.data.to(device)).float()
+        if isinstance(weight, DTensor):  # of a layer that was sharded before
+            continue
+        if weight.requires_grad and weight.dtype != torch.float64:
+            # a weight on the meta device has nothing to move
+            if not weight.is_meta:
+                weight.data = weight.data.to(device)
+            weight.data = weight.data.float()
 
 
 @torch.no_grad()
@@ -145,8 +148,8 @@ def read_shards_of(
     tied = tied_names(model)
     buffers = dict(model.named_buffers())
     sharded.to_empty(device=ranks.device)
-    for further, source_name in tied.items():  # to_empty has untied them
-        module, _, name = further.rpartition(".")
+    for tied_name, source_name in tied.items():  # to_empty has untied them
+        module, _, name = tied_name.rpartition(".")
         setattr(model.get_submodule(module), name, model.get_parameter(source_name))
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
@@ -167,11 +170,20 @@ class ShardedAdamW(MasterAdamW):
         *,
         lora: Mapping[str, float] | None = None,
     ) -> None:
+        """Train the shards of this rank.
+
+        Args:
+            sharded: the sharded model.
+            config: the section `optim`.
+            ranks: the ranks that hold the other shards.
+            lora: rank and alpha of adapters; None: all weights are trained.
+        """
         self._ranks = ranks
-        self.shards: dict[str, Any] = {
-            name: p for name, p in sharded.model.named_parameters() if p.requires_grad
-        }
+        self.shards: dict[str, Any] = {}
         """The trained weights as DTensors."""
+        for name, weight in sharded.model.named_parameters():
+            if weight.requires_grad:
+                self.shards[name] = weight
         super().__init__(sharded.model, config, lora=lora)
 
     def _trained(self, model: nn.Module) -> dict[str, nn.Parameter]:
@@ -189,9 +201,11 @@ class ShardedAdamW(MasterAdamW):
         return super().measure()
 
     def _names_not_finite(self) -> list[str]:
-        return sorted(
-            {name for names in self._ranks.gather(super()._names_not_finite()) for name in names}
-        )
+        # one rank's shard suffices: all ranks must raise together
+        names: set[str] = set()
+        for rank_names in self._ranks.gather(super()._names_not_finite()):
+            names.update(rank_names)
+        return sorted(names)
 
 
 def _rows_of(source: StoredWeights | None, dtype: torch.dtype, name: str, rows: slice) -> Tensor:
@@ -227,32 +241,36 @@ class ShardedPolicy(PolicyCore):
         self._plain_attention = prepare_packed_forward(self._model)
 
     def _make_optimizer(self) -> ShardedAdamW:
-        names = {weight: name for name, weight in self._model.named_parameters()}
         adapters = self._adapters
-        frozen = {} if adapters is None else {name: names[w] for name, w in adapters.frozen.items()}
-        self._names = {name: file_name for file_name, name in frozen.items()}
+        if adapters is None:
+            self._model = self._distribute(self._model, self._read_rows)
+            return ShardedAdamW(self._model, self._config.optim, self._ranks)
+        # peft renames the model's own weights, but their files keep the names
+        names = {weight: name for name, weight in self._model.named_parameters()}
+        for file_name, weight in adapters.frozen.items():
+            self._names[names[weight]] = file_name
         self._model = self._distribute(self._model, self._read_rows)
-        if adapters is not None:
-            weights = dict(self._model.model.named_parameters())
-            self._adapters = replace(
-                adapters, frozen={name: weights[at] for name, at in frozen.items()}
-            )
-        lora = None if adapters is None else adapters.settings
+        # sharding has replaced the parameters
+        weights = dict(self._model.model.named_parameters())
+        frozen = {file_name: weights[name] for name, file_name in self._names.items()}
+        self._adapters = replace(adapters, frozen=frozen)
+        lora = adapters.settings
         return ShardedAdamW(self._model, self._config.optim, self._ranks, lora=lora)
 
     def _make_reference(self) -> ShardedModel:
         if self._config.loss.teacher is None:
-            return self._distribute(
-                copy.deepcopy(self._model).requires_grad_(False), self._read_rows
-            )
+            frozen = copy.deepcopy(self._model).requires_grad_(False)
+            return self._distribute(frozen, self._read_rows)
         loaded = load_teacher(self._config, device=None, dtype=self._compute_dtype)
         teacher: Any = loaded.model.requires_grad_(False)
         plain = prepare_packed_forward(teacher)
-        sharded = self._distribute(teacher, partial(_rows_of, loaded.stored, self._compute_dtype))
+        read_rows = partial(_rows_of, loaded.stored, self._compute_dtype)
+        sharded = self._distribute(teacher, read_rows)
         check_packed_forward(sharded.model, plain, sharded)
         return sharded
 
     def _distribute(self, model: Any, read_rows: Callable[[str, slice], Tensor]) -> ShardedModel:
+        """Shard a model; one without weights gets this rank's rows from their files."""
         sharded = shard(model, self._ranks)
         if any(weight.is_meta for weight in sharded.parameters()):
             read_shards_of(sharded, read_rows, self._ranks)
@@ -262,7 +280,7 @@ class ShardedPolicy(PolicyCore):
         return {name: _local(weight) for name, weight in model.model.named_parameters()}
 
     def _read_rows(self, name: str, rows: slice) -> Tensor:
-        """Rows of a weight of the initial model, by its name in the model with adapters."""
+        """Return rows of a weight of the initial model, by its name in the model with adapters."""
         file_name = self._names.get(name, name)
         if self._adapters is not None and file_name not in self._adapters.frozen:
             return self._adapters.initial_factor(name)[rows].to(self._compute_dtype)
@@ -270,6 +288,7 @@ class ShardedPolicy(PolicyCore):
 
     def _score(self, microbatch: Microbatch, model: Any) -> Tensor:
         scores = super()._score(microbatch, model)
+        # without a backward nothing else frees the gathered embedding and head
         model.reshard()
         return scores
 
@@ -290,10 +309,8 @@ class ShardedPolicy(PolicyCore):
         """
         self._begin_step(step)
         self._optimizer.zero_grad()
-        sums = [
-            self._backward(rank_microbatch, self._custom_loss)
-            for rank_microbatch in rank_microbatches
-        ]
+        custom = self._custom_loss
+        sums = [self._backward(rank_microbatch, custom) for rank_microbatch in rank_microbatches]
         rank_sums = add_sums([*sums, self._optimizer.measure()])
         return self._apply_gradient(add_sums(self._ranks.gather(rank_sums)), step=step)
 
@@ -305,15 +322,9 @@ class ShardedPolicy(PolicyCore):
 
         Every rank calls it, with equally many.
         """
-        microbatches = [
-            pack_microbatch(rank_microbatch, self._ranks.device)
-            for rank_microbatch in rank_microbatches
-        ]
-        scores = [self._score(microbatch, self._model) for microbatch in microbatches]
-        return [
-            rows_of(values, microbatch)
-            for values, microbatch in zip(scores, microbatches, strict=True)
-        ]
+        return self._score_all(
+            rank_microbatches, lambda microbatch: self._score(microbatch, self._model)
+        )
 
     @explain_out_of_memory(
         torch.OutOfMemoryError,
@@ -328,11 +339,20 @@ class ShardedPolicy(PolicyCore):
         Every rank calls it, with equally many.
         """
         self._begin_step(step)
-        microbatches = [
-            pack_microbatch(rank_microbatch, self._ranks.device)
-            for rank_microbatch in rank_microbatches
-        ]
-        return [rows_of(self._token_kl(microbatch), microbatch) for microbatch in microbatches]
+        return self._score_all(rank_microbatches, self._token_kl)
+
+    def _score_all(
+        self,
+        rank_microbatches: Sequence[RankMicrobatch],
+        score: Callable[[Microbatch], Tensor],
+    ) -> list[list[Sequence[float]]]:
+        """Return the scores of each sample's response tokens, by rank microbatch."""
+        device = self._ranks.device
+        microbatches = [pack_microbatch(content, device) for content in rank_microbatches]
+        # all before the first is read, which waits for the device
+        scores = [score(microbatch) for microbatch in microbatches]
+        pairs = zip(scores, microbatches, strict=True)
+        return [rows_of(values, microbatch) for values, microbatch in pairs]
 
     def weights(self) -> NamedWeights:
         """Return every weight by its name: adapters merged, unsharded, in the computing type.
@@ -346,10 +366,13 @@ class ShardedPolicy(PolicyCore):
         if self._adapters is not None:
             return self._adapters.merged(shards, dtype, full=_full_tensor)
         layout = layout_of(shards, self._optimizer.tied, dtype)
-        pairs = shards.items()
-        return NamedWeights(
-            lambda: ((name, _full_tensor(w.detach().to(dtype))) for name, w in pairs), layout
-        )
+
+        def read() -> Iterator[tuple[str, Tensor]]:
+            for name, weight in shards.items():
+                # rounded before it is gathered: ranks send fewer bytes
+                yield name, _full_tensor(weight.detach().to(dtype))
+
+        return NamedWeights(read, layout)
 
     def snapshot(self) -> None:
         """Copy the state into main memory, over the previous copy.
@@ -365,13 +388,15 @@ class ShardedPolicy(PolicyCore):
         Every rank calls it. Raises OSError if writing fails.
         """
         assert self._snapshot is not None
-        if not all(self._ranks.gather(directory.is_dir(), self._ranks.checkpoint_group)):
+        group = self._ranks.checkpoint_group
+        if not all(self._ranks.gather(directory.is_dir(), group)):
             raise CheckpointError(
                 f"some trainer ranks cannot see {directory}: on several machines the run directory"
                 " must be on a file system that all of them share"
             )
         for kind, shards in self._snapshot.tensors.items():
-            write_shards(self._to_dtensors(shards), directory / kind, self._ranks.checkpoint_group)
+            write_shards(self._to_dtensors(shards), directory / kind, group)
+        # equal on all ranks, so one writes them
         if self._ranks.rank == 0:
             write_counters(directory, self._snapshot.counters)
 
@@ -391,15 +416,20 @@ class ShardedPolicy(PolicyCore):
             return
         names = [name for name, _ in head.named_parameters()]
         gathered: dict[str, nn.Parameter] = {name: getattr(head, name) for name in names}
-        copies = {name: weight.detach().requires_grad_() for name, weight in gathered.items()}
+        copies = {}
         sums: dict[str, Tensor] = {}
-        for name, weight in copies.items():
-            weight.register_post_accumulate_grad_hook(partial(_add_up, sums, name))
+        for name, weight in gathered.items():
+            # a leaf of its own, whose hook takes each chunk's gradient before it is rounded into a
+            # sum
+            leaf = weight.detach().requires_grad_()
+            leaf.register_post_accumulate_grad_hook(partial(_add_up, sums, name))
+            copies[name] = leaf
         yield SimpleNamespace(**copies)
         for name, weight in gathered.items():
             weight.grad = sums[name].to(weight.dtype)
 
     def _peak_gpu_memory(self) -> dict[str, float]:
+        # of the rank with most, which is the first to run out
         metrics = super()._peak_gpu_memory()
         return {name: max(self._ranks.gather(value)) for name, value in metrics.items()}
 
@@ -415,10 +445,11 @@ class ShardedPolicy(PolicyCore):
         return dtensors
 
     def _read(self, directory: Path, kind: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return this rank's shards of a kind of stored tensors, of the shapes of `like`."""
         path = stored_at(directory, kind)
-        shards = {
-            name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in like.items()
-        }
+        shards = {}
+        for name, tensor in like.items():
+            shards[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
         dtensors = self._to_dtensors(shards)
         with as_checkpoint_error(path):
             require_same(path, stored_like(path), dtensors)
@@ -437,7 +468,11 @@ def _local(weight: Any) -> Tensor:
 
 
 def _add_up(sums: dict[str, Tensor], name: str, weight: Tensor) -> None:
+    """Add a chunk's gradient to the sum in float32, and free it."""
     assert weight.grad is not None
-    wide = weight.grad.float()
-    sums[name] = sums[name].add_(wide) if name in sums else wide
+    gradient = weight.grad.float()
+    if name in sums:
+        sums[name].add_(gradient)
+    else:
+        sums[name] = gradient
     weight.grad = None
