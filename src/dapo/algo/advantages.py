@@ -22,9 +22,11 @@ def group_advantages(rewards: Tensor, *, scale: Scale = "std") -> Tensor:
 
     `rewards`: `[G]`, shaped rewards of any float type. Returns `[G]` in the same type, computed in
     float64. `std` is the sample standard deviation (divisor G - 1), as in the released code;
-    `scale="none"` only subtracts the mean. Equal rewards give exact zeros. Raises ValueError for
-    fewer than two rewards, for rewards that are not finite, and for integers (the result could not
-    keep their type).
+    `scale="none"` only subtracts the mean. Equal rewards give exact zeros.
+
+    Raises:
+        ValueError: there are fewer than two rewards, some are not finite, or they are integers,
+            whose type the result could not keep.
     """
     _check(rewards, "[G], one group of at least 2 responses")
     if scale not in ("std", "none"):
@@ -50,8 +52,9 @@ def rloo_advantages(rewards: Tensor) -> Tensor:
     if _are_equal(rewards):
         return torch.zeros_like(rewards)
     exact = rewards.double()
-    others = (fsum(exact.tolist()) - exact) / (len(exact) - 1)
-    return (exact - others).to(rewards.dtype)
+    # fsum as in `_mean`
+    baselines = (fsum(exact.tolist()) - exact) / (len(exact) - 1)
+    return (exact - baselines).to(rewards.dtype)
 
 
 def reinforce_pp_advantages(rewards: Tensor, group_ids: Tensor | None = None) -> Tensor:
@@ -86,8 +89,8 @@ def reinforce_pp_baseline_advantages(rewards: Tensor, group_ids: Tensor) -> Tens
     _check(rewards, "[N], a batch of at least 2 responses")
     differences = torch.empty(len(rewards), dtype=torch.float64)
     for group_id in group_ids.unique():
-        of_group = group_ids == group_id
-        differences[of_group] = group_advantages(rewards[of_group].double(), scale="none")
+        is_member = group_ids == group_id
+        differences[is_member] = group_advantages(rewards[is_member].double(), scale="none")
     if _are_equal(differences):
         return torch.zeros_like(rewards)
     return (differences / (_deviation(differences) + STD_EPS)).to(rewards.dtype)
@@ -105,8 +108,8 @@ def _deviation(values: Tensor) -> float:
 
 
 def _are_equal(rewards: Tensor) -> bool:
-    # never std == 0: the float mean of sixteen times -1.3 is not -1.3, and dividing that rest by
-    # 1e-6 invents a signal
+    # never std == 0: the float mean of sixteen times -1.3 is not -1.3, and dividing that difference
+    # by 1e-6 invents a signal
     return bool(rewards.max() == rewards.min())
 
 

@@ -73,7 +73,10 @@ def likely_interval(group_size: int) -> tuple[float, float]:
     half = largest_chance(group_size) / 2
     for _ in range(64):  # bisection to the precision of a float
         middle = (low + high) / 2
-        low, high = (middle, high) if chance_at(middle, group_size) < half else (low, middle)
+        if chance_at(middle, group_size) < half:
+            low = middle
+        else:
+            high = middle
     return high, 1.0 - high
 
 
@@ -107,15 +110,17 @@ def fit_beta(
     problem and r by the weight of PSEUDO_PROBLEMS, while the observed problems weigh `W^2 / sum
     w^2`. Then a + b = 1 / r - 1, at most MAX_CONCENTRATION, and a = m (a + b).
 
-    The arguments are `[n]`: correct and wrong responses to each problem, which may be discounted,
-    and the remaining weight of each problem, from 0 to 1.
+    Args:
+        correct: `[n]` correct responses to each problem, which may be discounted.
+        wrong: `[n]` wrong responses, likewise.
+        ages: `[n]` the remaining weight of each problem, from 0 to 1.
     """
     trials = correct + wrong
     weights = trials * ages
-    seen = weights > 0
-    trials = trials[seen]
-    weights = weights[seen]
-    rates = correct[seen] / trials
+    has_weight = weights > 0
+    trials = trials[has_weight]
+    weights = weights[has_weight]
+    rates = correct[has_weight] / trials
     # fsum: numpy's products of vectors differ in the last bit with the processor
     total = fsum(weights)
     squares = fsum(weights * weights)
@@ -123,15 +128,17 @@ def fit_beta(
         return UNIFORM
     problems = total * total / squares
     mean = (problems * fsum(weights * rates) / total + 0.5) / (problems + 1)
-    of_flips = fsum(weights * (1 - weights / total) / trials)
-    room = total - squares / total - of_flips
-    found = 0.0
+    flip_spread = fsum(weights * (1 - weights / total) / trials)  # D
+    room = total - squares / total - flip_spread
+    estimate = 0.0
+    # one problem, or one response to each, says nothing of the correlation
     if room > 1e-9 * total:
         distances = rates - mean
         spread = fsum(weights * (distances * distances)) / (mean * (1 - mean))
-        found = (spread - of_flips) / room
-    of_prior = PSEUDO_PROBLEMS * _UNIFORM_CORRELATION
-    correlation = (problems * min(max(found, 0.0), 1.0) + of_prior) / (problems + PSEUDO_PROBLEMS)
+        estimate = (spread - flip_spread) / room
+    estimate = min(max(estimate, 0.0), 1.0)
+    prior_sum = PSEUDO_PROBLEMS * _UNIFORM_CORRELATION
+    correlation = (problems * estimate + prior_sum) / (problems + PSEUDO_PROBLEMS)
     concentration = min(1 / correlation - 1, MAX_CONCENTRATION)
     return Beta(mean * concentration, (1 - mean) * concentration)
 
@@ -151,11 +158,12 @@ def measured_chances(correct: Sequence[int], wrong: Sequence[int], group_size: i
     prior = fit_beta(
         np.asarray(correct, np.float64), np.asarray(wrong, np.float64), np.ones(len(correct))
     )
-    return [
-        (
-            1.0 - (comb(c, group_size) + comb(w, group_size)) / comb(c + w, group_size)
-            if c + w >= group_size
-            else expected_chance(Beta(prior.a + c, prior.b + w), group_size)
-        )
-        for c, w in zip(correct, wrong, strict=True)
-    ]
+    chances = []
+    for c, w in zip(correct, wrong, strict=True):
+        if c + w >= group_size:
+            equal_sets = comb(c, group_size) + comb(w, group_size)
+            chances.append(1.0 - equal_sets / comb(c + w, group_size))
+        else:
+            posterior = Beta(prior.a + c, prior.b + w)
+            chances.append(expected_chance(posterior, group_size))
+    return chances

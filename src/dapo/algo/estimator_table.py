@@ -28,21 +28,21 @@ class Estimator:
     """The rewards whose mean is the baseline: the response's group, or all responses of the step.
     """
     std_over: Literal["group", "batch"] | None = None
-    """The differences from the baseline by whose standard deviation they are divided; None: there
-    is no division.
+    """Whose standard deviation scales the advantages: the response's group, or the whole step.
+    None: there is no scaling.
     """
 
     @property
     def takes_batch(self) -> bool:
-        """Whether the function takes all rewards of a step with their group ids, instead of the
+        """True if the function takes all rewards of a step with their group ids, instead of the
         rewards of a group.
         """
         return self.std_over == "batch"
 
     def load(self) -> Callable[..., Any]:
         """The function, imported on first use."""
-        found: Callable[..., Any] = resolve_name(f"dapo.algo.{self.function}")
-        return found
+        function: Callable[..., Any] = resolve_name(f"dapo.algo.{self.function}")
+        return function
 
 
 ESTIMATORS: Mapping[str, Estimator] = {

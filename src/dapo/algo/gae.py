@@ -26,14 +26,20 @@ def token_rewards(rewards: Tensor, lengths: Tensor, penalties: Tensor) -> Tensor
     """`[N, T]` r_t: minus the penalty of each token, plus the shaped reward at a response's last
     token.
 
-    `rewards` and `lengths` (from 0 to T tokens) are `[N]`, `penalties` `[N, T]`; values after a
-    response's end are ignored. Raises ValueError if the shapes do not fit.
+    Args:
+        rewards: `[N]` shaped rewards R.
+        lengths: `[N]` from 0 to T tokens.
+        penalties: `[N, T]` p_t, ignored after a response's end.
+
+    Raises:
+        ValueError: the shapes do not fit.
     """
     _check_shapes(penalties, rewards=rewards, lengths=lengths)
     positions = torch.arange(penalties.shape[1])
     at_end = positions == lengths[:, None] - 1
-    found = torch.where(positions < lengths[:, None], -penalties, 0.0)
-    return found + torch.where(at_end, rewards[:, None].to(found.dtype), 0.0)
+    token_parts = torch.where(positions < lengths[:, None], -penalties, 0.0)
+    # an empty response has no last token: its reward is nowhere
+    return token_parts + torch.where(at_end, rewards[:, None].to(token_parts.dtype), 0.0)
 
 
 def generalized_advantages(
@@ -45,10 +51,16 @@ def generalized_advantages(
     Example: rewards (0, 0, 1), values (.5, .5, .75), gamma = lambda = 1: advantages (.5, .5, .25),
     targets (1, 1, 1).
 
-    `rewards` are `[N, T]` r_t from `token_rewards`; `values` `[N, T]` V(s_t) before the step's
-    first update, ignored after a response's end; `lengths` `[N]` from 0 to T. gae_lambda = 1 gives
-    the remaining rewards minus the value, without bias and with the largest variance; 0 gives
-    delta_t. Raises ValueError if the shapes do not fit.
+    Args:
+        rewards: `[N, T]` r_t from `token_rewards`.
+        values: `[N, T]` V(s_t) before the step's first update, ignored after a response's end.
+        lengths: `[N]` from 0 to T tokens.
+        gamma: the discount of later rewards, from 0 to 1.
+        gae_lambda: lambda, from 0 to 1: 1 gives the remaining rewards minus the value, without bias
+            and with the largest variance; 0 gives delta_t.
+
+    Raises:
+        ValueError: the shapes do not fit.
     """
     _check_shapes(values, lengths=lengths)
     if rewards.shape != values.shape:
@@ -56,17 +68,19 @@ def generalized_advantages(
             f"rewards must be of the shape of the values, {list(values.shape)}, got"
             f" {list(rewards.shape)}"
         )
-    present = torch.arange(values.shape[1]) < lengths[:, None]
-    rewards = torch.where(present, rewards, 0.0)
-    values = torch.where(present, values, 0.0)
-    following = torch.cat([values[:, 1:], values.new_zeros(len(values), 1)], dim=1)
-    deltas = rewards + gamma * following - values
+    is_token = torch.arange(values.shape[1]) < lengths[:, None]
+    # 0 behind the end, so that V(s_{T+1}) = 0 in rows of any length
+    rewards = torch.where(is_token, rewards, 0.0)
+    values = torch.where(is_token, values, 0.0)
+    next_values = torch.cat([values[:, 1:], values.new_zeros(len(values), 1)], dim=1)
+    deltas = rewards + gamma * next_values - values
     advantages = torch.zeros_like(deltas)
     later = deltas.new_zeros(len(deltas))
+    # backwards, because A_t needs A_{t+1}
     for t in reversed(range(deltas.shape[1])):
         later = deltas[:, t] + gamma * gae_lambda * later
         advantages[:, t] = later
-    return advantages, torch.where(present, advantages + values, 0.0)
+    return advantages, torch.where(is_token, advantages + values, 0.0)
 
 
 def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
@@ -77,11 +91,12 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
     do not depend on its split into minibatches.
     """
     trained = mask.bool()
-    chosen = advantages[trained]
-    if not len(chosen) or chosen.max() == chosen.min():
+    numbers = advantages[trained]
+    # equal ones by comparison: their float mean may differ from them
+    if not len(numbers) or numbers.max() == numbers.min():
         return torch.zeros_like(advantages)
-    scale = (chosen.var(correction=1) + WHITEN_EPS).rsqrt()
-    return torch.where(trained, (advantages - chosen.mean()) * scale, 0.0)
+    scale = (numbers.var(correction=1) + WHITEN_EPS).rsqrt()
+    return torch.where(trained, (advantages - numbers.mean()) * scale, 0.0)
 
 
 def value_loss(
@@ -103,18 +118,23 @@ def value_loss(
     that the step's updates have moved towards its target by more than `clip_range` has no gradient.
     The sums are `tokens`, and `clipped`, the number of them without gradient.
 
-    All tensors are `[T]`; only `values` get a gradient. Masked tokens may hold anything, NaN
-    included. `old_values` are those before the step's first update, and `clip_range` the largest
-    change of a value in a step (None: no limit).
+    Args:
+        values: `[T]` V(s_t), like all tensors; only they get a gradient.
+        old_values: those before the step's first update.
+        targets: what the values should be.
+        mask: true (non-zero) for tokens that train; others may hold anything, NaN included.
+        weights: w_t.
+        clip_range: the largest change of a value in a step; None: no limit.
     """
     trained = mask.bool()
     squared = torch.where(trained, values - targets, 0.0).square()
     clipped = torch.zeros_like(trained)
     if clip_range is not None:
         change = torch.where(trained, values - old_values, 0.0)
-        held = (old_values + change.clamp(-clip_range, clip_range) - targets).square()
-        clipped = trained & (change.abs() > clip_range) & (held > squared)
-        squared = torch.where(clipped, held, squared)
+        clipped_squared = (old_values + change.clamp(-clip_range, clip_range) - targets).square()
+        # the larger of the two errors: only a move towards the target is stopped
+        clipped = trained & (change.abs() > clip_range) & (clipped_squared > squared)
+        squared = torch.where(clipped, clipped_squared, squared)
     loss = (squared * torch.where(trained, weights, 0.0)).sum() / 2
     return loss, {"tokens": trained.sum(), "clipped": clipped.sum()}
 
@@ -123,16 +143,16 @@ def explained_variance(values: Tensor, targets: Tensor) -> float | None:
     """1 - Var(targets - values) / Var(targets): 1 for perfect values, 0 for a constant; None for
     equal targets.
     """
-    if len(targets) < 2 or targets.max() == targets.min():
+    if len(targets) < 2 or targets.max() == targets.min():  # their variance is 0
         return None
     return 1.0 - float((targets - values).var() / targets.var())
 
 
-def _check_shapes(tokens: Tensor, **of_responses: Tensor) -> None:
+def _check_shapes(tokens: Tensor, **numbers: Tensor) -> None:
     """Raise ValueError for a wrong shape, which broadcasting would silently turn into a wrong
     number.
     """
-    for name, tensor in of_responses.items():
+    for name, tensor in numbers.items():
         if tokens.ndim != 2 or tensor.shape != tokens.shape[:1]:
             raise ValueError(
                 f"{name} must have one number per response of [N, T] tokens, got"

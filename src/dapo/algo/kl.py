@@ -42,9 +42,14 @@ def token_kl(
     """The estimate of KL(policy || reference) at each token, in float32 or better; 0 where the mask
     is false.
 
-    The arguments have the same shape; masked log-probabilities may hold anything, NaN included. The
-    reference gets no gradient. Raises ValueError if the shapes do not fit, or the estimator is
-    unknown.
+    Args:
+        logprobs: of the policy, of any shape; masked ones may hold anything, NaN included.
+        reference_logprobs: of the reference, of the same shape; they get no gradient.
+        mask: of the same shape, true (non-zero) for tokens that count.
+        estimator: the estimate of the module's table.
+
+    Raises:
+        ValueError: the shapes do not fit, or the estimator is unknown.
     """
     check_shapes(logprobs, reference_logprobs=reference_logprobs, mask=mask)
     difference = masked_log_ratio(logprobs, reference_logprobs.detach(), mask.bool())
@@ -73,11 +78,20 @@ def kl_penalty(
     noise), that of KL(policy || reference) for k2, and that of KL(reference || policy) for k3. Off
     policy it is biased. DAPO has no such term.
 
-    `weights` are `[N]` from `aggregation_weights`, or one for each token; the other arguments and
-    the errors are those of `token_kl`. There is no gradient beyond a log-ratio of +-20.
+    There is no gradient beyond a log-ratio of +-20.
+
+    Args:
+        logprobs: as for `token_kl`, like the two after it.
+        reference_logprobs: of the reference.
+        mask: true (non-zero) for tokens that count.
+        weights: `[N]` from `aggregation_weights`, or one for each token.
+        estimator: the estimate of the module's table.
+
+    Raises:
+        ValueError: as `token_kl` does.
     """
-    each = token_kl(logprobs, reference_logprobs, mask, estimator=estimator)
-    return (each * per_token("weights", weights, each)).sum()
+    estimates = token_kl(logprobs, reference_logprobs, mask, estimator=estimator)
+    return (estimates * per_token("weights", weights, estimates)).sum()
 
 
 def kl_gradient(
@@ -93,6 +107,7 @@ def kl_gradient(
     """
     difference = logprobs - reference_logprobs
     if estimator == "k3":
+        # expm1: 1 - exp() would round a small difference away
         slope = -torch.expm1(-difference)
     else:
         slope = difference if estimator == "k2" else torch.ones_like(difference)

@@ -44,8 +44,16 @@ def clip_bounds(
     """Eq. 10: the bounds of log r for each token, lower and upper, in the shape of `advantages`.
 
     In `min(r A, clip(r) A)` only the bound that lowers the objective acts: 1 + clip_high where A >
-    0, 1 - clip_low where A < 0. Where A < 0, `dual_clip` bounds r from above. All bounds of log r
-    lie within +-20. Raises ValueError if `dual_clip` is not above 1.
+    0, 1 - clip_low where A < 0. All bounds of log r lie within +-20.
+
+    Args:
+        advantages: A of each token, of any shape.
+        clip_low: the ratio r is clipped to at least 1 - clip_low.
+        clip_high: the ratio r is clipped to at most 1 + clip_high.
+        dual_clip: bounds r from above where A < 0; None: nothing does.
+
+    Raises:
+        ValueError: `dual_clip` is not above 1.
     """
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(
@@ -53,6 +61,7 @@ def clip_bounds(
         )
 
     def log(ratio: float) -> float:
+        # 0 or less has no logarithm: then only the clamp bounds the ratio
         bound = math.log(ratio) if ratio > 0 else -LOG_RATIO_BOUND
         return max(-LOG_RATIO_BOUND, min(bound, LOG_RATIO_BOUND))
 
@@ -75,8 +84,12 @@ def clipped_gradient(log_ratio: Tensor, scale: Tensor, low: Tensor, high: Tensor
     """The derivative of `scale * clip(r)` by log r: `scale r` within the bounds, 0 outside.
 
     Training uses it instead of autograd, which launches twice as many kernels per chunk of tokens.
-    `log_ratio` is not clamped; `scale` is minus weight times advantage, 0 where nothing trains; the
-    bounds come from `clip_bounds`.
+
+    Args:
+        log_ratio: log r of each token, not clamped.
+        scale: minus weight times advantage, 0 where nothing trains.
+        low: the lower bounds of `clip_bounds`.
+        high: the upper ones.
     """
     clipped = clip_log_ratio(log_ratio, low, high)
     return torch.where(clipped == log_ratio, scale * clipped.exp(), 0.0)
@@ -119,7 +132,8 @@ def policy_loss(
         clip_high: the ratio r is clipped to at most 1 + clip_high.
         dual_clip: a bound on r where A < 0 (released scripts: 10; not in the paper).
 
-    Raises ValueError if the shapes do not fit, or `dual_clip` is not above 1.
+    Raises:
+        ValueError: the shapes do not fit, or `dual_clip` is not above 1.
     """
     check_shapes(logprobs, old_logprobs=old_logprobs, mask=mask)
     trained = mask.bool()
@@ -137,10 +151,8 @@ def policy_loss(
         clipped_high=above & (advantage > 0),
         clipped_dual=above & (advantage < 0),
     )
-    return (
-        -(torch.where(trained, surrogate, 0.0) * per_token("weights", weights, surrogate)).sum(),
-        sums,
-    )
+    token_weights = per_token("weights", weights, surrogate)
+    return -(torch.where(trained, surrogate, 0.0) * token_weights).sum(), sums
 
 
 @torch.no_grad()
@@ -154,16 +166,17 @@ def describe_tokens(
     """
     ratio = log_ratio.exp()
     prob = torch.where(trained, logprobs, -torch.inf).to(ratio.dtype).exp()
-    each = {
+    terms = {
         "tokens": trained,
         **clipped,
         "ratio_sum": torch.where(trained, ratio, 0.0),
         "approx_kl_sum": torch.expm1(log_ratio) - log_ratio,
         "prob_sum": prob,
     }
-    if "clipped_high" in each:
-        each["clipped_high_prob_sum"] = torch.where(each["clipped_high"], prob, 0.0)
-    return {name: values.sum(dtype=torch.float64) for name, values in each.items()}
+    if "clipped_high" in terms:
+        terms["clipped_high_prob_sum"] = torch.where(terms["clipped_high"], prob, 0.0)
+    # float64: float32 counts no further than 2**24 tokens
+    return {name: values.sum(dtype=torch.float64) for name, values in terms.items()}
 
 
 def engine_weights(
@@ -187,9 +200,17 @@ def engine_weights(
     response exactly, per token to first order in the difference. A bound on u adds bias and reduces
     variance. Not in the paper; off by default. A token that does not train has the weight 1.
 
-    The first three arguments have the same shape, such as packed `[T]`; each log-ratio is clamped
-    to +-20. Raises ValueError if the shapes do not fit, if tokens of some of the `responses` are
-    missing, if `cap` is not positive, or if it is below 1 with `mask`.
+    Args:
+        old_logprobs: of pi_old, such as packed `[T]`.
+        engine_logprobs: of the engine, of the same shape; each log-ratio is clamped to +-20.
+        mask: of the same shape, true (non-zero) for tokens that train.
+        cap: the bound on u.
+        over_cap: what becomes of a weight beyond the bound.
+        responses: the response of each token, for one ratio per response; None: one per token.
+
+    Raises:
+        ValueError: the shapes do not fit, tokens of some of the `responses` are missing, `cap` is
+            not positive, or it is below 1 with `mask`.
     """
     check_shapes(old_logprobs, engine_logprobs=engine_logprobs, mask=mask)
     if not cap > 0 or (over_cap == "mask" and cap < 1):

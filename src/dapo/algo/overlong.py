@@ -9,8 +9,14 @@ def overlong_penalty(length: int, *, max_length: int, buffer: int, factor: float
     It is 0 up to `max_length - buffer`, falls linearly to `-factor` at `max_length`, and stays
     there. It shapes only training rewards, never verdicts or evaluations.
 
-    `length` counts the sampled end token; `max_length` is L_max, `buffer` L_cache, both in tokens.
-    Raises ValueError if `buffer` is not in 1 .. `max_length`, or `factor` is negative.
+    Args:
+        length: the tokens of the response, its sampled end token included.
+        max_length: L_max, in tokens.
+        buffer: L_cache, in tokens.
+        factor: the largest penalty.
+
+    Raises:
+        ValueError: `buffer` is not in 1 .. `max_length`, or `factor` is negative.
     """
     if not 1 <= buffer <= max_length:
         raise ValueError(f"buffer must lie in 1 .. max_length={max_length} tokens, got {buffer}")
@@ -19,7 +25,10 @@ def overlong_penalty(length: int, *, max_length: int, buffer: int, factor: float
             f"factor must not be negative, got {factor}: the penalty is -factor at max_length"
         )
     excess = max(0, length - (max_length - buffer))
-    return -factor * min(excess / buffer, 1.0) if excess else 0.0
+    # never -0.0, which metrics would show
+    if not excess:
+        return 0.0
+    return -factor * min(excess / buffer, 1.0)
 
 
 def trains(finish: str, *, mode: Literal["soft", "filter", "off"]) -> bool:

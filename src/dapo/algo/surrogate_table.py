@@ -74,5 +74,7 @@ SURROGATES: Mapping[str, Surrogate] = PluginTable("dapo.surrogates", _OWN_SURROG
 
 def surrogates_with(bound: str) -> str:
     """The names of the losses that use an option, for a sentence: `clip, gspo or cispo`."""
-    *others, last = (name for name, row in SURROGATES.items() if bound in row.bounds)
-    return f"{', '.join(others)} or {last}" if others else last
+    *first_names, last = (name for name, row in SURROGATES.items() if bound in row.bounds)
+    if not first_names:
+        return last
+    return f"{', '.join(first_names)} or {last}"

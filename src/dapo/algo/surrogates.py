@@ -88,9 +88,10 @@ def cispo_loss(
     """
     trained, log_ratio = token_log_ratios(logprobs, old_logprobs, advantages, mask, weights)
     clipped = log_ratio.detach().clamp(max=math.log1p(clip_high))
-    scored = torch.where(trained, logprobs, 0.0).to(clipped.dtype)
+    # masked tokens may hold NaN, which times 0 stays NaN
+    token_logprobs = torch.where(trained, logprobs, 0.0).to(clipped.dtype)
     sums = describe_tokens(logprobs, log_ratio, trained, clipped_high=clipped < log_ratio)
-    return -(clipped.exp() * advantages * scored * weights).sum(), sums
+    return -(clipped.exp() * advantages * token_logprobs * weights).sum(), sums
 
 
 def sapo_loss(

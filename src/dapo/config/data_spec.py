@@ -151,11 +151,14 @@ def paths_in(spec: str | Mapping[str, Any], name: str) -> dict[str, str]:
     """Return possible file paths in a spec by option; the spec may be invalid."""
     if isinstance(spec, str):
         return {name: spec}
-    paths = {f"{name}.path": spec["path"]} if isinstance(spec.get("path"), str) else {}
+    paths = {}
+    if isinstance(spec.get("path"), str):
+        paths[f"{name}.path"] = spec["path"]
     parts = spec.get(MIX)
-    for part, inner in parts.items() if isinstance(parts, Mapping) else ():
-        if isinstance(inner, str | Mapping):
-            paths |= paths_in(inner, f"{name}.{MIX}.{part}")
+    if isinstance(parts, Mapping):
+        for part, part_spec in parts.items():
+            if isinstance(part_spec, str | Mapping):
+                paths |= paths_in(part_spec, f"{name}.{MIX}.{part}")
     return paths
 
 
@@ -169,7 +172,9 @@ def mix_of(specs: Sequence[Any]) -> dict[str, Any]:
         except DataError:  # reported with the name of the part
             label = ""
         name = label or f"part{number}"
-        parts[f"{name}-{number}" if name in parts else name] = spec
+        if name in parts:
+            name = f"{name}-{number}"
+        parts[name] = spec
     return {MIX: parts}
 
 
@@ -200,7 +205,10 @@ def _from_string(spec: str) -> Source:
     prefix, colon, value = spec.partition(":")
     if colon and prefix == "hub":
         name, _, split = value.partition(":")
-        return _source("hub", {"hub": name, "split": split} if split else {"hub": name})
+        options = {"hub": name}
+        if split:
+            options["split"] = split
+        return _source("hub", options)
     for kind in TASK_KINDS:
         if colon and prefix == kind:
             return _source(kind, {kind: value})
@@ -234,7 +242,8 @@ def _from_mapping(spec: dict[str, Any]) -> Source:
 
 def _mix(spec: Mapping[str, Any]) -> MixSource:
     sources = spec[MIX]
-    if extra := [key for key in spec if key != MIX]:
+    extra = [key for key in spec if key != MIX]
+    if extra:
         raise DataError(
             f"data source mix: unknown option {extra[0]!r}; options belong to the parts of the mix"
         )
@@ -264,13 +273,16 @@ def _mix(spec: Mapping[str, Any]) -> MixSource:
 
 
 def _source(kind: Kind, spec: Mapping[str, Any], *, benchmark: str | None = None) -> OneSource:
+    """Make a source of the options of a spec. Raises DataError."""
     texts = {key: _text(value, f"{kind}: {key}") for key, value in spec.items() if key in _TEXTS}
-    bounds = _BOUNDS | ({"size": (1, MAX_GENERATED)} if kind in TASK_KINDS else {})
-    integers = {
-        key: _integer(spec[key], f"{kind}: {key}", *limits)
-        for key, limits in bounds.items()
-        if key in spec
-    }
+    bounds = dict(_BOUNDS)
+    # a file is read as far as it goes, but tasks would generate problems without end
+    if kind in TASK_KINDS:
+        bounds["size"] = (1, MAX_GENERATED)
+    integers = {}
+    for key, (low, high) in bounds.items():
+        if key in spec:
+            integers[key] = _integer(spec[key], f"{kind}: {key}", low, high)
     columns = Columns(texts.get("prompt"), texts.get("answer"))
     size = integers.get("size")
     if kind == "path":
@@ -283,7 +295,9 @@ def _source(kind: Kind, spec: Mapping[str, Any], *, benchmark: str | None = None
         raise DataError(
             f"data source environment takes no options, got {spec[kind]!r}; write environment: {{}}"
         )
-    tasks = {kind: {}} if kind == "environment" else _task_options(kind, spec[kind])
+    tasks: dict[str, dict[str, Any]] = {kind: {}}
+    if kind != "environment":
+        tasks = _task_options(kind, spec[kind])
     return TaskSource(kind, tasks, size, integers.get("seed"))
 
 
@@ -318,8 +332,11 @@ def _task_options(kind: str, value: object) -> dict[str, dict[str, Any]]:
 
 
 def _joined(names: Iterable[str]) -> str:
-    first, *following = names
-    return "+".join([first, *following]) if len(following) < 4 else f"{first}+{len(following)}"
+    """Return names as one; of many the first, and how many others there are."""
+    first, *others = names
+    if len(others) >= 4:
+        return f"{first}+{len(others)}"
+    return "+".join([first, *others])
 
 
 def _text(value: object, name: str) -> str:

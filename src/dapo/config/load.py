@@ -26,9 +26,10 @@ _PACKAGE = Path(__file__).parents[1]
 
 def shipped(folder: Literal["configs", "docs"] = "configs") -> dict[str, Path]:
     """Return the shipped configurations or pages by name, installed or in a clone."""
-    paths = sorted((_PACKAGE / folder).glob("*")) or sorted(
-        (_PACKAGE.parents[1] / folder).glob("*")
-    )
+    paths = sorted((_PACKAGE / folder).glob("*"))
+    # a clone has them beside src/
+    if not paths:
+        paths = sorted((_PACKAGE.parents[1] / folder).glob("*"))
     return {path.stem: path for path in paths if path.suffix in (".yaml", ".md")}
 
 
@@ -52,15 +53,19 @@ def find_config(path: str | Path) -> Path:
 
 def title_of(path: Path) -> str:
     """Return the first line `# ...` of a configuration or page."""
-    return next(
-        (line[2:] for line in path.read_text(encoding="utf-8").splitlines() if line[:2] == "# "), ""
-    )
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            return line.removeprefix("# ")
+    return ""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read and validate a YAML file or a shipped configuration, with overrides.
 
-    The last override of an option wins. Raises ConfigError with one message for all faults.
+    The last override of an option wins.
+
+    Raises:
+        ConfigError: one message for all faults.
     """
     path = find_config(path)
     return build_config(read_options(path), overrides, where=str(path))
@@ -70,6 +75,7 @@ def read_options(path: Path) -> dict[str, Any]:
     """Read the options that a YAML file sets. Raises ConfigError."""
     try:
         text = read_regular(path, max_bytes=_MAX_BYTES).decode("utf-8")
+        # before OmegaConf, which would expand all aliases
         _require_bounded(text, str(path))
         loaded = OmegaConf.load(path)
         raw = OmegaConf.to_container(loaded) if loaded else {}
@@ -99,22 +105,28 @@ def _require_bounded(text: str, where: str) -> None:
     """Raise ConfigError for YAML that is too deep, or too large by its aliases."""
     sizes: dict[str | None, int] = {}
     levels: list[tuple[str | None, int]] = [(None, 0)]
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    # events, not nodes: nothing is built that could be too large
     with suppress(yaml.YAMLError):  # the loader reports it
-        for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        for event in yaml.parse(text, loader):
             if isinstance(event, yaml.CollectionStartEvent):
                 levels.append((event.anchor, 1))
             if len(levels) > _MAX_DEPTH + 2:
                 raise ConfigError(f"{where}: {_TOO_DEEP}")
             if isinstance(event, yaml.CollectionEndEvent):
                 anchor, size = levels.pop()
-            elif isinstance(event, yaml.ScalarEvent | yaml.AliasEvent):
+            elif isinstance(event, yaml.AliasEvent):
                 anchor = event.anchor
-                size = sizes.get(event.anchor, 0) if isinstance(event, yaml.AliasEvent) else 1
+                size = sizes.get(anchor, 0)
+            elif isinstance(event, yaml.ScalarEvent):
+                anchor = event.anchor
+                size = 1
             else:
                 continue
             sizes[anchor] = size
-            levels[-1] = (levels[-1][0], levels[-1][1] + size)
-            if levels[-1][1] > _MAX_VALUES:
+            outer_anchor, outer_size = levels[-1]
+            levels[-1] = (outer_anchor, outer_size + size)
+            if outer_size + size > _MAX_VALUES:
                 raise ConfigError(
                     f"{where}: with its aliases it holds more than {_MAX_VALUES:,} values"
                 )
@@ -125,40 +137,54 @@ def build_config(
 ) -> Config:
     """Merge preset, `raw` and `overrides` in this order, and validate.
 
-    Raises ConfigError with all faults.
+    Args:
+        raw: the options of a file.
+        overrides: `name=value` of a command line.
+        where: the file, for the error.
+
+    Raises:
+        ConfigError: one message for all faults.
     """
     _require_shallow(raw, where)
-    layers = [_with_sections(raw), _with_sections(parse_overrides(overrides))]
-    name = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), "dapo")
-    preset = PRESETS.get(name, {}) if isinstance(name, str) else {}
+    file_options = _with_sections(raw)
+    override_options = _with_sections(parse_overrides(overrides))
+    name = override_options.get("preset", file_options.get("preset", "dapo"))
+    preset = {}
+    # the validation answers a name that is no text
+    if isinstance(name, str):
+        preset = PRESETS.get(name, {})
+    merged = _merge(_merge(preset, file_options), override_options)
     try:
-        merged = preset
-        for layer in layers:
-            merged = _merge(merged, layer)
-        with _guarded_environment():
-            values = OmegaConf.to_container(OmegaConf.create(_plain(merged)), resolve=True)
-        assert isinstance(values, dict)
-        # an empty section means its defaults
-        values = {
-            name: value
-            for name, value in values.items()
-            if not (value is None and name in SECTIONS)
-        }
-        rollout = values.get("rollout")
-        # recipes write the only valid value in training
-        if isinstance(rollout, dict) and rollout.get("top_p") == 1:
-            values["rollout"] = {name: value for name, value in rollout.items() if name != "top_p"}
+        values = _resolved_values(merged)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {' '.join(str(error).split())}") from None
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        messages = "\n".join(f"  {line}" for line in format_validation_errors(error))
-        if all(_is_set_in(layers[1], detail["loc"], detail["msg"]) for detail in error.errors()):
+        lines = list(format_validation_errors(error))
+        details = error.errors()
+        if all(_is_set_in(override_options, detail["loc"], detail["msg"]) for detail in details):
             where = "command line"
-        raise ConfigError(
-            f"{where}:\n{messages}" if "\n" in messages else f"{where}: {messages.strip()}"
-        ) from None
+        if len(lines) == 1 and "\n" not in lines[0]:
+            message = f"{where}: {lines[0].strip()}"
+        else:
+            message = "\n".join([f"{where}:", *(f"  {line}" for line in lines)])
+        raise ConfigError(message) from None
+
+
+def _resolved_values(options: Mapping[str, Any]) -> dict[Any, Any]:
+    """Return options with `${...}` filled in, without what means a default."""
+    with _guarded_environment():
+        container = OmegaConf.to_container(OmegaConf.create(_plain(options)), resolve=True)
+    assert isinstance(container, dict)
+    # an empty section means its defaults
+    empty = [name for name in SECTIONS if name in container and container[name] is None]
+    values = {name: value for name, value in container.items() if name not in empty}
+    rollout = values.get("rollout")
+    # recipes write the only valid value in training
+    if isinstance(rollout, dict) and rollout.get("top_p") == 1:
+        values["rollout"] = {name: value for name, value in rollout.items() if name != "top_p"}
+    return values
 
 
 def merge_options(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,13 +196,12 @@ def _is_set_in(options: Mapping[str, Any], path: Sequence[object], message: str)
     """Return True if a fault concerns `path`, or an option that a joint check names."""
     if path:
         return _is_in(path, options)
-    return any(
-        _is_in(name.split("."), options)
-        for name in re.findall(r"\b[a-z_]+(?:\.[a-z_]+)+\b", message)
-    )
+    names = re.findall(r"\b[a-z_]+(?:\.[a-z_]+)+\b", message)
+    return any(_is_in(name.split("."), options) for name in names)
 
 
 def _is_in(path: Sequence[object], options: object) -> bool:
+    """Return True if nested options set a path, or one of its beginnings as a whole."""
     if not path or not isinstance(options, Mapping):
         return True
     return path[0] in options and _is_in(path[1:], options[path[0]])
@@ -216,17 +241,19 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _parse_override(item: str) -> dict[str, Any]:
+    """Parse one `key=value` to nested options. Raises ConfigError."""
     key, equals, value = item.partition("=")
-    if not equals or not key or any(not part for part in key.split(".")):
+    if not equals or "" in key.split("."):
         raise ConfigError(f"override {item!r}: expected key=value, for example loss.clip_high=0.3")
     try:
         parsed = read_value(key, value, _read_yaml)
     except ConfigError as error:
         raise ConfigError(f"override {key}: {error}") from None
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
-        if _reason(error) == _TOO_DEEP:
-            raise ConfigError(f"override {key}: {_TOO_DEEP}") from None
-        raise ConfigError(f"override {item!r}: {_reason(error).removeprefix('line 1: ')}") from None
+        reason = _reason(error).removeprefix("line 1: ")
+        # such a value is too long to be shown
+        shown_item = key if reason == _TOO_DEEP else repr(item)
+        raise ConfigError(f"override {shown_item}: {reason}") from None
     _require_shallow([parsed], f"override {key}", depth=_MAX_DEPTH - key.count("."))
     return nested_options({key: parsed})
 
@@ -281,7 +308,9 @@ def without_repeats(overrides: Sequence[str]) -> list[str]:
     try:
         require_set_once([(item, parse_overrides([item])) for item in overrides])
     except ConfigError:
-        return [override(name, value) for name, value in _leaves(parse_overrides(overrides))]
+        # parsing has kept the last value of each option
+        leaves = _leaves(parse_overrides(overrides))
+        return [override(name, value) for name, value in leaves]
     return list(overrides)
 
 
@@ -324,7 +353,9 @@ def as_literal(value: Any) -> Any:
         return escape_references(value)
     if isinstance(value, dict):
         return {key: as_literal(item) for key, item in value.items()}
-    return [as_literal(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [as_literal(item) for item in value]
+    return value
 
 
 _MAX_BYTES = 2**18
@@ -341,28 +372,38 @@ def _reason(error: Exception) -> str:
     text = " ".join(str(getattr(error, "strerror", None) or error).split())
     if "maximum recursion depth exceeded" in text:
         return _TOO_DEEP
-    problem = str(getattr(error, "problem", None) or text)
-    mark = getattr(error, "problem_mark", None)
-    if duplicate := re.search(r"found duplicate key (\S+)", text):
+    words = str(getattr(error, "problem", None) or text)
+    duplicate = re.search(r"found duplicate key (\S+)", text)
+    if duplicate:
         words = f"{duplicate[1]} is set twice"
     else:
-        words = next((wording for fragment, wording in _YAML_FAULTS if fragment in text), problem)
-    start = getattr(error, "context_mark", None) if "closed" in words else mark
-    return words if mark is None else f"line {(start or mark).line + 1}: {words}"
+        for fragment, wording in _YAML_FAULTS:
+            if fragment in text:
+                words = wording
+                break
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return words
+    # of a bracket that is not closed the line where it was opened
+    if "closed" in words:
+        mark = getattr(error, "context_mark", None) or mark
+    return f"line {mark.line + 1}: {words}"
 
 
 def _require_shallow(value: Any, where: str, *, depth: int = _MAX_DEPTH) -> None:
     """Raise ConfigError for lists and mappings that are nested too deeply."""
+    # by identity: an alias stands for one object, however often it occurs
     level = {id(value): value}
     for _ in range(depth + 1):
-        children = (
-            item
-            for inner in level.values()
-            for item in (inner.values() if isinstance(inner, Mapping) else inner)
-        )
-        level = {id(item): item for item in children if isinstance(item, Mapping | list)}
-        if not level:
+        children: dict[int, Any] = {}
+        for container in level.values():
+            items = container.values() if isinstance(container, Mapping) else container
+            for item in items:
+                if isinstance(item, Mapping | list):
+                    children[id(item)] = item
+        if not children:
             return
+        level = children
     raise ConfigError(f"{where}: {_TOO_DEEP}")
 
 
@@ -381,21 +422,24 @@ class _Dotted(dict[str, Any]):
 
 
 def _plain(value: Any) -> Any:
-    return (
-        {key: _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
-    )
+    """Return a value without the mappings of this module, which OmegaConf does not take."""
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _plain(item) for key, item in value.items()}
 
 
 def _merge(
     base: Mapping[str, Any], top: Mapping[str, Any], path: tuple[str, ...] = ()
 ) -> dict[str, Any]:
+    """Return `base` with the options of `top`; `path` leads to both."""
     merged = _Dotted(base) if isinstance(base, _Dotted) else dict(base)
     for key, value in top.items():
         here = (*path, str(key))
         # a written mapping replaces that of a data source, verifier or reference; a dotted key
         # below it adds to it
         replaces = here in _WHOLE_VALUES and not isinstance(value, _Dotted)
-        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping) and not replaces:
+        are_mappings = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        if are_mappings and not replaces:
             merged[key] = _merge(merged[key], value, here)
         else:
             merged[key] = value

@@ -17,9 +17,8 @@ SECTIONS = frozenset(
     name for name, info in Config.model_fields.items() if section_in(info.annotation)
 )
 """The names of the sections."""
-_BRANCHES = {
-    section.__name__ for _, info in options_of() if (section := section_in(info.annotation))
-}
+_SECTION_TYPES = [section_in(info.annotation) for _, info in options_of()]
+_BRANCHES = {section.__name__ for section in _SECTION_TYPES if section is not None}
 # pydantic's names of branches of unions, as if options
 _BRANCHES |= {"str", "dict[str,any]", "dict[str,float]"}
 
@@ -62,40 +61,44 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
             if option.startswith(tuple(f"data.{name}" for name in DATA_SOURCES)):
                 expected = "input should be a data source as text or a mapping"
             elif detail["type"] == "model_type":
-                inner = next(
-                    (section_in(info.annotation) for name, info in options_of() if name == option),
-                    None,
-                )
-                example = f", such as {option}.{next(iter(inner.model_fields))}" if inner else ""
-                expected = f"input should be a section of options{example}"
+                expected = f"input should be a section of options{_example_in(option)}"
             yield f"option {option}: {expected}, got {value_text}"
     yield from _unknown_options(unknown)
 
 
+def _example_in(section: str) -> str:
+    """Return an example of an option in a section, for the end of a message."""
+    fields = dict(options_of())
+    if section not in fields:
+        return ""
+    kind = section_in(fields[section].annotation)
+    if kind is None:
+        return ""
+    return f", such as {section}.{next(iter(kind.model_fields))}"
+
+
 def _unknown_options(unknown: Mapping[str, Any]) -> Iterator[str]:
     """Answer unknown options; a section of another system is answered by each option in it."""
-    leaves = {
-        name: value
-        for option, content in unknown.items()
-        for name, value in leaves_of(option, content)
-    }
+    leaves: dict[str, Any] = {}
+    for option, content in unknown.items():
+        leaves.update(leaves_of(option, content))
+    # names that dapo has or had say nothing about another system
     peer = peer_that_knows(leaves.keys() - REMOVED.keys() - names_by_keyword().keys())
     reasons: dict[str, list[str]] = {}
     num_theirs = 0
     for option, content in unknown.items():
-        inner = dict(leaves_of(option, content))
-        if (
-            option in REMOVED
-            or peer is None
-            or not any(OTHERS[peer].rows_of(name) for name in inner)
-        ):
+        option_leaves = dict(leaves_of(option, content))
+        is_theirs = False
+        if peer is not None and option not in REMOVED:
+            is_theirs = any(OTHERS[peer].rows_of(name) for name in option_leaves)
+        if not is_theirs:
             yield f"unknown option {option}; {nearest_option(option.split('.'), content)}"
             continue
-        num_theirs += len(inner)
-        for name, value in inner.items():
-            hint = called_elsewhere(name, value, peer=peer, others=leaves) or nearest_option(
-                name.split("."), value
-            )
+        num_theirs += len(option_leaves)
+        for name, value in option_leaves.items():
+            hint = called_elsewhere(name, value, peer=peer, others=leaves)
+            if hint is None:
+                hint = nearest_option(name.split("."), value)
             answer, _, why = hint.partition(" has no option here: ")
             if why and len(leaves) > 1:
                 reasons.setdefault(why, []).append(f"{name}={shown_value(value)}")
@@ -112,7 +115,8 @@ def _unknown_options(unknown: Mapping[str, Any]) -> Iterator[str]:
 
 def nearest_option(parts: Sequence[str], value: object) -> str:
     """Return a hint for an unknown option: its name here or the nearest one."""
-    if advice := REMOVED.get(".".join(parts)):
+    advice = REMOVED.get(".".join(parts))
+    if advice:
         return advice
     leaf, leaf_value = next(leaves_of(".".join(parts), value))
     by_keyword = names_by_keyword()
@@ -122,18 +126,18 @@ def nearest_option(parts: Sequence[str], value: object) -> str:
             return elsewhere
     is_section = isinstance(value, Mapping)
     section = _innermost_section(parts)
-    names = [
-        name
-        for name, info in options_of()
-        if (section_in(info.annotation) is not None) == is_section
-    ]
+    names = []
+    for name, info in options_of():
+        # a section is not meant by a value, nor an option by a mapping
+        if (section_in(info.annotation) is not None) == is_section:
+            names.append(name)
     prefix = "".join(f"{part}." for part in parts[:-1])
     is_top = section is Config
     siblings = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-    if close := get_close_matches(
-        parts[-1].lower(), [name for name in siblings if "." not in name], n=1
-    ):
-        return f"did you mean {prefix}{close[0]}?"
+    siblings = [name for name in siblings if "." not in name]
+    similar_siblings = get_close_matches(parts[-1].lower(), siblings, n=1)
+    if similar_siblings:
+        return f"did you mean {prefix}{similar_siblings[0]}?"
     same_kind: dict[str, list[str]] = {}
     for word, options in by_keyword.items():
         candidates = [option for option in options if option in names]
@@ -141,8 +145,9 @@ def nearest_option(parts: Sequence[str], value: object) -> str:
             same_kind[word] = candidates
     # a similar name of another section would be a guess
     cutoff = 0.75 if is_top else 1
-    if close := get_close_matches(parts[-1].lower(), same_kind, n=1, cutoff=cutoff):
-        return f"did you mean {' or '.join(same_kind[close[0]])}?"
+    similar_words = get_close_matches(parts[-1].lower(), same_kind, n=1, cutoff=cutoff)
+    if similar_words:
+        return f"did you mean {' or '.join(same_kind[similar_words[0]])}?"
     if is_top:
         return "`dapo show options` lists all options"
     return f"known here: {', '.join(section.model_fields)}"

@@ -41,7 +41,7 @@ class OptionEntry:
         return CONDITIONS.get(self.condition, self.condition)
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values; without `paper` if the paper has no value."""
+        """Return JSON values; without `paper` if the paper has no value."""
         fields = {
             "name": self.name,
             "default": self.default,
@@ -50,11 +50,13 @@ class OptionEntry:
             "unit": self.unit or None,
             "only_with": self.condition_text or None,
         }
-        return fields | ({"paper": self.paper} if self.has_paper_value else {})
+        if self.has_paper_value:
+            fields["paper"] = self.paper
+        return fields
 
 
 def option_entries() -> list[OptionEntry]:
-    """All options in the order of their sections, and the sections that may be none."""
+    """Return all options in the order of their sections, and the sections that may be none."""
     entries = []
     conditions: dict[str, str] = {}
     for name, info in options_of():
@@ -87,9 +89,8 @@ def entries_of(section: str | None) -> list[OptionEntry]:
     entries = option_entries()
     if section is None:
         return entries
-    matches = [
-        entry for entry in entries if entry.name == section or entry.name.startswith(f"{section}.")
-    ]
+    prefix = f"{section}."
+    matches = [entry for entry in entries if f"{entry.name}.".startswith(prefix)]
     if not matches:
         sections = section_names(entries)
         is_section = bool(get_close_matches(section, sections, n=1, cutoff=0.75))
@@ -141,19 +142,22 @@ def differing(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
     A section that is empty in one table and has options in another is left out: the options differ.
     """
-    names = dict.fromkeys(name for table in tables for name in table)
-    sections = {name[:i] for name in names for i, sign in enumerate(name) if sign == "."}
-    values = {name: [table.get(name) for table in tables] for name in names}
-    empty = {
-        name
-        for name in sections & names.keys()
-        if all(value in (None, {}) for value in values[name])
-    }
-    return {
-        name: column
-        for name, column in values.items()
-        if name not in empty and any(v != column[0] for v in column)
-    }
+    names: dict[str, None] = {}
+    for table in tables:
+        names.update(dict.fromkeys(table))
+    sections = set()
+    for name in names:
+        parent = name.rpartition(".")[0]
+        while parent:
+            sections.add(parent)
+            parent = parent.rpartition(".")[0]
+    differences = {}
+    for name in names:
+        values = [table.get(name) for table in tables]
+        is_empty_section = name in sections and all(value in (None, {}) for value in values)
+        if not is_empty_section and any(value != values[0] for value in values):
+            differences[name] = values
+    return differences
 
 
 def flatten(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,17 +11,17 @@ from dapo.config.engines import engines_with
 from dapo.config.options import Config
 
 _SEVERAL_UPDATES = "several updates per step (in the first the ratio is 1, and nothing is clipped)"
+
+
+def _clips(bound: str) -> str:
+    """Describe the condition of a bound of the ratio."""
+    return f"{_SEVERAL_UPDATES}, and loss.surrogate={surrogates_with(bound)} (no loss.function)"
+
+
 CONDITIONS = {
-    **{
-        condition: (
-            f"{_SEVERAL_UPDATES}, and loss.surrogate={surrogates_with(bound)} (no loss.function)"
-        )
-        for condition, bound in (
-            ("clips_low", "clip_low"),
-            ("clips_high", "clip_high"),
-            ("clips_dual", "dual_clip"),
-        )
-    },
+    "clips_low": _clips("clip_low"),
+    "clips_high": _clips("clip_high"),
+    "clips_dual": _clips("dual_clip"),
     "corrects_engine": "loss.engine_correction",
     "engine_processes": (
         f"engine processes (rollout.engines, or rollout.engine={engines_with('needs_process')})"
@@ -58,10 +58,11 @@ that last part.
 
 def section_in(annotation: Any) -> type[BaseModel] | None:
     """Return the section that an option is or may hold; None for a plain value."""
-    kinds = (annotation, *get_args(annotation))
-    return next(
-        (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None
-    )
+    # the type itself, or a member of a union
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
 
 
 def options_of(
@@ -70,8 +71,9 @@ def options_of(
     """Yield every option and section by its dotted name, with its field."""
     for name, info in section.model_fields.items():
         yield f"{prefix}{name}", info
-        if inner := section_in(info.annotation):
-            yield from options_of(inner, f"{prefix}{name}.")
+        subsection = section_in(info.annotation)
+        if subsection:
+            yield from options_of(subsection, f"{prefix}{name}.")
 
 
 def names_by_keyword() -> dict[str, list[str]]:
@@ -84,4 +86,7 @@ def names_by_keyword() -> dict[str, list[str]]:
 
 def known_about(info: FieldInfo) -> dict[str, Any]:
     """Return the metadata of an option: `paper`, `only_with`, `unit`, `also`."""
-    return info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+    # pydantic also allows a function there
+    if not isinstance(info.json_schema_extra, dict):
+        return {}
+    return info.json_schema_extra

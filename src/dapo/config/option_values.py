@@ -37,15 +37,23 @@ _TYPES_OF_SCHEMAS: Mapping[str, Any] = {"string": str, "array": list, "null": ty
 
 
 def read_value(name: str, value: str, read_yaml: ReadYaml) -> Any:
-    """Read `value` of the option `name`; `read_yaml` raises for invalid YAML."""
+    """Read the value of an option from its text.
+
+    Args:
+        name: the dotted name of the option.
+        value: the text.
+        read_yaml: reads YAML, and raises an error for what is not YAML.
+    """
     kinds = _kinds_of(name)
     if Any in kinds:
         return _read_free(value, read_yaml)
     if str in kinds:
         return _read_text(value, kinds, read_yaml)
     if _TextList in kinds:
-        # one text is no list, which the validation answers
-        return _read_texts(value, read_yaml) if value.lstrip().startswith("[") else value
+        # one text is not a list, which the validation answers
+        if not value.lstrip().startswith("["):
+            return value
+        return _read_texts(value, read_yaml)
     return read_yaml(value)
 
 
@@ -122,11 +130,10 @@ def _kinds_of(name: str) -> frozenset[Any]:
             return frozenset({Any})
         annotations = inner
     kinds = {_simple_kind(kind) for kind in _branches(annotations)}
-    kinds |= {
-        _TYPES_OF_SCHEMAS[schema["type"]]
-        for schema in also
-        if schema.get("type") in _TYPES_OF_SCHEMAS
-    }
+    for schema in also:
+        # values that a validator converts
+        if schema.get("type") in _TYPES_OF_SCHEMAS:
+            kinds.add(_TYPES_OF_SCHEMAS[schema["type"]])
     if name in SHORT_FORMS:
         kinds |= {str, dict, type(None)}
     return frozenset(kinds)
@@ -173,15 +180,18 @@ def _read_free(value: str, read_yaml: ReadYaml) -> Any:
     if value.lstrip()[:1] in ("{", "["):
         _require_no_comment(value)
         return read_yaml(value)
-    if (quoted := _quoted_text(value)) is not None:
-        return quoted
+    quoted_text = _quoted_text(value)
+    if quoted_text is not None:
+        return quoted_text
     try:
         parsed = read_yaml(value)
     except (ConfigError, yaml.YAMLError):
         return value
     # YAML reads 1:30 as 90, and `5 # or 6` as 5
-    is_other = isinstance(parsed, int | float | None) and ":" not in value and "#" not in value
-    return parsed if is_other else value
+    is_plain = ":" not in value and "#" not in value
+    if is_plain and isinstance(parsed, int | float | None):
+        return parsed
+    return value
 
 
 def _quoted_text(value: str) -> str | None:
@@ -193,9 +203,9 @@ def _quoted_text(value: str) -> str | None:
         _require_no_comment(value)
     except (yaml.YAMLError, ConfigError):
         return None
-    return (
-        str(node.value) if isinstance(node, yaml.ScalarNode) and node.style in ('"', "'") else None
-    )
+    if isinstance(node, yaml.ScalarNode) and node.style in ('"', "'"):
+        return str(node.value)
+    return None
 
 
 def _read_texts(value: str, read_yaml: ReadYaml) -> Any:

@@ -159,8 +159,10 @@ class Config(Section):
         It is half of the bound: with more, so many responses share the engine that long ones become
         too old.
         """
-        ahead = min(self.max_staleness // 2, self.train.num_steps - step)
-        return max(0, ahead) if self.samples_ahead else 0
+        if not self.samples_ahead:
+            return 0
+        # none beyond the last step
+        return max(0, min(self.max_staleness // 2, self.train.num_steps - step))
 
     @property
     def max_groups_per_step(self) -> int:
@@ -266,10 +268,9 @@ class Config(Section):
     @property
     def compares_responses_of_a_group(self) -> bool:
         """True if a group of one response cannot train."""
-        has_other_baseline = (
-            self.advantage.estimator in ("gae", "reinforce_pp")
-            and self.rollout.prompts_per_step > 1
-        )
+        compares_over_batch = self.advantage.estimator in ("gae", "reinforce_pp")
+        has_other_baseline = compares_over_batch and self.rollout.prompts_per_step > 1
+        # dynamic sampling keeps groups whose verdicts differ, which takes two responses
         is_alone = has_other_baseline and not self.dynamic_sampling.enabled
         return self.learns_from_rewards and not is_alone
 
@@ -309,9 +310,9 @@ class Config(Section):
         else:
             is_shared = self.gpus_wanted > gpus
             is_paired = ranks >= gpus
-            per_gpu = (
-                [ceil(count / max(1, gpus)) for count in (ranks, engines)] if is_shared else (1, 1)
-            )
+            per_gpu = (1, 1)
+            if is_shared:
+                per_gpu = [ceil(count / max(1, gpus)) for count in (ranks, engines)]
         # else the policy changes while a lost engine would need the weights of the step before
         alternates = not self.samples_ahead and is_shared and (is_paired or not self.uses_ray)
         transfer: Literal["nccl", "ipc"] | None = None
@@ -360,8 +361,12 @@ class Config(Section):
         overlong = self.overlong
         length = rollout.max_response_tokens
         bound = self.dynamic_sampling.max_groups_per_step
-        if rollout.group_size < (smallest := 2 if self.compares_responses_of_a_group else 1):
-            purpose = " to compare responses with each other" if smallest == 2 else ""
+        smallest = 1
+        purpose = ""
+        if self.compares_responses_of_a_group:
+            smallest = 2
+            purpose = " to compare responses with each other"
+        if rollout.group_size < smallest:
             raise ValueError(
                 f"rollout.group_size must be at least {smallest}{purpose}, got {rollout.group_size}"
             )
@@ -542,11 +547,10 @@ class Config(Section):
         if not isinstance(reward, Mapping):
             return values
         sampling = values.get("dynamic_sampling", {})
-        if (
-            reward.get("coef") not in (0, "0")
-            or not isinstance(sampling, Mapping)
-            or "enabled" in sampling
-        ):
+        # the text comes from a command line, which is converted later
+        if reward.get("coef") not in (0, "0"):
+            return values
+        if not isinstance(sampling, Mapping) or "enabled" in sampling:
             return values
         return {**values, "dynamic_sampling": {**sampling, "enabled": False}}
 
@@ -574,7 +578,8 @@ class Config(Section):
             return values
         if values.get("schedule") == "one_step_off":
             # 2 is the default of other schedules
-            if (staleness := values.get("max_staleness", 1)) not in (1, 2, "1", "2"):
+            staleness = values.get("max_staleness", 1)
+            if staleness not in (1, 2, "1", "2"):
                 raise ValueError(
                     "schedule=one_step_off is schedule=async with max_staleness=1, got"
                     f" max_staleness={staleness}; set schedule=async"
@@ -590,12 +595,9 @@ class Config(Section):
         if self.is_supervised:
             self._supervised_fits()
         part = self.distributed.gpus_per_process
-        if (
-            self.uses_ray
-            and part is not None
-            and part < 1 < self.gpus_per_engine
-            and not self.gpu_shares(0).is_paired
-        ):
+        # with pairs an engine has a half of each of its GPUs
+        is_split = self.uses_ray and part is not None and part < 1 < self.gpus_per_engine
+        if is_split and not self.gpu_shares(0).is_paired:
             raise ValueError(
                 f"distributed.gpus_per_process={part:g} gives an engine a part of one GPU, and it"
                 f" computes on rollout.vllm.tensor_parallel={self.gpus_per_engine}; leave"
@@ -656,11 +658,13 @@ class Config(Section):
         verifier_options = self.reward.options
         if trains == "auto":
             trains, verifier_options = self.auto_verifier
-        weights = {trains: 1.0} if isinstance(trains, str) else trains
-        own_options = (
-            verifier_options if isinstance(trains, str) else verifier_options.get(name, {})
-        )
-        if name in weights and options == (own_options or {}):
+        # several verifiers have their options by name
+        if not isinstance(trains, str):
+            is_same = name in trains
+            verifier_options = verifier_options.get(name, {})
+        else:
+            is_same = name == trains
+        if is_same and options == (verifier_options or {}):
             raise ValueError(
                 f"audit.verifier={name} equals reward.verifier, so the two could never disagree;"
                 " set another verifier, or leave audit.verifier out"
@@ -686,14 +690,18 @@ class Config(Section):
         if self.is_supervised and self.data.eval_source is not None:
             option = "data.eval"
             source = self.data.eval_source
-        names = {{"builtin": "exact", "gym": "gym"}.get(kind, "math") for kind in kinds(source)}
+        verifiers = {"builtin": "exact", "gym": "gym"}
+        names = {verifiers.get(kind, "math") for kind in kinds(source)}
         if len(names) > 1:
             raise DataError(
                 f"{option} mixes sources of different verifiers ({', '.join(sorted(names))}); set"
                 " reward.verifier to one that judges all of them"
             )
         name = names.pop()
-        return name, ({"extract": "final"} if name == "exact" else {}) | self.reward.options
+        # built-in tasks ask for the answer alone, but a model may explain it
+        if name == "exact":
+            return name, {"extract": "final"} | self.reward.options
+        return name, dict(self.reward.options)
 
     def _why_engine_is_not_pi_old(self) -> str | None:
         """Explain why the engine's log-probabilities may differ from the policy's."""

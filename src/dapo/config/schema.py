@@ -19,30 +19,31 @@ def config_schema() -> dict[str, Any]:
     """
     schema = Config.model_json_schema()
     definitions = schema["$defs"]
-    sections = {"": schema} | {
-        name: definitions[section.__name__]
-        for name, info in options_of()
-        if (section := section_in(info.annotation))
-    }
+    sections = {"": schema}
+    for name, info in options_of():
+        section = section_in(info.annotation)
+        if section:
+            sections[name] = definitions[section.__name__]
     for name, info in options_of():
         parent, _, leaf = name.rpartition(".")
         entry = sections[parent]["properties"][leaf]
         facts = known_about(info)
         for key in ("paper", "only_with", "unit", "also"):
             entry.pop(key, None)
-        also = [*facts.get("also", ())]
+        alternatives = list(facts.get("also", ()))
         if Auto in info.metadata:
-            also.append({"const": "auto"})
+            alternatives.append({"const": "auto"})
         if Switch in info.metadata:
-            also.append(_SWITCH)
+            alternatives.append(_SWITCH)
         if section_in(info.annotation) and info.default is not None:
             entry.pop("default", None)
             # an empty section
             if not info.is_required():
-                also.append({"type": "null"})
-        if also:
-            _widen(entry, also)
-        if description := _description(info.description or "", facts):
+                alternatives.append({"type": "null"})
+        if alternatives:
+            _widen(entry, alternatives)
+        description = _description(info.description or "", facts)
+        if description:
             entry["description"] = description
     _use_names_of_the_standard(schema)
     return {
@@ -68,20 +69,29 @@ def _use_names_of_the_standard(value: Any) -> None:
 
 def _widen(entry: dict[str, Any], also: list[dict[str, Any]]) -> None:
     """Add alternatives to the type of an option; its other entries stay outside of them."""
-    retained: dict[str, Any] = {
-        key: entry.pop(key) for key in ("default", "description", "title") if key in entry
-    }
-    branches = entry.pop("anyOf") if set(entry) == {"anyOf"} else [dict(entry)]
+    outside: dict[str, Any] = {}
+    for key in ("default", "description", "title"):
+        if key in entry:
+            outside[key] = entry.pop(key)
+    branches = [dict(entry)]
+    # a union has its branches already
+    if set(entry) == {"anyOf"}:
+        branches = entry["anyOf"]
     entry.clear()
-    entry |= {"anyOf": [*branches, *also], **retained}
+    entry["anyOf"] = [*branches, *also]
+    entry |= outside
 
 
 def _description(meaning: str, facts: dict[str, Any]) -> str:
-    parts = [meaning] if meaning else []
-    if unit := facts.get("unit"):
-        parts.append(f"Unit: {unit}.")
+    """Return the text of an option with what is known about it."""
+    parts = []
+    if meaning:
+        parts.append(meaning)
+    if facts.get("unit"):
+        parts.append(f"Unit: {facts['unit']}.")
     if "paper" in facts:
         parts.append(f"Paper: {yaml_text(facts['paper'])}.")
-    if condition := facts.get("only_with"):
+    condition = facts.get("only_with")
+    if condition:
         parts.append(f"Only with {CONDITIONS.get(condition, condition)}.")
     return " ".join(parts)

@@ -39,12 +39,16 @@ def option(
         also: JSON schemas of further values that a validator converts.
         bounds: `gt`, `ge`, `lt` and `le`, as for pydantic's Field.
     """
-    facts: dict[str, Any] = {} if paper is _UNSET else {"paper": paper}
-    facts |= {
-        name: value
-        for name, value in (("only_with", only_with), ("unit", unit), ("also", also))
-        if value
-    }
+    facts: dict[str, Any] = {}
+    # None is a value that the paper may have
+    if paper is not _UNSET:
+        facts["paper"] = paper
+    if only_with:
+        facts["only_with"] = only_with
+    if unit:
+        facts["unit"] = unit
+    if also:
+        facts["also"] = also
     return Field(default, description=description, json_schema_extra=facts, **bounds)
 
 

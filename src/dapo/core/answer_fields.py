@@ -90,9 +90,10 @@ def optional_mapping(value: Any, name: str) -> Mapping[str, Any]:
 
 
 def _dotted(path: tuple[str | int, ...]) -> str:
-    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(
-        "."
-    )
+    text = ""
+    for key in path:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}"
+    return text.removeprefix(".")
 
 
 def _shown(value: Any) -> str:
@@ -102,4 +103,6 @@ def _shown(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=True)
     except (ValueError, RecursionError):  # deep, or an integer of too many digits
         return f"a {type(value).__name__}"
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+    if len(text) > _SHOWN_CHARS:
+        return f"{text[:_SHOWN_CHARS]}..."
+    return text

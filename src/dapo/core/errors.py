@@ -23,9 +23,8 @@ class DapoError(Exception):
     exit_code = 1
 
     def __init__(self, *args: object) -> None:
-        super().__init__(
-            *(printable(bounded(arg)) if isinstance(arg, str) else arg for arg in args)
-        )
+        safe_args = [printable(bounded(arg)) if isinstance(arg, str) else arg for arg in args]
+        super().__init__(*safe_args)
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython shows, as the command line does: no frames."""

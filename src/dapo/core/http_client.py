@@ -64,14 +64,20 @@ class HttpClient:
     ) -> None:
         """Open no connection yet.
 
-        `url` is a valid address, which selects the proxy and stands in error messages.
+        A failed connection, a timeout or a status of RETRYABLE_STATUSES is followed by retries
+        after 1, 2, 4, 8 ... times `backoff_s`, at most 30 s, or what the server asks for
+        (`Retry-After`) if that is longer; a wish above MAX_FOREIGN_WAIT_S ends the request. Waits
+        are shown, and a signal ends them.
 
-        The `token` is sent as a bearer token. A try may take `timeout_s` from connecting to the
-        last byte; `retries` follow a failed connection, a timeout or a status of
-        RETRYABLE_STATUSES, after 1, 2, 4, 8 ... times `backoff_s`, at most 30 s, or what the server
-        asks for (`Retry-After`) if that is longer; a wish above MAX_FOREIGN_WAIT_S ends the
-        request. Waits are shown, and a signal ends them. A request with all its tries may take
-        `total_s`. `connections` is the number of threads that share the client.
+        Args:
+            url: a valid address, which selects the proxy and stands in error messages.
+            token: sent as a bearer token.
+            timeout_s: the time limit of a try, from connecting to the last byte.
+            retries: the number of tries after the first.
+            backoff_s: the pause before the first retry.
+            connections: the number of threads that share the client.
+            total_s: the time limit of a request with all its tries.
+            clock: measures time and waits; None: the system's.
         """
         self._clock = clock or SystemClock()
         self._total_s = total_s
@@ -106,9 +112,6 @@ class HttpClient:
     ) -> Answer:
         """Send `value` as JSON, if not None; return the answer of any status, without redirects.
 
-        Raises ServerFailed if no try got an answer, the answer is too long, or the server asks
-        for a longer wait than MAX_FOREIGN_WAIT_S; Interrupted after a signal.
-
         Args:
             method: `GET`, `POST` and the like.
             url: The full address.
@@ -116,8 +119,15 @@ class HttpClient:
             deadline: The time of the last try, by `time.monotonic()`.
             limit_s: The seconds until the last try.
             retries: The number of tries after the first; None for the client's own.
+
+        Raises:
+            ServerFailed: no try got an answer, the answer is too long, or the server asks for a
+                longer wait than MAX_FOREIGN_WAIT_S.
+            Interrupted: a signal came while the client waited.
         """
-        body = None if value is None else json.dumps(value).encode()
+        body = None
+        if value is not None:
+            body = json.dumps(value).encode()
         clock = self._clock
         deadline = min(deadline, clock.monotonic() + min(limit_s, self._total_s))
         last_try = 1 + (self._retries if retries is None else retries)
@@ -185,8 +195,12 @@ class HttpClient:
 
     def quote(self, text: str | bytes) -> str:
         """Return the start of a server's answer for a message; the token in it is masked."""
-        text = text.decode(errors="replace") if isinstance(text, bytes) else text
-        return (text.replace(self._token, "***") if self._token else text)[:_SHOWN_CHARS]
+        if isinstance(text, bytes):
+            text = text.decode(errors="replace")
+        # before it is cut, which could cut the token in two
+        if self._token:
+            text = text.replace(self._token, "***")
+        return text[:_SHOWN_CHARS]
 
 
 def _read(response: urllib3.BaseHTTPResponse, deadline: float, clock: SystemClock) -> bytes:
@@ -205,8 +219,8 @@ def _read(response: urllib3.BaseHTTPResponse, deadline: float, clock: SystemCloc
 
 
 def _cause(error: Exception) -> str:
+    text = str(error)
+    # the library puts its connection object before the cause
     if isinstance(error, urllib3.exceptions.HTTPError):
-        text = str(error).rpartition(": ")[2]
-    else:
-        text = str(error)
+        text = text.rpartition(": ")[2]
     return f"{type(error).__name__}: {text}"

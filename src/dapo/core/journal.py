@@ -27,8 +27,11 @@ class Journal:
 def open_journal(path: Path, settings: Mapping[str, Any]) -> Iterator[Journal]:
     """Open and lock the journal at `path`; a new one starts with a line of the `settings`.
 
-    Removes an incomplete last line; deletes a journal without records at the end. Raises DataError
-    if another process uses the journal, the file is no journal, or it has different settings.
+    Removes an incomplete last line; deletes a journal without records at the end.
+
+    Raises:
+        DataError: another process uses the journal, the file is not a journal, or it has different
+            settings.
     """
     settings = json.loads(json.dumps(settings))  # tuples become lists, as in the file
     # unbuffered, so that add() passes a record to the kernel
@@ -40,28 +43,26 @@ def open_journal(path: Path, settings: Mapping[str, Any]) -> Iterator[Journal]:
                 f"{path} is in use by another process; wait until that ends, or stop it"
             ) from None
         file.seek(0)
-        whole_lines, _, torn = file.read().rpartition(b"\n")
+        whole_lines, newline, torn = file.read().rpartition(b"\n")
         if torn:
-            file.truncate(len(whole_lines) + 1 if whole_lines else 0)
+            # what a killed process had not written whole
+            file.truncate(len(whole_lines) + len(newline))
         lines = _read(whole_lines, path)
         if not lines:
             file.truncate(0)
             file.write(_line({"settings": settings}))
         else:
             stored_settings = lines[0]["settings"]
-            changed = sorted(
-                key
-                for key in {*stored_settings, *settings}
-                if stored_settings.get(key) != settings.get(key)
-            )
-            if changed:
-                changes = "; ".join(
-                    f"{key} was {stored_settings.get(key)!r} and is now {settings.get(key)!r}"
-                    for key in changed
-                )
+            changes = []
+            for key in sorted({*stored_settings, *settings}):
+                before = stored_settings.get(key)
+                now = settings.get(key)
+                if before != now:
+                    changes.append(f"{key} was {before!r} and is now {now!r}")
+            if changes:
                 raise DataError(
-                    f"{path} holds results of other settings: {changes}; use those settings, or"
-                    " delete the file"
+                    f"{path} holds results of other settings: {'; '.join(changes)}; use those"
+                    " settings, or delete the file"
                 )
         journal = Journal(file, {line["id"]: line for line in lines[1:]})
         try:
@@ -76,9 +77,11 @@ def _line(value: Mapping[str, Any]) -> bytes:
 
 
 def _read(content: bytes, path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a journal, the settings first. Raises DataError."""
     try:
         lines = [json.loads(line) for line in content.split(b"\n") if line]
-        if all("id" in line for line in lines[1:]) and (not lines or "settings" in lines[0]):
+        has_settings = not lines or "settings" in lines[0]
+        if has_settings and all("id" in line for line in lines[1:]):
             return lines
     except (ValueError, TypeError):
         pass

@@ -39,8 +39,9 @@ _WRITTEN_NAME = re.compile(r"\w+_([0-9a-f]{8})")
 
 def add_code_folder(folder: Path) -> None:
     """Let `load_callable` read modules of a run from this folder, and from no other of the run."""
-    if (folder := folder.absolute()) not in CODE_FOLDERS:
-        CODE_FOLDERS.append(folder)
+    absolute = folder.absolute()
+    if absolute not in CODE_FOLDERS:
+        CODE_FOLDERS.append(absolute)
 
 
 def import_locations() -> dict[str, list[str]]:
@@ -67,8 +68,12 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
     """Import `module:function` (either may be dotted) from a run's code or the current directory.
 
     The current directory stays at the end of the import path, for imports of the module: there it
-    hides no installed module. A directory inside of a run is not searched. Raises an `error` with
-    the cause on one line; `option` is `name=` of the option that holds the path.
+    hides no installed module. A directory inside of a run is not searched.
+
+    Args:
+        path: `module:function`.
+        error: the type of the error, which has the cause on one line.
+        option: `name=` of the option that holds the path, for the error.
     """
     name, _, attribute = path.partition(":")
     if not name or not attribute:
@@ -119,22 +124,30 @@ def _written_module(name: str) -> Path | None:
     """Return the file of a module in CODE_FOLDERS."""
     if not _WRITTEN_NAME.fullmatch(name):
         return None
-    return next(
-        (file for folder in CODE_FOLDERS if (file := folder / f"{name}.py").is_file()), None
-    )
+    for folder in CODE_FOLDERS:
+        file = folder / f"{name}.py"
+        if file.is_file():
+            return file
+    return None
 
 
 def module_file(name: str) -> Path | None:
     """Find the file of a module that `load_callable` would import, without importing it."""
-    if (written_file := _written_module(name)) is not None:
+    written_file = _written_module(name)
+    if written_file is not None:
         return written_file
     folders: Sequence[str] | None = [os.getcwd(), *sys.path]
     parts = name.split(".")
     spec = None
     for count in range(1, len(parts) + 1):
-        spec = None if folders is None else PathFinder.find_spec(".".join(parts[:count]), folders)
+        # a module without submodules has no folders to search
+        if folders is None:
+            return None
+        spec = PathFinder.find_spec(".".join(parts[:count]), folders)
         folders = None if spec is None else spec.submodule_search_locations
-    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+    if spec is None or not spec.has_location or not spec.origin:
+        return None
+    return Path(spec.origin)
 
 
 class _TextLoader(SourceFileLoader):
@@ -231,9 +244,10 @@ def describe(error: BaseException) -> str:
         lines = str(error).strip().splitlines()
     except Exception:  # __str__ is user code too
         lines = ["(its text cannot be read)"]
-    name = OUT_OF_MEMORY if isinstance(error, MemoryError) else type(error).__name__
-    text = name + (f": {lines[0][:_MESSAGE_CHARS]}" if lines else "")
+    text = OUT_OF_MEMORY if isinstance(error, MemoryError) else type(error).__name__
+    if lines:
+        text += f": {lines[0][:_MESSAGE_CHARS]}"
     frames = traceback.extract_tb(error.__traceback__)
-    return (
-        f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
-    )
+    if frames:
+        text += f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+    return text

@@ -48,7 +48,9 @@ def keep_freed_memory() -> bool:
     the quickstart then spent 5.3 s instead of 7.3 in the kernel, of 76 s of processor time, with 4
     % more memory at the peak (4,256 MiB). Returns whether it was set.
     """
-    if platform.libc_ver()[0] != "glibc" or any(name.startswith(VARIABLES) for name in os.environ):
+    library_name, _ = platform.libc_ver()
+    is_configured = any(name.startswith(VARIABLES) for name in os.environ)
+    if library_name != "glibc" or is_configured:
         return False
     library = ctypes.CDLL(None)
     return bool(library.mallopt(M_MMAP_MAX, 0) and library.mallopt(M_TRIM_THRESHOLD, LARGEST))
@@ -81,10 +83,18 @@ def explain_out_of_memory(
 
 def _amounts(text: str) -> str:
     """Return the requested and the free bytes, as far as torch's message gives them."""
-    requested, free, capacity = (pattern.search(text) for pattern in (_ASKED, _FREE, _CAPACITY))
-    parts = [f"{requested[1]} were requested"] if requested else []
-    if free:
-        parts.append(
-            f"{free[1]} of {capacity[1]} were free" if capacity else f"{free[1]} were free"
-        )
-    return f" ({', '.join(parts) or ' '.join(text.split())[:200]})" if text else ""
+    if not text:
+        return ""
+    requested = _ASKED.search(text)
+    free = _FREE.search(text)
+    capacity = _CAPACITY.search(text)
+    parts = []
+    if requested:
+        parts.append(f"{requested[1]} were requested")
+    if free and capacity:
+        parts.append(f"{free[1]} of {capacity[1]} were free")
+    elif free:
+        parts.append(f"{free[1]} were free")
+    # in other words: as the library has it
+    details = ", ".join(parts) or " ".join(text.split())[:200]
+    return f" ({details})"

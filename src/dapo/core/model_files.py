@@ -18,11 +18,12 @@ def unusable_weights(name: str) -> str | None:
             "is a file of weights; expected a directory with config.json, tokenizer and"
             " *.safetensors"
         )
-    pickled = sorted(
-        file.name for pattern in PICKLE_FILES for file in path.glob(pattern) if file.stat().st_size
-    )
-    if pickled and not any(file for pattern in WEIGHT_FILES for file in path.glob(pattern)):
-        return pickled_only(name, pickled[0])
+    pickled = []
+    for pattern in PICKLE_FILES:
+        pickled += [file.name for file in path.glob(pattern) if file.stat().st_size]
+    has_weights = any(any(path.glob(pattern)) for pattern in WEIGHT_FILES)
+    if pickled and not has_weights:
+        return pickled_only(name, min(pickled))
     return None
 
 

@@ -53,10 +53,20 @@ class ChatClient:
         connections: int = 8,
         clock: SystemClock | None = None,
     ) -> None:
-        """Open no connection yet; the numbers and the clock are those of HttpClient.
+        """Open no connection yet.
 
-        `url` is the address without `/chat/completions`: `http://localhost:8000/v1`. Raises
-        DataError if it is none.
+        Args:
+            url: the address without `/chat/completions`: `http://localhost:8000/v1`.
+            model: the name of the model at the server.
+            api_key: the key; None: the server needs none.
+            timeout_s: as in HttpClient, like the other numbers and the clock.
+            retries: the number of tries after the first.
+            backoff_s: the pause before the first retry.
+            connections: the number of threads that share the client.
+            clock: measures time and waits; None: the system's.
+
+        Raises:
+            DataError: `url` is not an address.
         """
         try:
             parts = urlsplit(url)
@@ -197,11 +207,9 @@ def _completion(values: Any) -> Completion:
 
 def _logprobs(values: Sequence[Any], count: int) -> list[float]:
     """Return the log-probabilities of the tokens after the first. Raises WrongField."""
-    return [
-        logprob_field(value, f"log-probability {i}")
-        for i, value in enumerate(values[:count])
-        if i > 0
-    ]
+    # the first token has none
+    following = enumerate(values[1:count], start=1)
+    return [logprob_field(value, f"log-probability {i}") for i, value in following]
 
 
 def _texts(values: Any, count: int) -> list[str]:

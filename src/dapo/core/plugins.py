@@ -93,5 +93,7 @@ def load_plugin(plugin: EntryPoint) -> Any:
 
 def describe_plugin(plugin: EntryPoint) -> str:
     """Name an entry point with its package, for messages."""
-    package = "" if plugin.dist is None else f" of the package {plugin.dist.name}"
+    package = ""
+    if plugin.dist is not None:
+        package = f" of the package {plugin.dist.name}"
     return f"{plugin.group}: {plugin.name} = {plugin.value}{package}"

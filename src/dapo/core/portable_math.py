@@ -23,7 +23,7 @@ _STIRLING_FROM = 10.0  # from there on the terms above leave less than 1e-16
 
 
 def exp(x: float) -> float:
-    """`e^x`; raises OverflowError above the largest float."""
+    """Return `e^x`; raises OverflowError above the largest float."""
     if x < _SMALLEST_EXPONENT:
         return 0.0
     doublings = round(x / _LN2)
@@ -56,14 +56,8 @@ def log_gamma(x: float) -> float:
     while x < _STIRLING_FROM:
         factor *= x
         x += 1
-    inverse = 1 / (x * x)
-    return (
-        (x - 0.5) * log(x)
-        - x
-        + _LOG_ROOT_TWO_PI
-        + _polynomial(_STIRLING, inverse) / x
-        - log(factor)
-    )
+    correction = _polynomial(_STIRLING, 1 / (x * x)) / x
+    return (x - 0.5) * log(x) - x + _LOG_ROOT_TWO_PI + correction - log(factor)
 
 
 def cos(x: float) -> float:
@@ -78,6 +72,7 @@ def cos(x: float) -> float:
 
 
 def _polynomial(coefficients: Sequence[float], x: float) -> float:
+    """Return the value of a polynomial, the constant first, by Horner's rule."""
     value = 0.0
     for coefficient in reversed(coefficients):
         value = value * x + coefficient

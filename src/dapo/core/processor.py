@@ -31,7 +31,8 @@ def _cpuinfo() -> dict[str, str]:
         first = CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
     except OSError:
         return {}
-    return {
-        name.strip(): value.strip()
-        for name, _, value in (line.partition(":") for line in first.splitlines())
-    }
+    entries = {}
+    for line in first.splitlines():
+        name, _, value = line.partition(":")
+        entries[name.strip()] = value.strip()
+    return entries

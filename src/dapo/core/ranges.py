@@ -14,21 +14,25 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 def merged(ranges: Sequence[Sequence[int]], length: int) -> Ranges | None:
     """Join ranges that touch; None if they cover the row.
 
-    Raises ValueError unless they ascend within `length`.
+    Raises:
+        ValueError: the ranges do not ascend within `length`.
     """
-    if any(len(pair) != 2 for pair in ranges) or any(
-        a > b for a, b in pairwise([0, *chain.from_iterable(ranges), length])
-    ):
+    are_pairs = all(len(pair) == 2 for pair in ranges)
+    ends = [0, *chain.from_iterable(ranges), length]
+    if not are_pairs or any(left > right for left, right in pairwise(ends)):
         raise ValueError(
             f"expected ascending ranges (start, end) within {length} tokens, got {ranges}"
         )
     joined: list[tuple[int, int]] = []
     for start, end in ranges:
         if joined and joined[-1][1] == start:
-            joined[-1] = joined[-1][0], end
+            first, _ = joined[-1]
+            joined[-1] = (first, end)
         elif start < end:
             joined.append((start, end))
-    return None if not length or joined == [(0, length)] else tuple(joined)
+    if not length or joined == [(0, length)]:
+        return None
+    return tuple(joined)
 
 
 def select(values: Sequence[T], ranges: Ranges | None) -> Sequence[T]:
@@ -45,19 +49,22 @@ def spread(selected: Sequence[float], ranges: Ranges | None, length: int) -> Seq
     row = array("d", bytes(8 * length))
     position = 0
     for start, end in ranges:
-        row[start:end] = array("d", selected[position : position + end - start])
-        position += end - start
+        size = end - start
+        row[start:end] = array("d", selected[position : position + size])
+        position += size
     return row
 
 
 def zeroed(values: Sequence[float], ranges: Ranges) -> Sequence[float]:
     """Return the values with zeros outside the ranges, as an array of their type or a tuple."""
     row = spread(select(values, ranges), ranges, len(values))
-    return array(values.typecode, row) if isinstance(values, array) else tuple(row)
+    if isinstance(values, array):
+        return array(values.typecode, row)
+    return tuple(row)
 
 
 def mask_of(ranges: Ranges, length: int) -> "array[int]":
-    """1 for each token in the ranges, else 0, in one byte each."""
+    """Return 1 for each token in the ranges, else 0, in one byte each."""
     mask = array("b", bytes(length))
     for start, end in ranges:
         # a stored range may be anything

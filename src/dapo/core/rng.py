@@ -19,7 +19,7 @@ def keyed_seed(*key: int | str) -> int:
 
 
 def keyed_uniforms(seed: int, count: int) -> NDArray[np.float64]:
-    """`[count]` uniform numbers in [0, 1); number t depends only on (seed, t)."""
+    """Return `[count]` uniform numbers in [0, 1); number t depends only on (seed, t)."""
     return np.random.Generator(np.random.Philox(key=seed)).random(count)
 
 

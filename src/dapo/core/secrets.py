@@ -208,12 +208,15 @@ def is_password_name(name: str) -> bool:
 
 def has_secret_form(text: str) -> bool:
     """Return True if a text holds a known token, a URL with a password or key, or such a header."""
-    headers = (word for match in _HEADER.finditer(text) for word in match[0].split()[1:])
-    return (
-        (_SHAPE.search(text) or _USER_IN_URL.search(text)) is not None
-        or any(_is_url_secret(match[2]) for match in _PARAMETER.finditer(text))
-        or any(_CREDENTIALS.fullmatch(word) for word in headers)
-    )
+    if _SHAPE.search(text) or _USER_IN_URL.search(text):
+        return True
+    if any(_is_url_secret(match[2]) for match in _PARAMETER.finditer(text)):
+        return True
+    words: list[str] = []
+    for match in _HEADER.finditer(text):
+        # the first word is the name of the header
+        words += match[0].split()[1:]
+    return any(_CREDENTIALS.fullmatch(word) for word in words)
 
 
 def mask_secrets(command: Sequence[str]) -> list[str]:
@@ -234,34 +237,36 @@ def mask_secrets(command: Sequence[str]) -> list[str]:
 def mask_text(text: str) -> str:
     """Mask secrets in text: credentials in URLs, headers, known tokens, values of variables."""
     for name, value in os.environ.items():
-        if (
-            len(value) >= _MIN_VALUE_CHARS
-            and value in text
-            and name not in _NO_PASSWORDS
-            and is_secret_name(name)
-        ):
+        # the cheap test first: most values are not in the text
+        if len(value) < _MIN_VALUE_CHARS or value not in text:
+            continue
+        if name not in _NO_PASSWORDS and is_secret_name(name):
             text = text.replace(value, MASK)
     text = _USER_IN_URL.sub(rf"\1{MASK}@", text)
-    text = _PARAMETER.sub(
-        lambda match: f"{match[1]}{match[2]}={MASK}" if _is_url_secret(match[2]) else match[0], text
-    )
-    return _SHAPE.sub(MASK, _HEADER.sub(rf"\1\2{MASK}", text))
+    text = _PARAMETER.sub(_mask_parameter, text)
+    text = _HEADER.sub(rf"\1\2{MASK}", text)
+    return _SHAPE.sub(MASK, text)
+
+
+def _mask_parameter(match: re.Match[str]) -> str:
+    """Mask the value of a parameter of a URL, if it is a secret by its name."""
+    if _is_url_secret(match[2]):
+        return f"{match[1]}{match[2]}={MASK}"
+    return match[0]
 
 
 def may_be_written(variable: str) -> bool:
     """Return True if a configuration may use `${oc.env:VARIABLE}`: it holds a place or a user."""
-    return (
-        variable in ("USER", "PWD", "LOGNAME", "TMPDIR")
-        or (words_of(variable) or [""])[-1] in _LOCATION_WORDS
-    )
+    if variable in ("USER", "PWD", "LOGNAME", "TMPDIR"):
+        return True
+    words = words_of(variable)
+    return bool(words) and words[-1] in _LOCATION_WORDS
 
 
 def secret_variables() -> dict[str, str]:
     """Return the environment variables that are secrets, by name or by value."""
-    secrets = {
-        name: value for name, value in os.environ.items() if any(find_secrets({name: value}))
-    }
-    return {name: value for name, value in secrets.items() if name not in _NO_PASSWORDS}
+    variables = {name: os.environ[name] for name in os.environ if name not in _NO_PASSWORDS}
+    return {name: value for name, value in variables.items() if any(find_secrets({name: value}))}
 
 
 _Names = tuple[str, ...]
@@ -276,9 +281,8 @@ def find_secrets(value: Any, name: str = "", secrets: _Names = ()) -> Iterator[t
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from find_secrets(
-                item, f"{name}.{key}" if name else str(key), _with(secrets, key)
-            )
+            dotted_name = f"{name}.{key}" if name else str(key)
+            yield from find_secrets(item, dotted_name, _with(secrets, key))
     elif isinstance(value, list | tuple):
         for item, names in _items(value, secrets):
             yield from find_secrets(item, name, names)
@@ -298,7 +302,9 @@ def mask_options(value: Any, secrets: _Names = ()) -> Any:
         return [mask_options(item, names) for item, names in _items(value, secrets)]
     if _is_secret(value, secrets):
         return MASK
-    return mask_text(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return mask_text(value)
+    return value
 
 
 def _items(values: Sequence[Any], secrets: _Names) -> Iterator[tuple[Any, _Names]]:
@@ -309,16 +315,23 @@ def _items(values: Sequence[Any], secrets: _Names) -> Iterator[tuple[Any, _Names
 
 
 def _with(secrets: _Names, name: object) -> _Names:
+    """Add the name of a value, if it is a secret's."""
+    text = str(name)
     # `my_rewards:token` is a verifier
-    return (*secrets, str(name)) if ":" not in str(name) and is_secret_name(str(name)) else secrets
+    if ":" in text or not is_secret_name(text):
+        return secrets
+    return (*secrets, text)
 
 
 def _is_secret(value: Any, secrets: _Names) -> bool:
     """Return True if a text, or a number that counts nothing, has the name of a secret."""
     if isinstance(value, int) and not isinstance(value, bool):
-        return any(
-            words_of(name)[-1] in _ALWAYS or words_of(name)[-2:-1] == ["api"] for name in secrets
-        )
+        for name in secrets:
+            words = words_of(name)
+            # a number of tokens or a key of a table is not a secret, a numeric password is
+            if words[-1] in _ALWAYS or words[-2:-1] == ["api"]:
+                return True
+        return False
     return isinstance(value, str) and bool(value) and bool(secrets)
 
 
@@ -326,17 +339,17 @@ def _announces_secret(argument: str) -> bool:
     """Return True if a secret follows: after `--api-key`, `Authorization:` or `Bearer`."""
     if argument.startswith("-"):
         return "=" not in argument and is_secret_name(argument)
-    return argument.lower() in ("bearer", "basic") or (
-        argument.endswith(":") and is_secret_name(argument[:-1])
-    )
+    if argument.lower() in ("bearer", "basic"):
+        return True
+    return argument.endswith(":") and is_secret_name(argument[:-1])
 
 
 def _mask_argument(argument: str) -> str:
     for match in (*_NAME_WITH_VALUE.finditer(argument), *_PAIR.finditer(argument)):
         # `my_rewards:token` is no pair, nor is the scheme of a URL
-        is_pair = re.search(r"[=,\s'\"]", match[0]) is not None or not argument[
-            : match.start()
-        ].strip("{ ")
+        has_sign = re.search(r"[=,\s'\"]", match[0]) is not None
+        is_first = not argument[: match.start()].strip("{ ")
+        is_pair = has_sign or is_first
         remainder = argument[match.end() :]
         if is_pair and is_secret_name(match[1]) and not remainder.startswith("//"):
             first, equals, _ = argument[: match.end()].partition("=")
@@ -345,9 +358,13 @@ def _mask_argument(argument: str) -> str:
 
 
 def _is_url_secret(name: str) -> bool:
-    return is_secret_name(name) or (words_of(name) or [""])[-1] in _IN_URLS
+    if is_secret_name(name):
+        return True
+    words = words_of(name)
+    return bool(words) and words[-1] in _IN_URLS
 
 
 def words_of(name: str) -> list[str]:
     """Return the words of a name in lower case; `openaiApiKey` has three."""
-    return re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
+    separated = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return re.findall(r"[a-z0-9]+", separated.lower())

@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
 
 _INVISIBLE = (
@@ -35,10 +35,9 @@ def printable_json(text: str) -> str:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Standard JSON that is safe to print; non-finite numbers become null."""
-    return printable_json(
-        json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
-    )
+    """Return standard JSON that is safe to print; non-finite numbers become null."""
+    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    return printable_json(text)
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -46,7 +45,8 @@ def print_json(value: Mapping[str, Any]) -> None:
 
     Non-finite numbers become null; characters that the stream's encoding lacks become escapes.
     """
-    text = to_json(value, indent=2 if sys.stdout.isatty() else None)
+    indent = 2 if sys.stdout.isatty() else None
+    text = to_json(value, indent=indent)
     encoding = sys.stdout.encoding or "utf-8"
     if text.encode(encoding, "replace").decode(encoding) != text:
         text = _NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text)
@@ -56,13 +56,17 @@ def print_json(value: Mapping[str, Any]) -> None:
 @contextmanager
 def stdout_to_stderr(wanted: bool = True) -> Iterator[None]:
     """Redirect the standard output to the standard error, so that only JSON follows."""
-    with redirect_stdout(sys.stderr) if wanted else nullcontext():
+    if not wanted:
+        yield
+        return
+    with redirect_stdout(sys.stderr):
         yield
 
 
 def print_text(text: object = "", *, file: TextIO | None = None, end: str = "\n") -> None:
     """Print text with unsafe characters escaped, by default to the standard output."""
     stream = sys.stdout if file is None else file
+    # a stream that a caller has replaced may have no encoding
     print(printable(str(text), stream.encoding or "utf-8"), end=end, file=stream, flush=True)
 
 
@@ -79,8 +83,11 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def _finite(value: Any) -> Any:
+    """Replace non-finite numbers, which JSON lacks, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -32,14 +32,11 @@ def shorten(text: str, chars: int, *, keep: Literal["start", "ends", "end"] = "s
 
 def bounded(text: str) -> str:
     """Return a message in which long words, lines and lists of lines keep only both ends."""
-    lines = [
-        _LONG_WORD.sub(lambda word: shorten(word[0], QUOTED_CHARS, keep="ends"), line)
-        for line in text.split("\n")
-    ]
+    shortened = _LONG_WORD.sub(lambda word: shorten(word[0], QUOTED_CHARS, keep="ends"), text)
+    lines = shortened.split("\n")
     if len(lines) > MAX_LINES:
-        lines[MAX_LINES // 2 : -MAX_LINES // 2] = [
-            f"[... {len(lines) - MAX_LINES:,} lines left out ...]"
-        ]
+        mark = f"[... {len(lines) - MAX_LINES:,} lines left out ...]"
+        lines[MAX_LINES // 2 : -MAX_LINES // 2] = [mark]
     return "\n".join(shorten(line, MAX_LINE_CHARS, keep="ends") for line in lines)
 
 
@@ -49,7 +46,7 @@ def quoted(value: object) -> str:
 
 
 def excerpt(text: str) -> str:
-    """Both ends of a long text, with a count of the lines or characters left out."""
+    """Return both ends of a long text, with a count of the lines or characters left out."""
     lines = text.strip("\n").split("\n")
     if len(lines) > EXCERPT_LINES:
         head = lines[: EXCERPT_LINES // 2]
@@ -58,28 +55,45 @@ def excerpt(text: str) -> str:
     text = "\n".join(lines)
     if len(text) > EXCERPT_CHARS:
         half = EXCERPT_CHARS // 2
-        text = (
-            f"{text[:half]} [... {len(text) - EXCERPT_CHARS:,} characters left out ...]"
-            f" {text[-half:]}"
-        )
+        mark = f"[... {len(text) - EXCERPT_CHARS:,} characters left out ...]"
+        text = f"{text[:half]} {mark} {text[-half:]}"
     return text
 
 
 def did_you_mean(
     word: str, choices: Iterable[str], *, otherwise: str | None = None, count: int = 1
 ) -> str:
-    """`did you mean sums?`, or without a similar name `otherwise`, or a list of all known names."""
+    """Return the question `did you mean sums?` for a name that is not known.
+
+    Args:
+        word: the name.
+        choices: the known names.
+        otherwise: the answer without a similar name; None: a list of all known names.
+        count: the most names that are proposed.
+    """
     choices = list(choices)
-    if close := get_close_matches(word, choices, n=count, cutoff=0.5):
-        return f"did you mean {' or '.join(close)}?"
-    return f"known: {', '.join(choices)}" if otherwise is None else otherwise
+    similar = get_close_matches(word, choices, n=count, cutoff=0.5)
+    if similar:
+        return f"did you mean {' or '.join(similar)}?"
+    if otherwise is not None:
+        return otherwise
+    return f"known: {', '.join(choices)}"
 
 
 def with_interval(
     value: float | None, interval: Sequence[float | None] | None, style: str = ".1%", none: str = ""
 ) -> str:
-    """Format an accuracy and its interval, `62.5% (45.3% to 77.1%)`, or `none` without one."""
+    """Format an accuracy and its interval, `62.5% (45.3% to 77.1%)`.
+
+    Args:
+        value: the accuracy; None: nothing was judged.
+        interval: its ends, if there are any.
+        style: the format of the numbers.
+        none: the text in place of a missing interval.
+    """
     if value is None:
         return "nothing judged"
     low, high = interval or (None, None)
-    return f"{value:{style}}{none if low is None or high is None else f' ({low:{style}} to {high:{style}})'}"
+    if low is None or high is None:
+        return f"{value:{style}}{none}"
+    return f"{value:{style}} ({low:{style}} to {high:{style}})"

@@ -73,7 +73,7 @@ class SystemClock:
         return time.time()
 
     def sleep(self, seconds: float) -> None:
-        """Raises Interrupted as soon as a signal comes."""
+        """Wait so long. Raises Interrupted as soon as a signal comes."""
         self.stop.sleep(seconds)
 
     def show(self, text: str) -> None:
@@ -91,22 +91,24 @@ def wished_wait_s(headers: Mapping[str, str], now: float) -> float:
     milliseconds = _number(headers.get("retry-after-ms"))
     text = headers.get("Retry-After")
     seconds = _number(text)
-    wishes = [
-        0.0 if milliseconds is None else milliseconds / 1000,
-        seconds if seconds is not None else _seconds_until(text, now),
-    ]
-    return max(0.0, *wishes)
+    if seconds is None:
+        seconds = _seconds_until(text, now)
+    if milliseconds is None:
+        return max(0.0, seconds)
+    return max(0.0, milliseconds / 1000, seconds)
 
 
 def clamped_wait_s(wished_s: float) -> float | None:
     """Return a duration named by others as this process may wait for it; None if it is too long."""
     if math.isnan(wished_s) or wished_s < 0:
         return 0.0
-    return wished_s if wished_s <= MAX_FOREIGN_WAIT_S else None
+    if wished_s > MAX_FOREIGN_WAIT_S:
+        return None
+    return wished_s
 
 
 def describe_wait(seconds: float) -> str:
-    """`40 s`, `12 min`, `5.0 h`, `11.6 days`."""
+    """Format a duration: `40 s`, `12 min`, `5.0 h`, `11.6 days`."""
     if not math.isfinite(seconds):
         return "endless time"
     for unit, length in (("days", 86_400.0), ("h", 3600.0)):
@@ -114,7 +116,9 @@ def describe_wait(seconds: float) -> str:
             if seconds < 1e12:
                 return f"{seconds / length:,.1f} {unit}"
             return f"{seconds / length:.3g} {unit}"
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+    if seconds >= 120:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s"
 
 
 def _number(text: str | None) -> float | None:
@@ -132,8 +136,9 @@ def _seconds_until(date: str | None, now: float) -> float:
     """Return the seconds from `now` to a date of HTTP; 0 for what is none."""
     try:
         moment = parsedate_to_datetime(date or "")
-        return (
-            moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-        ).timestamp() - now
+        # dates of HTTP are in UTC, whether they say so or not
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return moment.timestamp() - now
     except (ValueError, TypeError, OverflowError, IndexError):
         return 0.0

@@ -53,27 +53,14 @@ class ByteDecoder:
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         if type(getattr(backend, "decoder", None)).__name__ != "ByteLevel":
             return None
-        vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
-        pieces = [b""] * (max(vocabulary.values()) + 1)
-        alphabet = byte_alphabet()
-        added = backend.get_added_tokens_decoder() if skip_special_tokens else {}
-        special = {token_id for token_id, token in added.items() if token.special}
-        for token, token_id in vocabulary.items():
-            if token_id not in special:
-                # a token with characters outside of the alphabet is plain text
-                is_byte_level = all(character in alphabet for character in token)
-                if is_byte_level:
-                    pieces[token_id] = bytes(alphabet[character] for character in token)
-                else:
-                    pieces[token_id] = token.encode()
+        pieces = _token_bytes(backend, skip_special_tokens=skip_special_tokens)
         table = cls(pieces)
         options = {
             "skip_special_tokens": skip_special_tokens,
             "clean_up_tokenization_spaces": False,
         }
-        samples = (
-            keyed_uniforms(keyed_seed("detokenize"), _NUM_CHECKS * _CHECK_TOKENS) * len(pieces)
-        ).astype(np.int32)
+        uniforms = keyed_uniforms(keyed_seed("detokenize"), _NUM_CHECKS * _CHECK_TOKENS)
+        samples = (uniforms * len(pieces)).astype(np.int32)
         for ids in np.split(samples, _NUM_CHECKS):
             if table.decode(ids.tolist()) != tokenizer.decode(ids.tolist(), **options):
                 return None
@@ -89,16 +76,41 @@ class ByteDecoder:
         pieces = self._pieces.take(pa.array(indices))
         _, ends, data = pieces.buffers()
         length = int(np.frombuffer(ends, np.int32, count=len(indices) + 1)[-1])
-        return str(memoryview(data)[:length], "utf-8", "replace") if length else ""
+        # without any byte there is no buffer
+        if not length:
+            return ""
+        return str(memoryview(data)[:length], "utf-8", "replace")
+
+
+def _token_bytes(backend: Any, *, skip_special_tokens: bool) -> list[bytes]:
+    """Return the bytes of each token id of a byte-level tokenizer; none for a skipped token."""
+    vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+    special = set()
+    if skip_special_tokens:
+        for token_id, token in backend.get_added_tokens_decoder().items():
+            if token.special:
+                special.add(token_id)
+    pieces = [b""] * (max(vocabulary.values()) + 1)
+    alphabet = byte_alphabet()
+    for text, token_id in vocabulary.items():
+        if token_id in special:
+            continue
+        # a token with characters outside of the alphabet is plain text
+        if all(character in alphabet for character in text):
+            pieces[token_id] = bytes(alphabet[character] for character in text)
+        else:
+            pieces[token_id] = text.encode()
+    return pieces
 
 
 def byte_alphabet() -> dict[str, int]:
     """Return the byte of each character of byte-level vocabularies; others start at 256."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     unprintable = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + i): byte for i, byte in enumerate(unprintable)
-    }
+    alphabet = {chr(byte): byte for byte in printable}
+    for i, byte in enumerate(unprintable):
+        alphabet[chr(256 + i)] = byte
+    return alphabet
 
 
 class TokenBound:
@@ -109,7 +121,13 @@ class TokenBound:
     """
 
     def __init__(self, *, per_byte: int, normalizes: bool, added: int) -> None:
-        """Count `per_byte` tokens per byte of the normalized text, and `added` special tokens."""
+        """Set the terms of the bound.
+
+        Args:
+            per_byte: the most tokens per byte of the normalized text.
+            normalizes: whether the tokenizer normalizes the text to NFC.
+            added: the number of special tokens that it adds.
+        """
         self._per_byte = per_byte
         self._normalizes = normalizes
         self._added = added
@@ -124,19 +142,26 @@ class TokenBound:
             return None
         normalizers = list(_parts(backend.normalizer))
         splitters = list(_parts(backend.pre_tokenizer))
-        kinds, forms = ({part["type"] for part in parts} for parts in (splitters, normalizers))
-        if "ByteLevel" not in kinds or not kinds <= _ONLY_SPLIT or not forms <= {"NFC", "Sequence"}:
+        splitter_kinds = {part["type"] for part in splitters}
+        normalizer_kinds = {part["type"] for part in normalizers}
+        if "ByteLevel" not in splitter_kinds or not splitter_kinds <= _ONLY_SPLIT:
+            return None
+        if not normalizer_kinds <= {"NFC", "Sequence"}:
             return None
         adds_space = any(part.get("add_prefix_space", False) for part in splitters)
-        added = backend.num_special_tokens_to_add(False) if add_special_tokens else 0
+        added = 0
+        if add_special_tokens:
+            added = backend.num_special_tokens_to_add(False)
         return cls(per_byte=2 if adds_space else 1, normalizes=bool(normalizers), added=added)
 
     def __call__(self, text: str) -> int:
         """Return a number that the tokens of `text` do not exceed."""
         if text.isascii():
             return self._per_byte * len(text) + self._added
-        growth = _NFC_GROWTH if self._normalizes else 1
-        return self._per_byte * growth * len(text.encode(errors="replace")) + self._added
+        num_bytes = len(text.encode(errors="replace"))
+        if self._normalizes:
+            num_bytes *= _NFC_GROWTH
+        return self._per_byte * num_bytes + self._added
 
 
 def _parts(component: Any) -> Iterator[dict[str, Any]]:

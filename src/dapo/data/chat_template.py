@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from dapo.core.errors import DataError
@@ -94,8 +95,10 @@ class ChatTemplate:
         """True if the template has a random function."""
         from jinja2 import nodes
 
-        if self._tree is None or "lipsum" in self.variables_read:
-            return self._tree is not None
+        if self._tree is None:
+            return False
+        if "lipsum" in self.variables_read:
+            return True
         return any(node.name == "random" for node in self._tree.find_all(nodes.Filter))
 
     @cached_property
@@ -105,23 +108,21 @@ class ChatTemplate:
 
         if self._tree is None:
             return frozenset()
-        attributes = {node.attr for node in self._tree.find_all(nodes.Getattr)}
-        constants = {
-            node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str)
-        }
-        return frozenset(attributes | constants)
+        words = {node.attr for node in self._tree.find_all(nodes.Getattr)}
+        for node in self._tree.find_all(nodes.Const):
+            if isinstance(node.value, str):
+                words.add(node.value)
+        return frozenset(words)
 
     def unread_keys(self, messages: Sequence[Message]) -> list[str]:
         """Return the message keys that the template never names, so that the text ignores them."""
-        keys = {key for message in messages for key in message} - self._words - {"role", "content"}
+        keys = set(chain.from_iterable(messages)) - self._words - {"role", "content"}
         unread = []
         for key in sorted(keys):
-            without = [
-                {name: value for name, value in message.items() if name != key}
-                for message in messages
-            ]
+            shorter = [_without_key(message, key) for message in messages]
+            # a template may also read all keys at once, as JSON of the message
             try:
-                is_read = self.render(messages) != self.render(without)
+                is_read = self.render(messages) != self.render(shorter)
             except ValueError:
                 continue
             if not is_read:
@@ -138,10 +139,16 @@ class ChatTemplate:
         tools: Any = None,
         **variables: Any,
     ) -> str:
-        """Return the text of messages, and the `header` of the assistant's next turn.
+        """Return the text of messages.
 
-        `tools` are schemas beside those of the constructor. Raises ValueError with the template's
-        reason if it rejects the messages.
+        Args:
+            messages: the messages.
+            header: whether the header of the assistant's next turn follows.
+            tools: schemas of tools if the constructor got none.
+            variables: further variables for the template.
+
+        Raises:
+            ValueError: the template rejects the messages, with its reason.
         """
         from jinja2 import TemplateError
 
@@ -163,6 +170,7 @@ class ChatTemplate:
             raise ValueError(str(error)) from None
 
     def _try(self, messages: Sequence[Mapping[str, Any]], *, header: bool = True) -> str | None:
+        """Return the text of messages; None if the template rejects them."""
         try:
             return self.render(messages, header=header)
         except ValueError:
@@ -191,8 +199,13 @@ class ChatTemplate:
         return adapted
 
     def _call_in_its_form(self, call: Any) -> Any:
-        function = call.get("function", call) if isinstance(call, Mapping) else None
-        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        """Return a call with its arguments in the form that the template writes."""
+        function = None
+        if isinstance(call, Mapping):
+            function = call.get("function", call)
+        arguments = None
+        if isinstance(function, Mapping):
+            arguments = function.get("arguments")
         if isinstance(arguments, str) and self._takes_objects and not self._takes_json:
             arguments = _parsed_arguments(arguments)
         elif isinstance(arguments, Mapping) and self._takes_json and not self._takes_objects:
@@ -231,6 +244,7 @@ class ChatTemplate:
         function = {"name": _NAME, "arguments": arguments}
         call = {"type": "function", "id": "call00000", "function": function}
         result = {"role": "tool", "name": _NAME, "tool_call_id": "call00000", "content": _ANSWER}
+        # templates differ in what they accept around a call: the first form that renders decides
         for content in ("", None):
             turn = {"role": "assistant", "content": content, "tool_calls": [call]}
             for behind in ([result], [], [result, _user(_LAST)]):
@@ -248,15 +262,14 @@ class ChatTemplate:
         question.
         """
         header = self._borders[-1].rstrip()
-        if (
-            not self._marks.search(header)
-            or not text.rstrip().endswith(header)
-            or not self._marks.match(text)
-        ):
+        if not self._marks.search(header) or not text.rstrip().endswith(header):
+            return None
+        if not self._marks.match(text):
             return None
         begin = str(self._tokenizer.bos_token or "")
-        needs_begin = begin and self._borders[0].startswith(begin) and not text.startswith(begin)
-        return begin + text if needs_begin else text
+        if self._borders[0].startswith(begin) and not text.startswith(begin):
+            return begin + text
+        return text
 
     def require_unrendered(self, messages: Sequence[Message]) -> None:
         """Raise DataError if a message holds the template's marks, or is a whole conversation."""
@@ -294,34 +307,44 @@ class ChatTemplate:
         """Special tokens that the template writes, and bracketed texts around turns."""
         head, behind, between, header = self._borders
         turns = f"{behind} {between} {header}"
-        marks = set(_MARK.findall(turns))
+        candidates = set(_MARK.findall(turns))
         tokenizer = self._tokenizer
-        special = {
-            str(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special
-        }
-        special |= {str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
-        marks |= {
-            token for token in special if token in f"{head} {turns}" or token == tokenizer.bos_token
-        }
-        marks = {
-            mark for mark in marks if re.search(r"[^\w\s]", mark) and not THOUGHTS.search(mark)
-        }
+        special = {str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
+        for token in tokenizer.added_tokens_decoder.values():
+            if token.special:
+                special.add(str(token.content))
+        for text in special:
+            if text in f"{head} {turns}" or text == tokenizer.bos_token:
+                candidates.add(text)
+        # a word alone may be part of any question
+        marks = [mark for mark in candidates if re.search(r"[^\w\s]", mark)]
+        marks = [mark for mark in marks if not THOUGHTS.search(mark)]
         longest_first = sorted(marks, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def _labels_in(self, text: str) -> str | None:
         """Return the labels of both roles, as `User:`, if they make the text a conversation."""
         head, _, _, header = self._borders
-        question, answer = (self._label(border) for border in (head, header))
+        question = self._label(head)
+        answer = self._label(header)
         if not question or not answer or not text.rstrip().endswith(answer):
             return None
-        is_found = re.search(rf"(?:^|\s){re.escape(question)}", text[: text.rstrip().rfind(answer)])
-        return f"{question} and {answer}" if is_found else None
+        before_answer = text[: text.rstrip().rfind(answer)]
+        if re.search(rf"(?:^|\s){re.escape(question)}", before_answer) is None:
+            return None
+        return f"{question} and {answer}"
 
     def _label(self, border: str) -> str:
         """Return the last line of a border without its marks, if it ends as a label does."""
-        lines = [line.strip() for line in self._marks.sub("", border).splitlines() if line.strip()]
-        return lines[-1] if lines and re.fullmatch(r".*\w.*[^\w\s]", lines[-1]) else ""
+        lines = self._marks.sub("", border).strip().splitlines()
+        if not lines:
+            return ""
+        label = lines[-1].strip()
+        return label if re.fullmatch(r".*\w.*[^\w\s]", label) else ""
+
+
+def _without_key(message: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if name != key}
 
 
 def _user(content: Any) -> dict[str, Any]:

@@ -44,46 +44,58 @@ def load_problems(
 
     Files and hub data sets give the same rows for both values of `split`, copies included. Built-in
     tasks have disjoint questions for training and evaluation. Generated evaluation sets contain no
-    copies, so they may be smaller than `size`. Without `require_answer`, rows without a reference
-    answer are read too; theirs is "".
+    copies, so they may be smaller than `size`.
 
-    Rows that cannot be used are left out and their errors appended to `invalid`. Without this list,
-    DataError names the first ten of them. `convert` makes a problem of a row (`problem_from_row`,
-    `demonstration_from_row`). `texts` gets the columns whose values became texts, each with the
-    type that they had.
+    Args:
+        spec: the data source.
+        split: whether the problems are for training or for evaluation.
+        require_answer: whether rows without a reference answer are errors; if not, theirs is "".
+        invalid: gets the errors of rows that cannot be used, which are then left out.
+        convert: makes a problem of a row (`problem_from_row`, `demonstration_from_row`).
+        texts: gets the columns whose values became texts, each with the type that they had.
+
+    Raises:
+        DataError: nothing can be read; without `invalid` also for rows that cannot be used, of
+            which it names the first ten.
     """
     if split not in ("train", "eval"):
         raise ValueError(f"split must be train or eval, got {split!r}")
     source = parse_spec(spec)
     if isinstance(source, MixSource):
-        how: dict[str, Any] = {
-            "require_answer": require_answer,
-            "invalid": invalid,
-            "convert": convert,
-            "texts": texts,
-        }
-        return _mixed(source, split, **how)
+        return _mixed(
+            source,
+            split,
+            require_answer=require_answer,
+            invalid=invalid,
+            convert=convert,
+            texts=texts,
+        )
     if isinstance(source, TaskSource):
         return _generated(source, split)
     errors: list[DataError] = []
     rows = _read(source, errors, convert, require_answer=require_answer, texts=texts)
     problems = list(islice(rows, source.size))
+    if not problems and errors:
+        raise errors[0]
     if not problems:
-        name = (
-            source.path if isinstance(source, FileSource) else f"hub:{source.name}:{source.split}"
-        )
-        empty = DataError(f"{name} is empty; expected at least one problem with prompt and answer")
-        raise errors[0] if errors else empty
+        if isinstance(source, FileSource):
+            name = str(source.path)
+        else:
+            name = f"hub:{source.name}:{source.split}"
+        raise DataError(f"{name} is empty; expected at least one problem with prompt and answer")
     if invalid is not None:
         invalid += errors
+    elif len(errors) == 1:
+        raise errors[0]
     elif errors:
-        raise errors[0] if len(errors) == 1 else _listed(errors)
+        raise _listed(errors)
     return problems
 
 
 def unique_problems(problems: Sequence[Problem]) -> list[tuple[Problem, int]]:
     """Return the distinct problems (by id) in order, with the number of copies of each."""
     counts = Counter(problem.id for problem in problems)
+    # reversed: of copies the first stays
     first = {problem.id: problem for problem in reversed(problems)}
     return [(first[key], count) for key, count in counts.items()]
 
@@ -94,8 +106,15 @@ def remove_overlap(
     """Return the training problems that are not held out, and the number of the others.
 
     Texts are compared with whitespace collapsed and without system messages; answers are not
-    compared. Raises DataError, which names the `option` of the training problems, if nothing is
-    left.
+    compared.
+
+    Args:
+        train: the training problems.
+        held_out: the problems of evaluations.
+        option: the option of the training problems, for the error.
+
+    Raises:
+        DataError: nothing is left.
     """
     texts = {prompt_text(problem.prompt) for problem in held_out}
     remaining = [problem for problem in train if prompt_text(problem.prompt) not in texts]
@@ -107,11 +126,11 @@ def remove_overlap(
 
 
 def _listed(errors: Sequence[DataError]) -> DataError:
-    lines = [
-        *map(str, errors[:SHOWN_ERRORS]),
-        *([f"and {len(errors) - SHOWN_ERRORS:,} more"] * (len(errors) > SHOWN_ERRORS)),
-    ]
-    listed = "\n  ".join([f"{len(errors):,} rows cannot be used:", *lines])
+    lines = [f"{len(errors):,} rows cannot be used:"]
+    lines += [str(error) for error in errors[:SHOWN_ERRORS]]
+    if len(errors) > SHOWN_ERRORS:
+        lines.append(f"and {len(errors) - SHOWN_ERRORS:,} more")
+    listed = "\n  ".join(lines)
     return DataError(
         f"{listed}\nMend them, or leave them out: dapo data import SOURCE OUT.jsonl --drop-invalid"
     )
@@ -119,14 +138,22 @@ def _listed(errors: Sequence[DataError]) -> DataError:
 
 def _mixed(source: MixSource, split: Split, **options: Any) -> list[Problem]:
     """Return the problems of all parts in round-robin order, each in the first part that has it."""
-    part_of: dict[str, str] = {}
+    first_parts: dict[str, str] = {}
     parts = []
     for name, part in source.parts.items():
-        problems = load_problems(part, split=split, **options)
-        parts.append(
-            [replace(problem, source=part_of.setdefault(problem.id, name)) for problem in problems]
-        )
-    return [problem for row in zip_longest(*parts) for problem in row if problem is not None]
+        problems = []
+        for problem in load_problems(part, split=split, **options):
+            # copies must have one source, by which metrics are split
+            first_part = first_parts.setdefault(problem.id, name)
+            problems.append(replace(problem, source=first_part))
+        parts.append(problems)
+    return _round_robin(parts)
+
+
+def _round_robin(parts: Sequence[Sequence[Problem]]) -> list[Problem]:
+    """Return the first problem of each part, then the second of each, and so on."""
+    rows = zip_longest(*parts)
+    return [problem for row in rows for problem in row if problem is not None]
 
 
 def _read(
@@ -145,45 +172,55 @@ def _read(
         name = source.name
     # the released DAPO file repeats each problem a hundred times: equal copies share one object
     problems_by_id: dict[str, Problem] = {}
-    options: dict[str, Any] = {"columns": source.columns, "require_answer": require_answer}
     for where, row in rows:
         if texts is not None and not isinstance(row, DataError):
             for column, value in row.items():
-                if (kind := unlike_json(value)) is not None:
+                kind = unlike_json(value)
+                if kind is not None:
                     texts.setdefault(str(column), kind)
         try:
-            problem = convert(row, where=where, source=name, **options)
+            problem = convert(
+                row,
+                where=where,
+                source=name,
+                columns=source.columns,
+                require_answer=require_answer,
+            )
         except DataError as error:
             errors.append(error)
             continue
         first = problems_by_id.setdefault(problem.id, problem)
-        # 1 == 1.0 == True
+        # the representation tells 1, 1.0 and True apart, which are equal
         is_copy = first == problem and repr(first.fields) == repr(problem.fields)
         yield first if is_copy else problem
 
 
 def _generated(source: TaskSource, split: Split) -> list[Problem]:
-    size = source.size if source.size is not None else DEFAULT_SIZE[split]
+    """Return the problems of tasks in round-robin order."""
+    size = DEFAULT_SIZE[split]
+    if source.size is not None:
+        size = source.size
     if size < len(source.tasks):
         raise DataError(
             f"data source {source.kind}: size={size} is less than the {len(source.tasks)} tasks it"
             " names"
         )
+    num_tasks = len(source.tasks)
     # round-robin: problem i is of task i mod n
-    sizes = [len(range(index, size, len(source.tasks))) for index in range(len(source.tasks))]
+    sizes = [len(range(index, size, num_tasks)) for index in range(num_tasks)]
+    seed = source.seed or 0
+    by_task = []
     if source.kind == "environment":
-        by_task = [_begun_by_environment(size, source.seed or 0, split)]
+        by_task.append(_begun_by_environment(size, seed, split))
     elif source.kind == "builtin":
-        task_sizes = zip(source.tasks.items(), sizes, strict=True)
-        seed = source.seed or 0
-        by_task = [
-            builtin_problems(name, options, size=n, seed=seed, split=split)
-            for (name, options), n in task_sizes
-        ]
+        for (name, options), task_size in zip(source.tasks.items(), sizes, strict=True):
+            problems = builtin_problems(name, options, size=task_size, seed=seed, split=split)
+            by_task.append(problems)
     else:
-        seed = source.seed if source.seed is not None else DEFAULT_GYM_SEED[split]
+        if source.seed is None:
+            seed = DEFAULT_GYM_SEED[split]
         by_task = gym_problems(source.tasks, sizes, seed=seed, distinct=split == "eval")
-    return [problem for row in zip_longest(*by_task) for problem in row if problem is not None]
+    return _round_robin(by_task)
 
 
 def _begun_by_environment(size: int, seed: int, split: Split) -> list[Problem]:

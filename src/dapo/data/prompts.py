@@ -47,15 +47,17 @@ def find_turn_end(tokenizer: "PreTrainedTokenizerBase") -> TurnEnd:
         rendered = str(tokenizer.apply_chat_template(messages, tokenize=False))
     except (TemplateError, TypeError, ValueError):
         rendered = ""
-    text = rendered.rpartition(_ANSWER)[2] if _ANSWER in rendered else ""
+    text = ""
+    if _ANSWER in rendered:
+        text = rendered.rpartition(_ANSWER)[2]
     added = set(tokenizer.added_tokens_decoder) | set(tokenizer.all_special_ids)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     for i, token_id in enumerate(ids):
+        if token_id not in added:
+            continue
         # some tokenizers have blank tokens among the added ones
-        if (
-            token_id in added
-            and str(tokenizer.decode([token_id], skip_special_tokens=False)).strip()
-        ):
+        token = str(tokenizer.decode([token_id], skip_special_tokens=False))
+        if token.strip():
             return TurnEnd(text, token_id, str(tokenizer.decode(ids[:i])).strip())
     return TurnEnd(text, None)
 
@@ -70,30 +72,37 @@ class TextEnd:
         *,
         part_of_text: Collection[str] = (),
     ) -> None:
-        """A special token ends the text; so does `turn_end`, special or not.
+        """Find the special tokens of a tokenizer.
 
-        Special tokens for unknown text, around a model's private reasoning, or in `part_of_text`
-        end nothing.
+        Special tokens for unknown text and around a model's private reasoning end nothing.
+
+        Args:
+            tokenizer: the tokenizer.
+            turn_end: a token that ends the text, special or not.
+            part_of_text: names of special tokens that end nothing.
         """
-        special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        names = {
-            i: str(tokenizer.convert_ids_to_tokens(i))
-            for i in special | set(tokenizer.all_special_ids)
-        }
-        ends = {
-            i
-            for i, name in names.items()
-            if not (_ENDS_NOTHING.search(name) or name in part_of_text)
-        }
-        ends |= set() if turn_end is None else {turn_end}
+        special = set(tokenizer.all_special_ids)
+        for token_id, token in tokenizer.added_tokens_decoder.items():
+            if token.special:
+                special.add(token_id)
+        ends = set()
+        for token_id in special:
+            name = str(tokenizer.convert_ids_to_tokens(token_id))
+            if not _ENDS_NOTHING.search(name) and name not in part_of_text:
+                ends.add(token_id)
+        if turn_end is not None:
+            ends.add(turn_end)
         # the last entry is for all larger ids
         self._is_end = np.zeros(max(ends, default=0) + 2, np.bool_)
         self._is_end[list(ends)] = True
 
     def cut(self, ids: Sequence[int]) -> Sequence[int]:
         """Return the ids before the first that ends the text; all of them if none does."""
-        ended = self._is_end[np.minimum(np.asarray(ids, np.int64), len(self._is_end) - 1)]
-        return ids[: int(ended.argmax())] if ended.any() else ids
+        indices = np.minimum(np.asarray(ids, np.int64), len(self._is_end) - 1)
+        is_end = self._is_end[indices]
+        if not is_end.any():
+            return ids
+        return ids[: int(is_end.argmax())]
 
 
 _BATCH = 1024
@@ -117,9 +126,15 @@ class PromptEncoder:
         *,
         tools: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """Take the section `data`, and schemas `tools` that the chat template must take.
+        """Prepare the encoding; nothing is rendered yet.
 
-        Raises DataError if an option needs a chat template and there is none.
+        Args:
+            tokenizer: the model's tokenizer.
+            config: the section `data`.
+            tools: schemas of tools that the chat template must take.
+
+        Raises:
+            DataError: an option needs a chat template and there is none.
         """
         has_template = bool(getattr(tokenizer, "chat_template", None))
         if config.chat_template == "on" and not has_template:
@@ -143,11 +158,13 @@ class PromptEncoder:
         """The chat template; None without one."""
         if self.uses_template:
             self.template = ChatTemplate(tokenizer, time=time, variables=variables, tools=tools)
-        self.turn_end: TurnEnd | None = find_turn_end(tokenizer) if self.uses_template else None
+        self.turn_end: TurnEnd | None = None
         """The end of an assistant's turn in the template; None without a template."""
-        self._text_end = TextEnd(
-            tokenizer, None if self.turn_end is None else self.turn_end.token_id
-        )
+        end_token = None
+        if self.uses_template:
+            self.turn_end = find_turn_end(tokenizer)
+            end_token = self.turn_end.token_id
+        self._text_end = TextEnd(tokenizer, end_token)
         self._tokenizer = tokenizer
         self.config = config
         """The section `data`, with the instruction that tools add."""
@@ -180,14 +197,15 @@ class PromptEncoder:
     def encode_rendered(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text from `decode_prompt`, which has its special tokens."""
         with self._lock:
-            return tuple(
-                self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-            )
+            encoded = self._tokenizer(text, add_special_tokens=False, verbose=False)
+        return tuple(encoded["input_ids"])
 
     def length(self, problem: Problem) -> int:
         """Return the number of tokens of the prompt, cached."""
         key = _key(problem)
-        return self._lengths[key] if key in self._lengths else len(self.encode(problem))
+        if key in self._lengths:
+            return self._lengths[key]
+        return len(self.encode(problem))
 
     def measure(
         self,
@@ -198,25 +216,30 @@ class PromptEncoder:
     ) -> int:
         """Return the number of tokens of the longest prompt if it is `above`, else 0.
 
-        Every prompt is rendered, but one whose bytes show that it is not longer than `above` is not
-        encoded.
+        Args:
+            problems: the problems, whose prompts are all rendered.
+            above: a number of tokens; a prompt whose bytes show that it has no more is not encoded.
+            on_progress: called with the numbers of prompts that are measured and to measure.
         """
-        waiting = {_key(problem): problem for problem in problems}
-        waiting = {
-            key: p
-            for key, p in waiting.items()
-            if key not in self._lengths and self._may_exceed(key, above)
-        }
-        keys = list(waiting)
+        unmeasured = {}
+        for problem in problems:
+            key = _key(problem)
+            if key not in self._lengths and self._may_exceed(key, above):
+                unmeasured[key] = problem
+        keys = list(unmeasured)
         for start in range(0, len(keys), _BATCH):
-            texts = {key: self.render(waiting[key]) for key in keys[start : start + _BATCH]}
-            if self._bound is not None:
-                self._bounds |= {key: self._bound(text) for key, text in texts.items()}
-            texts = {key: text for key, text in texts.items() if self._may_exceed(key, above)}
+            texts = {}
+            for key in keys[start : start + _BATCH]:
+                text = self.render(unmeasured[key])
+                if self._bound is not None:
+                    self._bounds[key] = self._bound(text)
+                if self._may_exceed(key, above):
+                    texts[key] = text
             if texts:
                 with self._lock:
-                    tokenized = self._tokenized(list(texts.values()))
-                self._lengths |= dict(zip(texts, map(len, tokenized), strict=True))
+                    rows = self._tokenized(list(texts.values()))
+                for key, row in zip(texts, rows, strict=True):
+                    self._lengths[key] = len(row)
             if on_progress is not None:
                 on_progress(min(start + _BATCH, len(keys)), len(keys))
         longest = max((self._lengths.get(_key(problem), 0) for problem in problems), default=0)
@@ -257,23 +280,24 @@ class PromptEncoder:
 
     def notes(self, problems: Sequence[Problem]) -> list[str]:
         """Return what may surprise in the template: it reads the date, or ignores columns."""
+        columns = _columns_of(problems)
         if self.template is None:
-            return [
-                f"{name} is not shown to the model: no chat template is used"
-                for name in _columns_of(problems)
-            ]
+            reason = "no chat template is used"
+            return [f"{name} is not shown to the model: {reason}" for name in columns]
         notes = []
         variables = self.template.variables_read
-        if (time := self.time_read) is not None:
+        time = self.time_read
+        if time is not None:
             notes.append(
                 f"the chat template reads the clock, which shows {time.isoformat(' ')} in all prompts"
                 " (in a run the time of its first start)"
             )
-        if unread := sorted(self.config.chat_template_kwargs.keys() - variables):
+        unread_variables = sorted(self.config.chat_template_kwargs.keys() - variables)
+        if unread_variables:
             notes.append(
-                f"the chat template does not read {', '.join(unread)} (data.chat_template_kwargs)"
+                f"the chat template does not read {', '.join(unread_variables)}"
+                " (data.chat_template_kwargs)"
             )
-        columns = _columns_of(problems)
         if TOOLS in columns and "tools" not in variables:
             notes.append(
                 "the chat template does not read tools: the column tools is not shown to the model"
@@ -281,30 +305,31 @@ class PromptEncoder:
         elif TOOLS in columns and self._has_tools:
             notes.append("the column tools is not shown to the model: the environment has tools")
         texts = {problem.prompt for problem in problems if isinstance(problem.prompt, str)}
-        if rendered := sum(self.template.rendered_prompt(text) is not None for text in texts):
+        num_rendered = sum(self.template.rendered_prompt(text) is not None for text in texts)
+        if num_rendered:
             notes.append(
-                f"{rendered} prompts are rendered with the chat template already, and are used as"
-                " they are"
+                f"{num_rendered} prompts are rendered with the chat template already, and are used"
+                " as they are"
             )
-        if unread := self._unread_keys(problems, self.template):
+        unread_keys = self._unread_keys(problems, self.template)
+        if unread_keys:
             notes.append(
-                f"the chat template does not read {', '.join(unread)} of messages: the model does"
-                " not see it"
+                f"the chat template does not read {', '.join(unread_keys)} of messages: the model"
+                " does not see it"
             )
         return notes
 
     def _unread_keys(self, problems: Sequence[Problem], template: ChatTemplate) -> list[str]:
         """Return the message keys that the template ignores, by one problem per set of keys."""
-        examples: dict[frozenset[str], Problem] = {}
+        examples: dict[frozenset[str], Sequence[Message]] = {}
         for problem in problems:
             if not isinstance(problem.prompt, str):
-                examples.setdefault(
-                    frozenset(key for message in problem.prompt for key in message), problem
-                )
-        prompts = [
-            problem.prompt for problem in examples.values() if not isinstance(problem.prompt, str)
-        ]
-        return sorted({key for prompt in prompts for key in template.unread_keys(prompt)})
+                keys = frozenset(key for message in problem.prompt for key in message)
+                examples.setdefault(keys, problem.prompt)
+        unread: set[str] = set()
+        for prompt in examples.values():
+            unread.update(template.unread_keys(prompt))
+        return sorted(unread)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a response up to the first special token, where the answer ends."""
@@ -346,11 +371,10 @@ class PromptEncoder:
         options = {"add_special_tokens": not self.uses_template, "verbose": False}
         rows = self._tokenizer(list(texts), **options)["input_ids"]
         begin = self._tokenizer.bos_token_id
+        if begin is None:
+            return rows
         # the tokenizer adds the begin token also to a text that begins with it
-        return [
-            row[1:] if begin is not None and list(row[:2]) == [begin, begin] else row
-            for row in rows
-        ]
+        return [row[1:] if list(row[:2]) == [begin, begin] else row for row in rows]
 
     def _templated(self, problem: Problem, template: ChatTemplate) -> str:
         rendered = self._rendered_already(problem, template)
@@ -374,17 +398,19 @@ class PromptEncoder:
 
     def _rendered_already(self, problem: Problem, template: ChatTemplate) -> str | None:
         """Return the prompt of a problem whose text is a whole prompt in the template, or None."""
-        rendered = (
-            template.rendered_prompt(problem.prompt) if isinstance(problem.prompt, str) else None
-        )
-        added = {
+        if not isinstance(problem.prompt, str):
+            return None
+        rendered = template.rendered_prompt(problem.prompt)
+        if rendered is None:
+            return None
+        additions = {
             "data.instruction": self.config.instruction,
             "data.system": self.config.system,
             "data.chat_template_kwargs": self.config.chat_template_kwargs,
             "the columns for the template": template_columns(problem),
         }
-        names = [name for name, value in added.items() if value]
-        if rendered is not None and names:
+        names = [name for name, value in additions.items() if value]
+        if names:
             raise DataError(
                 f"problem {problem.id}: its text is a prompt in the chat template already, so"
                 f" {' and '.join(names)} would have no effect: leave it out, or give messages with"
@@ -396,13 +422,16 @@ class PromptEncoder:
         self, messages: Sequence[Message], text: str, template: ChatTemplate
     ) -> None:
         """Raise DataError if the template writes the word None where a message has no content."""
-        if all(message.get("content") is not None for message in messages):
-            return
-        filled = [
-            message if message.get("content") is not None else {**message, "content": ""}
-            for message in messages
-        ]
-        if text.count("None") > template.render(filled).count("None"):
+        filled = []
+        has_gap = False
+        for message in messages:
+            if message.get("content") is None:
+                has_gap = True
+                filled.append({**message, "content": ""})
+            else:
+                filled.append(dict(message))
+        # a text of the messages may itself hold the word
+        if has_gap and text.count("None") > template.render(filled).count("None"):
             raise DataError(
                 "the model's chat template writes None for a message without content; "
                 'give it an empty one, "content": ""'
@@ -424,10 +453,12 @@ TEMPLATE_KWARGS = "chat_template_kwargs"
 
 
 def template_columns(problem: Problem) -> dict[str, Any]:
-    """What the columns of a problem give to the chat template: `tools`, and variables."""
+    """Return what the columns of a problem give to the chat template: `tools`, and variables."""
     tools = problem.fields.get(TOOLS)
     variables = problem.fields.get(TEMPLATE_KWARGS)
-    columns = dict(variables) if isinstance(variables, Mapping) else {}
+    columns = {}
+    if isinstance(variables, Mapping):
+        columns = dict(variables)
     if _are_schemas(tools):
         columns[TOOLS] = tools
     return columns
@@ -452,18 +483,19 @@ def chat_request(problem: Problem, *, config: "DataConfig") -> dict[str, Any]:
 
 
 def _are_schemas(tools: Any) -> bool:
-    return (
-        isinstance(tools, list) and bool(tools) and all(isinstance(tool, Mapping) for tool in tools)
-    )
+    if not isinstance(tools, list) or not tools:
+        return False
+    return all(isinstance(tool, Mapping) for tool in tools)
 
 
 def _columns_of(problems: Sequence[Problem]) -> list[str]:
     """Return the columns for the chat template that some problem has."""
-    return sorted({name for problem in problems for name in template_columns(problem)} & {TOOLS})
+    has_tools = any(TOOLS in template_columns(problem) for problem in problems)
+    return [TOOLS] if has_tools else []
 
 
 def _key(problem: Problem) -> Hashable:
-    """What the prompt of a problem follows from."""
+    """Return what the prompt of a problem follows from, for caches."""
     columns = template_columns(problem)
     if isinstance(problem.prompt, str) and not columns:
         return problem.prompt
@@ -483,7 +515,7 @@ def chat_messages(
     if isinstance(prompt, str):
         messages = [{"role": "user", "content": prompt}]
     else:
-        messages = [dict(m) for m in prompt]
+        messages = [dict(message) for message in prompt]
     if system is not None and all(message["role"] != "system" for message in messages):
         messages.insert(0, {"role": "system", "content": system})
     return messages
@@ -496,18 +528,17 @@ def with_instruction(problem: Problem, instruction: str) -> Prompt:
     if isinstance(problem.prompt, str):
         return f"{problem.prompt}\n{instruction}"
     messages: list[Message] = list(problem.prompt)
-    last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
-    if last is None:
+    user_indices = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    if not user_indices:
         reason = "data.instruction is appended to the last user message, but the prompt has none"
         raise DataError(f"problem {problem.id}: {reason}")
-    content = messages[last].get("content")
+    last = user_indices[-1]
+    content: Any = messages[last].get("content")
     if isinstance(content, list | tuple):
-        messages[last] = {
-            **messages[last],
-            "content": [*content, {"type": "text", "text": f"\n{instruction}"}],
-        }
+        content = [*content, {"type": "text", "text": f"\n{instruction}"}]
     else:
-        messages[last] = {**messages[last], "content": f"{content or ''}\n{instruction}"}
+        content = f"{content or ''}\n{instruction}"
+    messages[last] = {**messages[last], "content": content}
     return messages
 
 

@@ -49,14 +49,16 @@ class Checkpoints:
         """Save a checkpoint with the files that `write(directory)` writes, then call `drop_old`.
 
         A checkpoint gets its name only when all its files and checksums are on disk: after a crash
-        at any moment, every named checkpoint is whole. Raises OSError if it cannot be written, and
-        keeps the other checkpoints.
+        at any moment, every named checkpoint is whole.
 
         Args:
             step: The step after which the state is saved.
             write: Writes the files into the directory that it gets.
             keep: The number of newest checkpoints that stay.
             accuracy: From this step's evaluation; the checkpoint with the highest one is the best.
+
+        Raises:
+            OSError: it cannot be written; the other checkpoints stay.
         """
         final = self.path(step)
         temporary = self.folder / f".{final.name}.tmp"
@@ -65,8 +67,10 @@ class Checkpoints:
         try:
             write(temporary)
             _write_checkpoint_manifest(temporary, step, accuracy)
-            if (metrics := self.run_path / METRICS_FILE).exists():
+            metrics = self.run_path / METRICS_FILE
+            if metrics.exists():
                 fsync(metrics)  # a run that resumes from here does not write these lines again
+            # the old one goes only once the new one has its name
             if final.exists():
                 os.rename(final, final.with_name(f".{final.name}{_REPLACED}"))
             os.rename(temporary, final)
@@ -79,9 +83,8 @@ class Checkpoints:
     def with_optimizer_state(self, *, but_newest: int) -> list[Path]:
         """List the checkpoints from which training could continue, except the newest ones."""
         saved = numbered(self.folder)
-        return [
-            path for path in saved[: max(0, len(saved) - but_newest)] if not has_weights_only(path)
-        ]
+        older = saved[: max(0, len(saved) - but_newest)]
+        return [path for path in older if not has_weights_only(path)]
 
     def keep_weights(self, checkpoint: Path, copy: Callable[[Path, Path], None]) -> None:
         """Replace a checkpoint by its counts and the weights from `copy(checkpoint, folder)`."""
@@ -89,11 +92,9 @@ class Checkpoints:
         def write(folder: Path) -> None:
             copy(checkpoint, folder)
             for path in [*checkpoint.glob("*.json"), checkpoint / PROBLEM_STATS_FILE]:
-                if (
-                    path.name != CHECKPOINT_MANIFEST
-                    and path.is_file()
-                    and not (folder / path.name).exists()
-                ):
+                # `save` writes a manifest of the new files
+                is_stored = path.is_file() and path.name != CHECKPOINT_MANIFEST
+                if is_stored and not (folder / path.name).exists():
                     os.link(path, folder / path.name)
             (folder / WEIGHTS_ONLY).touch()
 
@@ -103,12 +104,14 @@ class Checkpoints:
     def drop_old(self, step: int, keep: int) -> None:
         """Remove checkpoints up to a step, except the newest `keep` and the (later) best one."""
         up_to_step = [path for path in numbered(self.folder) if step_of(path) <= step]
-        scored = [
-            (accuracy, step_of(path))
-            for path in up_to_step
-            if (accuracy := accuracy_of(path)) is not None
-        ]
-        best = max(scored)[1] if scored else None
+        scored = []
+        for path in up_to_step:
+            accuracy = accuracy_of(path)
+            if accuracy is not None:
+                scored.append((accuracy, step_of(path)))
+        best = None
+        if scored:
+            _, best = max(scored)
         for old in up_to_step[:-keep]:
             if step_of(old) != best:
                 _mark_for_removal(old)
@@ -132,8 +135,10 @@ class Checkpoints:
     def latest(self, warn: Callable[[str], None]) -> Path | None:
         """Find the newest checkpoint whose checksums hold; None if none was ever saved.
 
-        `warn` is called with a message about each damaged one. Raises CheckpointError if all are
-        damaged or gone.
+        `warn` is called with a message about each damaged one.
+
+        Raises:
+            CheckpointError: all are damaged or gone.
         """
         saved = numbered(self.folder)
         for path in reversed(saved):
@@ -197,19 +202,17 @@ def require_optimizer_state(checkpoint: Path, damage: Sequence[str] = ()) -> Non
 
 def bytes_below(folder: Path, names: str = "*") -> int:
     """Measure the files of a folder, or the files and folders in it with such names."""
-    inner = (
-        file
-        for path in folder.glob(names)
-        for file in (path.rglob("*") if path.is_dir() else (path,))
-    )
-    return sum(file.stat().st_size for file in inner if file.is_file())
+    total = 0
+    for path in folder.glob(names):
+        files = path.rglob("*") if path.is_dir() else [path]
+        total += sum(file.stat().st_size for file in files if file.is_file())
+    return total
 
 
 def numbered(folder: Path) -> list[Path]:
     """List the entries named `step_NNNNNN` in a folder, by step."""
-    return sorted(
-        (path for path in folder.glob("step_*") if _STEP_NAME.fullmatch(path.name)), key=step_of
-    )
+    entries = [path for path in folder.glob("step_*") if _STEP_NAME.fullmatch(path.name)]
+    return sorted(entries, key=step_of)
 
 
 def step_of(path: Path) -> int:
@@ -232,17 +235,18 @@ def accuracy_of(checkpoint: Path) -> float | None:
 def _write_checkpoint_manifest(directory: Path, step: int, accuracy: float | None) -> None:
     """Flush a checkpoint's files to disk, and write the manifest with their checksums."""
     files = {}
-    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
-        fsync(path)
-        files[path.relative_to(directory).as_posix()] = {
-            "bytes": path.stat().st_size,
-            "crc32": crc32_of(path),
-        }
-    atomic_write_text(
-        directory / CHECKPOINT_MANIFEST,
-        _sealed({"step": step, "accuracy": accuracy, "files": files}),
-    )
-    for folder in [*(path for path in directory.rglob("*") if path.is_dir()), directory]:
+    folders = []
+    for path in sorted(directory.rglob("*")):
+        if path.is_dir():
+            folders.append(path)
+        elif path.is_file():
+            fsync(path)
+            name = path.relative_to(directory).as_posix()
+            files[name] = {"bytes": path.stat().st_size, "crc32": crc32_of(path)}
+    manifest = {"step": step, "accuracy": accuracy, "files": files}
+    atomic_write_text(directory / CHECKPOINT_MANIFEST, _sealed(manifest))
+    # the names of new files are in their folder: without it they are lost in a crash
+    for folder in [*folders, directory]:
         fsync(folder)
 
 
@@ -295,12 +299,11 @@ def _find_damage(checkpoint: Path) -> str | None:
         return str(error)
     except (KeyError, TypeError, AttributeError):
         return f"{CHECKPOINT_MANIFEST} is not readable"
-    present = (path for path in checkpoint.rglob("[!.]*") if path.is_file())
-    unlisted = (
-        {path.relative_to(checkpoint).as_posix() for path in present}
-        - files.keys()
-        - {CHECKPOINT_MANIFEST}
-    )
+    present = set()
+    for path in checkpoint.rglob("[!.]*"):
+        if path.is_file():
+            present.add(path.relative_to(checkpoint).as_posix())
+    unlisted = present - files.keys() - {CHECKPOINT_MANIFEST}
     return f"{min(unlisted)} does not belong to it" if unlisted else None
 
 

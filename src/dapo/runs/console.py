@@ -100,24 +100,28 @@ class SafeConsole(Console):
     ) -> Iterable[Segment]:
         """Escape every segment of text; rich's own control codes are not text."""
         for segment in super().render(renderable, options):
-            is_safe = segment.control or UNSAFE.search(segment.text) is None
-            yield (
-                segment
-                if is_safe
-                else Segment(printable(segment.text, self.encoding), segment.style)
-            )
+            if segment.control or UNSAFE.search(segment.text) is None:
+                yield segment
+            else:
+                yield Segment(printable(segment.text, self.encoding), segment.style)
 
 
 def start_live(render: Callable[[], RenderableType], stream: TextIO) -> Live | None:
     """Start a live display of what `render` returns; None if the stream cannot show one."""
     # not rich's own test, which variables such as FORCE_COLOR make true for a log file
-    console = SafeConsole(file=stream, force_terminal=True) if stream.isatty() else None
-    if console is None or console.is_dumb_terminal:
+    if not stream.isatty():
         return None
-    is_own = stream in (sys.stdout, sys.stderr)
-    redirects: dict[str, Any] = {"redirect_stdout": is_own, "redirect_stderr": is_own}
+    console = SafeConsole(file=stream, force_terminal=True)
+    if console.is_dumb_terminal:
+        return None
+    # what other code prints to the same terminal must not tear the display
+    redirects = stream in (sys.stdout, sys.stderr)
     live = Live(
-        get_renderable=render, console=console, refresh_per_second=REFRESHES_PER_SECOND, **redirects
+        get_renderable=render,
+        console=console,
+        refresh_per_second=REFRESHES_PER_SECOND,
+        redirect_stdout=redirects,
+        redirect_stderr=redirects,
     )
     live.start()
     return live
@@ -134,7 +138,15 @@ class ProgressDisplay:
         token_budget: int | None = None,
         stream: TextIO | None = None,
     ) -> None:
-        self._stream = stream if stream is not None else sys.stdout
+        """Start the display.
+
+        Args:
+            num_steps: the steps of the run.
+            first_step: the step that comes next: above 1 in a resumed run.
+            token_budget: `train.token_budget`.
+            stream: the terminal or file; None: the standard output.
+        """
+        self._stream = stream or sys.stdout
         self._num_steps = num_steps
         self._time_left = TimeLeft(token_budget)
         self._finished_steps = first_step - 1
@@ -146,10 +158,13 @@ class ProgressDisplay:
         self._live = start_live(self._render, self._stream)
 
     def phase(self, name: str, done: int = 0, total: int = 0, note: str = "") -> None:
-        """Show the current phase and its progress; with a `total` of 0, its time only.
+        """Show the current phase and its progress. The call is cheap, because a thread draws.
 
-        The call is cheap, because a thread draws. `note` summarizes the phase so far in a few
-        words.
+        Args:
+            name: the phase.
+            done: the finished part of its work.
+            total: all of its work; 0: only its time is shown.
+            note: what the phase has done so far, in a few words.
         """
         if self._phase is None or name != self._phase[0]:
             self._phase_started = time.monotonic()
@@ -164,11 +179,11 @@ class ProgressDisplay:
             self._finished_steps = step
             self._time_left.add(metrics)
             metrics = {**metrics, "time/step_s": training_seconds(metrics)}
-            width = None if self._live is None else self._live.console.width
-            self.message(
-                step_line(step, self._num_steps, metrics, self._seconds_left(), width=width),
-                cut=True,
-            )
+            width = None
+            if self._live is not None:
+                width = self._live.console.width
+            line = step_line(step, self._num_steps, metrics, self._seconds_left(), width=width)
+            self.message(line, cut=True)
         if evaluation:
             self.message(evaluation)
 
@@ -203,17 +218,20 @@ class ProgressDisplay:
         return self._time_left.seconds(self._num_steps - self._finished_steps)
 
     def _render(self) -> RenderableType:
+        """Draw steps, phase and curve; a thread of the display calls it."""
         rows = Table.grid(padding=(0, 2))
         rows.add_row(*self._steps_row())
-        if (phase := self._phase) is not None:
+        # read once: the training thread may change it meanwhile
+        phase = self._phase
+        if phase is not None:
             rows.add_row(*self._phase_row(*phase))
         curve = self._curve_row()
         if curve:
             rows.add_row(*curve)
-        note = self._note if self._phase is not None else ""
-        if note:
-            return Group(rows, Text(note, style="dim", no_wrap=True, overflow="ellipsis"))
-        return rows
+        if phase is None or not self._note:
+            return rows
+        note = Text(self._note, style="dim", no_wrap=True, overflow="ellipsis")
+        return Group(rows, note)
 
     def _add(self, metrics: Mapping[str, float]) -> None:
         """Read the metrics of a step, of an evaluation or of both for the curve."""
@@ -225,14 +243,16 @@ class ProgressDisplay:
 
     def _curve_row(self) -> tuple[RenderableType, ...]:
         """Return the curve of the accuracy or score with its last and first value, if any."""
-        series = training_series(
-            (name for name, values in self._training.items() if values), self._has_scores
-        )
+        logged = [name for name, values in self._training.items() if values]
+        series = training_series(logged, self._has_scores)
         values = self._training[series.metric]
         if not values:
             return ()
-        style = ".1%" if series.is_percent else ".3f"
-        name = "accuracy" if series.is_percent else "score"
+        name = "score"
+        style = ".3f"
+        if series.is_percent:
+            name = "accuracy"
+            style = ".1%"
         note = f"{values[-1]:{style}}"
         if len(values) > 1:
             note += f" now, {values[0]:{style}} at first"
@@ -249,12 +269,12 @@ class ProgressDisplay:
             note = f"{part:.0%}"
         else:
             note = f"{part:.0%}, {duration(seconds_left)} left"
+        # a phase is part of the step after the finished ones
+        step = done
+        if self._phase is not None:
+            step = min(done + 1, total)
         bar = ProgressBar(total=1.0, completed=part, width=BAR_WIDTH)
-        return (
-            Text(f"step {min(done + (self._phase is not None), total)}/{total}", style="bold"),
-            bar,
-            note,
-        )
+        return Text(f"step {step}/{total}", style="bold"), bar, note
 
     def _phase_row(self, name: str, done: int, total: int) -> tuple[RenderableType, ...]:
         seconds = stopwatch(time.monotonic() - self._phase_started)
@@ -289,9 +309,14 @@ def step_line(
     """
     start = f"step {step:>{len(str(num_steps))}}/{num_steps}"
     columns = metric_columns(metrics)
-    end = [f"left {'-' if seconds_left is None else duration(seconds_left):>6}"]
-    if short := metrics.get("rollout/shortfall_groups"):
-        end.append(f"({short:.0f} group{'s' * (short != 1)} short)")
+    time_left = "-"
+    if seconds_left is not None:
+        time_left = duration(seconds_left)
+    end = [f"left {time_left:>6}"]
+    shortfall = metrics.get("rollout/shortfall_groups")
+    if shortfall:
+        groups = "group" if shortfall == 1 else "groups"
+        end.append(f"({shortfall:.0f} {groups} short)")
     line = "  ".join([start, *columns, *end])
     for i in LEAST_IMPORTANT:
         if width is None or len(line) <= width:
@@ -312,13 +337,15 @@ def metric_columns(metrics: Mapping[str, float]) -> list[str]:
 
 def accuracies_in(metrics: Mapping[str, float]) -> list[str]:
     """Format accuracy or mean score of each evaluation in the metrics, with name and interval."""
+    names: dict[str, None] = {}
+    for metric in metrics:
+        if metric.startswith("eval/"):
+            data_set, _, _ = metric.removeprefix("eval/").rpartition("/")
+            names.setdefault(data_set)
     entries = []
-    for name in dict.fromkeys(
-        metric[5:].rpartition("/")[0] for metric in metrics if metric.startswith("eval/")
-    ):
-        accuracy, *interval = (
-            metrics.get(f"eval/{name}/{field}") for field in ("accuracy", "low", "high")
-        )
+    for name in names:
+        accuracy = metrics.get(f"eval/{name}/accuracy")
+        interval = (metrics.get(f"eval/{name}/low"), metrics.get(f"eval/{name}/high"))
         if accuracy is not None and is_mean_score(metrics, name):
             entries.append(f"{name} mean score {with_interval(accuracy, interval, '.3f')}")
         else:
@@ -329,10 +356,13 @@ def accuracies_in(metrics: Mapping[str, float]) -> list[str]:
 def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
     """Format the accuracies of an evaluation as one line; empty if there are none."""
     entries = accuracies_in(metrics)
-    took = ""
-    if metrics.get("time/evaluate_s") is not None:
-        took = f", in {stopwatch(metrics['time/evaluate_s'])}"
-    return f"step {step}: evaluation: {', '.join(entries)}{took}" if entries else ""
+    if not entries:
+        return ""
+    line = f"step {step}: evaluation: {', '.join(entries)}"
+    seconds = metrics.get("time/evaluate_s")
+    if seconds is not None:
+        line += f", in {stopwatch(seconds)}"
+    return line
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -340,8 +370,9 @@ def sparkline(values: Sequence[float], width: int) -> str:
     bins = min(width, len(values))
     edges = [round(i * len(values) / bins) for i in range(bins + 1)]
     means = [fmean(values[start:stop]) for start, stop in pairwise(edges)]
-    top = max([*means, 1e-9])
-    return "".join("▁▂▃▄▅▆▇█"[min(7, max(0, int(8 * mean / top)))] for mean in means)
+    top = max([*means, 1e-9])  # all values may be 0
+    heights = [int(8 * mean / top) for mean in means]
+    return "".join("▁▂▃▄▅▆▇█"[min(7, max(0, height))] for height in heights)
 
 
 def duration(seconds: float) -> str:
@@ -374,66 +405,84 @@ def final_report(
 ) -> None:
     """Print the report at the end of a run: accuracies, responses to the same problems, files.
 
-    `before` and `after` are summaries of evaluations. A sample has question, answer, before,
-    before_correct, after and after_correct; its long texts are cut. `files` maps labels to paths or
-    to next commands, in the order to print.
+    Args:
+        console: prints the report.
+        before: the summary of the first evaluation, if there is one.
+        after: the summary of the last one.
+        samples: problems with question, answer, before, before_correct, after and after_correct;
+            long texts are cut.
+        files: paths or next commands by their labels, in the order to print.
     """
     if before is not None and after is not None:
         console.print(_comparison(before, after))
     for number, sample in enumerate(samples, start=1):
-        console.print(
-            Text(f"\nProblem {number} of {len(samples)}, before and after training", style="bold")
-        )
+        title = f"\nProblem {number} of {len(samples)}, before and after training"
+        console.print(Text(title, style="bold"))
         console.print(_sample(sample, console))
     console.print()
     width = max((len(label) for label in files), default=0)
     for label, location in files.items():
-        line = Text.assemble(
-            (f"{label:<{width}}  ", "dim"), printable(str(location), console.encoding)
-        )
-        # it must stay in one line
+        shown_location = printable(str(location), console.encoding)
+        line = Text.assemble((f"{label:<{width}}  ", "dim"), shown_location)
+        # a path or a command must stay in one line, to be copied
         is_copied = str(location).startswith(("dapo ", "/")) or " " not in str(location)
         console.print(line, soft_wrap=is_copied)
 
 
 def _comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
-    columns = [Column(name, justify="right") for name in ("before training", "after training")]
-    table = Table("", *columns, title="Held-out problems", title_style="bold", title_justify="left")
+    """Return the table of two evaluations beside each other."""
+    table = Table(
+        "",
+        Column("before training", justify="right"),
+        Column("after training", justify="right"),
+        title="Held-out problems",
+        title_style="bold",
+        title_justify="left",
+    )
+    label = "mean score"
+    style = ".3f"
+    if before.get("binary", True):
+        label = "accuracy"
+        style = ".1%"
     results = before, after
-    label, style = ("accuracy", ".1%") if before.get("binary", True) else ("mean score", ".3f")
-    table.add_row(
-        label,
-        *(Text(with_interval(result["accuracy"], None, style), style="bold") for result in results),
-    )
-    intervals = [(result["low"], result["high"]) for result in results]
-    table.add_row(
-        "95 % interval",
-        *("none" if low is None else f"{low:{style}} to {high:{style}}" for low, high in intervals),
-    )
+    accuracies = [with_interval(result["accuracy"], None, style) for result in results]
+    table.add_row(label, *(Text(accuracy, style="bold") for accuracy in accuracies))
+    intervals = []
+    for result in results:
+        interval = "none"
+        if result["low"] is not None:
+            interval = f"{result['low']:{style}} to {result['high']:{style}}"
+        intervals.append(interval)
+    table.add_row("95 % interval", *intervals)
     table.add_row("problems", *(f"{result['problems']:,}" for result in results))
-    table.add_row(
-        "mean response, tokens", *(f"{result['response_tokens_mean']:,.1f}" for result in results)
-    )
+    lengths = [f"{result['response_tokens_mean']:,.1f}" for result in results]
+    table.add_row("mean response, tokens", *lengths)
     table.add_row("truncated", *(f"{result['truncated_fraction']:.1%}" for result in results))
     return table
 
 
 def _sample(sample: Mapping[str, Any], console: Console) -> RenderableType:
+    """Return a problem with its responses before and after training."""
+
+    def shown(text: object) -> Text:
+        return Text(printable(excerpt(str(text)), console.encoding))
+
     rows = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
-    for label, text in (("question", sample["question"]), ("reference", sample["answer"])):
-        rows.add_row(
-            Text(label, style="dim"), Text(printable(excerpt(str(text)), console.encoding))
-        )
+    rows.add_row(Text("question", style="dim"), shown(sample["question"]))
+    rows.add_row(Text("reference", style="dim"), shown(sample["answer"]))
     for label in ("before", "after"):
         mark = Text.assemble((f"{label} ", "dim"), _mark(sample[f"{label}_correct"], console))
-        rows.add_row(mark, Text(printable(excerpt(sample[label]), console.encoding)))
+        rows.add_row(mark, shown(sample[label]))
     return Padding(rows, (0, 0, 0, 2))
 
 
 def _mark(correct: bool | None, console: Console) -> Text:
+    """Return the sign of a verdict, or its word where the terminal cannot print the sign."""
     symbol, style = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}[correct]
+    if printable(symbol, console.encoding) == symbol:
+        return Text(symbol, style=style)
     word = VERDICT_WORDS["error"] if correct is None else verdict_word(correct, None)
-    return Text(symbol if printable(symbol, console.encoding) == symbol else word, style=style)
+    return Text(word, style=style)
 
 
 LOG_PARTS = 10
@@ -445,10 +494,12 @@ REDRAW_S = 1.0  # minimum seconds between two updates of a notebook's line
 
 
 def notebook_display() -> Callable[..., Any] | None:
-    """IPython's `display` in a kernel, which shows what can be replaced later; None elsewhere."""
+    """Return IPython's `display` in a kernel, whose output can be replaced later; None elsewhere."""
     ipython = sys.modules.get("IPython")
-    in_kernel = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
-    return importlib.import_module("IPython.display").display if in_kernel else None
+    # IPython in a terminal has no kernel
+    if ipython is None or not hasattr(ipython.get_ipython(), "kernel"):
+        return None
+    return importlib.import_module("IPython.display").display
 
 
 @contextmanager
@@ -457,14 +508,17 @@ def progress(
 ) -> Iterator[Callable[[int, int], None]]:
     """Yield a function `(done, total)` that shows progress on a terminal or in a notebook.
 
-    Elsewhere it prints a line at the end, and a few before in a long run. All is on stderr. With
-    `after_s`, nothing is shown in the first `after_s` seconds after the first report.
+    Elsewhere it prints a line at the end, and a few before in a long run. All is on stderr.
+
+    Args:
+        title: what is done.
+        unit: what is counted.
+        after_s: the seconds after the first report in which nothing is shown.
     """
     console = SafeConsole(stderr=True)
     display = notebook_display()
-    name = TextColumn("{task.description}", markup=False)
     columns = (
-        name,
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         unit,
@@ -488,15 +542,15 @@ def progress(
         bar.start()
         bar.update(task, completed=done, total=total)
         parts = done if display else done * LOG_PARTS // max(1, total)
-        is_due = done == total or now - shown_at >= (REDRAW_S if display else LOG_S)
+        least_s = REDRAW_S if display else LOG_S
+        is_due = done == total or now - shown_at >= least_s
         if console.is_terminal or parts <= shown_parts or not is_due:
             return
         shown_at = now
         shown_parts = parts
         seconds_left = bar.tasks[0].time_remaining
-        line = f"{title}: {done:,}/{total:,} {unit}" + (
-            f", {duration(seconds_left)} left" if seconds_left else ""
-        )
+        time_left = f", {duration(seconds_left)} left" if seconds_left else ""
+        line = f"{title}: {done:,}/{total:,} {unit}{time_left}"
         if display is None:
             print_text(line, file=sys.stderr)
         elif handle is None:

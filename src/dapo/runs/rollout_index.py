@@ -75,9 +75,9 @@ class Filter:
 class _Search:
     """The state of a search through texts: its hits so far, and the steps left."""
 
-    left: list[int]
-    version: int
-    found: list[tuple[int, int]] = field(default_factory=list)
+    steps_left: list[int]
+    version: int  # of the index when the search began
+    hits: list[tuple[int, int]] = field(default_factory=list)  # step and row
 
 
 class RolloutIndex(RolloutDatabase):
@@ -93,24 +93,30 @@ class RolloutIndex(RolloutDatabase):
         """Return the numbers of `steps`, `indexed` and `responses`, and `problems` of files."""
         self._refresh()
         indexed = self._one("SELECT count(*) FROM files")[0]
-        problems = {
-            problem
-            for (problem,) in self._all("SELECT problem FROM files WHERE problem IS NOT NULL")
-        }
+        rows = self._all("SELECT problem FROM files WHERE problem IS NOT NULL")
+        problems = {problem for (problem,) in rows}
         present = self._present.items()
+        for key, problem in self._unreadable.items():
+            # a file that has changed since may be whole
+            if key in present:
+                problems.add(problem)
         return {
             "steps": len(self._present),
             "indexed": min(indexed, len(self._present)),
             "responses": self._one("SELECT count(*) FROM responses")[0],
-            "problems": list(
-                problems | {text for key, text in self._unreadable.items() if key in present}
-            ),
+            "problems": list(problems),
         }
 
     def page(
         self, row_filter: Filter, *, sort: str = "newest", offset: int = 0, limit: int = 50
     ) -> dict[str, Any]:
         """Select responses that pass a filter, with the beginning of their texts.
+
+        Args:
+            row_filter: the filter.
+            sort: one of SORTS.
+            offset: the number of responses before the first one that is returned.
+            limit: the most that are returned.
 
         Returns:
             `rows`, `total` (of the indexed or, with a text, the searched responses) and
@@ -146,6 +152,12 @@ class RolloutIndex(RolloutDatabase):
         """Sort problems into kinds by their verdicts; return each kind's size and one page.
 
         Excess groups do not count, because their problems are sampled again.
+
+        Args:
+            kind: `all`, `undecided`, `never`, `always` or `sometimes` correct.
+            sort: by `visits`, `rate` or the `recent` ones first.
+            offset: the number of problems before the first one that is returned.
+            limit: the most that are returned.
         """
         state = self.state()
         table = """SELECT problem_id, min(source) AS source, count(*) AS visits, sum(size) AS responses,
@@ -161,18 +173,24 @@ class RolloutIndex(RolloutDatabase):
             ),
             "recent": "last_step DESC, problem_id",
         }
-        condition = "true" if kind == "all" else "kind = ?"
+        condition = "true"
+        values = []
+        total = sum(counts.values())
+        if kind != "all":
+            condition = "kind = ?"
+            values.append(kind)
+            total = counts.get(kind, 0)
         rows = self._records(
             f"SELECT * FROM ({table}) WHERE {condition} ORDER BY {orders[sort]} LIMIT {limit:d}"
             f" OFFSET {offset:d}",
-            [] if kind == "all" else [kind],
+            values,
         )
         visits = self._visits([row["problem_id"] for row in rows])
         for row in rows:
             row["seen"] = visits[row["problem_id"]][-MAX_VISITS:]
         return {
             "counts": counts,
-            "total": sum(counts.values()) if kind == "all" else counts.get(kind, 0),
+            "total": total,
             "rows": self._with_questions(rows),
             "by_step": self._solved_by_step(),
             "index": state,
@@ -209,49 +227,57 @@ class RolloutIndex(RolloutDatabase):
             f" ({placeholders(names)}) GROUP BY problem_id",
             names,
         )
-        texts = {
-            row["problem_id"]: row for row in self._rows([(step, row) for _, step, row in newest])
-        }
-        return [
-            row
-            | {name: texts.get(row["problem_id"], {}).get(name) for name in ("question", "answer")}
-            for row in rows
-        ]
+        newest_rows = self._rows([(step, row) for _, step, row in newest])
+        texts = {row["problem_id"]: row for row in newest_rows}
+        for row in rows:
+            # a table that cannot be read has no texts
+            newest_row = texts.get(row["problem_id"], {})
+            row["question"] = newest_row.get("question")
+            row["answer"] = newest_row.get("answer")
+        return rows
 
     def _search(
         self, row_filter: Filter, sort: str, num_hits: int
     ) -> tuple[list[tuple[int, int]], int, int]:
-        """Search for a text until enough is found or time is up; return hits, count, steps left."""
-        newest_first = sort != "oldest"
+        """Search for a text until there are enough hits or time is up.
+
+        Returns the hits, their number, and the number of steps that are left to search.
+        """
+        order = "step, row" if sort == "oldest" else "step DESC, row"
         with self._lock:
             search = self._searches.get((row_filter, sort))
+            # files have changed: hits may be missing or wrong
             if search is None or search.version != self._version:
-                first = row_filter.first_step or 0
-                last = row_filter.last_step
-                steps = [s for s in self._present if s >= first and (last is None or s <= last)]
-                search = _Search(sorted(steps, reverse=newest_first), self._version)
+                steps = sorted(self._steps_of(row_filter), reverse=sort != "oldest")
+                search = _Search(steps, self._version)
                 self._searches[row_filter, sort] = search
                 while len(self._searches) > MAX_SEARCHES:
                     self._searches.pop(next(iter(self._searches)))
             condition, values = row_filter.where()
             until = time.monotonic() + SEARCH_S
-            while search.left and len(search.found) < num_hits and time.monotonic() < until:
-                chunk = search.left[:FILES_PER_READ]
-                search.left = search.left[FILES_PER_READ:]
-                order = "step DESC, row" if newest_first else "step, row"
-                search.found += self._hits(
+            while search.steps_left and len(search.hits) < num_hits and time.monotonic() < until:
+                chunk = search.steps_left[:FILES_PER_READ]
+                search.steps_left = search.steps_left[FILES_PER_READ:]
+                search.hits += self._hits(
                     chunk, row_filter.text.lower(), f"WHERE {condition} ORDER BY {order}", values
                 )
-            return search.found, len(search.found), len(search.left)
+            return search.hits, len(search.hits), len(search.steps_left)
+
+    def _steps_of(self, row_filter: Filter) -> list[int]:
+        """Return the stored steps within the bounds of a filter."""
+        first = row_filter.first_step or 0
+        steps = [step for step in self._present if step >= first]
+        if row_filter.last_step is not None:
+            steps = [step for step in steps if step <= row_filter.last_step]
+        return steps
 
     def _hits(
         self, steps: Sequence[int], text: str, condition: str, values: Sequence[Any]
     ) -> list[tuple[int, int]]:
         """Find the responses of some steps that contain a text and meet a condition."""
         tables, problems = self._short_rows(steps, text)
-        self._unreadable |= {
-            (step, self._present.get(step)): problem for step, problem in problems.items()
-        }
+        for step, problem in problems.items():
+            self._unreadable[step, self._present.get(step)] = problem
         with closing(memory_database()) as hits:
             for table in tables:
                 insert_responses(hits, table)
@@ -265,9 +291,8 @@ class RolloutIndex(RolloutDatabase):
         records: dict[tuple[int, int], dict[str, Any]] = {}
         for step, rows in by_step.items():
             try:
-                records |= {
-                    (step, record["row"]): record for record in read_rows(self._path(step), rows)
-                }
+                for record in read_rows(self._path(step), rows):
+                    records[step, record["row"]] = record
             except DataError as error:
                 self._unreadable[step, self._present.get(step)] = str(error)
         return [records[key] for key in keys if key in records]

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +34,8 @@ class RunReader:
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
         self.directory = RunDirectory(path)
-        self._kept: dict[Path, tuple[tuple[int, ...], Any]] = {}
+        self._cache: dict[Path, tuple[tuple[int, ...], Any]] = {}
+        """The value of each file that was read, with the version of the file."""
 
     def require_run(self) -> None:
         """Raise CheckpointError if the directory holds no run, or links, pipes and the like."""
@@ -54,12 +54,10 @@ class RunReader:
             return _columns({}) | {"problem": str(error)}
 
     def _rows_and_columns(self) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
+        """Return the metrics by step and by column; none if no step was logged yet."""
         with damage_of(self.directory.metrics):
             try:
-                return self._keep(
-                    self.directory.metrics,
-                    lambda path: (rows := metrics_by_step(path), _columns(rows)),
-                )
+                return self._cached(self.directory.metrics, _rows_and_columns)
             except FileNotFoundError:
                 return {}, _columns({})
 
@@ -78,23 +76,21 @@ class RunReader:
         return self._options()[0]
 
     def _options(self) -> tuple[dict[str, Any], dict[str, str | None]]:
+        """Return options by dotted name, and labels of the data."""
         with damage_of(self.directory.config):
-            return self._keep(self.directory.config, _options_and_labels)
+            return self._cached(self.directory.config, _options_and_labels)
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Read the summaries of the stored evaluations, by step; a damaged one has a `problem`."""
         summaries = []
         for step in self.directory.evaluations():
             try:
-                summaries.append(
-                    {
-                        name: value
-                        for name, value in self.evaluation(step).items()
-                        if name != "table"
-                    }
-                )
+                summary = self.evaluation(step)
+                # the page asks for the table of one evaluation when it shows it
+                summary.pop("table", None)
             except DataError as error:
-                summaries.append({"step": step, "problem": str(error)})
+                summary = {"step": step, "problem": str(error)}
+            summaries.append(summary)
         return summaries
 
     def evaluation(self, step: int) -> dict[str, Any]:
@@ -103,20 +99,24 @@ class RunReader:
         if not os.path.lexists(path):
             raise DataError(f"{self.name} has no evaluation of step {step}")
         with damage_of(path):
-            return {"step": step} | self._keep(path, load_evaluation)
+            return {"step": step} | self._cached(path, load_evaluation)
 
     def summary(self) -> dict[str, Any]:
         """Return the head of the page: model, data, steps done and planned, state, time left.
 
         A run with a damaged file has the state `damaged`, with the reason in `problem`.
         """
-        blank = dict.fromkeys(
-            ("model", "data", "held_out", "num_steps", "note", "started", "seconds_left", "problem")
-        )
-        defaults = {
+        defaults: dict[str, Any] = {
             "name": self.name,
             "path": str(self.directory.path),
-            **blank,
+            "model": None,
+            "data": None,
+            "held_out": None,
+            "num_steps": None,
+            "note": None,
+            "started": None,
+            "seconds_left": None,
+            "problem": None,
             "steps": 0,
             "seconds": 0.0,
             "tokens": 0,
@@ -129,10 +129,12 @@ class RunReader:
             return defaults | {"state": "damaged", "note": str(error), "problem": str(error)}
 
     def _facts(self) -> dict[str, Any]:
+        """Return the part of `summary` that the files of the run tell."""
         config, labels = self._options()
         manifest = read_manifest(self.directory)
         rows, metrics = self._rows_and_columns()
         progress = run_progress(self.directory, list(rows.values()))
+        columns = metrics["columns"]
         return {
             "model": config.get("model.name", "unknown"),
             **labels,
@@ -141,20 +143,18 @@ class RunReader:
             "state": progress.state,
             "note": progress.exit_reason,
             "started": manifest.get("started"),
-            "seconds": sum(value or 0.0 for value in metrics["columns"].get("time/step_s", [])),
+            "seconds": sum(value or 0.0 for value in columns.get("time/step_s", [])),
             "seconds_left": progress.seconds_left,
-            "tokens": sum(
-                value or 0 for value in metrics["columns"].get("rollout/tokens_generated", [])
-            ),
+            "tokens": sum(value or 0 for value in columns.get("rollout/tokens_generated", [])),
         }
 
-    def _keep(self, path: Path, read: Callable[[Path], Value]) -> Value:
+    def _cached(self, path: Path, read: Callable[[Path], Value]) -> Value:
         """Return the value that `read` returns for a file, from memory until the file changes."""
+        # before it is read: a change meanwhile is seen by the next call
         version = _version(path)
-        entry = self._kept.get(path)
-        if entry is None or entry[0] != version:
-            entry = self._kept[path] = (version, read(path))
-        value: Value = entry[1]
+        if path not in self._cache or self._cache[path][0] != version:
+            self._cache[path] = (version, read(path))
+        value: Value = self._cache[path][1]
         return value
 
 
@@ -162,16 +162,20 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     """Find the named runs.
 
     A folder of runs stands for its runs, the newest first, the damaged ones included; it may hold
-    none yet. Raises CheckpointError for a path that does not exist, and if there is only a damaged
-    run.
+    none yet.
+
+    Raises:
+        CheckpointError: a path does not exist, or there is only a damaged run.
     """
-    run_paths: list[Path] = []
+    named_paths: list[Path] = []
     for path in paths:
-        run_paths += (
-            [path] if RunDirectory.is_run(path) or not os.path.isdir(path) else _runs_inside(path)
-        )
-    run_paths = list(dict.fromkeys(run_paths))
+        if RunDirectory.is_run(path) or not os.path.isdir(path):
+            named_paths.append(path)
+        else:
+            named_paths += _runs_inside(path)
+    run_paths = list(dict.fromkeys(named_paths))
     for path in run_paths:
+        # among others a damaged run is shown as such
         if len(run_paths) == 1 or not RunDirectory.is_run(path):
             RunDirectory.open(path)
     return run_paths
@@ -180,42 +184,58 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 def unique_name(path: Path, used_names: Container[str]) -> str:
     """Name a run by its folder, with a number if the name is taken."""
     base = re.sub(r"[^\w.@=+-]", "_", path.resolve().name) or "run"
-    names = chain([base], (f"{base}.{number}" for number in count(2)))
-    return next(name for name in names if name not in used_names)
+    name = base
+    number = 2
+    while name in used_names:
+        name = f"{base}.{number}"
+        number += 1
+    return name
 
 
 def _runs_inside(folder: Path) -> list[Path]:
     """Return the runs in a folder, newest first. Raises CheckpointError if it cannot be read."""
     try:
-        entries = [
-            entry
-            for entry in os.scandir(folder)
-            if entry.is_dir() and RunDirectory.is_run(entry.path)
-        ]
+        entries = list(os.scandir(folder))
+        run_entries = [entry for entry in entries if entry.is_dir()]
+        run_entries = [entry for entry in run_entries if RunDirectory.is_run(entry.path)]
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from None
-    inside = []
-    for entry in entries:
+    runs = []
+    for entry in run_entries:
         with suppress(OSError):  # removed since
-            inside.append((entry.stat().st_mtime, Path(entry.path)))
-    return [path for _, path in sorted(inside, reverse=True)]
+            runs.append((entry.stat().st_mtime, Path(entry.path)))
+    return [path for _, path in sorted(runs, reverse=True)]
 
 
 def _version(path: Path) -> tuple[int, ...]:
+    """Return numbers that change when a file does; a replaced file has another inode."""
     status = path.stat(follow_symlinks=False)
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _columns(merged: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    steps = sorted(merged)
-    names = dict.fromkeys(name for step in steps for name in merged[step] if name != "step")
-    columns = {name: [_rounded(merged[step].get(name)) for step in steps] for name in names}
+def _rows_and_columns(path: Path) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
+    rows = metrics_by_step(path)
+    return rows, _columns(rows)
+
+
+def _columns(rows: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the metrics of each step as columns, with None where a step lacks a metric."""
+    steps = sorted(rows)
+    names: dict[str, None] = {}
+    for step in steps:
+        names.update(dict.fromkeys(rows[step]))
+    names.pop("step", None)
+    columns = {}
+    for name in names:
+        columns[name] = [_rounded(rows[step].get(name)) for step in steps]
     return {"steps": steps, "columns": columns, "problem": None}
 
 
 def _rounded(value: Any) -> Any:
     """Round a number to the digits that a plot can show, which halves the bytes to send."""
-    return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
 
 
 def _options_and_labels(path: Path) -> tuple[dict[str, Any], dict[str, str | None]]:

@@ -65,31 +65,38 @@ class RunStatus(RunProgress):
 def run_progress(run: RunDirectory, records: Sequence[Mapping[str, Any]]) -> RunProgress:
     """Read the progress of a run from its lock, summary, options and `records` of its metrics.
 
-    Raises DataError or ConfigError if a file is damaged.
+    Raises:
+        DataError: a file is damaged.
+        ConfigError: config.yaml is damaged.
     """
-    holder = run.holder()
-    summary = None if holder else _read_summary(run)
-    reason = None if summary is None else str(summary.get("exit_reason"))
     steps = _training_steps(records)
     step = max((record["step"] for record in steps), default=0)
     configured = _configured(run)
-    recorded = holder[1] if holder else (summary or {}).get("num_steps")
-    num_steps = recorded or (None if configured is None else configured.num_steps)
-    return RunProgress(
-        state="running" if holder else _ended(reason),
-        process=holder[0] if holder else None,
-        exit_reason=reason,
-        step=step,
-        num_steps=num_steps,
-        seconds_left=_seconds_left(steps, num_steps, configured) if holder else None,
-    )
+    configured_steps = None
+    if configured is not None:
+        configured_steps = configured.num_steps
+    holder = run.holder()
+    if holder is not None:
+        process, num_steps = holder
+        num_steps = num_steps or configured_steps
+        seconds_left = _seconds_left(steps, num_steps, configured)
+        return RunProgress("running", process, None, step, num_steps, seconds_left)
+    # the summary of an earlier end stays until the run ends again
+    summary = _read_summary(run)
+    if summary is None:
+        return RunProgress("stopped", None, None, step, configured_steps, None)
+    reason = str(summary.get("exit_reason"))
+    num_steps = summary.get("num_steps") or configured_steps
+    return RunProgress(_end_state(reason), None, reason, step, num_steps, None)
 
 
 def run_status(path: str | Path) -> RunStatus:
     """Read the status of the run at `path`.
 
-    Raises CheckpointError if it is not a run directory, and DataError or ConfigError if a file is
-    damaged.
+    Raises:
+        CheckpointError: it is not a run directory.
+        DataError: a file is damaged.
+        ConfigError: config.yaml is damaged.
     """
     run = RunDirectory.open(path)
     read_manifest(run)
@@ -98,24 +105,34 @@ def run_status(path: str | Path) -> RunStatus:
 
 
 def _read_status(run: RunDirectory) -> RunStatus:
-    records = read_metrics(run.metrics) if run.metrics.exists() else []
+    """Read all files of a run that tell of its status."""
+    records = []
+    if run.metrics.exists():
+        records = read_metrics(run.metrics)
     progress = run_progress(run, records)
     steps = _training_steps(records)
-    newest = run.checkpoints.newest_step()
     is_live = progress.state == "running"
+    metrics = {}
+    seconds_since_step = None
+    if steps:
+        metrics = {name: value for name, value in steps[-1].items() if _is_of_training(name)}
+    if steps and is_live:
+        # a clock that was set back must not give negative seconds
+        seconds_since_step = max(0.0, time.time() - run.metrics.stat().st_mtime)
+    newest = run.checkpoints.newest_step()
+    checkpoint = None
+    if newest is not None:
+        checkpoint = {"step": newest, "path": str(run.checkpoints.path(newest))}
+    fork = Fork.of(run)
     return RunStatus(
         run=str(run.path),
         **asdict(progress),
-        seconds_since_step=(
-            max(0.0, time.time() - run.metrics.stat().st_mtime) if is_live and steps else None
-        ),
-        metrics={k: v for k, v in steps[-1].items() if _is_of_training(k)} if steps else {},
+        seconds_since_step=seconds_since_step,
+        metrics=metrics,
         evaluations=_newest_evaluations(records),
-        checkpoint=(
-            None if newest is None else {"step": newest, "path": str(run.checkpoints.path(newest))}
-        ),
+        checkpoint=checkpoint,
         disk_bytes=_disk_bytes(run.path),
-        fork=None if (fork := Fork.of(run)) is None else asdict(fork),
+        fork=None if fork is None else asdict(fork),
         changes=option_changes(run),
         summary=None if is_live else _read_summary(run),
     )
@@ -123,34 +140,32 @@ def _read_status(run: RunDirectory) -> RunStatus:
 
 def _training_steps(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Select the records of finished steps, without evaluations before or after all steps."""
-    return [
-        dict(record)
-        for record in records
-        if record["step"] > 0 and any(map(_is_of_training, record))
-    ]
+    after_start = [record for record in records if record["step"] > 0]
+    return [dict(record) for record in after_start if any(map(_is_of_training, record))]
 
 
 def _is_of_training(name: str) -> bool:
     return name != "step" and not name.startswith("eval/")
 
 
-def _ended(reason: str | None) -> State:
+def _end_state(reason: str) -> State:
+    """Return the state of a run that has ended for this reason."""
     match reason:
         case "finished" | "solved":
             return reason
         case _:
-            return "stopped" if reason is None or reason.startswith("interrupted") else "failed"
+            return "stopped" if reason.startswith("interrupted") else "failed"
 
 
 def _read_summary(run: RunDirectory) -> dict[str, Any] | None:
+    """Read summary.json; None if the run has not ended, or was killed."""
     with damage_of(run.summary):
         try:
             summary = read_json(run.summary)
         except FileNotFoundError:
             return None
-        if not isinstance(summary["exit_reason"], str) or not isinstance(
-            summary.get("num_steps"), int | None
-        ):
+        has_reason = isinstance(summary["exit_reason"], str)
+        if not has_reason or not isinstance(summary.get("num_steps"), int | None):
             raise ValueError("its exit_reason must be a text, and its num_steps a number")
         return dict(summary)
 
@@ -166,13 +181,20 @@ def _configured(run: RunDirectory) -> TrainConfig | None:
 def _seconds_left(
     steps: Sequence[Mapping[str, Any]], num_steps: int | None, configured: TrainConfig | None
 ) -> float | None:
+    """Estimate the seconds that a running run takes to its end; None if nothing tells."""
     if num_steps is None:
         return None
-    time_left = TimeLeft(None if configured is None else configured.token_budget)
+    token_budget = None
+    if configured is not None:
+        token_budget = configured.token_budget
+    time_left = TimeLeft(token_budget)
     for record in steps:
         time_left.add(record)
-    seconds = time_left.seconds(num_steps - max((record["step"] for record in steps), default=0))
-    return seconds if seconds is not None and isfinite(seconds) else None
+    newest = max((record["step"] for record in steps), default=0)
+    seconds = time_left.seconds(num_steps - newest)
+    if seconds is None or not isfinite(seconds):
+        return None
+    return seconds
 
 
 def _newest_evaluations(records: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
@@ -181,11 +203,11 @@ def _newest_evaluations(records: list[dict[str, Any]]) -> dict[str, dict[str, fl
     for record in records:
         metrics_by_set: dict[str, dict[str, float | None]] = {}
         for name, value in record.items():
-            if name.startswith("eval/"):
-                metric_path = name.removeprefix("eval/")
-                if "/" in metric_path:
-                    data_set, _, metric = metric_path.rpartition("/")
-                    metrics_by_set.setdefault(data_set, {"step": record["step"]})[metric] = value
+            prefix, _, metric_path = name.partition("/")
+            # the name of a data set may itself contain a slash
+            data_set, slash, metric = metric_path.rpartition("/")
+            if prefix == "eval" and slash:
+                metrics_by_set.setdefault(data_set, {"step": record["step"]})[metric] = value
         newest |= metrics_by_set
     return newest
 

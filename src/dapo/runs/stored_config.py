@@ -28,13 +28,22 @@ OWN_FOLDERS = (CODE_FOLDER, DATA_FOLDER)
 def load_run_config(
     run: RunDirectory, overrides: Sequence[str] = (), *, step: int | None = None
 ) -> Config:
-    """Load the options of a run, or of one `step`; relative paths start where the run was started.
+    """Load the options of a run; relative paths start where the run was started.
 
     Files missing there, and the paths of `overrides`, are resolved in the current folder. Files in
-    the run directory are found after it was moved, as are modules in its `code`. Raises
-    ConfigError.
+    the run directory are found after it was moved, as are modules in its `code`.
+
+    Args:
+        run: the run directory.
+        overrides: options that differ from the run's, as `name=value`.
+        step: the step whose options are loaded; None: the newest ones.
+
+    Raises:
+        ConfigError: the options are damaged or do not fit together.
     """
-    file = run.config if step is None else run.config_of(step)
+    file = run.config
+    if step is not None:
+        file = run.config_of(step)
     run_config = load_config(file)
     made_in = manifest_entry(run, "run_dir")
     started_in = _started_in(run)
@@ -44,22 +53,27 @@ def load_run_config(
         location = (started_in or Path.cwd()) / path
         if isinstance(made_in, str) and location.is_relative_to(made_in):
             moved = run.path.absolute() / location.relative_to(made_in)
-            location = moved if moved.is_file() else location
+            if moved.is_file():
+                location = moved
         if location.is_file():
             there.append(override(key, str(location)))
     if started_in is not None and (started_in / run_config.model.name).is_dir():
         there.append(override("model.name", str(started_in / run_config.model.name)))
     config = load_config(file, [*there, *without_old_options(overrides)])
+    # the chat template reads the time of the run's first start
     time = template_time_of(run)
-    return config if time is None else config.at_time(time)
+    if time is None:
+        return config
+    return config.at_time(time)
 
 
 def without_old_options(overrides: Sequence[str]) -> list[str]:
-    """Overrides in which another verifier drops the options of the one before."""
-    is_replaced = any(
-        item.startswith(("reward=", "reward.verifier=", "reward.verifier.")) for item in overrides
-    )
-    return [*["reward.options={}"] * is_replaced, *overrides]
+    """Return overrides in which another verifier drops the options of the one before."""
+    prefixes = ("reward=", "reward.verifier=", "reward.verifier.")
+    # first: options of the new verifier may follow
+    if any(item.startswith(prefixes) for item in overrides):
+        return ["reward.options={}", *overrides]
+    return list(overrides)
 
 
 def changed_config(file: Path, overrides: Sequence[str]) -> Config:
@@ -68,10 +82,10 @@ def changed_config(file: Path, overrides: Sequence[str]) -> Config:
     overrides = without_old_options(overrides)
     changed_data = load_config(file, overrides).data
     path_overrides = []
-    for name, now in changed_data.sources.items():
-        for option, path in (
-            paths_in(now, name).items() if now != stored_data.sources.get(name) else ()
-        ):
+    for name, source in changed_data.sources.items():
+        if source == stored_data.sources.get(name):
+            continue
+        for option, path in paths_in(source, name).items():
             if Path(path).is_file():
                 path_overrides.append(override(option, str(Path(path).absolute())))
     return load_config(file, [*overrides, *path_overrides])
@@ -79,8 +93,11 @@ def changed_config(file: Path, overrides: Sequence[str]) -> Config:
 
 def keep_overrides(run: RunDirectory, overrides: Sequence[str], *, after: int) -> None:
     """Write the overrides of a resumed run as its options; `configs` keeps the earlier ones."""
-    changed = dump_config(changed_config(run.config, overrides)) if overrides else None
-    run.replace_config(changed or run.config.read_text(encoding="utf-8"), after=after)
+    if overrides:
+        text = dump_config(changed_config(run.config, overrides))
+    else:
+        text = run.config.read_text(encoding="utf-8")
+    run.replace_config(text, after=after)
 
 
 def option_changes(run: RunDirectory) -> list[dict[str, Any]]:
@@ -89,11 +106,12 @@ def option_changes(run: RunDirectory) -> list[dict[str, Any]]:
     Example: [{"after_step": 10, "options": {"optim.lr": [1e-06, 2e-06]}}]
     """
     earlier = run.earlier_configs()
-    tables = [
-        dict(flatten(mask_options(read_options(path)))) for path in [*earlier.values(), run.config]
-    ]
+    tables = []
+    for path in [*earlier.values(), run.config]:
+        options = mask_options(read_options(path))
+        tables.append(dict(flatten(options)))
     changes = zip(earlier, pairwise(tables), strict=True)
-    return [{"after_step": step, "options": differing(both)} for step, both in changes]
+    return [{"after_step": step, "options": differing(pair)} for step, pair in changes]
 
 
 def trust_module_folders(path: str | Path) -> None:
@@ -101,25 +119,22 @@ def trust_module_folders(path: str | Path) -> None:
 
     Someone else's manifest may name any folder, so this is done only on request (`--trust`).
     """
-    folders = [
-        str(folder.absolute())
-        for folder in _module_folders(RunDirectory.open(path))
-        if folder.is_dir()
-    ]
-    print_text(
-        f"{path} is trusted: modules are imported also from {', '.join(folders) or 'no folder'}"
-    )
+    module_folders = _module_folders(RunDirectory.open(path))
+    folders = [str(folder.absolute()) for folder in module_folders if folder.is_dir()]
+    named_folders = ", ".join(folders) or "no folder"
+    print_text(f"{path} is trusted: modules are imported also from {named_folders}")
+    # at the end: they must not shadow installed modules
     sys.path.extend(folder for folder in folders if folder not in sys.path)
 
 
 def _module_folders(run: RunDirectory) -> list[Path]:
     """Return the folders of modules that a manifest names."""
-    folders = manifest_entry(run, "module_folders")
-    started_in = _started_in(run)
-    module_folders = map(_as_path, folders if isinstance(folders, list) else [])
-    return list(
-        dict.fromkeys(folder for folder in (*module_folders, started_in) if folder is not None)
-    )
+    entries = manifest_entry(run, "module_folders")
+    if not isinstance(entries, list):
+        entries = []
+    folders = [_as_path(entry) for entry in entries]
+    folders.append(_started_in(run))
+    return list(dict.fromkeys(folder for folder in folders if folder is not None))
 
 
 @contextmanager
@@ -129,23 +144,14 @@ def with_start_folder(run: RunDirectory) -> Iterator[None]:
         yield
     except (ConfigError, DataError, RewardError) as error:
         folder = _started_in(run)
-        modules = [
-            str(module_folder)
-            for module_folder in _module_folders(run)
-            if module_folder != Path.cwd()
-        ]
+        here = Path.cwd()
+        modules = [str(module) for module in _module_folders(run) if module != here]
         if not modules:
             raise
-        paths = {
-            option: path
-            for option, path in load_config(run.config).data.paths.items()
-            if path in str(error)
-        }
-        files = [
-            f"{option}=PATH"
-            for option, path in paths.items()
-            if isinstance(parse_spec(path), FileSource)
-        ]
+        files = []
+        for option, path in load_config(run.config).data.paths.items():
+            if path in str(error) and isinstance(parse_spec(path), FileSource):
+                files.append(f"{option}=PATH")
         if files:
             advice = f"its data is searched there, then here; override it by {' or '.join(files)}"
         elif "module" in str(error):
@@ -161,4 +167,7 @@ def _started_in(run: RunDirectory) -> Path | None:
 
 
 def _as_path(entry: Any) -> Path | None:
-    return Path(entry) if isinstance(entry, str) and "\0" not in entry else None
+    # the system refuses a path with NUL
+    if not isinstance(entry, str) or "\0" in entry:
+        return None
+    return Path(entry)

@@ -24,7 +24,8 @@ class TimeLeft:
     def add(self, metrics: Mapping[str, float | None], *, timed: bool = True) -> None:
         """Add the metrics of a step; without `timed` its seconds predict nothing."""
         values = {name: value for name, value in metrics.items() if value is not None}
-        if (tokens := values.get("rollout/tokens_generated")) is not None:
+        tokens = values.get("rollout/tokens_generated")
+        if tokens is not None:
             self._tokens += tokens
             self._tokens_per_step.append(tokens)
         if timed:
@@ -34,16 +35,19 @@ class TimeLeft:
 
     def budget_fraction(self) -> float:
         """Return the spent fraction of the token budget, at most 1; 0 without a budget."""
-        return min(1.0, self._tokens / self._token_budget) if self._token_budget else 0.0
+        if not self._token_budget:
+            return 0.0
+        return min(1.0, self._tokens / self._token_budget)
 
     def seconds(self, steps: int) -> float | None:
         """Estimate the seconds left with `steps` steps to go; None if no step was measured."""
         if not self._seconds:
             return None
-        per_step = median(training for training, _ in self._seconds) + fmean(
-            evaluation for _, evaluation in self._seconds
-        )
-        return per_step * self._steps(steps)
+        # the median leaves out a slow step, which says nothing of the next ones; evaluations come
+        # every few steps, so their mean counts
+        training = median(seconds for seconds, _ in self._seconds)
+        evaluation = fmean(seconds for _, seconds in self._seconds)
+        return (training + evaluation) * self._steps(steps)
 
     def _steps(self, steps: int) -> int:
         """Return `steps`, or the steps until the token budget is spent if these are fewer."""

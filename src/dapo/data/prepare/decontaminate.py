@@ -23,7 +23,7 @@ class Contaminated:
     passage: str  # the longest passage that both contain, as normalized words
 
     def as_json(self) -> dict[str, Any]:
-        """One line of the report."""
+        """Return a line of the report."""
         return {
             "row": self.row,
             "id": self.problem.id,
@@ -52,10 +52,14 @@ def find_contaminated(
 ) -> tuple[list[Problem], list[Contaminated]]:
     """Split rows, in their order, into those to keep and those that contain an evaluation problem.
 
-    A row is removed if it contains at least the fraction `min_overlap` of an evaluation problem's
-    n-grams of `ngram` words (letters and digits in lower case). An evaluation problem of at most
-    `ngram` words only matches an equal text. The instructions that most texts on either side share
-    are not part of the evaluation problems.
+    An evaluation problem of at most `ngram` words only matches an equal text. The instructions that
+    most texts on either side share are not part of the evaluation problems.
+
+    Args:
+        train: the rows.
+        against: the evaluation problems.
+        ngram: the number of words (letters and digits in lower case) of an n-gram.
+        min_overlap: the fraction of an evaluation problem's n-grams from which a row is removed.
     """
     texts = [prompt_text(problem.prompt) for problem in train]
     held_out = {prompt_text(problem.prompt): problem for problem in against}
@@ -64,9 +68,9 @@ def find_contaminated(
     originals = list(held_out.values())
     index = OverlapIndex(references, ngram)
     # the released DAPO file repeats each text a hundred times
-    matches = {
-        text: index.best(text, template.strip_instruction(text)) for text in dict.fromkeys(texts)
-    }
+    matches = {}
+    for text in dict.fromkeys(texts):
+        matches[text] = index.best(text, template.strip_instruction(text))
     clean = []
     removed = []
     for row, (problem, text) in enumerate(zip(train, texts, strict=True), start=1):
@@ -74,9 +78,17 @@ def find_contaminated(
         if match is None or match.overlap < min_overlap:
             clean.append(problem)
         else:
-            question = template.strip_instruction(text)
-            overlap = originals[match.index], references[match.index], match.overlap, match.passage
-            removed.append(Contaminated(row, problem, question, *overlap))
+            removed.append(
+                Contaminated(
+                    row,
+                    problem,
+                    question=template.strip_instruction(text),
+                    against=originals[match.index],
+                    against_question=references[match.index],
+                    overlap=match.overlap,
+                    passage=match.passage,
+                )
+            )
     return clean, removed
 
 
@@ -100,14 +112,18 @@ class OverlapIndex:
         """
         shingles = ngrams(words(text), self._ngram)
         short = tuple(words(stripped))
-        shared = Counter(
-            index for shingle in {*shingles, short} for index in self._texts_of.get(shingle, ())
-        )
-        if not shared:
+        num_shared: Counter[int] = Counter()
+        for shingle in {*shingles, short}:
+            num_shared.update(self._texts_of.get(shingle, ()))
+        if not num_shared:
             return None
-        index = min(shared, key=lambda index: (-shared[index] / len(self._shingles[index]), index))
+        overlaps = {
+            index: count / len(self._shingles[index]) for index, count in num_shared.items()
+        }
+        # the first of equal ones: a set has no order
+        index = min(overlaps, key=lambda index: (-overlaps[index], index))
         passage = longest_passage([*shingles, short], self._shingles[index])
-        return Match(index, shared[index] / len(self._shingles[index]), passage)
+        return Match(index, overlaps[index], passage)
 
 
 def longest_passage(shingles: Sequence[tuple[str, ...]], reference: Set[tuple[str, ...]]) -> str:

@@ -56,15 +56,13 @@ class Removed:
         }
         if self.rule == "exact duplicate":
             return line
-        line |= {"question": prompt_text(self.problem.prompt)}
+        line["question"] = prompt_text(self.problem.prompt)
         if self.kept:
-            line |= {
-                "kept_answer": self.kept.answer,
-                "kept_question": prompt_text(self.kept.prompt),
-            }
-        return line | (
-            {"similarity": round(self.similarity, 4)} if self.rule == "near duplicate" else {}
-        )
+            line["kept_answer"] = self.kept.answer
+            line["kept_question"] = prompt_text(self.kept.prompt)
+        if self.rule == "near duplicate":
+            line["similarity"] = round(self.similarity, 4)
+        return line
 
 
 @dataclass(frozen=True)
@@ -97,9 +95,14 @@ def deduplicate(
     Exact duplicates have the same text except for case, whitespace, punctuation at the ends and the
     instruction around it. If their answers differ, the answer of more than half of the rows is
     kept; without a majority no row is, because the correct answer is unknown. Near duplicates have
-    word 3-grams of at least `threshold` Jaccard similarity (None: not searched for), the same
-    numbers and the same answer: texts that differ in those are different problems. `on_progress` is
-    called with the numbers of texts compared and of texts to compare.
+    similar word 3-grams, the same numbers and the same answer: texts that differ in those are
+    different problems.
+
+    Args:
+        problems: the rows of a data set.
+        threshold: the Jaccard similarity from which texts are near duplicates; None: they are not
+            searched for.
+        on_progress: called with the numbers of texts compared and of texts to compare.
     """
     # by identity: readers return equal rows as one object
     objects = {id(problem): problem for problem in problems}
@@ -114,22 +117,20 @@ def deduplicate(
     survivors: list[int] = []
     conflicts = 0
     for rows in clusters.values():
-        survivor, dropped, conflicting = _resolve_duplicates(problems, rows)
-        removed += dropped
-        survivors += [] if survivor is None else [survivor]
+        survivor, copies, conflicting = _resolve_duplicates(problems, rows)
+        removed += copies
         conflicts += conflicting
+        if survivor is not None:
+            survivors.append(survivor)
     survivors.sort()
     near_duplicates_kept = 0
     if threshold is not None:
-        survivors, near, near_duplicates_kept = _without_near_duplicates(
-            problems,
-            survivors,
-            [stripped[id(problems[row])] for row in survivors],
-            threshold,
-            on_progress,
+        remaining_texts = [stripped[id(problems[row])] for row in survivors]
+        survivors, near_duplicates, near_duplicates_kept = _without_near_duplicates(
+            problems, survivors, remaining_texts, threshold, on_progress
         )
-        removed += near
-    removed.sort(key=lambda dropped: dropped.row)
+        removed += near_duplicates
+    removed.sort(key=lambda entry: entry.row)
     return Deduplicated(
         tuple(problems[index] for index in survivors),
         tuple(removed),
@@ -146,19 +147,17 @@ def _resolve_duplicates(
         return rows[0], [], False
     keys = [answer_key(problems[row].answer) for row in rows]
     answer, count = Counter(keys).most_common(1)[0]
+    removed: list[Removed] = []
     if 2 * count <= len(rows):
-        return (
-            None,
-            [Removed(row + 1, problems[row], "conflicting answers", None, None) for row in rows],
-            True,
-        )
-    kept_row = rows[keys.index(answer)]
-    dropped: list[Removed] = []
+        rule: Rule = "conflicting answers"
+        removed += [Removed(row + 1, problems[row], rule, None, None) for row in rows]
+        return None, removed, True
+    survivor = rows[keys.index(answer)]
     for row, key in zip(rows, keys, strict=True):
-        rule: Rule = "exact duplicate" if key == answer else "minority answer"
-        if row != kept_row:
-            dropped += [Removed(row + 1, problems[row], rule, kept_row + 1, problems[kept_row])]
-    return kept_row, dropped, count < len(rows)
+        rule = "exact duplicate" if key == answer else "minority answer"
+        if row != survivor:
+            removed.append(Removed(row + 1, problems[row], rule, survivor + 1, problems[survivor]))
+    return survivor, removed, count < len(rows)
 
 
 def _without_near_duplicates(
@@ -168,9 +167,16 @@ def _without_near_duplicates(
     threshold: float,
     on_progress: Callable[[int, int], None],
 ) -> tuple[list[int], list[Removed], int]:
-    """Return the rows to keep, their near duplicates, and the number of similar rows that are kept.
+    """Return the rows to keep, the near duplicates removed for each, and how many similar ones stay.
 
-    MinHash finds candidates among the rows kept so far, whose similarity is then computed exactly.
+    MinHash proposes candidates among the earlier rows; similarity is then computed exactly.
+
+    Args:
+        problems: all rows of the data set.
+        rows: the indices of those that are compared.
+        texts: their texts without instruction.
+        threshold: the similarity of near duplicates.
+        on_progress: called with the numbers of texts compared and of texts to compare.
     """
     require_package("datasketch", purpose="finding near duplicates")
     from datasketch import MinHash, MinHashLSH
@@ -178,51 +184,46 @@ def _without_near_duplicates(
     index = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS, weights=_WEIGHTS)
     empty = MinHash(num_perm=PERMUTATIONS)
     shingles: dict[int, frozenset[tuple[str, ...]]] = {}
-    contents: dict[int, tuple[list[str], str]] = {}  # numbers and answer of the rows that are kept
+    contents: dict[int, tuple[list[str], str]] = {}  # numbers and answer of the remaining rows
     removed: list[Removed] = []
     near_duplicates_kept = 0
-    for done, (row, text) in enumerate(zip(rows, texts, strict=True), start=1):
+    for num_compared, (row, text) in enumerate(zip(rows, texts, strict=True), start=1):
         row_shingles = frozenset(ngrams(words(text), SHINGLE_WORDS))
         sketch = empty.copy()
         sketch.update_batch([" ".join(shingle).encode() for shingle in row_shingles])
-        compared = [
-            (jaccard(row_shingles, shingles[candidate]), candidate)
-            for candidate in (index.query(sketch) if row_shingles else ())
-        ]
-        similar = sorted(
-            (pair for pair in compared if pair[0] >= threshold),
-            key=lambda pair: (-pair[0], pair[1]),
-        )
+        similar = []
+        # a text without words has no sketch to compare
+        for candidate in index.query(sketch) if row_shingles else ():
+            similarity = jaccard(row_shingles, shingles[candidate])
+            if similarity >= threshold:
+                similar.append((similarity, candidate))
+        # the most similar first, of equally similar ones the earliest
+        similar.sort(key=lambda pair: (-pair[0], pair[1]))
         content = numbers(text), answer_key(problems[row].answer)
-        same = next(
-            (
-                (similarity, candidate)
-                for similarity, candidate in similar
-                if contents[candidate] == content
-            ),
-            None,
-        )
-        if same is not None:
-            removed.append(
-                Removed(
-                    row + 1,
-                    problems[row],
-                    "near duplicate",
-                    same[1] + 1,
-                    problems[same[1]],
-                    same[0],
-                )
+        equal = [pair for pair in similar if contents[pair[1]] == content]
+        if equal:
+            similarity, original = equal[0]
+            copy = Removed(
+                row + 1,
+                problems[row],
+                "near duplicate",
+                original + 1,
+                problems[original],
+                similarity,
             )
+            removed.append(copy)
         else:
             near_duplicates_kept += bool(similar)
             shingles[row] = row_shingles
             contents[row] = content
             if row_shingles:
                 index.insert(row, sketch)
-        on_progress(done, len(rows))
+        on_progress(num_compared, len(rows))
     return list(contents), removed, near_duplicates_kept
 
 
 def jaccard(left: Set[object], right: Set[object]) -> float:
-    """Size of the intersection over size of the union; 1 for two empty sets."""
-    return len(left & right) / len(left | right) if left or right else 1.0
+    """Return the size of the intersection over that of the union; 1 for two empty sets."""
+    if not left and not right:
+        return 1.0
+    return len(left & right) / len(left | right)

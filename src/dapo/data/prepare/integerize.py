@@ -73,16 +73,18 @@ def integerize(
         on_progress: Gets the number of finished problems and their total.
 
     Returns the problems that remain, in order, and the decision for each distinct problem by id.
-    Raises ServerFailed if the server failed for some of the problems; the journal keeps the other
-    decisions.
+
+    Raises:
+        ServerFailed: the server failed for some of the problems; the journal keeps the other
+            decisions.
     """
     template = normalize.find_instruction_template(_question_text(problem) for problem in problems)
-    decisions: dict[str, Decision | None] = {
-        p.id: decide_without_model(p) for p, _ in unique_problems(problems)
-    }
-    to_decide = [
-        problem for problem, _ in unique_problems(problems) if decisions[problem.id] is None
-    ]
+    decisions: dict[str, Decision | None] = {}
+    to_decide = []
+    for problem, _ in unique_problems(problems):
+        decisions[problem.id] = decide_without_model(problem)
+        if decisions[problem.id] is None:
+            to_decide.append(problem)
 
     def work(problem: Problem, check: Callable[[], None]) -> Decision:
         def checked_generate(request: str, seed: int) -> str:
@@ -97,19 +99,23 @@ def integerize(
 
     on_progress(len(journal.records), len(to_decide))
     undecided = [problem for problem in to_decide if problem.id not in journal.records]
-    if failures := concurrent_map(undecided, work, keep, concurrency=concurrency):
+    failures = concurrent_map(undecided, work, keep, concurrency=concurrency)
+    if failures:
         num_undecided = sum(problem.id not in journal.records for problem in undecided)
         raise ServerFailed(
             f"{num_undecided:,} of {len(to_decide):,} problems are undecided: the server failed"
             f" {len(failures)} times ({failures[-1]}); the other decisions are kept: repeat the"
             " command to continue"
         )
-    complete = {
-        key: decision or Decision(**journal.records[key]) for key, decision in decisions.items()
-    }
-    return [
-        new for p in problems if (new := apply(p, complete[p.id], template)) is not None
-    ], complete
+    complete = {}
+    for key, decision in decisions.items():
+        complete[key] = decision or Decision(**journal.records[key])
+    remaining = []
+    for problem in problems:
+        rewritten = apply(problem, complete[problem.id], template)
+        if rewritten is not None:
+            remaining.append(rewritten)
+    return remaining, complete
 
 
 def concurrent_map(
@@ -169,13 +175,11 @@ def decide_without_model(problem: Problem) -> Decision | None:
         return Decision(problem.id, "unchanged", "the answer is an integer")
     value = normalize.answer_value(problem.answer)
     if value is not None and value.denominator == 1:
-        return Decision(
-            problem.id, "unchanged", f"the answer is the integer {value}", answer=str(value)
-        )
+        reason = f"the answer is the integer {value}"
+        return Decision(problem.id, "unchanged", reason, answer=str(value))
     if kind in ("letter", "text"):
-        return Decision(
-            problem.id, "rejected", f"the answer is a {kind}, which contains no integers"
-        )
+        reason = f"the answer is a {kind}, which contains no integers"
+        return Decision(problem.id, "rejected", reason)
     return None
 
 
@@ -186,14 +190,20 @@ def decide(
     *,
     num_solutions: int,
 ) -> Decision:
-    """Rewrite a problem, twice at most, until more than half of `num_solutions` solutions agree."""
+    """Rewrite a problem, twice at most, until more than half of its solutions agree.
+
+    Args:
+        problem: the problem.
+        template: the instructions around problems of its data set.
+        generate: returns the model's response to a request.
+        num_solutions: the number of solutions.
+    """
     question = template.strip_instruction(_question_text(problem))
     decision = Decision(problem.id, "rejected", "not tried")
     for attempt in range(1, REWRITE_ATTEMPTS + 1):
-        seed = _seed(problem, attempt, 0)
-        rewriting = read_rewriting(
-            generate(_filled(REWRITE, question=question, answer=problem.answer), seed), question
-        )
+        request = _filled(REWRITE, question=question, answer=problem.answer)
+        response = generate(request, _seed(problem, attempt, 0))
+        rewriting = read_rewriting(response, question)
         if isinstance(rewriting, str):
             decision = Decision(problem.id, "rejected", rewriting, attempts=attempt)
             continue
@@ -201,14 +211,12 @@ def decide(
         votes = _solve(
             problem, text, answer, generate, num_solutions=num_solutions, attempt=attempt
         )
-        agreeing = votes.count(answer)
-        accepted = 2 * agreeing > num_solutions
-        action: Action = "rewritten" if accepted else "rejected"
-        reason = f"{agreeing} of {len(votes)} solutions give {answer}"
-        reason += "" if accepted else f", of {num_solutions} at most"
-        decision = Decision(problem.id, action, reason, text, answer, tuple(votes), attempt)
-        if accepted:
-            break
+        num_agreeing = votes.count(answer)
+        reason = f"{num_agreeing} of {len(votes)} solutions give {answer}"
+        if 2 * num_agreeing > num_solutions:
+            return Decision(problem.id, "rewritten", reason, text, answer, tuple(votes), attempt)
+        reason += f", of {num_solutions} at most"
+        decision = Decision(problem.id, "rejected", reason, text, answer, tuple(votes), attempt)
     return decision
 
 
@@ -239,11 +247,12 @@ def apply(
     }
     # columns with the old question or answer would contradict the new ones
     read_as_either = {*PROMPT_COLUMNS, *ANSWER_COLUMNS}
-    fields = {
-        name: value
-        for name, value in problem.fields.items()
-        if name not in read_as_either and value != problem.prompt and str(value) != problem.answer
-    } | original_fields
+    fields = {}
+    for name, value in problem.fields.items():
+        is_old = value == problem.prompt or str(value) == problem.answer
+        if name not in read_as_either and not is_old:
+            fields[name] = value
+    fields |= original_fields
     new_id = problem_id(prompt, decision.answer, problem.fields.get("tools"))
     return replace(problem, id=new_id, prompt=prompt, answer=decision.answer, fields=fields)
 
@@ -251,16 +260,15 @@ def apply(
 def read_rewriting(response: str, original: str) -> tuple[str, str] | str:
     """Return the new problem and its integer, or the reason why the response cannot be used."""
     final = final_part(response)
-    sections = [
-        re.findall(_PART.format(name), final, re.DOTALL | re.IGNORECASE)
-        for name in ("problem", "answer")
-    ]
-    if not sections[0] or not sections[1]:
+    texts = re.findall(_PART.format("problem"), final, re.DOTALL | re.IGNORECASE)
+    answers = re.findall(_PART.format("answer"), final, re.DOTALL | re.IGNORECASE)
+    if not texts or not answers:
         return "the rewriting has no <problem> or no <answer>"
-    text = sections[0][-1]
-    answer = read_integer(sections[1][-1])
+    # the last of each: a model may quote the request before
+    text = texts[-1]
+    answer = read_integer(answers[-1])
     if answer is None:
-        return f"the rewritten problem's answer is not an integer: {sections[1][-1][:60]!r}"
+        return f"the rewritten problem's answer is not an integer: {answers[-1][:60]!r}"
     if not text or normalize.normalize_text(text) == normalize.normalize_text(original):
         return "the rewriting leaves the problem as it was"
     return text, answer
@@ -290,18 +298,14 @@ def _solve(
     attempt: int,
 ) -> list[str | None]:
     """Return the answers of up to `num_solutions` solutions; stops once the majority is certain."""
+    request = _filled(SOLVE, question=text)
     votes: list[str | None] = []
     while len(votes) < num_solutions:
-        votes.append(
-            read_solution(
-                generate(_filled(SOLVE, question=text), _seed(problem, attempt, len(votes) + 1))
-            )
-        )
-        agreeing = votes.count(answer)
-        if (
-            2 * agreeing > num_solutions
-            or 2 * (agreeing + num_solutions - len(votes)) <= num_solutions
-        ):
+        response = generate(request, _seed(problem, attempt, len(votes) + 1))
+        votes.append(read_solution(response))
+        num_agreeing = votes.count(answer)
+        most_agreeing = num_agreeing + num_solutions - len(votes)
+        if 2 * num_agreeing > num_solutions or 2 * most_agreeing <= num_solutions:
             break
     return votes
 
@@ -318,9 +322,9 @@ def _seed(problem: Problem, attempt: int, use: int) -> int:
 
 def _question_text(problem: Problem) -> str:
     prompt = problem.prompt
-    return (
-        prompt if isinstance(prompt, str) else content_text(prompt[_question_message_index(prompt)])
-    )
+    if isinstance(prompt, str):
+        return prompt
+    return content_text(prompt[_question_message_index(prompt)])
 
 
 def _question_message_index(messages: Sequence[Message]) -> int:

@@ -65,19 +65,24 @@ class InstructionTemplate:
         """Return start and end of the problem in `text`, without the instruction; never empty."""
         spans = [match.span() for match in _TOKEN.finditer(text)]
         tokens = tuple(text[start:end] for start, end in spans)
-        first = next(
-            (len(p) for p in self.prefixes if len(p) < len(tokens) and tokens[: len(p)] == p), 0
-        )
-        tokens = tokens[first:]
-        spans = spans[first:]
-        last = next(
-            (len(s) for s in self.suffixes if len(s) < len(tokens) and tokens[-len(s) :] == s), 0
-        )
-        spans = spans[: len(spans) - last]
-        return (spans[0][0], spans[-1][1]) if spans else (0, len(text))
+        # the longest come first; an instruction is never the whole text
+        for prefix in self.prefixes:
+            size = len(prefix)
+            if size < len(tokens) and tokens[:size] == prefix:
+                tokens = tokens[size:]
+                spans = spans[size:]
+                break
+        for suffix in self.suffixes:
+            size = len(suffix)
+            if size < len(tokens) and tokens[-size:] == suffix:
+                spans = spans[:-size]
+                break
+        if not spans:
+            return 0, len(text)
+        return spans[0][0], spans[-1][1]
 
     def strip_instruction(self, text: str) -> str:
-        """`text` without the instruction around the problem."""
+        """Return `text` without the instruction around the problem."""
         start, end = self.span(text)
         return text[start:end]
 
@@ -91,21 +96,24 @@ def find_instruction_template(
     """
     rows = [tuple(text.split()) for text in dict.fromkeys(texts)]
     prefixes = _common_prefixes(rows, min_texts)
-    suffixes = _common_prefixes([row[::-1] for row in rows], min_texts)
-    return InstructionTemplate(
-        _longest_first(prefixes), _longest_first([suffix[::-1] for suffix in suffixes])
-    )
+    # a suffix is a prefix of the reversed words
+    reversed_suffixes = _common_prefixes([row[::-1] for row in rows], min_texts)
+    suffixes = [suffix[::-1] for suffix in reversed_suffixes]
+    return InstructionTemplate(_longest_first(prefixes), _longest_first(suffixes))
 
 
 def normalize_text(text: str) -> str:
     """Return a text equal for exact duplicates: no case, single spaces, no punctuation at ends."""
     # NFC, not NFKC: x² is not x2
-    return " ".join(unicodedata.normalize("NFC", text).casefold().split()).strip(_ENDS)
+    composed = unicodedata.normalize("NFC", text)
+    return " ".join(composed.casefold().split()).strip(_ENDS)
 
 
 def words(text: str) -> list[str]:
     """Return words of letters and digits in lower case, LaTeX commands by name, without layout."""
-    text = _FRACTIONS.sub(r"\\frac", _LAYOUT.sub(" ", unicodedata.normalize("NFKC", text)))
+    text = unicodedata.normalize("NFKC", text)
+    text = _LAYOUT.sub(" ", text)
+    text = _FRACTIONS.sub(r"\\frac", text)
     return _WORD.findall(text.casefold())
 
 
@@ -116,8 +124,10 @@ def numbers(text: str) -> list[str]:
 
 def ngrams(tokens: Sequence[str], n: int) -> list[tuple[str, ...]]:
     """Return the n-grams in order; a text of fewer than n words is one n-gram."""
+    if not tokens:
+        return []
     if len(tokens) <= n:
-        return [tuple(tokens)] if tokens else []
+        return [tuple(tokens)]
     return [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
 
 
@@ -136,7 +146,9 @@ def answer_type(answer: str) -> AnswerType:
         return "fraction"
     if _LETTER.fullmatch(text):
         return "letter"
-    if any(not _FUNCTIONS.fullmatch(word) for word in _LONG_WORD.findall(_COMMAND.sub(" ", text))):
+    # `sin` is a function, `apples` is a word
+    long_words = _LONG_WORD.findall(_COMMAND.sub(" ", text))
+    if any(not _FUNCTIONS.fullmatch(word) for word in long_words):
         return "text"
     return "expression" if re.search(r"\w|\\", text) else "text"
 
@@ -150,7 +162,8 @@ def answer_value(answer: str) -> Fraction | None:
     if match is None or not _denominator(match):
         return plain_number(text)
     value = Fraction(int(match["a"] or match["c"] or match["e"]), _denominator(match))
-    return -value if (match["sign"] == "-") != (match["inner"] == "-") else value
+    is_negative = (match["sign"] == "-") != (match["inner"] == "-")
+    return -value if is_negative else value
 
 
 def answer_key(answer: str) -> str:
@@ -159,10 +172,13 @@ def answer_key(answer: str) -> str:
     if value is not None:
         return str(value)
     text = _without_formatting(answer)
-    if letter := _LETTER.fullmatch(text):
+    letter = _LETTER.fullmatch(text)
+    if letter:
         return letter[1]
     # f and F are two expressions, yes and Yes one text
-    return "".join((text.casefold() if answer_type(text) == "text" else text).split())
+    if answer_type(text) == "text":
+        text = text.casefold()
+    return "".join(text.split())
 
 
 def _without_formatting(answer: str) -> str:
@@ -174,6 +190,7 @@ def _denominator(match: re.Match[str]) -> int:
 
 
 def _common_prefixes(rows: list[tuple[str, ...]], min_texts: int) -> list[tuple[str, ...]]:
+    """Return the beginning that most rows share, then that of most other rows, and so on."""
     prefixes = []
     while len(rows) >= min_texts:
         prefix = _common_prefix(rows)
@@ -191,12 +208,14 @@ def _common_prefix(rows: list[tuple[str, ...]]) -> tuple[str, ...]:
     while True:
         depth = len(prefix)
         # the last word of a row is always part of the problem
-        following = Counter(row[depth] for row in rows if len(row) > depth + 1)
-        token, count = following.most_common(1)[0] if following else ("", 0)
+        longer_rows = [row for row in rows if len(row) > depth + 1]
+        if not longer_rows:
+            return tuple(prefix)
+        token, count = Counter(row[depth] for row in longer_rows).most_common(1)[0]
         if count < min_count or (prefix and count < MIN_AGREEMENT * len(rows)):
             return tuple(prefix)
         prefix.append(token)
-        rows = [row for row in rows if len(row) > depth + 1 and row[depth] == token]
+        rows = [row for row in longer_rows if row[depth] == token]
 
 
 def _longest_first(affixes: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:

@@ -66,14 +66,18 @@ def select_by_pass_rate(
             assert rate is not None
             selected.append(replace(problem, fields={**problem.fields, "pass_rate": rate.rate}))
             continue
-        measured = {
-            "responses": rate.responses if rate else 0,
-            "pass_rate": rate.rate if rate else None,
+        row = {
+            "row": number,
+            "id": problem.id,
+            "reason": reason,
+            "responses": 0,
+            "pass_rate": None,
+            "question": prompt_text(problem.prompt),
         }
-        question = prompt_text(problem.prompt)
-        removed.append(
-            {"row": number, "id": problem.id, "reason": reason, **measured, "question": question}
-        )
+        if rate:
+            row["responses"] = rate.responses
+            row["pass_rate"] = rate.rate
+        removed.append(row)
     mean = fmean(rates[problem.id].rate for problem in selected) if selected else None
     return Selection(selected, removed, mean)
 
@@ -82,12 +86,14 @@ def read_pass_rates(path: Path) -> dict[str, PassRate]:
     """Read pass rates by problem id from a file of `dapo eval`, a run or `dapo data stats`.
 
     Responses without a verdict count neither as right nor as wrong; problems without any verdict
-    are left out. Raises DataError for another file, and where a verifier gave scores alone.
+    are left out.
+
+    Raises:
+        DataError: it is another file, or a verifier gave scores alone.
     """
     try:
         evaluation = json.loads(path.read_text(encoding="utf-8"))
-        rows = evaluation["table"]
-        rates = [rate for row in rows for rate in [_of_row(row)] if rate is not None]
+        rates = [_rate_in(row) for row in evaluation["table"]]
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as pass rates: {error}") from None
     except (KeyError, TypeError, AttributeError):
@@ -95,30 +101,30 @@ def read_pass_rates(path: Path) -> dict[str, PassRate]:
             f"{path} holds no pass rates; expected a run directory, or a file of dapo eval --output"
             " or of dapo data stats --model MODEL --output"
         ) from None
-    if not rates:
+    measured = [rate for rate in rates if rate is not None]
+    if not measured:
         raise DataError(
             f"{path}: no response was judged right or wrong, so no problem has a pass rate"
         )
-    return {rate.id: rate for rate in rates}
+    return {rate.id: rate for rate in measured}
 
 
-def _of_row(row: Mapping[str, Any]) -> PassRate | None:
+def _rate_in(row: Mapping[str, Any]) -> PassRate | None:
     """Return the pass rate in a row of an evaluation or statistics; None without a verdict."""
     if "responses" not in row:
         measured = row["model"] if "model" in row else row["run"]
         if measured is None:
             return None
         return PassRate(row["id"], measured["responses"], measured["correct"])
-    verdicts = [
-        response["correct"]
-        for response in row["responses"]
-        if response["error"] is None and response["correct"] is not None
-    ]
-    return PassRate(row["id"], len(verdicts), sum(verdicts)) if verdicts else None
+    judged = [response for response in row["responses"] if response["error"] is None]
+    verdicts = [response["correct"] for response in judged if response["correct"] is not None]
+    if not verdicts:
+        return None
+    return PassRate(row["id"], len(verdicts), sum(verdicts))
 
 
 def _reason(rate: PassRate | None, low: float, high: float, min_responses: int) -> Reason | None:
-    """Why a row is removed; None where it is kept."""
+    """Return why a row is removed; None if it is kept."""
     if rate is None:
         return "not measured"
     if rate.responses < min_responses:

@@ -55,7 +55,13 @@ def describe_problems(
     template = find_instruction_template(texts)
     types: Counter[str] = Counter()
     for problem, copies in unique:
-        types[answer_type(problem.answer) if problem.answer else "none"] += copies
+        kind = "none"
+        if problem.answer:
+            kind = answer_type(problem.answer)
+        types[kind] += copies
+    prompt_tokens = None
+    if tokens is not None:
+        prompt_tokens = summarize([tokens[problem.id] for problem, _ in unique])
     return {
         "rows": len(problems),
         "distinct": len(unique),
@@ -63,9 +69,7 @@ def describe_problems(
         "max_copies": max(copies for _, copies in unique),
         "conflicting_answers": conflicting_answers(problems),
         "prompt_characters": summarize([len(text) for text in texts]),
-        "prompt_tokens": (
-            None if tokens is None else summarize([tokens[problem.id] for problem, _ in unique])
-        ),
+        "prompt_tokens": prompt_tokens,
         "instruction_before": " ".join(template.prefixes[0]) if template.prefixes else None,
         "instruction_after": " ".join(template.suffixes[0]) if template.suffixes else None,
         "answer_types": {kind: types[kind] for kind in (*ANSWER_TYPES, "none")},
@@ -78,19 +82,24 @@ def conflicting_answers(problems: Sequence[Problem]) -> int:
     answers: dict[str, set[str]] = {}
     for problem, _ in unique_problems(problems):
         answers.setdefault(prompt_text(problem.prompt), set()).add(problem.answer)
-    return sum(
-        len(set(map(answer_key, references))) > 1
-        for references in answers.values()
-        if len(references) > 1
-    )
+    num_conflicts = 0
+    for references in answers.values():
+        # one text needs no key, which takes long to compute
+        if len(references) > 1:
+            keys = {answer_key(reference) for reference in references}
+            num_conflicts += len(keys) > 1
+    return num_conflicts
 
 
 def summarize(values: Sequence[int]) -> dict[str, float]:
-    """Minimum, median, 90th percentile, maximum and mean."""
+    """Return minimum, median, 90th percentile, maximum and mean."""
     array = np.asarray(values, dtype=np.float64)
-    quantiles = np.quantile(array, [0.0, 0.5, 0.9, 1.0])
+    minimum, median, p90, maximum = np.quantile(array, [0.0, 0.5, 0.9, 1.0]).tolist()
     return {
-        **dict(zip(("min", "median", "p90", "max"), quantiles.tolist(), strict=True)),
+        "min": minimum,
+        "median": median,
+        "p90": p90,
+        "max": maximum,
         "mean": float(array.mean()),
     }
 
@@ -100,23 +109,23 @@ def describe_difficulty(
 ) -> dict[str, Any]:
     """Return pass rates as JSON values: histogram, extremes, expected keep rate."""
     distinct = unique_problems(data)
-    known_rates = [rates[problem.id] for problem, _ in distinct if problem.id in rates]
-    chances = measured_chances(
-        [r.correct for r in known_rates], [r.responses - r.correct for r in known_rates], group_size
-    )
+    measured = [rates[problem.id] for problem, _ in distinct if problem.id in rates]
+    num_correct = [rate.correct for rate in measured]
+    num_wrong = [rate.responses - rate.correct for rate in measured]
+    chances = measured_chances(num_correct, num_wrong, group_size)
     histogram = [0] * 10
-    for rate in known_rates:
+    for rate in measured:
         # integer arithmetic: 3 / 10 may round to less than 0.3
         histogram[min(9, 10 * rate.correct // rate.responses)] += 1
     return {
-        "problems": len(known_rates),
-        "responses": sum(rate.responses for rate in known_rates),
-        "mean_pass_rate": fmean(rate.rate for rate in known_rates) if known_rates else None,
-        "never_correct": sum(rate.correct == 0 for rate in known_rates),
-        "always_correct": sum(rate.correct == rate.responses for rate in known_rates),
+        "problems": len(measured),
+        "responses": sum(rate.responses for rate in measured),
+        "mean_pass_rate": fmean(rate.rate for rate in measured) if measured else None,
+        "never_correct": num_correct.count(0),
+        "always_correct": num_wrong.count(0),
         "histogram": histogram,
         "group_size": group_size,
         "expected_keep_rate": fmean(chances) if chances else None,
-        "unseen": len(distinct) - len(known_rates),
-        "not_in_data": len(rates) - len(known_rates),
+        "unseen": len(distinct) - len(measured),
+        "not_in_data": len(rates) - len(measured),
     }

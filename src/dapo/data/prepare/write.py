@@ -50,8 +50,16 @@ def write_data(
 ) -> None:
     """Write a data file and a report of JSON lines beside it; an error leaves both unchanged.
 
-    Raises ConfigError if the directory cannot be written; DataError with the reason `if_empty` if
-    there is no problem, and as `write_problems` does.
+    Args:
+        out: the data file, whose ending names its type.
+        problems: its rows.
+        report: the file of the report; None: there is none.
+        lines: the lines of the report.
+        if_empty: the reason if there is no problem, for the error.
+
+    Raises:
+        ConfigError: the directory cannot be written.
+        DataError: there is no problem, or the file cannot store them (`write_problems`).
     """
     if not problems:
         raise DataError(f"nothing would be left: {if_empty}")
@@ -77,17 +85,18 @@ def write_data(
 def write_problems(path: Path, problems: Sequence[Problem]) -> None:
     """Write `.jsonl` or `.parquet`, one row per problem: prompt, answer, source, other fields.
 
-    The file is read back and compared. Raises DataError for what the format cannot store, or would
-    not read back the same.
+    The file is read back and compared.
+
+    Raises:
+        DataError: the format cannot store a problem, or would not read it back the same.
     """
     suffix = require_file_type(path, WRITTEN_TYPES)
     if suffix == ".jsonl":
         _write_jsonl(path, map(row_of, problems))
     else:
         _write_parquet(path, problems)
-    for number, (problem, (_, row)) in enumerate(
-        zip(problems, read_rows(path), strict=True), start=1
-    ):
+    pairs = zip(problems, read_rows(path), strict=True)
+    for number, (problem, (_, row)) in enumerate(pairs, start=1):
         where = f"row {number} of the written file"
         back = problem_from_row(row, where=where, source=problem.source, require_answer=False)
         if (back.id, back.source) != (problem.id, problem.source):
@@ -110,9 +119,9 @@ def row_of(problem: Problem) -> dict[str, Any]:
         prompt = [dict(message) for message in problem.prompt]
     fields = other_fields(problem)
     verl_reward = fields.get("reward_model")
-    keeps_verl = isinstance(verl_reward, Mapping) and is_source_of(
-        problem.answer, verl_reward.get("ground_truth")
-    )
+    keeps_verl = False
+    if isinstance(verl_reward, Mapping):
+        keeps_verl = is_source_of(problem.answer, verl_reward.get("ground_truth"))
     row: dict[str, Any] = {"prompt": prompt}
     if "answer" not in fields and "answer" in problem.fields:
         row["answer"] = problem.fields["answer"]
@@ -127,33 +136,40 @@ def row_of(problem: Problem) -> dict[str, Any]:
                 continue
         if (name == "source" and value == problem.source) or value == problem.prompt:
             continue
-        collides = name in row or name == "reward_model.ground_truth"
-        row[f"original_{name.replace('.', '_')}" if collides else name] = value
+        # a dot would be read as a nested column
+        if name in row or name == "reward_model.ground_truth":
+            name = f"original_{name.replace('.', '_')}"
+        row[name] = value
     return row
 
 
 def _write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         for row in rows:
-            file.write(printable_json(json.dumps(row, ensure_ascii=False, allow_nan=False)) + "\n")
+            text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+            file.write(printable_json(text) + "\n")
 
 
 def _write_parquet(path: Path, problems: Sequence[Problem]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = dict.fromkeys(name for problem in problems for name in row_of(problem))
+    columns: dict[str, None] = {}
+    for problem in problems:
+        columns.update(dict.fromkeys(row_of(problem)))
 
     def table_of(chunk: Sequence[Problem]) -> Any:
-        return pa.Table.from_pylist(
-            [{name: row.get(name) for name in columns} for row in map(row_of, chunk)]
-        )
+        rows = []
+        for problem in chunk:
+            row = row_of(problem)
+            # all columns in each row: Arrow takes those of the first
+            rows.append({name: row.get(name) for name in columns})
+        return pa.Table.from_pylist(rows)
 
     try:
-        chunks = [
-            problems[start : start + _CHUNK_ROWS] for start in range(0, len(problems), _CHUNK_ROWS)
-        ]
-        table = pa.concat_tables(map(table_of, chunks), promote_options="permissive")
+        starts = range(0, len(problems), _CHUNK_ROWS)
+        tables = [table_of(problems[start : start + _CHUNK_ROWS]) for start in starts]
+        table = pa.concat_tables(tables, promote_options="permissive")
         pq.write_table(table, path, compression="zstd")
     except (pa.ArrowException, OverflowError) as error:
         raise DataError(

@@ -38,7 +38,7 @@ class ItemRng:
         return low + int(next(self._uniforms) * (high - low + 1))
 
     def integers(self, count: int, low: int, high: int) -> list[int]:
-        """`count` independent random integers from low to high, both included."""
+        """Return independent random integers from low to high, both included."""
         return [self.integer(low, high) for _ in range(count)]
 
 
@@ -62,19 +62,30 @@ class Task(NamedTuple):
 def builtin_problems(
     name: str, options: Mapping[str, Any], *, size: int, seed: int, split: Split = "train"
 ) -> list[Problem]:
-    """`size` problems of the task `name`; a smaller `size` gives the first of them.
+    """Return problems of a task; a smaller `size` gives the first of them.
 
     Training samples with replacement: where `size` exceeds the number of distinct questions there
     are copies, which share an id. An evaluation set has no copies, so it is smaller than `size`
-    where a task has too few held-out questions. Raises DataError for an unknown task or option.
+    where a task has too few held-out questions.
+
+    Args:
+        name: the task.
+        options: its options.
+        size: the number of problems.
+        seed: the seed of their numbers.
+        split: whether the problems are for training or for evaluation.
+
+    Raises:
+        DataError: the task or an option is unknown.
     """
     resolved = resolve_options(name, options)
     items = (_item(name, resolved, seed, index, split) for index in count())
     if split == "train":
         return list(islice(items, size))
     # coupon collector: n distinct questions take about n * log(n) samples
+    max_attempts = 4 * min(size, TASKS[name].distinct(resolved)) + 200
     problems: dict[str, Problem] = {}
-    for problem in islice(items, 4 * min(size, TASKS[name].distinct(resolved)) + 200):
+    for problem in islice(items, max_attempts):
         if len(problems) == size:
             break
         problems.setdefault(problem.id, problem)
@@ -94,19 +105,20 @@ def resolve_options(name: str, options: Mapping[str, Any]) -> Options:
         if "low" in settings or "high" in settings:
             raise DataError(f"builtin task {name}: digits is short for low and high; give it alone")
         digits = _checked(name, "digits", settings.pop("digits"), Option(1, 1, 9))
-        settings |= {
-            "low": 10 ** (digits - 1) if digits > 1 else defaults["low"].low,
-            "high": 10**digits - 1,
-        }
+        settings["high"] = 10**digits - 1
+        settings["low"] = 10 ** (digits - 1)
+        # numbers of one digit include the smallest that the task takes
+        if digits == 1:
+            settings["low"] = defaults["low"].low
     for option in settings:
         if option not in defaults:
-            names = [*defaults, *(["digits"] if "low" in defaults else [])]
-            advice = did_you_mean(option, names) if names else "it has no options"
-            raise DataError(f"builtin task {name}: unknown option {option!r}; {advice}")
-    resolved = {
-        key: _checked(name, key, settings.get(key, option.default), option)
-        for key, option in defaults.items()
-    }
+            raise DataError(
+                f"builtin task {name}: unknown option {option!r}; {_option_advice(option, defaults)}"
+            )
+    resolved = {}
+    for key, default in defaults.items():
+        value = settings.get(key, default.default)
+        resolved[key] = _checked(name, key, value, default)
     if "low" in resolved and resolved["low"] >= resolved["high"]:
         raise DataError(
             f"builtin task {name}: low={resolved['low']} must be below high={resolved['high']}"
@@ -114,12 +126,23 @@ def resolve_options(name: str, options: Mapping[str, Any]) -> Options:
     return resolved
 
 
+def _option_advice(option: str, defaults: Mapping[str, Option]) -> str:
+    """Return the option that was meant, for the error about an unknown one."""
+    names = list(defaults)
+    if "low" in defaults:
+        names.append("digits")
+    return did_you_mean(option, names) if names else "it has no options"
+
+
 def is_held_out(name: str, question: str) -> bool:
     """Return True if the question is for evaluation, by its words and numbers in any order."""
-    return keyed_seed("held out", name, *sorted(re.findall(r"\w+", question))) % HELD_OUT_EVERY == 0
+    words = sorted(re.findall(r"\w+", question))
+    return keyed_seed("held out", name, *words) % HELD_OUT_EVERY == 0
 
 
 def _checked(task: str, name: str, value: object, option: Option) -> int:
+    """Return the value of an option. Raises DataError if it is not in the option's range."""
+    # True is an int for Python
     if (
         not isinstance(value, int)
         or isinstance(value, bool)
@@ -131,6 +154,7 @@ def _checked(task: str, name: str, value: object, option: Option) -> int:
 
 
 def _item(name: str, options: Options, seed: int, index: int, split: Split) -> Problem:
+    """Return the problem of an index: the first attempt whose question is of the split."""
     for attempt in range(_MAX_ATTEMPTS):
         question, answer = TASKS[name].make(ItemRng("builtin", name, seed, index, attempt), options)
         if is_held_out(name, question) == (split == "eval"):
@@ -145,7 +169,8 @@ def _item(name: str, options: Options, seed: int, index: int, split: Split) -> P
 def sums(rng: ItemRng, options: Options) -> tuple[str, str]:
     """Sum: `What is 3 + 14?`"""
     numbers = rng.integers(options["terms"], options["low"], options["high"])
-    return f"What is {' + '.join(map(str, numbers))}?", str(sum(numbers))
+    terms = " + ".join(map(str, numbers))
+    return f"What is {terms}?", str(sum(numbers))
 
 
 def differences(rng: ItemRng, options: Options) -> tuple[str, str]:
@@ -157,7 +182,8 @@ def differences(rng: ItemRng, options: Options) -> tuple[str, str]:
 def products(rng: ItemRng, options: Options) -> tuple[str, str]:
     """Product: `What is 3 * 7?`"""
     numbers = rng.integers(options["terms"], options["low"], options["high"])
-    return f"What is {' * '.join(map(str, numbers))}?", str(math.prod(numbers))
+    factors = " * ".join(map(str, numbers))
+    return f"What is {factors}?", str(math.prod(numbers))
 
 
 def remainders(rng: ItemRng, options: Options) -> tuple[str, str]:
@@ -170,24 +196,23 @@ def remainders(rng: ItemRng, options: Options) -> tuple[str, str]:
 def gcd(rng: ItemRng, options: Options) -> tuple[str, str]:
     """Greatest common divisor: `What is the greatest common divisor of 12 and 18?`"""
     first, second = rng.integers(2, options["low"], options["high"])
-    return f"What is the greatest common divisor of {first} and {second}?", str(
-        math.gcd(first, second)
-    )
+    question = f"What is the greatest common divisor of {first} and {second}?"
+    return question, str(math.gcd(first, second))
 
 
 def largest(rng: ItemRng, options: Options) -> tuple[str, str]:
     """Maximum: `Which is the largest of these numbers: 12, 93, 48, 61?`"""
     numbers = rng.integers(options["count"], options["low"], options["high"])
-    return f"Which is the largest of these numbers: {', '.join(map(str, numbers))}?", str(
-        max(numbers)
-    )
+    question = f"Which is the largest of these numbers: {', '.join(map(str, numbers))}?"
+    return question, str(max(numbers))
 
 
 def sort_digits(rng: ItemRng, options: Options) -> tuple[str, str]:
     """Sorted digits: `Sort these digits from smallest to largest: 7 2 9.`"""
     digits = rng.integers(options["count"], 0, 9)
-    digits_text, answer = (" ".join(map(str, numbers)) for numbers in (digits, sorted(digits)))
-    return f"Sort these digits from smallest to largest: {digits_text}.", answer
+    shown_digits = " ".join(map(str, digits))
+    answer = " ".join(map(str, sorted(digits)))
+    return f"Sort these digits from smallest to largest: {shown_digits}.", answer
 
 
 def letter_counts(rng: ItemRng, options: Options) -> tuple[str, str]:
@@ -195,41 +220,67 @@ def letter_counts(rng: ItemRng, options: Options) -> tuple[str, str]:
     word = _WORDS[rng.integer(0, len(_WORDS) - 1)]
     letters = sorted(set(word))
     letter = letters[rng.integer(0, len(letters) - 1)]
-    return f"How many times does the letter {letter} appear in the word {word}?", str(
-        word.count(letter)
-    )
+    question = f"How many times does the letter {letter} appear in the word {word}?"
+    return question, str(word.count(letter))
 
 
 _WORDS = tuple(Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split())
 
 
 def _range(low: int, high: int, *, minimum: int = 0) -> dict[str, Option]:
-    return {"low": Option(low, minimum, 10**9), "high": Option(high, 1, 10**9)}
+    """Return the options of a range of numbers with these defaults."""
+    return {
+        "low": Option(low, minimum, 10**9),
+        "high": Option(high, 1, 10**9),
+    }
 
 
 def _span(options: Options) -> int:
+    """Return the number of integers in the range of a task."""
     return options["high"] - options["low"] + 1
 
 
 _TERMS = {"terms": Option(2, 2, MAX_TERMS)}
 
 TASKS: dict[str, Task] = {
-    "sums": Task(sums, _range(1, 20) | _TERMS, lambda o: _span(o) ** o["terms"]),
-    "differences": Task(differences, _range(1, 20), lambda o: _span(o) * (_span(o) + 1) // 2),
-    "products": Task(products, _range(1, 12) | _TERMS, lambda o: _span(o) ** o["terms"]),
+    "sums": Task(
+        sums,
+        _range(1, 20) | _TERMS,
+        lambda o: _span(o) ** o["terms"],
+    ),
+    "differences": Task(
+        differences,
+        _range(1, 20),
+        lambda o: _span(o) * (_span(o) + 1) // 2,
+    ),
+    "products": Task(
+        products,
+        _range(1, 12) | _TERMS,
+        lambda o: _span(o) ** o["terms"],
+    ),
     "remainders": Task(
         remainders,
         _range(10, 99) | {"divisor": Option(9, 2, 10**9)},
         lambda o: _span(o) * (o["divisor"] - 1),
     ),
-    "gcd": Task(gcd, _range(2, 20, minimum=1), lambda o: _span(o) ** 2),
+    "gcd": Task(
+        gcd,
+        _range(2, 20, minimum=1),
+        lambda o: _span(o) ** 2,
+    ),
     "largest": Task(
         largest,
         _range(10, 99) | {"count": Option(4, 2, MAX_TERMS)},
         lambda o: _span(o) ** o["count"],
     ),
     "sort_digits": Task(
-        sort_digits, {"count": Option(3, 2, MAX_TERMS)}, lambda o: 10 ** o["count"]
+        sort_digits,
+        {"count": Option(3, 2, MAX_TERMS)},
+        lambda o: 10 ** o["count"],
     ),
-    "letter_counts": Task(letter_counts, {}, lambda o: sum(len(set(word)) for word in _WORDS)),
+    "letter_counts": Task(
+        letter_counts,
+        {},
+        lambda o: sum(len(set(word)) for word in _WORDS),
+    ),
 }

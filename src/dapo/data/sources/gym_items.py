@@ -44,14 +44,15 @@ def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a task's first `count` entries, or distinct questions among ten times as many."""
     from reasoning_gym.factory import DATASETS, create_dataset
 
-    name, options, seed, count, distinct = (
-        task[key] for key in ("name", "options", "seed", "count", "distinct")
-    )
+    name = task["name"]
+    options = task["options"]
+    seed = task["seed"]
+    count = task["count"]
+    distinct = task["distinct"]
     if name not in DATASETS:
         raise InvalidRequest(f"gym: reasoning-gym has no task {name}", name, sorted(DATASETS), 3)
-    task_options = [
-        field.name for field in fields(DATASETS[name][1]) if field.name not in ("seed", "size")
-    ]
+    all_options = [field.name for field in fields(DATASETS[name][1])]
+    task_options = [option for option in all_options if option not in ("seed", "size")]
     for option in options:
         if option not in task_options:
             raise InvalidRequest(
@@ -59,9 +60,12 @@ def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
             )
     try:
         fix_global_generators(seed, -1)
-        data = create_dataset(name, size=10 * count if distinct else count, seed=seed, **options)
+        size = 10 * count if distinct else count
+        data = create_dataset(name, size=size, seed=seed, **options)
         sampled = (entry_at(data, seed, index) for index in range(len(data)))
-        items = list(islice(without_copies(sampled) if distinct else sampled, count))
+        if distinct:
+            sampled = without_copies(sampled)
+        items = list(islice(sampled, count))
         if any(not isinstance(entry["answer"], str) for entry in items):
             reason = "it gives no reference answer, which every problem needs"
             raise InvalidRequest(f"gym task {name}: {reason}; choose another task")

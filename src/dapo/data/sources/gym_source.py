@@ -27,20 +27,34 @@ def gym_problems(
     """Return each task's problems: item i of `reasoning_gym.create_dataset(task, seed, **options)`.
 
     They are generated in a subprocess with a fixed hash seed and fixed global generators. The
-    verifier reads the fields `gym_task`, `gym_config` and `gym_entry`. With `distinct`, copies of a
-    question are left out, so that there may be fewer problems than `sizes`. Raises DataError if the
-    package is missing, a task or option is unknown, or a task cannot be scored from stored entries.
+    verifier reads the fields `gym_task`, `gym_config` and `gym_entry`.
+
+    Args:
+        tasks: the options of each task by its name.
+        sizes: the number of problems of each task.
+        seed: the seed of all tasks.
+        distinct: whether copies of a question are left out; there may then be fewer problems.
+
+    Raises:
+        DataError: the package is missing, a task or option is unknown, or a task cannot be scored
+            from stored entries.
     """
     require_package("reasoning_gym", purpose=f"gym:{','.join(tasks)}")
-    requests = [
-        {"name": name, "options": dict(options), "seed": seed, "count": count, "distinct": distinct}
-        for (name, options), count in zip(tasks.items(), sizes, strict=True)
-    ]
-    for name, options in tasks.items():
+    requests = []
+    for (name, options), count in zip(tasks.items(), sizes, strict=True):
         for option in ("seed", "size"):
             if option in options:
                 example = f"{{gym: {{{name}: ...}}, {option}: 1}}"
                 raise DataError(f"gym task {name}: {option} belongs next to gym, as in {example}")
+        requests.append(
+            {
+                "name": name,
+                "options": dict(options),
+                "seed": seed,
+                "count": count,
+                "distinct": distinct,
+            }
+        )
     entries = _entries(requests)
     return [list(_problems(name, tasks[name], seed, entries[name])) for name in tasks]
 
@@ -48,6 +62,7 @@ def gym_problems(
 def _problems(
     name: str, options: Mapping[str, Any], seed: int, entries: list[dict[str, Any]]
 ) -> Iterator[Problem]:
+    """Yield the problems of a task's entries."""
     shared = {"gym_task": name, "gym_config": {**options, "seed": seed}}
     for entry in entries:
         question = entry["question"]
@@ -57,6 +72,7 @@ def _problems(
 
 
 def _entries(requests: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return the entries by task, generated in a process of their own."""
     try:
         request = json.dumps({"tasks": requests})
     except TypeError as error:

@@ -71,6 +71,7 @@ def read_hub_rows(source: HubSource) -> Rows:
 
 
 def _check(path: Path) -> None:
+    """Raise DataError, with what to do, if a data file cannot be read."""
     try:
         path.exists()
     except OSError as error:
@@ -81,13 +82,11 @@ def _check(path: Path) -> None:
         raise DataError(f"no data file {path}; the folder {path.parent} does not exist")
     if not path.exists():
         names, contents = _contents(path.parent)
-        near = [
-            str(path.parent / name) for name in get_close_matches(path.name, names, n=1, cutoff=0.5)
-        ]
-        raise DataError(
-            f"no data file {path}; "
-            + (f"did you mean {near[0]}?" if near else f"the folder {contents}")
-        )
+        similar_names = get_close_matches(path.name, names, n=1, cutoff=0.5)
+        advice = f"the folder {contents}"
+        if similar_names:
+            advice = f"did you mean {path.parent / similar_names[0]}?"
+        raise DataError(f"no data file {path}; {advice}")
     if not os.access(path, os.R_OK):
         raise DataError(f"{path} may not be read by this user; change its permissions")
     if not path.is_file():
@@ -101,7 +100,9 @@ def _check(path: Path) -> None:
 def _contents(folder: Path) -> tuple[list[str], str]:
     """Return the data files in a folder, and the first of them as part of a message."""
     names = sorted(child.name for child in folder.iterdir() if child.suffix.lower() in FILE_TYPES)
-    return names, f"holds {', '.join(names[:5])}" if names else "holds no data file"
+    if not names:
+        return [], "holds no data file"
+    return names, f"holds {', '.join(names[:5])}"
 
 
 def _jsonl_rows(path: Path) -> Rows:
@@ -110,7 +111,8 @@ def _jsonl_rows(path: Path) -> Rows:
         for number, line in enumerate(file, start=1):
             where = f"{path}, line {number}"
             try:
-                if (text := _decoded(line, where, first=number == 1)).strip():
+                text = _decoded(line, where, first=number == 1)
+                if text.strip():
                     yield where, _require_object(_json(text, where, expected), where, expected)
             except DataError as error:
                 yield where, error
@@ -133,7 +135,8 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 def _json_rows(path: Path) -> Rows:
     """Yield the objects of one JSON list."""
     expected = 'expected a list of objects, like [{"prompt": "...", "answer": "..."}]'
-    rows = _json("".join(text for _, text in _lines(path)), str(path), expected, is_whole_file=True)
+    content = "".join(text for _, text in _lines(path))
+    rows = _json(content, str(path), expected, is_whole_file=True)
     if not isinstance(rows, list):
         raise DataError(f"{path}: {expected}, got a {type(rows).__name__}")
     expected = 'expected an object, like {"prompt": "...", "answer": "..."}'
@@ -158,10 +161,12 @@ def _json(text: str, where: str, expected: str, *, is_whole_file: bool = False) 
     try:
         return _ROW_DECODER.decode(text)
     except json.JSONDecodeError as error:
-        where += f", line {error.lineno}" * is_whole_file
-        advice = (
-            "; one object per line is .jsonl" if is_whole_file and error.msg == "Extra data" else ""
-        )
+        if is_whole_file:
+            where += f", line {error.lineno}"
+        advice = ""
+        # a second object behind the first
+        if is_whole_file and error.msg == "Extra data":
+            advice = "; one object per line is .jsonl"
         reason = f"not valid JSON ({error.msg.removesuffix(' at')} at column {error.colno}{advice})"
         raise DataError(f"{where}: {reason}; {expected}") from None
     except DuplicateKey as error:
@@ -178,6 +183,7 @@ class DuplicateKey(Exception):
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises DuplicateKey."""
     row = dict(pairs)
     if len(row) < len(pairs):
         counts = Counter(key for key, _ in pairs)

@@ -34,7 +34,7 @@ def problem_from_row(
     columns: Columns = ANY_COLUMNS,
     require_answer: bool = True,
 ) -> Problem:
-    """Convert one row to a problem. Raises DataError, also if the row is the error of reading it.
+    """Convert one row to a problem.
 
     A nested column is named with a dot (`reward_model.ground_truth`). An answer in GSM8K's format
     becomes the number after `####`, and the worked solution `fields["solution"]`. All columns
@@ -42,9 +42,16 @@ def problem_from_row(
     `prompt` that was read as the prompt, and an `answer` that is the problem's answer letter by
     letter, are not stored twice.
 
-    `where` is the row's location, for error messages; `source` the problem's source, unless a
-    column `data_source` or `source` names it. Without `require_answer`, a row needs no reference
-    answer as text or number; `answer` is then "".
+    Args:
+        row: the row, or the error of reading it, which is raised.
+        where: its location, for error messages.
+        source: the problem's source, unless a column `data_source` or `source` names it.
+        columns: the columns of prompt and answer; None: those with the usual names.
+        require_answer: whether a row needs a reference answer as text or number; if not, `answer`
+            may be "".
+
+    Raises:
+        DataError: the row cannot be a problem.
     """
     if isinstance(row, DataError):
         raise row
@@ -54,7 +61,9 @@ def problem_from_row(
         row, columns.answer, ANSWER_COLUMNS, what="answer", where=where, required=require_answer
     )
     prompt = as_prompt(_lookup(row, prompt_column), f"{where}: {prompt_column}")
-    reference = None if answer_column is None else _lookup(row, answer_column)
+    reference: object = None
+    if answer_column is not None:
+        reference = _lookup(row, answer_column)
     try:
         text = _answer(reference, f"{where}: {answer_column}")
     except DataError:
@@ -63,28 +72,32 @@ def problem_from_row(
         text = ""
         answer_column = None
     answer = _after_mark(text)
-    held_columns = set[str]()  # columns that the problem holds beside its fields
+    stored_columns = set[str]()  # columns that the problem holds beside its fields
     if prompt_column == "prompt":
-        held_columns.add("prompt")
+        stored_columns.add("prompt")
     if answer_column == "answer" and json_value(reference, f"{where}: answer") == answer:
-        held_columns.add("answer")
-    fields = {
-        _name(name, where): json_value(value, f"{where}: {name}")
-        for name, value in row.items()
-        if name not in held_columns and not _PANDAS_INDEX.fullmatch(str(name))
-    }
+        stored_columns.add("answer")
+    fields = {}
+    for name, value in row.items():
+        if name not in stored_columns and not _PANDAS_INDEX.fullmatch(str(name)):
+            fields[_name(name, where)] = json_value(value, f"{where}: {name}")
     fields |= tool_schemas(row, where)
     if prompt_column in fields:
         fields[prompt_column] = prompt  # one object, not two
+    # the worked solution of GSM8K, unless a column of that name has one
     if answer != text:
         fields.setdefault("solution", text)
-    sources = [
-        fields[name]
-        for name in SOURCE_COLUMNS
-        if isinstance(fields.get(name), str) and fields[name]
-    ]
     key = problem_id(prompt, answer, fields.get("tools"))
-    return Problem(key, prompt, answer, sources[0] if sources else source, fields)
+    return Problem(key, prompt, answer, _source_in(fields) or source, fields)
+
+
+def _source_in(fields: Mapping[str, Any]) -> str | None:
+    """Return the source that a column of the row names; None without one."""
+    for name in SOURCE_COLUMNS:
+        value = fields.get(name)
+        if value and isinstance(value, str):
+            return value
+    return None
 
 
 def other_fields(problem: Problem) -> dict[str, Any]:
@@ -111,26 +124,31 @@ def is_source_of(answer: str, value: object) -> bool:
 
 def problem_id(prompt: Prompt, answer: str, tools: object = None) -> str:
     """Return a hash of the content as 16 hexadecimal digits, which is equal for copies."""
-    content = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
-    text = _SORTED_JSON.encode([content, answer] if tools is None else [content, answer, tools])
+    content: list[Any] = [prompt, answer]
+    if not isinstance(prompt, str):
+        content[0] = [dict(message) for message in prompt]
+    # left out without tools: the ids of runs from before there were any stay the same
+    if tools is not None:
+        content.append(tools)
+    text = _SORTED_JSON.encode(content)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def prompt_text(prompt: Prompt) -> str:
     """Return the prompt, without system messages, on one line with whitespace collapsed."""
     if not isinstance(prompt, str):
-        prompt = " ".join(
-            content_text(message) for message in prompt if message["role"] != "system"
-        )
+        texts = [content_text(message) for message in prompt if message["role"] != "system"]
+        prompt = " ".join(texts)
     return one_line(prompt)
 
 
 def json_value(value: object, where: str) -> Any:
     """Convert a value to JSON: times and decimals to strings, NaN to None.
 
-    Raises DataError for bytes and objects.
-
     `unlike_json` names what changes its type.
+
+    Raises:
+        DataError: the value holds bytes or objects.
     """
     if isinstance(value, str):
         return _encodable(value, where)
@@ -139,7 +157,7 @@ def json_value(value: object, where: str) -> Any:
     if isinstance(value, bool | int):
         return value
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
-        # whose tolist() may be a bare integer
+        # the tolist() of a time may be a bare integer
         is_time = type(value).__name__ in ("datetime64", "timedelta64")
         return json_value(str(value) if is_time else value.tolist(), where)
     if isinstance(value, float):
@@ -149,9 +167,8 @@ def json_value(value: object, where: str) -> Any:
             return None
         return str(value)
     if isinstance(value, Mapping):
-        return {
-            _name(key, where): json_value(item, f"{where}.{key}") for key, item in value.items()
-        }
+        entries = value.items()
+        return {_name(key, where): json_value(item, f"{where}.{key}") for key, item in entries}
     if isinstance(value, list | tuple):
         return [json_value(item, where) for item in value]
     if isinstance(value, datetime | date | time):
@@ -166,27 +183,30 @@ def json_value(value: object, where: str) -> Any:
 
 def unlike_json(value: object) -> str | None:
     """Return the type of the value that `json_value` makes a text; None if there is none."""
+    type_name = type(value).__name__
     if value is None or isinstance(value, str | bool | int):
         return None
     if isinstance(value, float):
         return "infinite number" if math.isinf(value) else None
     if isinstance(value, Mapping):
-        other_keys = (
-            f"key of type {type(key).__name__}" for key in value if not isinstance(key, str)
-        )
-        return next(other_keys, None) or _first_unlike_json(value.values())
+        for key in value:
+            if not isinstance(key, str):
+                return f"key of type {type(key).__name__}"
+        return _first_unlike_json(value.values())
     if isinstance(value, list | tuple):
         return _first_unlike_json(value)
-    if type(value).__module__ == "numpy" and type(value).__name__ not in (
-        "datetime64",
-        "timedelta64",
-    ):
+    if type(value).__module__ == "numpy" and type_name not in ("datetime64", "timedelta64"):
         return unlike_json(value.tolist()) if hasattr(value, "tolist") else None
-    return None if type(value).__name__ in ("NAType", "NaTType") else type(value).__name__
+    # the missing values of pandas become null
+    return None if type_name in ("NAType", "NaTType") else type_name
 
 
 def _first_unlike_json(values: Iterable[object]) -> str | None:
-    return next((kind for value in values if (kind := unlike_json(value)) is not None), None)
+    for value in values:
+        kind = unlike_json(value)
+        if kind is not None:
+            return kind
+    return None
 
 
 def describe_texts(kinds: Mapping[str, str]) -> str:
@@ -204,6 +224,19 @@ def _column(
     where: str,
     required: bool = True,
 ) -> str | None:
+    """Return the column that a row has of those that may hold prompt or answer.
+
+    Args:
+        row: the row.
+        column: the column that the user has named; None: one of the candidates.
+        candidates: the usual names, the first one wins.
+        what: what the column holds, for the error.
+        where: the row's location, for the error.
+        required: whether a row without a candidate is an error.
+
+    Raises:
+        DataError: the row has no such column.
+    """
     for name in (column,) if column else candidates:
         if _lookup(row, name) is not _MISSING:
             return name
@@ -214,14 +247,13 @@ def _column(
         )
     if not required:
         return None
-    finished = None
-    if what == "prompt":
-        finished = next((name for name in CONVERSATION_COLUMNS if name in row), None)
-    if finished is not None and _ends_before_answer(row[finished]):
-        return finished
-    if finished is not None:
+    for name in CONVERSATION_COLUMNS:
+        if what != "prompt" or name not in row:
+            continue
+        if _ends_before_answer(row[name]):
+            return name
         raise DataError(
-            f"{where}: the column {finished} holds finished conversations, which preset=sft"
+            f"{where}: the column {name} holds finished conversations, which preset=sft"
             " imitates as data.demonstrations; here a row needs a prompt (the messages before the"
             " reply, or the question) and a reference answer"
         )
@@ -232,11 +264,14 @@ def _column(
 
 
 def _lookup(row: Mapping[str, Any], column: str) -> object:
+    """Return the value of a column, also of a nested one; _MISSING if the row has none."""
     if column in row:
         return row[column]
     head, dot, tail = column.partition(".")
-    inner = row.get(head) if dot else None
-    return _lookup(inner, tail) if isinstance(inner, Mapping) else _MISSING
+    inner = row.get(head)
+    if not dot or not isinstance(inner, Mapping):
+        return _MISSING
+    return _lookup(inner, tail)
 
 
 def column_value(row: Mapping[str, Any], column: str) -> object:
@@ -256,9 +291,9 @@ def as_prompt(value: object, where: str) -> Prompt:
         return _encodable(value, where)
     if not isinstance(value, list | tuple):
         raise DataError(f"{where} must be a string or a list of messages, got {shown(value)}")
-    messages = [
-        as_message(item, f"{where}, message {number}") for number, item in enumerate(value, start=1)
-    ]
+    messages = []
+    for number, item in enumerate(value, start=1):
+        messages.append(as_message(item, f"{where}, message {number}"))
     if not any(content_text(message).strip() for message in messages):
         raise DataError(f"{where} is empty; expected at least one message with content")
     if messages[-1]["role"] == "assistant":
@@ -275,7 +310,9 @@ def parsed_messages(value: object, where: str) -> object:
 
     Raises DataError for messages as Python prints them.
     """
-    text = value.strip() if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
     if not text.startswith("["):
         return value
     if text[1:].lstrip().startswith("{'") and "'role':" in text and "'content':" in text:
@@ -287,8 +324,10 @@ def parsed_messages(value: object, where: str) -> object:
         content = json.loads(text)
     except (ValueError, RecursionError):
         return value
-    is_conversation = isinstance(content, list) and bool(content) and all(map(_is_message, content))
-    return content if is_conversation else value
+    # a problem may begin with a bracket: other JSON is its text
+    if isinstance(content, list) and content and all(map(_is_message, content)):
+        return content
+    return value
 
 
 def _is_message(value: object) -> bool:
@@ -302,7 +341,9 @@ def _is_message(value: object) -> bool:
 def _ends_before_answer(value: object) -> bool:
     """Return True if the value is a conversation whose last message is not the assistant's."""
     messages = parsed_messages(value, "")
-    last = messages[-1] if isinstance(messages, list | tuple) and messages else None
+    if not isinstance(messages, list | tuple) or not messages:
+        return False
+    last = messages[-1]
     return _is_message(last) and with_standard_keys(last)["role"] != "assistant"
 
 
@@ -352,14 +393,16 @@ def _content(value: object, where: str, *, may_be_null: bool) -> str | list[dict
 
 def _part(value: object, where: str) -> dict[str, Any]:
     """Return a part of text. Raises DataError for another kind, such as an image."""
-    part = {"type": "text", "text": value} if isinstance(value, str) else value
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-        what = shown(value) if kind is None else f"the type {kind}"
+    if isinstance(value, str):
+        return {"type": "text", "text": value}
+    if not isinstance(value, Mapping) or not isinstance(value.get("text"), str):
+        what = shown(value)
+        if isinstance(value, Mapping) and value.get("type") is not None:
+            what = f"the type {value['type']}"
         raise DataError(
             f"{where}: models get text only; expected the type text with a text, got {what}"
         )
-    return {name: item for name, item in part.items() if item is not None}
+    return {name: item for name, item in value.items() if item is not None}
 
 
 def with_arrow_messages(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -379,12 +422,12 @@ def _without_nulls(value: Any) -> Any:
     """Return the value without keys that are null; a message keeps its content."""
     if isinstance(value, Mapping):
         is_message = _is_message(value)
-        items = {
-            name: item
-            for name, item in value.items()
-            if item is not None or (is_message and name == "content")
-        }
-        return {name: _without_nulls(item) for name, item in items.items()}
+        items = {}
+        for name, item in value.items():
+            # a call of a tool may come without content, which templates ask for
+            if item is not None or (is_message and name == "content"):
+                items[name] = _without_nulls(item)
+        return items
     if isinstance(value, list | tuple):
         return [_without_nulls(item) for item in value]
     return value
@@ -412,8 +455,10 @@ def _answer(value: object, where: str) -> str:
     )
     if isinstance(value, str):
         return _encodable(value, where)
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
     if isinstance(value, float) and math.isfinite(value):
-        return str(int(value)) if value.is_integer() else repr(value)
+        return repr(value)
     if isinstance(value, int | Decimal) and not isinstance(value, bool):
         return str(value)
     advice = "write the reference answer as a string"
@@ -421,11 +466,15 @@ def _answer(value: object, where: str) -> str:
 
 
 def _after_mark(text: str) -> str:
+    """Return the answer behind the mark `####` of GSM8K's last line; without one the text."""
     last_line = text.rstrip().rpartition("\n")[2]
     final = last_line.removeprefix("####").strip()
     if not last_line.startswith("####") or not final:
         return text
-    return final.replace(",", "") if _THOUSANDS.fullmatch(final) else final
+    # a comma elsewhere separates coordinates or roots
+    if _THOUSANDS.fullmatch(final):
+        return final.replace(",", "")
+    return final
 
 
 def require_filled(value: object, where: str, advice: str) -> None:

@@ -43,13 +43,10 @@ def separated_rows(
         if isinstance(values, DataError):
             yield where, values
             continue
-        yield (
-            where,
-            {
-                name: types[name](value) if value else None
-                for name, value in zip(names, values, strict=True)
-            },
-        )
+        row = {}
+        for name, value in zip(names, values, strict=True):
+            row[name] = types[name](value) if value else None
+        yield where, row
 
 
 def _records(
@@ -63,7 +60,9 @@ def _records(
             break
     else:
         return
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else max((",", ";", "\t"), key=head[-1].count)
+    delimiter = max((",", ";", "\t"), key=head[-1].count)
+    if path.suffix.lower() == ".tsv":
+        delimiter = "\t"
     csv.field_size_limit(_MAX_VALUE_CHARS)  # for the whole process; the default is 128 KiB
     names: list[str] | None = None
     has_index = False
@@ -73,16 +72,11 @@ def _records(
             has_index = values[0].strip() == ""  # pandas writes an index without a name
             names = _header(values[has_index:], where)
             continue
-        if len(values) != len(names) + has_index:
-            text = (
-                f"{where}: {len(values)} values, expected {len(names) + has_index}"
-                f" ({', '.join(names)})"
-            )
-            yield (
-                where,
-                names,
-                DataError(f"{text}; put a value that holds {delimiter!r} into double quotes"),
-            )
+        num_expected = len(names) + has_index
+        if len(values) != num_expected:
+            text = f"{where}: {len(values)} values, expected {num_expected} ({', '.join(names)})"
+            advice = f"put a value that holds {delimiter!r} into double quotes"
+            yield where, names, DataError(f"{text}; {advice}")
         else:
             yield where, names, values[has_index:]
 
@@ -91,7 +85,8 @@ def _parsed(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple[
     """Yield the first line's number and the values of each record that has a value."""
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
-        begins = reader.line_num + 1
+        # a value in quotes may have several lines
+        first_line = reader.line_num + 1
         try:
             values = next(reader, None)
         except csv.Error as error:
@@ -99,14 +94,15 @@ def _parsed(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple[
                 reason = "a double quote that is opened here is not closed"
             else:
                 reason = str(error)
-            raise DataError(f"{path}, line {begins}: not valid CSV ({reason})") from None
+            raise DataError(f"{path}, line {first_line}: not valid CSV ({reason})") from None
         if values is None:
             return
         if any(map(str.strip, values)):
-            yield begins, values
+            yield first_line, values
 
 
 def _header(names: list[str], where: str) -> list[str]:
+    """Return the names of the columns. Raises DataError if one is missing or occurs twice."""
     names = [name.strip() for name in names]
     for column, name in enumerate(names, start=1):
         if not name:
@@ -124,16 +120,19 @@ def _column_types(
     """Return the converter of each column with values: the first of `_TYPES` that reads them."""
     fitting: dict[str, list[int]] = {}  # of each column, the types that read all values so far
     for _, names, values in records:
-        for name, value in () if isinstance(values, DataError) else zip(names, values, strict=True):
-            if not value:
-                continue
-            candidates = fitting.get(name, _ALL_TYPES)
-            fitting[name] = [kind for kind in candidates if _TYPES[kind][1](value)]
+        if isinstance(values, DataError):
+            continue
+        for name, value in zip(names, values, strict=True):
+            if value:
+                candidates = fitting.get(name, _ALL_TYPES)
+                fitting[name] = [kind for kind in candidates if _TYPES[kind][1](value)]
+    # text is the last type and reads everything
     return {name: _TYPES[kinds[0]][0] for name, kinds in fitting.items()}
 
 
 def _is_integer(text: str) -> bool:
     digits = text.removeprefix("-")
+    # 18 digits: int64, which Parquet and other readers have
     return digits.isascii() and digits.isdigit() and len(digits) < 19 and str(int(text)) == text
 
 
@@ -153,11 +152,9 @@ def _is_json_objects(text: str) -> bool:
         content = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    return (
-        isinstance(content, list)
-        and bool(content)
-        and all(isinstance(item, dict) for item in content)
-    )
+    if not isinstance(content, list) or not content:
+        return False
+    return all(isinstance(item, dict) for item in content)
 
 
 _TYPES: tuple[tuple[Callable[[str], Any], Callable[[str], bool]], ...] = (
