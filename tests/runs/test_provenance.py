@@ -45,7 +45,7 @@ def test_other_problems_are_named_by_number_and_checksum(tmp_path: Path, problem
     (line,) = changes(tmp_path, provenance(tiny(), problems, []))
     assert line.startswith("warning: training problems was 2 with checksum ")
     assert f"and is {len(problems)} with checksum" in line
-    assert line.endswith("from here on this is another run")
+    assert line.endswith("from here on, results belong to a different run")
 
 
 def test_options_and_the_number_of_threads_are_named_with_old_and_new(tmp_path: Path):
@@ -56,11 +56,11 @@ def test_options_and_the_number_of_threads_are_named_with_old_and_new(tmp_path: 
     finally:
         torch.set_num_threads(before)
     assert changes(tmp_path, now) == [
-        "warning: optim.lr was 0.003 up to step 4 and is 0.5 now; from here on this is another run",
-        "warning: train.threads was 1 up to step 4 and is 7 now; from here on this is another run",
+        "warning: optim.lr was 0.003 up to step 4 and is 0.5 now; from here on, results belong to a different run",
+        "warning: train.threads was 1 up to step 4 and is 7 now; from here on, results belong to a different run",
         (
             f"warning: number of threads was {before} up to step 4 and is {before + 1} now; "
-            "from here on results may differ by rounding"
+            "from here on, results may differ by rounding"
         ),
     ]
 
@@ -75,7 +75,7 @@ def test_layers_that_are_compiled_no_longer_are_named(
     before, after = ("compiled", "not compiled") if is_compiled else ("not compiled", "compiled")
     (line,) = changes(tmp_path, now)
     assert line.startswith(
-        f"warning: layers was {before} up to step 4 and is {after} now; from here on results may"
+        f"warning: layers was {before} up to step 4 and is {after} now; from here on, results may"
     )
 
 
@@ -85,11 +85,11 @@ def test_a_smaller_microbatch_is_no_other_run(tmp_path: Path):
     assert changes(tmp_path, now) == [
         (
             f"warning: train.microbatch_tokens was {before['train.microbatch_tokens']} up to step 4"
-            " and is 123 now; from here on results may differ by rounding"
+            " and is 123 now; from here on, results may differ by rounding"
         ),
         (
             f"warning: train.recompute was {before['train.recompute']} up to step 4 and is True"
-            " now; from here on results may differ by rounding"
+            " now; from here on, results may differ by rounding"
         ),
     ]
 

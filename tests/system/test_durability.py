@@ -472,10 +472,13 @@ class TestMessagesOnResuming:
         resume_run(run, [*other, "train.num_steps=4"])
         printed = capsys.readouterr().out
         for line in (
-            "warning: train.seed was 0 up to step 3 and is 5 now; from here on this is another run",
             (
-                "warning: data.train.seed was 1 up to step 3 and is 7 now; from here on this is"
-                " another run"
+                "warning: train.seed was 0 up to step 3 and is 5 now; from here on, results belong"
+                " to a different run"
+            ),
+            (
+                "warning: data.train.seed was 1 up to step 3 and is 7 now; from here on, results"
+                " belong to a different run"
             ),
             "warning: training problems was 64 with checksum ",
         ):
@@ -503,7 +506,7 @@ class TestMessagesOnResuming:
         resume_run(run, ["train.num_steps=3"])
         now = before["versions"]["torch"]
         message = (
-            f"warning: torch was 1.0 up to step 2 and is {now} now; from here on results may differ"
+            f"warning: torch was 1.0 up to step 2 and is {now} now; from here on, results may differ"
             " by rounding"
         )
         assert message in capsys.readouterr().out

@@ -418,7 +418,7 @@ def test_a_run_with_a_relative_path_is_resumed_from_another_folder_without_a_dif
     monkeypatch.chdir(tmp_path / "there")
     capsys.readouterr()
     resume_run(tmp_path / "run", ["train.num_steps=6"])
-    assert "another run" not in capsys.readouterr().out
+    assert "different run" not in capsys.readouterr().out
     assert differences(contents(tmp_path / "run"), contents(whole)) == []
     held_out = write(tmp_path / "held_out.jsonl", [{"prompt": "a", "answer": "1"}])
     all_held_out = write(tmp_path / "one.jsonl", [{"prompt": "a", "response": "b"}])

@@ -193,7 +193,7 @@ def test_a_falling_rate_and_a_loss_of_ones_own_resume_exactly_and_a_longer_run_i
     assert "train.num_steps" not in capsys.readouterr().out
     resume_run(tmp_path / "longer", ["train.num_steps=6"])
     assert (
-        "warning: train.num_steps was 5 up to step 2 and is 6 now; from here on the learning rate "
+        "warning: train.num_steps was 5 up to step 2 and is 6 now; from here on, the learning rate "
         "(optim.schedule=cosine) falls until there" in " ".join(capsys.readouterr().out.split())
     )
     rates = [row["optim/lr"] for row in metrics(tmp_path / "longer")]

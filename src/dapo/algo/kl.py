@@ -104,6 +104,13 @@ def kl_gradient(
 ) -> Tensor:
     """The derivative of `kl_penalty` by each of its `logprobs`, `[T]`: w for k1, w d for k2, w (1 -
     q) for k3.
+
+    Args:
+        logprobs: `[T]` of the policy.
+        reference_logprobs: `[T]` of the reference.
+        mask: `[T]` booleans, true for tokens that count.
+        weights: `[T]` w of each token.
+        estimator: the estimate of the module's table.
     """
     difference = logprobs - reference_logprobs
     if estimator == "k3":

@@ -46,8 +46,20 @@ def gspo_loss(
     response, value and gradient are those of Eq. 5 to 7, with `aggregate="sequence"` as in the
     paper. Where weights differ, as with an engine correction by token, a token's gradient follows
     its own weight: one of weight 0 does not train, which Eq. 7 would give the mean of the others'
-    weights. All tokens of a response must be in the call: raises ValueError else. In the sums r is
-    s_i at each token of response i. Published bounds: 3e-4 and 4e-4.
+    weights. In the sums r is s_i at each token of response i. Published bounds: 3e-4 and 4e-4.
+
+    Args:
+        logprobs: `[T]`, as for `policy_loss`, like the four after it.
+        old_logprobs: `[T]`.
+        advantages: `[T]`.
+        mask: `[T]`.
+        weights: `[T]`.
+        responses: the response of each token.
+        clip_low: s_i is clipped to at least 1 - clip_low.
+        clip_high: s_i is clipped to at most 1 + clip_high.
+
+    Raises:
+        ValueError: the shapes do not fit, or some tokens of a response are not in the call.
     """
     trained, log_ratio = token_log_ratios(logprobs, old_logprobs, advantages, mask, weights)
     total, length = over_responses(log_ratio, trained, responses)
@@ -85,6 +97,14 @@ def cispo_loss(
 
     `clipped_high` counts the tokens whose weight is bounded, whatever the sign of A: they have a
     gradient all the same. There is no lower bound, as published.
+
+    Args:
+        logprobs: `[T]`, as for `policy_loss`, like the four after it.
+        old_logprobs: `[T]`.
+        advantages: `[T]`.
+        mask: `[T]`.
+        weights: `[T]`.
+        clip_high: the weight of log pi is at most 1 + clip_high.
     """
     trained, log_ratio = token_log_ratios(logprobs, old_logprobs, advantages, mask, weights)
     clipped = log_ratio.detach().clamp(max=math.log1p(clip_high))
@@ -110,8 +130,16 @@ def sapo_loss(
         loss = -sum_i w_i sum_t f(r_it) A_i
 
     The gradient of a token is that of r A times 4 p (1 - p), p = sigmoid(tau (r - 1)): 1 on policy,
-    and it fades as r leaves 1 on either side, faster for a larger tau. Nothing is clipped. tau is
-    `positive_temperature` where A > 0 and `negative_temperature` elsewhere.
+    and it fades as r leaves 1 on either side, faster for a larger tau. Nothing is clipped.
+
+    Args:
+        logprobs: `[T]`, as for `policy_loss`, like the four after it.
+        old_logprobs: `[T]`.
+        advantages: `[T]`.
+        mask: `[T]`.
+        weights: `[T]`.
+        positive_temperature: tau where A > 0.
+        negative_temperature: tau elsewhere.
     """
     trained, log_ratio = token_log_ratios(logprobs, old_logprobs, advantages, mask, weights)
     tau = torch.full_like(log_ratio, negative_temperature).masked_fill(
@@ -125,7 +153,15 @@ def sapo_loss(
 def token_log_ratios(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Whether each token trains, and its log r, clamped to +-20; 0 for tokens that do not train."""
+    """Return whether each token trains, and its log r, clamped to +-20; 0 where nothing trains.
+
+    Args:
+        logprobs: `[T]`, as for `policy_loss`, like all others; their shapes are checked.
+        old_logprobs: `[T]`.
+        advantages: `[T]`.
+        mask: `[T]`.
+        weights: `[T]`.
+    """
     check_shapes(
         logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask, weights=weights
     )

@@ -150,7 +150,7 @@ def build_config(
     override_options = _with_sections(parse_overrides(overrides))
     name = override_options.get("preset", file_options.get("preset", "dapo"))
     preset = {}
-    # the validation answers a name that is no text
+    # the validation answers a name that is not text
     if isinstance(name, str):
         preset = PRESETS.get(name, {})
     merged = _merge(_merge(preset, file_options), override_options)

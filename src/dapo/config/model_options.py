@@ -149,7 +149,7 @@ class DataConfig(Section):
         return datetime.now().replace(microsecond=0)
 
     def at_time(self, time: datetime) -> "DataConfig":
-        """Return a copy whose chat templates read this time as now; it is no option."""
+        """Return a copy whose chat templates read this time as now; it is not an option."""
         copy = self.model_copy()
         copy.__dict__["template_time"] = time
         return copy

@@ -73,7 +73,7 @@ def _read_text(value: str, kinds: frozenset[Any], read_yaml: ReadYaml) -> Any:
 def write_value(name: str, value: Any, read_yaml: ReadYaml) -> str:
     """Write a value so that `read_value` reads it back.
 
-    Raises ConfigError for a value that is no text and must be.
+    Raises ConfigError for a value that must be text and is not.
     """
     if isinstance(value, str):
         for candidate in (value, plain_references(value), f"\\{value}"):
@@ -210,7 +210,7 @@ def _quoted_text(value: str) -> str | None:
 
 def _read_texts(value: str, read_yaml: ReadYaml) -> Any:
     """Read a list whose items are texts, also where YAML would read them as numbers or booleans."""
-    read_yaml(value)  # raises for what is no YAML, or nested too deeply
+    read_yaml(value)  # raises for what is not YAML, or nested too deeply
     _require_no_comment(value)
     return yaml.load(value, yaml.BaseLoader)  # makes only texts, lists and mappings
 

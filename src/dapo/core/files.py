@@ -75,13 +75,14 @@ def atomic_file(path: Path, mode: int = SHARED) -> Iterator[Path]:
     link is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # beside the file: a rename is atomic within a file system
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode))
     try:
         yield temporary
         fsync(temporary)
         os.replace(temporary, path)
-        fsync(path.parent)
+        fsync(path.parent)  # the new name is in the folder
     except OSError as error:
         if error.errno is None or error.filename is not None:
             raise
@@ -99,9 +100,17 @@ def open_no_link(
     encoding: str | None = None,
     permissions: int = SHARED,
 ) -> IO[Any]:
-    """Open a regular file like `open`; a new file gets these `permissions`.
+    """Open a regular file like `open`.
 
-    Raises OSError for a link or a pipe.
+    Args:
+        path: the file.
+        mode: as for `open`, like the two after it.
+        buffering: the size of the buffer.
+        encoding: the encoding of a text file.
+        permissions: those of a new file.
+
+    Raises:
+        OSError: it is a link or a pipe, or cannot be opened.
     """
 
     def opener(path: str, flags: int) -> int:
@@ -144,6 +153,7 @@ def read_regular(path: Path, *, max_bytes: int = MAX_BYTES, follow: bool = True)
     """
     with open_regular(path) if follow else open_no_link(path, "rb") as file:
         if os.fstat(file.fileno()).st_size <= max_bytes:
+            # one more than allowed: the file may grow meanwhile, and some of /proc have size 0
             content = file.read(max_bytes + 1)
             if len(content) <= max_bytes:
                 return bytes(content)
@@ -158,6 +168,7 @@ def damage_of(path: str | Path, *further_faults: type[Exception]) -> Iterator[No
     except BrokenPipeError:  # of the output
         raise
     except FAULTS + further_faults as error:
+        # without the path, which the message begins with
         strerror = error.strerror if isinstance(error, OSError) else None
         reason = strerror or one_line(str(error)) or type(error).__name__
         raise DataError(f"{path} is damaged: {shorten(reason, 200)}") from error

@@ -48,7 +48,7 @@ def require_pairable(
 
     With `same_draws`, seed and samples per problem must agree as well.
     """
-    names = MUST_MATCH
+    names = list(MUST_MATCH)
     if same_draws:
         names += SAME_DRAWS
     for name in names:

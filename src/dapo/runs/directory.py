@@ -100,8 +100,6 @@ class RunDirectory:
     ) -> "RunDirectory":
         """Create a run in a new or empty directory.
 
-        Raises CheckpointError if it holds anything not `prepared`.
-
         The config is written last, and whole: a process killed before that leaves no run, and
         can be started again.
 
@@ -111,6 +109,9 @@ class RunDirectory:
             manifest: The facts about the process, as JSON values.
             prepared: The names of entries that may exist already.
             write_first: Writes `tokenizer/`.
+
+        Raises:
+            CheckpointError: the directory holds anything not `prepared`, or cannot be made.
         """
         run = cls(Path(path))
         try:
@@ -142,13 +143,16 @@ class RunDirectory:
             entries = {entry.name: entry for entry in os.scandir(path)}
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
-        if links := sorted(entry.name for entry in entries.values() if entry.is_symlink()):
+        links = sorted(entry.name for entry in entries.values() if entry.is_symlink())
+        if links:
             raise CheckpointError(
                 f"{path} holds links ({', '.join(links[:3])}), through which a run would change"
                 " files elsewhere; replace them by their targets. The run directory itself may be"
                 " a link to another disk"
             )
-        if absent := [file.name for file in (run.config, run.manifest) if file.name not in entries]:
+        required = (run.config.name, run.manifest.name)
+        absent = [name for name in required if name not in entries]
+        if absent:
             raise CheckpointError(
                 f"{path} is not a run directory: it has no {' and no '.join(absent)}"
             )
@@ -193,9 +197,10 @@ class RunDirectory:
 
     def config_of(self, step: int) -> Path:
         """Return the path of the options that were in force in a training step."""
-        return next(
-            (path for last, path in self.earlier_configs().items() if last >= step), self.config
-        )
+        for last, path in self.earlier_configs().items():
+            if last >= step:
+                return path
+        return self.config
 
     def replace_config(self, config_yaml: str, *, after: int) -> None:
         """Put options in force after a step, and keep those of the steps up to it."""
@@ -222,11 +227,10 @@ class RunDirectory:
 
         Raises DataError if a line is damaged.
         """
+        missing = set(range(1, step + 1))
         if self.metrics.exists():
-            logged = {record["step"] for record in read_metrics(self.metrics)}
-        else:
-            logged = set()
-        return sorted(set(range(1, step + 1)) - logged)
+            missing -= {record["step"] for record in read_metrics(self.metrics)}
+        return sorted(missing)
 
     @contextmanager
     def lock(self, num_steps: int | None = None) -> Iterator[None]:
@@ -250,8 +254,11 @@ class RunDirectory:
                             " until it has ended, or stop it"
                         ) from None
                     time.sleep(_LOCK_INTERVAL_S)  # `dapo status` may hold it for a moment
+            # the id of the process before
             file.truncate(0)
-            file.write(f"{os.getpid()}\n" + (f"{num_steps}\n" if num_steps is not None else ""))
+            file.write(f"{os.getpid()}\n")
+            if num_steps is not None:
+                file.write(f"{num_steps}\n")
             file.flush()
             yield
 
@@ -264,10 +271,10 @@ class RunDirectory:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                numbers = [
-                    int(line) if line.isdigit() else None for line in file.read(_LOCK_BYTES).split()
-                ]
-                process, num_steps = (*numbers, None, None)[:2]
+                # a process that has just locked the run may not have written anything yet
+                lines = file.read(_LOCK_BYTES).split()
+                process = int(lines[0]) if lines and lines[0].isdigit() else None
+                num_steps = int(lines[1]) if len(lines) > 1 and lines[1].isdigit() else None
                 return process, num_steps
         return None
 
@@ -284,12 +291,9 @@ class RunDirectory:
         step's own line in the metrics is removed too, and will be written again. Later checkpoints
         are damaged, or the run would resume there.
         """
-        for leftover in (
-            entry
-            for name in ("", "rollouts", "eval")
-            for entry in (self.path / name).glob(".*.tmp")
-        ):
-            remove(leftover)
+        for folder in (self.path, self.rollouts_folder, self.evaluations_folder):
+            for leftover in folder.glob(".*.tmp"):
+                remove(leftover)
         truncate_after(self.metrics, step if is_logged else step - 1)
         self.summary.unlink(missing_ok=True)
         for file_step, path in (*self.rollout_tables().items(), *self.evaluations().items()):
@@ -308,7 +312,8 @@ class RunDirectory:
         atomic_write_json(self.summary, summary)
 
     def _require_empty(self, prepared: Collection[str] = ()) -> None:
-        # of a killed process
+        """Raise CheckpointError if a run cannot be created here."""
+        # files of a killed process do not count
         names = {entry.name for entry in self.path.iterdir() if not entry.match(".*.tmp")}
         if self.config.name in names:
             command = f"dapo resume {shlex.quote(str(self.path))}"
@@ -316,9 +321,10 @@ class RunDirectory:
                 f"{self.path} already holds a run; continue it with `{command}` or choose another"
                 " --run-dir"
             )
-        if unexpected := sorted(
-            names - {"lock", self.manifest.name, self.tokenizer.name, *prepared}
-        ):
+        # what a start writes before the configuration, if it was killed
+        expected = {"lock", self.manifest.name, self.tokenizer.name, *prepared}
+        unexpected = sorted(names - expected)
+        if unexpected:
             raise CheckpointError(
                 f"{self.path} is not empty and holds no run (found {', '.join(unexpected[:3])}); "
                 "choose a new or empty --run-dir"

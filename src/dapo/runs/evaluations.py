@@ -20,7 +20,14 @@ from dapo.runs.directory import RunDirectory
 def write_evaluation(
     run: RunDirectory, step: int, summary: Mapping[str, Any], table: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Write the evaluation after a step: its summary, and a row per problem."""
+    """Write the evaluation after a step.
+
+    Args:
+        run: the run directory.
+        step: the step; 0: before training.
+        summary: `Evaluation.summary`.
+        table: a row per problem.
+    """
     atomic_write_json(run.eval(step), {"step": step, **summary, "table": table})
 
 

@@ -48,7 +48,7 @@ class Fork:
 
     @classmethod
     def of(cls, run: RunDirectory) -> "Fork | None":
-        """Read a run's manifest; None for a run that is no fork, or whose manifest is damaged."""
+        """Read a run's manifest; None for a run that is not a fork, or whose manifest is damaged."""
         return cls.of_record(manifest_entry(run, "fork"))
 
     @classmethod
@@ -68,11 +68,10 @@ class Fork:
 
     def describe(self) -> str:
         """Describe the fork: `step 40 of runs/x, branch 2; train.seed 0 -> 7`."""
-        branch = "" if self.branch is None else f", branch {self.branch}"
-        return (
-            f"step {self.step} of {self.parent}{branch};"
-            f" {describe_changes(self.changed) or 'no option changed'}"
-        )
+        origin = f"step {self.step} of {self.parent}"
+        if self.branch is not None:
+            origin += f", branch {self.branch}"
+        return f"{origin}; {describe_changes(self.changed) or 'no option changed'}"
 
 
 def describe_changes(changed: Mapping[str, Sequence[Any]]) -> str:
@@ -107,15 +106,17 @@ def make_manifest(
             continue the run.
     """
     local_time = template_time or local(started)
-    return {
+    manifest: dict[str, Any] = {
         "started": started.astimezone(UTC).isoformat(timespec="seconds"),
         TEMPLATE_TIME: local_time.isoformat(timespec="seconds"),
         "command": mask_secrets(command),
         "folder": os.getcwd(),  # of relative paths and modules of the configuration
-        # files of the run move with it
-        **({} if run_dir is None else {"run_dir": str(run_dir.absolute())}),
-        # of further modules
-        **({"module_folders": list(module_folders)} if module_folders else {}),
+    }
+    if run_dir is not None:
+        manifest["run_dir"] = str(run_dir.absolute())  # files of the run move with it
+    if module_folders:
+        manifest["module_folders"] = list(module_folders)
+    manifest |= {
         "seed": seed,
         "git_commit": _git_commit(),
         "versions": package_versions(),
@@ -125,8 +126,10 @@ def make_manifest(
             "cores": os.cpu_count(),
             "gpus": list(gpus),
         },
-        **({} if fork is None else {"fork": asdict(fork)}),
     }
+    if fork is not None:
+        manifest["fork"] = asdict(fork)
+    return manifest
 
 
 def read_manifest(run: RunDirectory) -> dict[str, Any]:
@@ -171,7 +174,9 @@ def package_versions() -> dict[str, str | None]:
     return {
         "dapo": dapo.__version__,
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "transformers", "numpy")},
+        "torch": _version("torch"),
+        "transformers": _version("transformers"),
+        "numpy": _version("numpy"),
     }
 
 
@@ -264,7 +269,11 @@ def provenance_diff(
 ) -> list[str]:
     """Describe each difference from the provenance of a step's checkpoint in one line.
 
-    The `expected` options, which a fork changes, are left out.
+    Args:
+        checkpoint: the checkpoint.
+        now: the provenance of this process.
+        step: the step of the checkpoint.
+        expected: options that a fork changes, which are left out.
     """
     try:
         recorded = read_json(checkpoint / PROVENANCE_FILE)
@@ -275,25 +284,22 @@ def provenance_diff(
         for name in sorted(values.keys() | recorded[kind].keys()):
             old = recorded[kind].get(name)
             new = values.get(name)
-            if (
-                old != new
-                and not _PATHS.fullmatch(name)
-                and not (kind == "options" and name in expected)
-            ):
-                is_other = kind in ("options", "data") and not name.startswith(_ROUNDING_OPTIONS)
-                means = "this is another run" if is_other else "results may differ by rounding"
-                if name == _END_OF_DECAY:
-                    # a constant rate, then or now: optim.schedule differs
-                    if old is None or new is None:
-                        continue
-                    means = (
-                        f"the learning rate (optim.schedule={values['optim.schedule']}) falls until"
-                        " there"
-                    )
-                lines.append(
-                    f"warning: {name} was {old} up to step {step} and is {new} now; from here on"
-                    f" {means}"
+            is_expected = kind == "options" and name in expected
+            # paths say where data lies; its content has a fingerprint
+            if old == new or is_expected or _PATHS.fullmatch(name):
+                continue
+            # a constant rate, then or now: optim.schedule differs
+            if name == _END_OF_DECAY and (old is None or new is None):
+                continue
+            effect = "from here on, results may differ by rounding"
+            if kind in ("options", "data") and not name.startswith(_ROUNDING_OPTIONS):
+                effect = "from here on, results belong to a different run"
+            if name == _END_OF_DECAY:
+                schedule = values["optim.schedule"]
+                effect = (
+                    f"from here on, the learning rate (optim.schedule={schedule}) falls until there"
                 )
+            lines.append(f"warning: {name} was {old} up to step {step} and is {new} now; {effect}")
     return lines
 
 

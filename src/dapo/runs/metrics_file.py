@@ -36,7 +36,9 @@ class JsonlSink:
 def metrics_by_step(path: str | Path) -> dict[int, dict[str, Any]]:
     """Read the metrics of each step, merging the lines of a step; empty without a file."""
     rows: dict[int, dict[str, Any]] = {}
-    for record in read_metrics(path) if Path(path).exists() else []:
+    if not Path(path).exists():
+        return rows
+    for record in read_metrics(path):
         rows.setdefault(record["step"], {}).update(record)
     return rows
 
@@ -64,6 +66,7 @@ def truncate_after(path: str | Path, step: int) -> None:
 
 
 def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield the lines of a metrics file, each with its record."""
     try:
         lines = open_regular(path)
     except FileNotFoundError:
@@ -73,7 +76,9 @@ def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     with lines:
-        for number, line in enumerate(iter(lambda: lines.readline(_MAX_LINE_BYTES), b""), start=1):
+        # read in parts: a foreign file may be one line of gigabytes
+        parts = iter(lambda: lines.readline(_MAX_LINE_BYTES), b"")
+        for number, line in enumerate(parts, start=1):
             if len(line) == _MAX_LINE_BYTES:
                 raise DataError(
                     f"{path}, line {number}: expected at most {_MAX_LINE_BYTES:,} bytes; remove the"

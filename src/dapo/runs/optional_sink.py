@@ -64,7 +64,14 @@ class OptionalSink:
     ) -> None:
         """Open nothing yet: the first `log` does.
 
-        `warn` gets one message for each kind of failure.
+        Args:
+            name: the tracker, for messages.
+            open_sink: opens it.
+            warn: gets one message for each kind of failure.
+            first_step: the step of the first metrics.
+            open_s: the seconds that the run waits for the first delivery.
+            log_s: the seconds that it waits for a later one.
+            close_s: the seconds that its end waits.
         """
         self._name = name
         self._open_sink = open_sink
@@ -132,6 +139,7 @@ class OptionalSink:
             raise interrupt
 
     def _work(self) -> None:
+        """In the thread: call what `_call` hands over, until `close`."""
         while (call := self._calls.get()) is not None:
             function, done = call
             function()
@@ -148,6 +156,7 @@ class OptionalSink:
                 self._entries.popleft()
                 continue
             is_refused = self._entries[0].failures >= _MAX_REFUSALS and len(self._entries) > 1
+            # metrics that the tracker refuses must not hold up those behind
             if not is_refused or not self._send(self._entries[1]):
                 return
             self._lost_steps.add(self._entries.popleft().step)
@@ -213,7 +222,9 @@ class OptionalSink:
             "log": "has not taken a step",
             "finish": "did not finish",
         }[doing]
-        again = "" if doing == "finish" else "; the next step tries again"
+        again = "; the next step tries again"
+        if doing == "finish":
+            again = ""
         self._messages.put(
             f"{self._name} {does} ({mask_text(reason)}); the run continues, and metrics.jsonl has"
             f" all metrics{again}"

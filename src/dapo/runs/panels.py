@@ -116,33 +116,40 @@ def has_mean_scores(record: Mapping[str, Any]) -> bool:
 def training_series(logged: Iterable[str], has_scores: bool) -> Series:
     """Return the accuracy of training, or the mean score where the verifier gives scores."""
     names = set(logged)
-    is_binary = not has_scores and ("reward/accuracy" in names or "reward/score_mean" not in names)
-    metric = "reward/accuracy" if is_binary else "reward/score_mean"
+    # before the first step neither is logged
+    has_only_scores = "reward/score_mean" in names and "reward/accuracy" not in names
+    metric = "reward/score_mean" if has_scores or has_only_scores else "reward/accuracy"
     return Series(metric, "training: all judged responses", BLUE, metric_of(metric).scale)
 
 
 def held_out_unit(*, is_binary: bool) -> tuple[str, float]:
     """Return the unit of an evaluation's accuracy or mean score, and the factor of its values."""
-    return ("correct (%)", _PERCENT) if is_binary else ("mean score of the verifier", 1.0)
+    if is_binary:
+        return "correct (%)", _PERCENT
+    return "mean score of the verifier", 1.0
 
 
 def metric_unit(metric: str) -> tuple[str, float]:
     """Return the unit of a training metric and its factor; fractions are in per cent."""
     row = metric_of(metric)
-    return ("%" if row.scale == _PERCENT else row.unit), row.scale
+    unit = "%" if row.scale == _PERCENT else row.unit
+    return unit, row.scale
 
 
 def _accuracy(logged: Mapping[str, Any], has_scores: bool) -> Panel:
+    """Return the panel of training and evaluations, as accuracies or as mean scores."""
     training = training_series(logged, has_scores)
     is_binary = training.metric == "reward/accuracy"
     unit, scale = held_out_unit(is_binary=is_binary)
-    names = _evaluations(logged)
-    held_out = [
-        Series(f"eval/{name}/accuracy", f"held out: {name}", colour, scale)
-        for name, colour in zip(names, COLOURS[1 : 1 + MAX_EVALUATIONS], strict=False)
-    ]
-    series = ([training] if training.metric in logged else []) + held_out
+    series = []
+    if training.metric in logged:
+        series.append(training)
+    # the first colour is that of training
+    colours = COLOURS[1 : 1 + MAX_EVALUATIONS]
+    for name, colour in zip(_evaluations(logged), colours, strict=False):
+        series.append(Series(f"eval/{name}/accuracy", f"held out: {name}", colour, scale))
     if is_binary:
+        # above 100, so that a line at the top is whole
         return Panel("Accuracy", unit, tuple(series), top=102.0, has_room_above=False)
     return Panel("Score", unit, tuple(series), begins_at_zero=False)
 
@@ -156,23 +163,30 @@ def _panel(
     colours: Sequence[str] = COLOURS,
     **axis: Any,
 ) -> Panel:
-    """Return a panel of metrics, each with its label; the default `unit` is the first one's."""
-    series = tuple(
-        Series(metric, label, colour, metric_of(metric).scale)
-        for (metric, label), colour in zip(labels.items(), colours, strict=False)
-        if metric in logged
-    )
-    return Panel(title, unit or metric_of(next(iter(labels))).unit, series, **axis)
+    """Return a panel of the metrics that were logged.
+
+    Args:
+        title: what the panel shows.
+        labels: the label of each metric.
+        logged: the names of the logged metrics.
+        unit: the unit of the axis; None: that of the first metric.
+        colours: a colour for each metric, logged or not.
+        axis: other fields of `Panel`.
+    """
+    series = []
+    for (metric, label), colour in zip(labels.items(), colours, strict=False):
+        if metric in logged:
+            series.append(Series(metric, label, colour, metric_of(metric).scale))
+    if unit is None:
+        unit = metric_of(next(iter(labels))).unit
+    return Panel(title, unit, tuple(series), **axis)
 
 
 def _evaluations(logged: Mapping[str, Any]) -> list[str]:
     """List the evaluations in order of appearance; only those with an interval if any has one."""
-    names = [
-        name.removeprefix("eval/").removesuffix("/accuracy")
-        for name in logged
-        if name.startswith("eval/")
-    ]
-    names = [name for name in names if f"eval/{name}/accuracy" in logged]
+    metrics = [name.removeprefix("eval/") for name in logged if name.startswith("eval/")]
+    names = [name.removesuffix("/accuracy") for name in metrics if name.endswith("/accuracy")]
+    # the sources of an evaluation have an accuracy, but no interval
     return [name for name in names if f"eval/{name}/low" in logged] or names
 
 
@@ -194,9 +208,12 @@ def points_of(
             points.append((step - 1, nan))
         if value is not None or not is_evaluation or f"{data_set}/truncated_fraction" in record:
             points.append((step, nan if value is None else value * scale))
-    value_indices = [i for i, (_, value) in enumerate(points) if not isnan(value)]
-    inside = points[value_indices[0] : value_indices[-1] + 1] if value_indices else []
-    return [step for step, _ in inside], [value for _, value in inside]
+    # a curve begins and ends with a value
+    while points and isnan(points[0][1]):
+        points.pop(0)
+    while points and isnan(points[-1][1]):
+        points.pop()
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def smoothing_window(steps: int) -> int:
@@ -211,10 +228,10 @@ def smoothed(values: Sequence[float]) -> Sequence[float]:
     half = smoothing_window(len(values)) // 2
     means = []
     for i, value in enumerate(values):
-        near = [
-            neighbour
-            for neighbour in values[max(0, i - half) : i + half + 1]
-            if not isnan(neighbour)
-        ]
-        means.append(nan if isnan(value) else sum(near) / len(near))
+        if isnan(value):
+            means.append(nan)  # the gap stays
+            continue
+        window = values[max(0, i - half) : i + half + 1]
+        numbers = [number for number in window if not isnan(number)]
+        means.append(sum(numbers) / len(numbers))
     return means

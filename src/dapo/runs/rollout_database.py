@@ -131,24 +131,21 @@ class RolloutDatabase:
         with self._lock:
             self._present = self._scan()
             self._scanned = time.monotonic()
-            indexed = {
-                step: (size, mtime)
-                for step, size, mtime in self._all("SELECT step, size, mtime FROM files")
-            }
-            stale = [
-                step for step, version in indexed.items() if self._present.get(step) != version
-            ]
-            unread = sorted(
-                (step for step in self._present if indexed.get(step) != self._present[step]),
-                reverse=True,
-            )
+            indexed = {}
+            for step, size, mtime in self._all("SELECT step, size, mtime FROM files"):
+                indexed[step] = (size, mtime)
+            stale = [step for step in indexed if self._present.get(step) != indexed[step]]
+            unread = [step for step in self._present if indexed.get(step) != self._present[step]]
+            # the newest first: the page begins with them
+            unread.sort(reverse=True)
             if stale:
                 self._forget(stale)
             if unread and (self._worker is None or not self._worker.is_alive()):
                 self._read(unread[:FILES_PER_READ])
-                if unread[FILES_PER_READ:]:
+                later = unread[FILES_PER_READ:]
+                if later:
                     self._worker = threading.Thread(
-                        target=self._read_all, args=(unread[FILES_PER_READ:],), daemon=True
+                        target=self._read_all, args=(later,), daemon=True
                     )
                     self._worker.start()
 
@@ -164,6 +161,8 @@ class RolloutDatabase:
         return versions
 
     def _read_all(self, steps: list[int]) -> None:
+        """In the thread: index the files of many steps."""
+        # the lock is free between two reads, for a page that waits
         for start in range(0, len(steps), FILES_PER_READ):
             if self._closed:
                 return

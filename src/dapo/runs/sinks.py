@@ -49,6 +49,7 @@ class TensorBoardSink:
     def log(self, step: int, metrics: Metrics) -> None:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, global_step=step)
+        # TensorBoard is watched while the run trains
         self._writer.flush()
 
     def close(self) -> None:
@@ -66,18 +67,27 @@ class WandbSink:
     def __init__(
         self, project: str, name: str, config: Mapping[str, Any], directory: str | Path
     ) -> None:
+        """Start or continue a run of W&B.
+
+        Args:
+            project: the project that it belongs to.
+            name: its name there.
+            config: the options of the run.
+            directory: the folder for W&B's files.
+        """
         require_tracker("wandb")
         wandb: Any = importlib.import_module("wandb")
         id_file = Path(directory) / "wandb-run-id"
         if not id_file.exists():
             atomic_write_text(id_file, f"{uuid.uuid4().hex[:8]}\n")
-        where = {
-            "project": project,
-            "name": name,
-            "dir": str(directory),
-            "id": id_file.read_text().strip(),
-        }
-        self._run = wandb.init(**where, config=mask_options(config), resume="allow")
+        self._run = wandb.init(
+            project=project,
+            name=name,
+            dir=str(directory),
+            id=id_file.read_text().strip(),
+            config=mask_options(config),
+            resume="allow",
+        )
 
     def log(self, step: int, metrics: Metrics) -> None:
         self._run.log(dict(metrics), step=step)

@@ -63,9 +63,7 @@ def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
         size = 10 * count if distinct else count
         data = create_dataset(name, size=size, seed=seed, **options)
         sampled = (entry_at(data, seed, index) for index in range(len(data)))
-        if distinct:
-            sampled = without_copies(sampled)
-        items = list(islice(sampled, count))
+        items = list(islice(without_copies(sampled) if distinct else sampled, count))
         if any(not isinstance(entry["answer"], str) for entry in items):
             reason = "it gives no reference answer, which every problem needs"
             raise InvalidRequest(f"gym task {name}: {reason}; choose another task")

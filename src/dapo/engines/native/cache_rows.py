@@ -153,8 +153,8 @@ class Rows:
         """Leave at most `spare` free rows by moving the last rows in use into free ones."""
         free = [index for index, row in enumerate(self._rows) if row is None]
         size = len(self._rows) - max(0, len(free) - spare)
-        sources = []
-        targets = []
+        sources: list[int] = []
+        targets: list[int] = []
         length = 0
         for index in range(size, len(self._rows)):
             row = self._rows[index]

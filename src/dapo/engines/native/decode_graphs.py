@@ -40,8 +40,14 @@ class DecodeGraphs:
     def run(self, ids: Tensor, positions: Tensor, compute: Compute, *, max_rows: int) -> Tensor:
         """Return `compute(ids, positions)` for `[n]` numbers each: `[n, hidden]`.
 
-        It is called with up to `max_rows` rows, whose ids and positions are those of earlier steps.
         The result is valid until the next call.
+
+        Args:
+            ids: `[n]` tokens.
+            positions: `[n]` positions.
+            compute: called with as many rows as the graph has; those after the first n have ids and
+                positions of earlier steps.
+            max_rows: the rows of the cache.
         """
         n = len(ids)
         rows = min(padded_rows(n), max_rows)

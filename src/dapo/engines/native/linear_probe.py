@@ -49,7 +49,14 @@ Measure: TypeAlias = Callable[[Iterable[str], int, int, int, torch.dtype], dict[
 def resolve_kernels(
     options: NativeConfig, model: nn.Module, *, dtype: torch.dtype, device: str
 ) -> NativeConfig:
-    """Resolve `rollout.native.kernels`: the fastest and compiled layers on a CPU, else none."""
+    """Resolve `rollout.native.kernels`: the fastest and compiled layers on a CPU, else none.
+
+    Args:
+        options: the section `rollout.native`.
+        model: the model; it may be on the device `meta`.
+        dtype: the type of its weights.
+        device: `cpu` or `cuda`.
+    """
     if options.kernels is not None:
         return options
     kernels: dict[str, str] = {}

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -28,7 +29,9 @@ class _RunningSequence:
     output: Any = None
 
     def generation(self, finish: Finish, version: int) -> Generation:
-        token_ids = array("i", self.output.token_ids if self.output is not None else ())
+        token_ids = array("i")
+        if self.output is not None:
+            token_ids = array("i", self.output.token_ids)
         if self.request.temperature == 0 or self.output is None:
             # the distribution of greedy sampling has one token
             logprobs = array("f", [0.0]) * len(token_ids)
@@ -45,8 +48,8 @@ class VllmEngine(checks.EngineState):
 
     vLLM's generator samples the tokens from the request's seed. Equal seeds give equal responses,
     up to rounding that depends on the composition of a batch; another engine samples different
-    tokens from the same seed. A response that goes on at an offset samples from the same
-    distributions as the whole one, but other tokens.
+    tokens from the same seed. A response that continues at an offset is sampled from the same
+    distributions as the whole one, but has other tokens.
     """
 
     def __init__(
@@ -59,7 +62,16 @@ class VllmEngine(checks.EngineState):
         max_sequences: int,
         sleeps: bool = False,
     ) -> None:
-        """Wrap a started `vllm.LLMEngine`, whose initial weights are never used."""
+        """Wrap a started `vllm.LLMEngine`, whose initial weights are never used.
+
+        Args:
+            llm_engine: the engine.
+            sampling_params: makes vLLM's parameters for a request.
+            weight_shapes: the shapes of all weights by their Hugging Face names.
+            temperatures: the lowest and the highest besides 0.
+            max_sequences: the most requests that vLLM gets at a time.
+            sleeps: whether it gives weights and cache back to the GPU while the policy updates.
+        """
         super().__init__(version=None)
         self._engine: Any = llm_engine
         self._sleeps = sleeps
@@ -127,22 +139,25 @@ class VllmEngine(checks.EngineState):
             yield
         except Exception as error:
             self.close()
-            which = "" if version is None else f" of version {version}"
+            which = ""
+            if version is not None:
+                which = f" of version {version}"
             raise EngineError(f"vLLM failed to load the weights{which}: {error}") from error
 
     def _use(self, left_out_by_worker: Sequence[Sequence[str]], version: int) -> None:
         """Sample from the weights that have been loaded, if they are complete."""
-        left_out = sorted({name for names in left_out_by_worker for name in names})
+        left_out = sorted(set(chain.from_iterable(left_out_by_worker)))
         self._wake("kv_cache")
+        # keys and values of the old weights must not be shared with new responses
         is_reset = self._engine.reset_prefix_cache()
-        if left_out or not is_reset:
-            old = (
-                f"the weights {checks.format_names(left_out)}"
-                if left_out
-                else "keys and values of its prefix cache"
-            )
+        old_values = None
+        if left_out:
+            old_values = f"the weights {checks.format_names(left_out)}"
+        elif not is_reset:
+            old_values = "keys and values of its prefix cache"
+        if old_values is not None:
             raise EngineError(
-                f"vLLM still holds values older than the weights of version {version}: {old}"
+                f"vLLM still holds values older than the weights of version {version}: {old_values}"
             )
         self._engine.set_weight_version(str(version))
         self._version = version
@@ -198,11 +213,12 @@ class VllmEngine(checks.EngineState):
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         names = self._require_in_flight(request_ids)
         self._engine.abort_request([name for name in names if name in self._running])
-        running = self._running
-        waiting = self._waiting
-        stopped = [
-            running.pop(n) if n in running else _RunningSequence(waiting.pop(n)) for n in names
-        ]
+        stopped = []
+        for name in names:
+            if name in self._running:
+                stopped.append(self._running.pop(name))
+            else:
+                stopped.append(_RunningSequence(self._waiting.pop(name)))
         return [seq.generation("aborted", self._require_weights()) for seq in stopped]
 
     def close(self) -> None:

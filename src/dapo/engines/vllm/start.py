@@ -106,14 +106,14 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
     try:
         # processes of tensor_parallel connect through sockets in this folder, which no other user
         # may enter
-        with tempfile.TemporaryDirectory(
-            prefix="dapo-vllm-", dir="/tmp" if os.path.isdir("/tmp") else None
-        ) as folder:
+        # in /tmp, because the path of a socket has at most about a hundred characters
+        parent = "/tmp" if os.path.isdir("/tmp") else None
+        with tempfile.TemporaryDirectory(prefix="dapo-vllm-", dir=parent) as folder:
             os.environ["VLLM_RPC_BASE_PATH"] = folder
             model = str(_model_folder(options.model_config))
-            gpu_bytes = (
-                torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
-            )
+            gpu_bytes = 0
+            if torch.cuda.is_available():
+                gpu_bytes = torch.cuda.get_device_properties(0).total_memory
             arguments = engine_arguments(
                 options, model, on_cpu=current_platform.is_cpu(), gpu_bytes=gpu_bytes
             )
@@ -124,10 +124,10 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
         raise
     except Exception as error:  # vLLM raises errors of many kinds
         print_text(traceback.format_exc(), file=sys.stderr)
+        cache_gib = "auto" if options.cache_gib is None else f"{options.cache_gib:g}"
         raise EngineError(
             f"vLLM does not start with model {options.model} (sequences of up to"
-            f" {options.max_tokens} tokens,"
-            f" rollout.vllm.cache_gib={'auto' if options.cache_gib is None else f'{options.cache_gib:g}'},"
+            f" {options.max_tokens} tokens, rollout.vllm.cache_gib={cache_gib},"
             f" {options.dtype}): {_cause(error)}"
         ) from None
     return VllmEngine(
@@ -217,7 +217,9 @@ def engine_arguments(
         "seed": 0 if options.reproducible else secrets.randbits(32),
     }
     if options.cache_gib is None and not on_cpu:
-        trainer_share = options.trainer_bytes / gpu_bytes if options.trainer_bytes else 0
+        trainer_share = 0.0
+        if options.trainer_bytes:
+            trainer_share = options.trainer_bytes / gpu_bytes
         arguments["gpu_memory_utilization"] = (GPU_MEMORY - trainer_share) / options.gpu_processes
     else:
         arguments["kv_cache_memory_bytes"] = int((options.cache_gib or CPU_CACHE_GIB) * _GIB)
@@ -238,7 +240,9 @@ def sampling_arguments(request: GenerationRequest, *, seeded: bool) -> Mapping[s
     A CPU samples requests with seeds in a loop, a GPU all together. vLLM's generator cannot start
     at a later token, so a continued response gets another seed.
     """
-    seed = keyed_seed(request.seed, "offset", request.offset) if request.offset else request.seed
+    seed = request.seed
+    if request.offset:
+        seed = keyed_seed(request.seed, "offset", request.offset)
     return {
         "temperature": request.temperature,
         "top_p": request.top_p,
@@ -281,7 +285,8 @@ class WeightReader:
 def _require_heads(width: int, model: str) -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    if width not in (served := CPUAttentionBackend.get_supported_head_sizes()):
+    served = CPUAttentionBackend.get_supported_head_sizes()
+    if width not in served:
         sizes = f"vLLM on a CPU takes {', '.join(map(str, served))}"
         raise EngineError(
             f"model {model} has attention heads of {width}; {sizes}; use rollout.engine=native"
@@ -289,5 +294,7 @@ def _require_heads(width: int, model: str) -> None:
 
 
 def _cause(error: Exception) -> str:
-    text = " ".join(filter(None, map(str.strip, str(error).splitlines()))) or type(error).__name__
-    return shorten(text, _CAUSE_CHARS)
+    """Return the message of an error of vLLM on one line."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    text = " ".join(line for line in lines if line)
+    return shorten(text or type(error).__name__, _CAUSE_CHARS)
