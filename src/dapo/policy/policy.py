@@ -470,7 +470,10 @@ class Policy(PolicyCore):
             minibatch, self._config, ranks=1, every_sample=custom is not None
         )
         self._optimizer.zero_grad()
-        sums = [self._backward(rank_microbatch, custom) for rank_microbatch in passes]
+        sums = []
+        for rank_microbatch in passes:
+            part = self._backward(rank_microbatch, custom)
+            sums.append(part)
         # both gradients before either is applied: an update that fails in between changes nothing
         critic_sums = {} if self.critic is None else self.critic.backward(minibatch)
         metrics = self._apply_gradient(add_sums([*sums, self._optimizer.measure()]), step=step)
