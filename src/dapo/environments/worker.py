@@ -1,7 +1,4 @@
-"""The process that plays episodes for an EnvironmentPool. Imports no torch.
-
-Usage: `python -m dapo.environments.worker` with the arguments of `dapo.rewards.workers.worker`.
-"""
+"""The process that plays episodes for an EnvironmentPool. Imports no torch."""
 
 import random
 import sys
@@ -12,7 +9,7 @@ from typing import Any
 from dapo.core.loading import OUT_OF_MEMORY, Failure, try_call
 from dapo.environments.adapters import environment_maker
 from dapo.environments.environment import Environment, StepResult, prompt_to_json, result_to_json
-from dapo.rewards.workers.worker import Answer, run
+from dapo.processes.worker import Answer, run
 from dapo.types import Problem
 
 _MAX_REASON_CHARS = 1000
