@@ -31,7 +31,7 @@ from helpers.paths import ROOT, TESTS
 USER_CODE = ("dapo.rewards.worker", "dapo.environments.worker")
 """Modules of workers that import no torch: their memory is limited."""
 IMPORTED_ONCE = {
-    "light": USER_CODE,
+    "light": (*USER_CODE, "dapo.libs.strict_math", "dapo.config"),
     "heavy": (
         "dapo.distributed.worker_main",
         "dapo.distributed.engine_specs",

@@ -43,7 +43,7 @@ class Buffers:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Have the bytes sent beside the pickle, without the type and shape of each array."""
-        return _buffers, tuple(map(pickle.PickleBuffer, self.parts))
+        return _buffers, tuple(pickle.PickleBuffer(part.data) for part in self.parts)
 
 
 def _buffers(*rows: Any) -> Buffers:

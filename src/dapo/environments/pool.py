@@ -90,7 +90,7 @@ class _EpisodeCall:
         self.episode.process = worker
         if "error" not in answer:
             self.episode.calls.append((self.message, dict(answer)))
-        needs_restart = answer.pop("needs_restart", False)
+        needs_restart: bool = answer.pop("needs_restart", False)
         if "error" in answer:
             self.fail(answer["error"])
         else:
