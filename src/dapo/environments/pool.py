@@ -14,8 +14,8 @@ from dapo.environments.calls import CallForm
 from dapo.environments.environment import StepResult, prompt_to_json, result_to_json
 from dapo.processes.frames import encode
 from dapo.processes.output import WorkerOutput
-from dapo.processes.pool import STARTUP_S, Call, Limits, WorkerPool, WorkerProgram
-from dapo.processes.process import WorkerLost, WorkerProcess
+from dapo.processes.pool import STARTUP_S, Call, Limits, WorkerPool
+from dapo.processes.process import WorkerLost, WorkerProcess, WorkerProgram
 from dapo.rewards.verdicts import problem_to_json
 from dapo.types import Problem
 
@@ -73,29 +73,23 @@ class _EpisodeCall:
     message: dict[str, Any]
     answer: "Future[Answer]" = field(default_factory=Future)
 
-    def is_answered_without(self, worker: WorkerProcess | None) -> bool:
-        if self.message["call"] == "close":
-            if worker is not None and self.episode.process is worker:
-                return False
-            self.answer.set_result({})  # it ended with its process
-            return True
-        if self.episode.error is None:
-            return False
-        self.answer.set_result({"error": self.episode.error})
-        return True
-
     def run(self, worker: WorkerProcess, call: Call) -> bool:
         """Rebuild the episode in a new process, and make the call."""
+        if self.message["call"] == "close":
+            if self.episode.process is not worker:
+                self.answer.set_result({})  # it ended with its process
+                return False
+        elif self.episode.error is not None:
+            self.answer.set_result({"error": self.episode.error})
+            return False
         answer = self._rebuild(worker, call) or _exchange(call, self.message)
         self.episode.process = worker
-        if "error" not in answer:
-            self.episode.calls.append((self.message, dict(answer)))
-        needs_restart: bool = answer.pop("needs_restart", False)
         if "error" in answer:
             self.fail(answer["error"])
-        else:
-            self.answer.set_result(answer)
-        return needs_restart
+            return bool(answer["needs_restart"])
+        self.episode.calls.append((self.message, answer))
+        self.answer.set_result(answer)
+        return False
 
     def fail(self, reason: str) -> None:
         self.episode.error = mask_text(reason)
@@ -115,7 +109,7 @@ class _EpisodeCall:
                     "the environment is not deterministic: replaying the same actions with the"
                     f" same seed gave a different answer to {name}"
                 )
-                return {"error": reason}
+                return {"error": reason, "needs_restart": False}
         return None
 
 
@@ -211,12 +205,11 @@ def _exchange(call: Call, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(call: str, answer: Answer) -> dict[str, Any]:
-    result: dict[str, Any] = {"needs_restart": answer["needs_restart"] is True}
     if "error" in answer:
-        return {"error": str(answer["error"]), **result}
+        return {"error": str(answer["error"]), "needs_restart": answer["needs_restart"]}
     if call == "reset":
-        return {"prompt": prompt_to_json(answer["prompt"]), **result}
+        return {"prompt": prompt_to_json(answer["prompt"])}
     if call == "close":
-        return result
+        return {}
     step = StepResult(**{item.name: answer[item.name] for item in fields(StepResult)})
-    return {**result_to_json(step), **result}
+    return result_to_json(step)

@@ -50,7 +50,7 @@ def _playing(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
     def answer(message: dict[str, Any]) -> dict[str, Any]:
         result = _answer(maker.make, episodes, message)
         if not isinstance(result, Failure):
-            return {**result, "needs_restart": False}
+            return result
         # the memory may still be full
         return {
             "error": result.reason[:_MAX_REASON_CHARS],

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self, TypeAlias
 
-from dapo.core.errors import DapoError
 from dapo.core.terminal import print_text
 from dapo.processes.output import WorkerOutput
-from dapo.processes.process import WorkerLost, WorkerProcess
+from dapo.processes.process import WorkerLost, WorkerProcess, WorkerProgram
 
 STARTUP_S = 60.0  # time limit for a worker to import the user's code
 MAX_RETRIES = 2
@@ -30,9 +29,6 @@ Call: TypeAlias = Callable[[bytes, int], Mapping[str, Any]]
 class Task(Protocol):
     """What one worker does at once."""
 
-    def is_answered_without(self, worker: WorkerProcess | None) -> bool:
-        """Answer the task if it needs no call, and say so."""
-
     def run(self, worker: WorkerProcess, call: Call) -> bool:
         """Answer the task by calls; returns whether the worker needs a restart."""
 
@@ -41,17 +37,6 @@ class Task(Protocol):
 
     def abandon(self) -> None:
         """Answer the task of a closed pool."""
-
-
-@dataclass(frozen=True)
-class WorkerProgram:
-    """What the processes of a pool run."""
-
-    module: str  # calls `worker.run`
-    init_message: bytes
-    environment: Mapping[str, str]  # all variables of a process
-    kind: str  # names a process in messages
-    error: type[DapoError]  # raised if the first process cannot be used
 
 
 @dataclass(frozen=True)
@@ -96,11 +81,9 @@ class WorkerPool:
         self.output = output
         self._start = partial(
             WorkerProcess,
-            program.init_message,
-            module=program.module,
-            environment=program.environment,
-            memory_bytes=round(limits.memory_gib * 2**30),
-            **({} if output is None else {"output": output.fileno()}),
+            program,
+            round(limits.memory_gib * 2**30),
+            *([] if output is None else [output.fileno()]),
         )
         self._program = program
         self._limits = limits
@@ -211,8 +194,6 @@ class WorkerPool:
             if worker is not None and worker.is_lost:  # while it was idle
                 self._stop(worker)
                 worker = None
-            if task.is_answered_without(worker):
-                return worker
             reason = ""
             if worker is None:
                 worker, reason = self._spawn(standby)

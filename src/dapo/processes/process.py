@@ -11,8 +11,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from dapo.core.errors import DapoError
 from dapo.processes.frames import receive
 from dapo.processes.spawn import start_module
 from dapo.processes.supervisor import Event
@@ -23,6 +25,17 @@ _SEND_S = 10.0
 _MAX_REPORT_BYTES = 1000
 _STDERR = 2
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class WorkerProgram:
+    """What the processes of a pool run."""
+
+    module: str  # calls `worker.run`
+    init_message: bytes
+    environment: Mapping[str, str]  # all variables of a process
+    kind: str  # names a process in messages
+    error: type[DapoError]  # raised if the first process cannot be used
 
 
 class WorkerLost(Exception):
@@ -43,16 +56,8 @@ class WorkerProcess:
     `output`. One thread calls; any thread may `interrupt`.
     """
 
-    def __init__(
-        self,
-        init_message: bytes,
-        *,
-        module: str,
-        environment: Mapping[str, str],
-        memory_bytes: int,
-        output: int = _STDERR,
-    ) -> None:
-        """Run `module`, which calls `worker.run`, in a process; `begin` sends the first message."""
+    def __init__(self, program: WorkerProgram, memory_bytes: int, output: int = _STDERR) -> None:
+        """Start the program; `begin` sends the first message."""
         self._connection, worker_end = socket.socketpair()
         their_keepalive_pipe, keepalive_pipe = os.pipe()
         report, their_report = os.pipe()
@@ -61,13 +66,13 @@ class WorkerProcess:
         descriptors = (worker_end.fileno(), their_keepalive_pipe, their_report)
         try:
             self._process = start_module(
-                module,
+                program.module,
                 descriptors,
                 memory_bytes,
                 # a fixed hash seed: the order of sets is the same in every worker and run
                 environment={
                     "PYTHONHASHSEED": "0",
-                    **environment,
+                    **program.environment,
                     **dict.fromkeys(_ONE_THREAD, "1"),
                 },
                 output=output,
@@ -81,7 +86,7 @@ class WorkerProcess:
             worker_end.close()
             os.close(their_keepalive_pipe)
             os.close(their_report)
-        self._init_message = init_message
+        self._init_message = program.init_message
         self._answers = 0
         self._events: list[Event] = []
         self.pid = self._process.pid

@@ -16,8 +16,8 @@ from dapo.core.loading import import_locations
 from dapo.core.secrets import mask_text
 from dapo.processes.frames import encode, frame
 from dapo.processes.output import WorkerOutput
-from dapo.processes.pool import STARTUP_S, Call, Limits, WorkerPool, WorkerProgram
-from dapo.processes.process import WorkerLost, WorkerProcess
+from dapo.processes.pool import STARTUP_S, Call, Limits, WorkerPool
+from dapo.processes.process import WorkerLost, WorkerProcess, WorkerProgram
 from dapo.rewards.combine import RewardSpec, Scope
 from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json, responses_to_json
 from dapo.types import Problem, Verdict
@@ -111,9 +111,6 @@ class VerifierTask:
     verifier_indices: Sequence[int]  # positions in the specification's weights
     request: bytes  # the message that a worker reads
 
-    def is_answered_without(self, worker: WorkerProcess | None) -> bool:
-        return False
-
     def run(self, worker: WorkerProcess, call: Call) -> bool:
         # a call that judges a whole group may take the time of each of its responses
         answer = call(self.request, len(self.response_indices))
@@ -122,7 +119,10 @@ class VerifierTask:
         return bool(answer["needs_restart"])
 
     def fail(self, reason: str) -> None:
-        self.group.fail(self, reason)
+        names = list(self.group.spec.weights)
+        error = error_verdict(f"{', '.join(names[i] for i in self.verifier_indices)}: {reason}")
+        row = [error, *[None] * (len(self.verifier_indices) - 1)]
+        self.group.add_verdicts(self, [row] * len(self.response_indices))
 
     def abandon(self) -> None:
         self.group.abandon()
@@ -134,7 +134,7 @@ class PendingGroup:
     def __init__(self, spec: RewardSpec, size: int, num_tasks: int) -> None:
         self.future: Future[tuple[Verdict, ...]] = Future()
         self.future.set_running_or_notify_cancel()
-        self._spec = spec
+        self.spec = spec
         self._lock = threading.Lock()
         self._table: list[list[Verdict | None]] = [[None] * len(spec.weights) for _ in range(size)]
         """`[response][verifier]`"""
@@ -152,13 +152,6 @@ class PendingGroup:
         if done:
             self._finish()
 
-    def fail(self, task: VerifierTask, reason: str) -> None:
-        names = list(self._spec.weights)
-        error = error_verdict(f"{', '.join(names[i] for i in task.verifier_indices)}: {reason}")
-        self.add_verdicts(
-            task, [[error, *[None] * (len(task.verifier_indices) - 1)]] * len(task.response_indices)
-        )
-
     def abandon(self) -> None:
         with self._lock:
             if not self.future.done():
@@ -167,7 +160,7 @@ class PendingGroup:
                 )
 
     def _finish(self) -> None:
-        self.future.set_result(tuple(self._spec.combine(row) for row in self._table))
+        self.future.set_result(tuple(self.spec.combine(row) for row in self._table))
 
 
 def make_tasks(
