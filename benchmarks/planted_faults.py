@@ -23,7 +23,7 @@ from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.policy.builtin_models import tiny_random
 from dapo.policy.hf_io import write_model_directory
 from dapo.rewards.combine import InlineJudge
-from dapo.rewards.workers.pool import VerifierPool
+from dapo.rewards.pool import VerifierPool
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.training import asynchronous, train

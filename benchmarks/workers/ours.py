@@ -28,7 +28,7 @@ from dapo.engines.engine import RolloutEngine
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.policy.builtin_models import smollm2_directory
 from dapo.policy.model import export_model
-from dapo.rewards.workers.pool import VerifierPool
+from dapo.rewards.pool import VerifierPool
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import make_manifest

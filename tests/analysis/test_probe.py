@@ -23,7 +23,7 @@ from dapo.cli.train import start_run
 from dapo.config import Config
 from dapo.core.errors import DataError
 from dapo.libs.sample_intervals import mean_interval
-from dapo.rewards.workers.pool import VerifierPool
+from dapo.rewards.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import truncate_after
 from dapo.training.assemble.inputs import read_inputs

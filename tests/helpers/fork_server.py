@@ -63,7 +63,7 @@ AREAS = {
         "engines",
         "core/rng",
     ),
-    "judging": ("rewards", "environments"),
+    "judging": ("rewards", "environments", "processes"),
     "update": (
         "policy/policy",
         "policy/critic",

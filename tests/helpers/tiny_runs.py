@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config import Config, dump_config, load_config
-from dapo.rewards.workers.pool import VerifierPool
+from dapo.rewards.pool import VerifierPool
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.training.assemble.build import build_run

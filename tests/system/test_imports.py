@@ -24,7 +24,7 @@ ROOT = where.ROOT / "src" / PACKAGE
 LAYERS = [
     {"libs"},
     {"core"},
-    {"algo"},
+    {"algo", "processes"},
     {"config", "types"},
     {"data", "rewards", "engines", "policy"},
     {"distributed", "environments"},
@@ -59,6 +59,7 @@ LIGHT = (
     "config",
     "types",
     "data",
+    "processes",
     "rewards",
     "cli/main",
     "cli/data",

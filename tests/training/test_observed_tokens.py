@@ -42,8 +42,6 @@ from helpers.fake_engines import FaultyEngine
 from helpers.tiny_policies import float64_model, loaded, make_policy, off_policy, plain_scores
 from helpers.tiny_runs import contents, differences, new_run, tiny
 
-pytestmark = pytest.mark.usefixtures("forked_workers")
-
 RAGGED = ((0, 2), (5, 6), (7, 9))
 """Ranges of five sampled tokens among ten."""
 

@@ -15,8 +15,8 @@ from dapo.cli.check.summary import explain
 from dapo.cli.train import resume_run, start_run
 from dapo.config import build_config
 from dapo.core.errors import ConfigError, RewardError
+from dapo.processes.output import WorkerOutput
 from dapo.rewards.combine import InlineJudge
-from dapo.rewards.workers.output import VerifierOutput
 from dapo.runs.directory import RunDirectory
 from dapo.training.preflight import open_judge
 from dapo.training.second_verifier import Audit, AuditedStep
@@ -214,8 +214,8 @@ def test_an_audit_that_cannot_be_used_is_refused_before_the_run_directory_is_mad
 
 
 def test_what_both_verifiers_print_is_in_one_file_and_named_once(tmp_path: Path):
-    own = VerifierOutput()
-    audits = VerifierOutput()
+    own = WorkerOutput()
+    audits = WorkerOutput()
     messages = []
     os.pwrite(own.fileno(), b"JUDGING\n", 0)
     os.pwrite(audits.fileno(), b"AUDITING\n", 0)

@@ -37,8 +37,6 @@ from helpers.tiny_policies import (
 )
 from helpers.tiny_runs import contents, differences, metrics, tiny
 
-pytestmark = pytest.mark.usefixtures("forked_workers")
-
 TURNS = [
     {"role": "user", "content": "4 + 3?"},
     {"role": "assistant", "content": "4 + 3"},

@@ -20,7 +20,7 @@ from dapo.config import Config
 from dapo.core.errors import DataError
 from dapo.libs.sample_intervals import Interval, mean_interval
 from dapo.policy.memory_model import GIB
-from dapo.rewards.workers.pool import VerifierPool
+from dapo.rewards.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
 from dapo.training.assemble.build import build_engine, build_sampling, open_launcher, open_policy

@@ -35,7 +35,7 @@ from dapo.policy.custom_loss import CustomLoss, LossFunction, load_loss
 from dapo.policy.model import export_model
 from dapo.policy.policy import Policy
 from dapo.rewards.combine import InlineJudge
-from dapo.rewards.workers.pool import VerifierPool
+from dapo.rewards.pool import VerifierPool
 from dapo.runs.console import progress
 from dapo.runs.stored_config import CODE_FOLDER
 from dapo.training.assemble.build import build_engine, build_sampling, evaluation_plan, open_policy

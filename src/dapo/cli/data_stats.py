@@ -90,7 +90,7 @@ def model_pass_rates(
     )
     from dapo.data.prompts import PromptEncoder
     from dapo.evaluation.evaluate import evaluate
-    from dapo.rewards.workers.pool import VerifierPool
+    from dapo.rewards.pool import VerifierPool
     from dapo.training.assemble.build import evaluation_plan
     from dapo.training.assemble.episodes import open_episodes
     from dapo.training.assemble.inputs import (

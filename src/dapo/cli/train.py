@@ -12,7 +12,7 @@ from dapo.api.lifecycle import execute
 from dapo.cli.formatting import size
 from dapo.config import Config
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr, warn
-from dapo.rewards.workers.pool import VerifierPool
+from dapo.rewards.pool import VerifierPool
 from dapo.runs.checkpoints import has_weights_only
 from dapo.runs.console import SafeConsole, final_report
 from dapo.runs.directory import RunDirectory, default_run_path, require_new_run

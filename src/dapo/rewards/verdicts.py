@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 from dapo.core.loading import try_call
 from dapo.core.secrets import mask_text
 from dapo.core.text import shorten
-from dapo.libs.strict_math.text import normalize_number
 from dapo.types import Episode, EpisodeText, Problem, Verdict
 
 TokenIds: TypeAlias = Sequence[Sequence[int]]  # the tokens of each of several responses
@@ -25,6 +24,8 @@ def binary_verdict(correct: bool, answer: str | None = None) -> Verdict:
 
 def number_verdict(reference: Fraction | None, number: Fraction | None) -> Verdict:
     """Right if the number that was found, if any, is the reference's."""
+    from dapo.libs.strict_math.text import normalize_number  # few verifiers wait for its import
+
     return binary_verdict(number == reference, "" if number is None else normalize_number(number))
 
 

@@ -19,12 +19,12 @@ from dapo.data.prepare.stats import conflicting_answers
 from dapo.data.problems import load_problems
 from dapo.data.sources.builtin import Split
 from dapo.data.sources.rows import describe_texts
+from dapo.processes.output import WorkerOutput as VerifierOutput
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.data_check import warnings_about_rows
+from dapo.rewards.pool import VerifierPool
 from dapo.rewards.verifier import ANSWER_MARKERS, VERIFIERS
 from dapo.rewards.verifiers.function import require_columns
-from dapo.rewards.workers.output import VerifierOutput
-from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import require_new_run
 from dapo.types import Group, Problem, Prompt, content_text
 

@@ -8,8 +8,8 @@ from statistics import fmean
 
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.libs.sample_intervals import difference_interval
+from dapo.processes.output import WorkerOutput as VerifierOutput
 from dapo.rewards.combine import Judge
-from dapo.rewards.workers.output import VerifierOutput
 from dapo.types import Group, Verdict
 
 

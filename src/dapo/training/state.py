@@ -11,7 +11,7 @@ from dapo.config import Config
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.environments.pool import EnvironmentPool
 from dapo.evaluation.scores import EvaluationPlan
-from dapo.rewards.workers.output import VerifierOutput
+from dapo.processes.output import WorkerOutput as VerifierOutput
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Tracker

@@ -25,7 +25,7 @@ from dapo.evaluation.scores import EvaluationPlan, require_summary
 from dapo.evaluation.server import ServerSampler
 from dapo.policy.lora import saved_weights
 from dapo.policy.model import LoadedModel
-from dapo.rewards.workers.pool import VerifierPool
+from dapo.rewards.pool import VerifierPool
 from dapo.runs.checkpoints import step_of
 from dapo.runs.console import progress
 from dapo.runs.directory import RunDirectory

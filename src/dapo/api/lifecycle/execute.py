@@ -22,7 +22,7 @@ from dapo.policy.checkpoint import copy_weights
 from dapo.policy.hf_io import appearing_directory, config_of, quiet_transformers, require_new
 from dapo.policy.lora import export_adapter, saved_weights
 from dapo.policy.model import LoadedModel, export_model
-from dapo.rewards.workers.pool import VerifierPool
+from dapo.rewards.pool import VerifierPool
 from dapo.runs.checkpoints import require_optimizer_state, step_of
 from dapo.runs.console import ProgressDisplay, progress
 from dapo.runs.curves import plot_curves

@@ -20,7 +20,7 @@ from dapo.cli.check.report import estimate_of
 from dapo.config import Config
 from dapo.core.text import with_interval
 from dapo.policy.memory_model import GIB
-from dapo.rewards.workers.pool import VerifierPool
+from dapo.rewards.pool import VerifierPool
 from dapo.runs.console import progress
 from dapo.runs.directory import RunDirectory
 from dapo.training.assemble.inputs import read_inputs

@@ -27,9 +27,9 @@ from dapo.evaluation.scores import EvaluationPlan
 from dapo.libs.vllm_weights import WeightSender, WeightTransfer
 from dapo.policy.model import LoadedModel
 from dapo.policy.policy import Policy
+from dapo.processes.output import WorkerOutput as VerifierOutput
 from dapo.rewards.combine import Judge
-from dapo.rewards.workers.output import VerifierOutput
-from dapo.rewards.workers.pool import VerifierPool
+from dapo.rewards.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import JsonlSink
 from dapo.runs.optional_sink import OpenSink, OptionalSink

@@ -12,7 +12,7 @@ from dapo.environments.engine import EpisodeEngine
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.rendering import TurnRenderer
 from dapo.environments.starts import EpisodeStarts
-from dapo.rewards.workers.output import VerifierOutput
+from dapo.processes.output import WorkerOutput as VerifierOutput
 from dapo.types import Problem
 
 _PROVEN = 4

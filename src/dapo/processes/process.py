@@ -1,37 +1,41 @@
-"""The pool's handle on one worker process, and their messages: JSON after its length in 4 bytes."""
+"""The pool's handle on one worker process that runs user code."""
 
 import contextlib
 import io
 import json
 import math
 import os
-import re
 import select
 import signal
 import socket
-import struct
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from dapo.core.environment import worker_environment
-from dapo.core.errors import RewardError
-from dapo.core.loading import import_locations, module_file
-from dapo.core.secrets import HUB_VARIABLES
-from dapo.rewards.combine import RewardSpec
-from dapo.rewards.workers.supervisor import Event
+from dapo.core.errors import DapoError
+from dapo.processes.frames import receive
+from dapo.processes.spawn import start_module
+from dapo.processes.supervisor import Event
 
 _EXIT_S = 1.0
 _SUPERVISOR_EXIT_S = 5.0
 _SEND_S = 10.0
 _MAX_REPORT_BYTES = 1000
 _STDERR = 2
-_LENGTH = struct.Struct(">I")
-_CHUNK = 1 << 20
-_MAX_ANSWER_BYTES = 1 << 26
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class WorkerProgram:
+    """What the processes of a pool run."""
+
+    module: str  # calls `worker.run`
+    init_message: bytes
+    environment: Mapping[str, str]  # all variables of a process
+    kind: str  # names a process in messages
+    error: type[DapoError]  # raised if the first process cannot be used
 
 
 class WorkerLost(Exception):
@@ -45,55 +49,15 @@ class WorkerLost(Exception):
         """
 
 
-def encode_init_message(spec: RewardSpec) -> bytes:
-    """Return the first message to a worker: the reward to build, and where modules are.
-
-    Raises RewardError.
-    """
-    for name in spec.weights:
-        if name.startswith("__main__:"):
-            raise RewardError(
-                f"{name!r}: worker processes cannot import a running script or notebook; use a"
-                " module"
-            )
-    try:
-        return encode({"spec": vars(spec), **import_locations()})
-    except (TypeError, ValueError) as error:
-        raise RewardError(
-            f"a verifier's options must be JSON values to reach its processes: {error}"
-        ) from None
-
-
-def needed_environment(options_by_name: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return a worker's variables: harmless ones, and those that options or modules name.
-
-    The names are those of verifiers, `module:function`, or an environment's `module:Class`.
-    """
-    variables = set(HUB_VARIABLES) if "reward_model" in options_by_name else set()
-    for name, options in options_by_name.items():
-        variables |= {str(value) for option, value in options.items() if option.endswith("_env")}
-        if (file := module_file(name.partition(":")[0]) if ":" in name else None) is not None:
-            variables |= set(re.findall(r"\w+", file.read_text(encoding="utf-8", errors="replace")))
-    return worker_environment(variables)
-
-
 class WorkerProcess:
     """A supervisor and its child, the worker, in a session of their own, without a fork.
 
-    Messages go over a socket pair; verifier output goes, limited in length, to the descriptor
+    Messages go over a socket pair; its output goes, limited in length, to the descriptor
     `output`. One thread calls; any thread may `interrupt`.
     """
 
-    def __init__(
-        self,
-        init_message: bytes,
-        *,
-        module: str,
-        environment: Mapping[str, str],
-        memory_bytes: int,
-        output: int = _STDERR,
-    ) -> None:
-        """Run `module`, which calls `worker.run`, in a process; `begin` sends the first message."""
+    def __init__(self, program: WorkerProgram, memory_bytes: int, output: int = _STDERR) -> None:
+        """Start the program; `begin` sends the first message."""
         self._connection, worker_end = socket.socketpair()
         their_keepalive_pipe, keepalive_pipe = os.pipe()
         report, their_report = os.pipe()
@@ -101,16 +65,17 @@ class WorkerProcess:
         self._report = io.FileIO(report)
         descriptors = (worker_end.fileno(), their_keepalive_pipe, their_report)
         try:
-            self._process = subprocess.Popen(
-                # -P: a random.py in the current directory must not shadow the standard library
-                [sys.executable, "-P", "-m", module, *map(str, descriptors), str(memory_bytes)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=descriptors,
-                start_new_session=True,
+            self._process = start_module(
+                program.module,
+                descriptors,
+                memory_bytes,
                 # a fixed hash seed: the order of sets is the same in every worker and run
-                env={"PYTHONHASHSEED": "0", **environment, **dict.fromkeys(_ONE_THREAD, "1")},
+                environment={
+                    "PYTHONHASHSEED": "0",
+                    **program.environment,
+                    **dict.fromkeys(_ONE_THREAD, "1"),
+                },
+                output=output,
             )
         except OSError:
             self._connection.close()
@@ -121,7 +86,7 @@ class WorkerProcess:
             worker_end.close()
             os.close(their_keepalive_pipe)
             os.close(their_report)
-        self._init_message = init_message
+        self._init_message = program.init_message
         self._answers = 0
         self._events: list[Event] = []
         self.pid = self._process.pid
@@ -143,18 +108,21 @@ class WorkerProcess:
     def wait_ready(self, timeout_s: float) -> None:
         """Wait for the answer to the first message.
 
-        Raises RewardError if it is an error, WorkerLost if it ends.
+        Raises WorkerLost if it is an error, or if the process ends.
         """
         reply = self._exchange(b"", timeout_s, "the worker process was not ready after")
         if "pid" not in reply:
-            raise RewardError(
-                reply.get("error", "the worker process sent an invalid first message")
-            )
+            raise WorkerLost(reply.get("error", "the worker process sent an invalid first message"))
         self.ready = reply
         self.pid = reply["pid"]
 
     def call(
-        self, request: bytes, timeout_s: float, *, slow_s: float, when_slow: Callable[[], object]
+        self,
+        request: bytes,
+        timeout_s: float,
+        *,
+        slow_s: float | None,
+        when_slow: Callable[[], object],
     ) -> Mapping[str, Any]:
         """Send a framed message and wait for the answer; after `slow_s`, call `when_slow`.
 
@@ -165,7 +133,7 @@ class WorkerProcess:
             request, timeout_s, "timed out after", slow_s=slow_s, when_slow=when_slow
         )
         self._read_events()
-        # the verifier's own time limits continued meanwhile
+        # the time limits of the user's code continued meanwhile
         if any(event.is_retryable for event in self._events):
             self._stop_and_raise("the worker process was stopped by a signal")
         if answer.get("number") != self._answers:
@@ -255,55 +223,6 @@ class WorkerProcess:
             self._process.wait()
         self._read_events()
         self._report.close()
-
-
-def frame(body: str) -> bytes:
-    """Return the bytes of a message with this JSON text."""
-    # ASCII: json escapes lone surrogates, which a tokenizer may produce and UTF-8 cannot encode
-    return _LENGTH.pack(len(body)) + body.encode("ascii")
-
-
-def encode(message: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a message. Raises TypeError or ValueError if it is not JSON."""
-    return frame(json.dumps(message))
-
-
-def receive(connection: socket.socket, deadline: float | None = None) -> dict[str, Any] | None:
-    """Return the next message, or None at the end of the stream.
-
-    Raises TimeoutError after `deadline`, by `time.monotonic()`, and ValueError for malformed data,
-    which user code in the worker may write.
-    """
-    head = _read(connection, _LENGTH.size, deadline)
-    if head is None:
-        return None
-    (size,) = _LENGTH.unpack(head)
-    if deadline is not None and size > _MAX_ANSWER_BYTES:
-        raise ValueError(f"a message of {size} bytes")
-    body = _read(connection, size, deadline)
-    if body is None:
-        return None
-    try:
-        message = json.loads(body)
-    except RecursionError:
-        raise ValueError("brackets nested too deeply") from None
-    if not isinstance(message, dict):
-        raise ValueError(f"expected an object, got {type(message).__name__}")
-    return message
-
-
-def _read(connection: socket.socket, size: int, deadline: float | None) -> bytes | None:
-    parts = []
-    remaining = size
-    while remaining:
-        if deadline is not None:
-            connection.settimeout(max(deadline - time.monotonic(), 1e-6))
-        part = connection.recv(min(remaining, _CHUNK))
-        if not part:
-            return None
-        parts.append(part)
-        remaining -= len(part)
-    return b"".join(parts)
 
 
 def _is_newly_stopped(pid: int) -> bool:

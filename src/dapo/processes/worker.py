@@ -1,9 +1,6 @@
-"""The process that runs verifiers for a pool, and `run` for other processes with user code.
+"""The process's side of a worker that runs user code: `run`.
 
-Imports no torch.
-
-Usage: `python -m dapo.rewards.workers.worker SOCKET KEEPALIVE_PIPE REPORT_PIPE MEMORY_BYTES`, with
-descriptors.
+The arguments of such a process are SOCKET KEEPALIVE_PIPE REPORT_PIPE MEMORY_BYTES, with descriptors.
 """
 
 import contextlib
@@ -17,16 +14,9 @@ from collections.abc import Callable
 from typing import Any, TextIO, TypeAlias, cast
 
 from dapo.core.errors import DapoError
-from dapo.core.loading import OUT_OF_MEMORY, use_import_locations
-from dapo.rewards.combine import CombinedVerifier, RewardSpec
-from dapo.rewards.verdicts import responses_of_json
-from dapo.rewards.workers.process import encode, receive
-from dapo.rewards.workers.supervisor import exit_with_supervisor, supervise
-from dapo.types import Problem, Verdict
-
-_MAX_ERROR_CHARS = 1000
-_MAX_ANSWER_CHARS = 200
-
+from dapo.core.loading import use_import_locations
+from dapo.processes.frames import encode, receive
+from dapo.processes.supervisor import exit_with_supervisor, supervise
 
 Answer: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 """Answers a message of the pool; `needs_restart` in the answer asks for a new process."""
@@ -105,40 +95,6 @@ def _serve(connection: socket.socket, build: Build) -> None:
         connection.sendall(encode({**answer, "number": number, "damage": damage}))
 
 
-def _judging(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
-    """Return the verifiers of a reward, which judge some of a group's responses per call.
-
-    Raises RewardError.
-    """
-    verifier = CombinedVerifier(RewardSpec(**spec))
-
-    def judge(task: dict[str, Any]) -> dict[str, Any]:
-        rows = verifier.verdicts(
-            task["scope"], Problem(**task["problem"]), responses_of_json(task), task["token_ids"]
-        )
-        verdicts = [[_verdict_to_json(verdict) for verdict in row] for row in rows]
-        # the memory may still be full
-        is_full = any(
-            OUT_OF_MEMORY in (v[2] or "") for row in verdicts for v in row if v is not None
-        )
-        return {"verdicts": verdicts, "needs_restart": is_full}
-
-    return {"scopes": verifier.scopes, "columns": verifier.needed_columns}, judge
-
-
-def _verdict_to_json(verdict: Verdict | None) -> list[Any] | None:
-    if verdict is None:
-        return None
-    error = verdict.error
-    answer = verdict.answer
-    return [
-        verdict.correct,
-        verdict.score,
-        error and error[:_MAX_ERROR_CHARS],
-        answer and answer[:_MAX_ANSWER_CHARS],
-    ]
-
-
 def _process_state(connection: socket.socket) -> dict[str, Any]:
     """Process state that every call must leave unchanged, keyed by the message for a change."""
     state: dict[str, Any] = {"left the working directory changed": None}
@@ -152,7 +108,3 @@ def _process_state(connection: socket.socket) -> dict[str, Any]:
         except OSError:
             state[f"left {name} closed or replaced"] = None
     return state
-
-
-if __name__ == "__main__":
-    run(_judging)

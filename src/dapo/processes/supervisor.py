@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dapo.core.terminal import UNSAFE
+from dapo.processes.spawn import exit_reason
 
 MAX_PROCESSES = 256  # of a worker; more are a leak or a fork bomb
 SHOWN_BYTES = 8192  # of a worker's output, at once and then per minute
@@ -105,7 +106,7 @@ class Console:
     def close(self) -> None:
         if self._hidden:
             self._try_write(
-                b"\n[verifier process %d: %d bytes of output not shown]\n"
+                b"\n[worker process %d: %d bytes of output not shown]\n"
                 % (self._worker, self._hidden)
             )
             self._hidden = 0
@@ -169,11 +170,9 @@ def _changes_of(worker: int) -> Iterator[int]:
 
 def _end(status: int) -> Event:
     code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        return Event(f"the worker process exited with code {code}")
+    reason = exit_reason(code, by_signal="was killed by")
     hint = " (often: out of memory)" if -code == signal.SIGKILL else ""
-    text = f"the worker process was killed by {signal.Signals(-code).name}{hint}"
-    return Event(text, is_retryable=True)
+    return Event(f"the worker process {reason}{hint}", is_retryable=code < 0)
 
 
 def _limit_exceeded(memory_bytes: int) -> str | None:

@@ -1,4 +1,4 @@
-"""Captures the output of verifiers and moves it into a file of the run."""
+"""Captures the output of worker processes and moves it into a file of the run; ends of logs."""
 
 import contextlib
 import os
@@ -11,13 +11,15 @@ from dapo.core.files import PRIVATE, make_private_folder, open_no_link
 from dapo.core.terminal import print_text
 
 MAX_LOG_BYTES = 10 * 2**20
+LOG_TAIL_LINES = 5
+LOG_TAIL_BYTES = 16384
 _CHUNK = 1 << 20
 _DROPPED = b"\n[%015d bytes more are not kept]\n"
 _COUNT = re.compile(rb"\n\[(\d{15}) bytes more are not kept\]\n")
 
 
-class VerifierOutput:
-    """A temporary file to which all verifier processes append, limited by their supervisors."""
+class WorkerOutput:
+    """A temporary file to which all processes of a pool append, limited by their supervisors."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  close() closes it
@@ -63,3 +65,15 @@ class VerifierOutput:
             self._moved += len(part)
             parts.append(part)
         return b"".join(parts)
+
+
+def log_tail(log: Path) -> str:
+    """Return `; log tail of LOG: LINE | LINE`, or nothing if there is no log to read."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(-min(LOG_TAIL_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return f"; log tail of {log}: {' | '.join(lines[-LOG_TAIL_LINES:])}" if lines else ""
