@@ -40,7 +40,7 @@ def completed(
         ("dapo train --run", ["--run-dir"]),
         ("dapo train qui", ["quickstart"]),
         ("dapo configs qui", ["quickstart"]),
-        ("dapo docs from_v", ["from_verl"]),
+        ("dapo docs comi", ["coming_from"]),
         ("dapo train x.yaml loss.clip", ["loss.clip_low=", "loss.clip_high="]),
         ("dapo train x.yaml optim.lr=1e-6 optim.w", ["optim.warmup_steps=", "optim.weight_decay="]),
         ("dapo resume runs/a optim.sch", ["optim.schedule=constant", "optim.schedule=linear", "optim.schedule=cosine"]),

@@ -229,7 +229,7 @@ def show_configs(
 
 
 @lists_app.command(
-    "docs", rich_help_panel=REFERENCE, epilog="Example: dapo docs from_verl > from_verl.md"
+    "docs", rich_help_panel=REFERENCE, epilog="Example: dapo docs verifiers > verifiers.md"
 )
 def show_docs(
     page: Annotated[
