@@ -43,6 +43,8 @@ _MARKERS = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _SOURCED = re.compile(r"(?<!\S)([(\[]*)(\S+?)<!-- = (\{.+?\}) -->")
+_MARKS = {"after": "†", "after ten of the 66 runs": "‡", "after the runs of the first seed": "§"}
+"""Marks of claims by when they were made."""
 _PERCENT = 100
 _WINDOW = (6, 20)
 """The window of the summary's first panel: that of the claims on the token-level loss."""
@@ -64,11 +66,11 @@ def claims_table(names: Sequence[str]) -> str:
 
 
 def _made(judged: Judged) -> str:
-    """A mark for a claim that was not made before the runs: a dagger if all of them had been seen."""
+    """A mark for a claim that was not made before the runs; the document explains the marks."""
     made = judged.claim.made
-    if made == "after":
-        return " †"
-    return "" if made == "before" else f" (*made {made}*)"
+    if made == "before":
+        return ""
+    return f" {_MARKS[made]}" if made in _MARKS else f" (*made {made}*)"
 
 
 def replicated_table() -> str:
