@@ -223,7 +223,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"learning_rate": 1.0},
         (
             "unknown option learning_rate; TRL's learning_rate=1.0 is optim.lr=1.0 here (dapo show"
-            " docs from_trl)"
+            " docs coming_from)"
         ),
     ),
     "a keyword that is nearly one": (
@@ -256,7 +256,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             " you mean lr (optim.lr)?\n  unknown option rundir; did you mean run_dir?\n  unknown"
             " option rewards; did you mean reward (reward.verifier)?\n  unknown option"
             " num_generations; TRL's num_generations=8 is rollout.group_size=8 here (dapo show docs"
-            " from_trl)"
+            " coming_from)"
         ),
     ),
     "a name that is not unique": (

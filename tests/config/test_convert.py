@@ -310,7 +310,7 @@ def test_a_secret_of_the_environment_is_not_written(
 def test_each_option_of_the_files_that_the_pages_name_is_in_the_table(peer: Peer, source: str):
     names = NAMES[peer][source]
     assert [name for name in names if not OTHERS[peer].rows_of(name)] == []
-    page = (ROOT / "docs" / f"from_{peer}.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
     assert re.search(rf"\b{len(names)}\b[^.]*{re.escape(source)}", " ".join(page.split())), (
         len(names),
         source,
@@ -349,7 +349,7 @@ def test_all_options_of_another_system_are_answered_in_one_message_each_with_its
         "dapo convert FILE translates a file of them",
     ):
         assert answer in text
-    assert text.count("dapo show docs from_verl lists") == 1
+    assert text.count("dapo show docs coming_from shows a run of verl") == 1
 
 
 def test_a_whole_yaml_of_areal_is_answered_leaf_by_leaf():

@@ -106,7 +106,7 @@ def called_elsewhere(
     remark = rows[0].reason if row is None else row.reason
     if not options:
         return f"{label} has no option here: {remark}"
-    page = f"from_{system}"
+    page = "coming_from"
     if rows[0].converted and not equivalents:
         page += f": {remark}"
     return f"{label} is {' and '.join(values)} here (dapo show docs {page})"
