@@ -26,10 +26,10 @@ from dapo.rewards.combine import InlineJudge
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
+from dapo.start.auto import resolve_auto
+from dapo.start.build import build_run
+from dapo.start.read import Inputs, read_inputs
 from dapo.training import asynchronous, train
-from dapo.training.assemble.build import build_run
-from dapo.training.assemble.inputs import Inputs, read_inputs
-from dapo.training.assemble.resolve import resolve_auto
 from dapo.training.state import Run
 
 REWARDS = "benchmarks.planted_rewards"

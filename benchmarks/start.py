@@ -16,8 +16,8 @@ from pathlib import Path
 
 _MEASURED = """
 import sys, time
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.start.read import read_inputs
+from dapo.start.auto import resolve_auto
 from dapo.config import build_config
 imported_s = time.process_time()
 raw = {"model": sys.argv[2], "data": {"train": sys.argv[1]}, "reward": {"verifier": "math"}}

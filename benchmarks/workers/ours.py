@@ -1,5 +1,5 @@
 """dapo as a user runs it: the shipped loop, engine and policy, put together by
-`dapo.training.assemble`.
+`dapo.start`.
 """
 
 import io
@@ -19,7 +19,6 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 import dapo
 from benchmarks.memory import peak_rss_bytes
 from benchmarks.protocol import Channel, Handler, serve
-from dapo.api.lifecycle.execute import SCHEDULES
 from dapo.config import dump_config, load_config
 from dapo.core.rng import keyed_seed
 from dapo.data.problems import load_problems
@@ -33,9 +32,10 @@ from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import make_manifest
 from dapo.runs.sinks import Tracker
-from dapo.training.assemble.build import build_run
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto, resolve_engine
+from dapo.start.auto import resolve_auto, resolve_engine
+from dapo.start.build import build_run
+from dapo.start.read import read_inputs
+from dapo.start.run import SCHEDULES
 from dapo.types import Generation, GenerationRequest
 
 

@@ -26,8 +26,8 @@ from dapo.libs.sample_intervals import mean_interval
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import truncate_after
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto, resolve_engine
+from dapo.start.auto import resolve_auto, resolve_engine
+from dapo.start.read import read_inputs
 from helpers.commands import run as run_command
 from helpers.paths import CONFIGS
 from helpers.run_files import log_metrics

@@ -15,10 +15,10 @@ from dapo.rewards.combine import InlineJudge
 from dapo.runs.checkpoints import step_of
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
+from dapo.start.auto import resolve_auto, resolve_engine
+from dapo.start.build import build_run
+from dapo.start.read import read_inputs
 from dapo.training import asynchronous
-from dapo.training.assemble.build import build_run
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto, resolve_engine
 from dapo.training.checkpointing import is_logged, restore
 from dapo.training.signals import signals_as_requests
 from dapo.training.state import Run, TrainState

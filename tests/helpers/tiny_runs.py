@@ -12,9 +12,9 @@ from dapo.config import Config, dump_config, load_config
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
-from dapo.training.assemble.build import build_run
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto, resolve_engine
+from dapo.start.auto import resolve_auto, resolve_engine
+from dapo.start.build import build_run
+from dapo.start.read import read_inputs
 from dapo.training.state import Run
 from helpers.paths import CONFIGS
 

@@ -15,8 +15,8 @@ import pytest
 
 from dapo.analysis.view.queries import Runs
 from dapo.analysis.view.server import listen, make_server
-from dapo.api.lifecycle.execute import RunCallbacks, new_run, run_training
 from dapo.runs.directory import SUMMARY_FIELDS, RunDirectory
+from dapo.start.run import RunCallbacks, new_run, run_training
 from helpers.paths import TINY
 from helpers.tiny_runs import tiny
 

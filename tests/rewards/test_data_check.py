@@ -11,8 +11,8 @@ from dapo.cli.main import main
 from dapo.config import load_config
 from dapo.core.errors import RewardError
 from dapo.rewards.data_check import unusable_rows, warnings_about_rows
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.start.auto import resolve_auto
+from dapo.start.read import read_inputs
 from dapo.types import Problem
 
 

@@ -11,8 +11,8 @@ from dapo.cli.main import main
 from dapo.cli.train import start_run
 from dapo.config import Config
 from dapo.core.errors import ConfigError
-from dapo.training.assemble.inputs import Inputs, read_inputs
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.start.auto import resolve_auto
+from dapo.start.read import Inputs, read_inputs
 from helpers.paths import TINY
 from helpers.tiny_models import model_with_template
 from helpers.tiny_runs import new_run, tiny

@@ -18,7 +18,7 @@ from dapo.core.errors import ConfigError, RewardError
 from dapo.rewards.combine import InlineJudge
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.runs.directory import RunDirectory
-from dapo.training.preflight import open_judge
+from dapo.start.check import open_judge
 from dapo.training.second_verifier import Audit, AuditedStep
 from dapo.training.state import Run
 from dapo.types import Generation, Group, Problem, Verdict

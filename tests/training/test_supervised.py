@@ -20,8 +20,8 @@ from dapo.core.errors import ConfigError, DataError
 from dapo.data.demonstrations import demonstration_from_row, turns_of
 from dapo.data.prompts import PromptEncoder
 from dapo.environments.thoughts import ends_in_thought
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.start.auto import resolve_auto
+from dapo.start.read import read_inputs
 from dapo.training.demonstrations import AnswerEncoder
 from dapo.types import Problem
 from helpers.chat_templates import FAMILIES, tokenizer

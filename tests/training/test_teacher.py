@@ -14,15 +14,15 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from dapo.api.lifecycle.execute import with_exported_runs
 from dapo.cli.train import resume_run, start_run
 from dapo.config import Config, ReferenceConfig, ReferenceServerConfig
 from dapo.core.errors import CheckpointError, ConfigError, DapoError, DataError
 from dapo.policy.builtin_models import character_model
 from dapo.policy.hf_io import write_model_directory
 from dapo.policy.model import load_model
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.start.auto import resolve_auto
+from dapo.start.read import read_inputs
+from dapo.start.run import with_exported_runs
 from helpers.naive_update import whole_gradient
 from helpers.tiny_policies import (
     assert_close,

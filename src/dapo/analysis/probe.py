@@ -1,6 +1,6 @@
 """Makes a run's first two steps in advance to measure pass rates, speed and memory.
 
-Nothing is written. The code and the random keys of the run (`training/assemble/build.py`) sample,
+Nothing is written. The code and the random keys of the run (`start/build.py`) sample,
 judge and update, so the first batches are the ones that the run would train on. The second update
 is the first to hold the optimizer's moments together with activations. Further batches are sampled
 with the weights after it, until enough problems are judged.
@@ -23,8 +23,8 @@ from dapo.policy.memory_model import GIB
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
-from dapo.training.assemble.build import build_engine, build_sampling, open_launcher, open_policy
-from dapo.training.assemble.inputs import Inputs
+from dapo.start.build import build_engine, build_sampling, open_launcher, open_policy
+from dapo.start.read import Inputs
 from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import Batch, Sampling, collect
 from dapo.training.rules.all_rules import active_findings

@@ -22,7 +22,6 @@ from dapo.api.in_memory_data import (
     write_rows,
 )
 from dapo.api.keywords import build_scaled, load_base, named_functions, options_from, with_teacher
-from dapo.api.lifecycle.generate import answers_of, generation_plan
 from dapo.api.python_errors import python_interface
 from dapo.api.result_types import EvaluationResult, table_of
 from dapo.config import Config
@@ -38,10 +37,11 @@ from dapo.rewards.combine import InlineJudge
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import progress
 from dapo.runs.stored_config import CODE_FOLDER
-from dapo.training.assemble.build import build_engine, build_sampling, evaluation_plan, open_policy
-from dapo.training.assemble.inputs import drop_long, read_model_and_encoder, require_fit
-from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_engine
-from dapo.training.preflight import load_rows
+from dapo.start.auto import require_hardware, resolve_auto, resolve_engine
+from dapo.start.build import build_engine, build_sampling, evaluation_plan, open_policy
+from dapo.start.check import load_rows
+from dapo.start.generate import answers_of, generation_plan
+from dapo.start.read import drop_long, read_model_and_encoder, require_fit
 from dapo.training.rollout import Sampling, collect
 from dapo.training.rollout_metrics import mean_of_updates
 from dapo.training.signals import signals_as_requests

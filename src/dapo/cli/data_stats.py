@@ -82,18 +82,18 @@ def model_pass_rates(
 
     Returns the length of every prompt in tokens, and the pass rates, both by problem id.
     """
-    from dapo.api.lifecycle.evaluate_models import (
+    from dapo.data.prompts import PromptEncoder
+    from dapo.evaluation.evaluate import evaluate
+    from dapo.rewards.workers.pool import VerifierPool
+    from dapo.start.build import evaluation_plan
+    from dapo.start.episodes import open_episodes
+    from dapo.start.evaluate import (
         EvalRequest,
         evaluation_config,
         open_engine_sampler,
         run_options,
     )
-    from dapo.data.prompts import PromptEncoder
-    from dapo.evaluation.evaluate import evaluate
-    from dapo.rewards.workers.pool import VerifierPool
-    from dapo.training.assemble.build import evaluation_plan
-    from dapo.training.assemble.episodes import open_episodes
-    from dapo.training.assemble.inputs import (
+    from dapo.start.read import (
         device_for_inputs,
         read_model,
         require_fit,

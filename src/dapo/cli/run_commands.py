@@ -58,7 +58,7 @@ def train(
         file = find_config(config)
         loaded = load_config(file, overrides or [])
     from dapo.runs.directory import default_run_path
-    from dapo.training.preflight import open_judge
+    from dapo.start.check import open_judge
 
     path = run_dir or default_run_path(file, datetime.now())
     with stdout_to_stderr(as_json), open_judge(loaded, run_dir=path) as judge:
@@ -397,8 +397,8 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model: avg@k, pass@j and cons@k with 95 % intervals."""
-    from dapo.api.lifecycle.evaluate_models import EvalRequest, compare_models, evaluate_model
     from dapo.cli.eval_report import evaluation_json, print_evaluation
+    from dapo.start.evaluate import EvalRequest, compare_models, evaluate_model
 
     if compare is not None and model_or_run is not None and "=" in model_or_run:
         # with --compare the first argument is an option

@@ -1,4 +1,4 @@
-"""`dapo train`, `resume`, `fork` and `export`; `api/lifecycle/execute.py` does the work."""
+"""`dapo train`, `resume`, `fork` and `export`; `start/run.py` does the work."""
 
 import shlex
 import sys
@@ -8,7 +8,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from dapo.api.lifecycle import execute
 from dapo.cli.formatting import size
 from dapo.config import Config
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr, warn
@@ -20,8 +19,9 @@ from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.manifest import Fork
 from dapo.runs.status import run_status
 from dapo.runs.stored_config import load_run_config, with_start_folder
-from dapo.training.fork import create_fork, default_fork_path, plan_fork
-from dapo.training.preflight import open_judge
+from dapo.start import run as execute
+from dapo.start.check import open_judge
+from dapo.start.fork import create_fork, default_fork_path, plan_fork
 
 SHOWN_SAMPLES = 3  # problems whose responses before and after training the final report shows
 

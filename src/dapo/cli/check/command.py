@@ -20,8 +20,8 @@ from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork
-from dapo.training.assemble.resolve import require_hardware
-from dapo.training.preflight import open_judge
+from dapo.start.auto import require_hardware
+from dapo.start.check import open_judge
 from dapo.types import Problem
 
 

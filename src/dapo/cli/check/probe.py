@@ -23,8 +23,8 @@ from dapo.policy.memory_model import GIB
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import progress
 from dapo.runs.directory import RunDirectory
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto, resolve_engine
+from dapo.start.auto import resolve_auto, resolve_engine
+from dapo.start.read import read_inputs
 
 _BAR = 30
 _WIDTH = 110

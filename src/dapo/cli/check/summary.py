@@ -15,7 +15,7 @@ from dapo.config.option_fields import CONDITIONS, known_about, options_of, secti
 from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import remove_overlap
 from dapo.rewards.verifier import is_binary
-from dapo.training.preflight import NO_COLUMNS, load_rows
+from dapo.start.check import NO_COLUMNS, load_rows
 from dapo.types import Problem
 
 _TOKEN_BYTES = 8  # a token's id and log-probability, in the controller and in a checkpoint

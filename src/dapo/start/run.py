@@ -32,14 +32,14 @@ from dapo.runs.manifest import Fork, local, make_manifest, provenance, provenanc
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Display
 from dapo.runs.stored_config import keep_overrides, load_run_config, with_start_folder
+from dapo.start.auto import require_hardware, resolve_auto, resolve_engine
+from dapo.start.build import build_run
+from dapo.start.check import open_judge
+from dapo.start.fork import require_same_preset
+from dapo.start.read import Inputs, read_inputs, read_model
 from dapo.training import asynchronous, supervised
-from dapo.training.assemble.build import build_run
-from dapo.training.assemble.inputs import Inputs, read_inputs, read_model
-from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_engine
 from dapo.training.checkpoint_writer import describe, os_errors_as_dapo_errors
 from dapo.training.checkpointing import is_logged, read_state, restore
-from dapo.training.fork import require_same_preset
-from dapo.training.preflight import open_judge
 from dapo.training.signals import END_AT_ONCE, InterruptHandler, StepListener, signals_as_requests
 from dapo.training.state import Run
 from dapo.training.train import train

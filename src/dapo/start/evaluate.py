@@ -32,11 +32,11 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import with_verifier
 from dapo.runs.manifest import TEMPLATE_TIME, template_time_of
 from dapo.runs.stored_config import load_run_config, with_start_folder
-from dapo.training.assemble.build import build_engine, evaluation_plan, open_launcher
-from dapo.training.assemble.episodes import Episodes
-from dapo.training.assemble.inputs import Inputs, distinct, read_inputs
-from dapo.training.assemble.resolve import resolve_auto, resolve_engine
-from dapo.training.preflight import load_rows
+from dapo.start.auto import resolve_auto, resolve_engine
+from dapo.start.build import build_engine, evaluation_plan, open_launcher
+from dapo.start.check import load_rows
+from dapo.start.episodes import Episodes
+from dapo.start.read import Inputs, distinct, read_inputs
 from dapo.training.signals import END_AT_ONCE, InterruptHandler, signals_as_requests
 from dapo.types import Problem
 

@@ -24,10 +24,10 @@ from dapo.policy.model import (
     require_same_vocabulary,
 )
 from dapo.policy.varlen_attention import padded_attention_notes
-from dapo.training.assemble.episodes import Episodes, open_episodes
-from dapo.training.assemble.resolve import require_hardware
+from dapo.start.auto import require_hardware
+from dapo.start.check import NO_COLUMNS, load_filter, load_rows
+from dapo.start.episodes import Episodes, open_episodes
 from dapo.training.demonstrations import Answer, AnswerEncoder, encode_answers
-from dapo.training.preflight import NO_COLUMNS, load_filter, load_rows
 from dapo.training.teacher_server import teacher_server
 from dapo.types import Problem
 

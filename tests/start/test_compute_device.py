@@ -14,7 +14,7 @@ from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError
 from dapo.policy import model
 from dapo.policy.memory_model import GIB
-from dapo.training.assemble.resolve import (
+from dapo.start.auto import (
     ComputeDevice,
     require_hardware,
     resolve_auto,

@@ -42,10 +42,10 @@ from dapo.runs.sinks import (
     WandbSink,
     require_tracker,
 )
-from dapo.training.assemble.episodes import Episodes
-from dapo.training.assemble.inputs import Inputs
+from dapo.start.check import load_filter
+from dapo.start.episodes import Episodes
+from dapo.start.read import Inputs
 from dapo.training.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
-from dapo.training.preflight import load_filter
 from dapo.training.rollout import Sampling, sampling_plan
 from dapo.training.samples import shaped_reward
 from dapo.training.second_verifier import Audit

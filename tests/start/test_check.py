@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dapo.core.errors import ConfigError
-from dapo.training.preflight import load_rows, open_judge
+from dapo.start.check import load_rows, open_judge
 from helpers.commands import run as command
 from helpers.tiny_runs import tiny
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from dapo.api.lifecycle.evaluate_models import open_engine_sampler
 from dapo.config import Config
 from dapo.core.errors import CheckpointError
 from dapo.core.terminal import warn
@@ -16,8 +15,9 @@ from dapo.evaluation.scores import EvaluationPlan
 from dapo.runs.checkpoints import step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
-from dapo.training.assemble.inputs import read_model, stop_at_turn_end
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.start.auto import resolve_auto
+from dapo.start.evaluate import open_engine_sampler
+from dapo.start.read import read_model, stop_at_turn_end
 from dapo.training.state import Run as TrainingRun
 from dapo.types import Problem, Prompt
 
