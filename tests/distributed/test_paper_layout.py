@@ -27,7 +27,7 @@ from dapo.policy.fsdp.policy import shard
 from dapo.policy.fsdp.ranks import Ranks
 from dapo.policy.hf_io import rows_of_rank
 from dapo.policy.model import load_meta_model, load_model
-from dapo.start.read import device_for_inputs, read_model
+from dapo.start.model import device_for_inputs, read_model
 from helpers.paper_model import NODES, PARAMETERS, paper_config
 from helpers.paths import TINY
 from helpers.tiny_models import tiny_model

@@ -11,11 +11,10 @@ from dapo.cli.main import main
 from dapo.cli.train import start_run
 from dapo.config import Config
 from dapo.core.errors import ConfigError
-from dapo.start.auto import resolve_auto
-from dapo.start.read import Inputs, read_inputs
+from dapo.start.read import Inputs
 from helpers.paths import TINY
 from helpers.tiny_models import model_with_template
-from helpers.tiny_runs import new_run, tiny
+from helpers.tiny_runs import inputs_of, new_run, tiny
 
 PAD = 0
 EOS = 2
@@ -38,23 +37,23 @@ def with_turn_end(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(model: Path, *overrides: str) -> Config:
-    return resolve_auto(tiny(f"model={model}", *overrides))
+    return tiny(f"model={model}", *overrides)
 
 
-def inputs_of(model: Path, *overrides: str) -> Inputs:
-    return read_inputs(config_of(model, *overrides))
+def inputs_with(model: Path, *overrides: str) -> Inputs:
+    return inputs_of(config_of(model, *overrides))
 
 
 def test_the_turn_end_is_a_stop_token_where_the_template_is_in_use_and_only_there(
     with_turn_end: Path,
 ):
-    inputs = inputs_of(with_turn_end)
+    inputs = inputs_with(with_turn_end)
     assert inputs.loaded.stop_ids == (PAD, EOS)
     assert inputs.notes == [
         "responses also stop at '<pad>', which ends an assistant's turn; the model's files name"
         " '<eos>'"
     ]
-    off = inputs_of(with_turn_end, "data.chat_template=off")
+    off = inputs_with(with_turn_end, "data.chat_template=off")
     assert (off.loaded.stop_ids, off.notes) == ((EOS,), [])
 
 

@@ -20,9 +20,7 @@ from dapo.core.errors import CheckpointError, ConfigError, DapoError, DataError
 from dapo.policy.builtin_models import character_model
 from dapo.policy.hf_io import write_model_directory
 from dapo.policy.model import load_model
-from dapo.start.auto import resolve_auto
-from dapo.start.read import read_inputs
-from dapo.start.run import with_exported_runs
+from dapo.start.export import with_exported_runs
 from helpers.naive_update import whole_gradient
 from helpers.tiny_policies import (
     assert_close,
@@ -33,7 +31,7 @@ from helpers.tiny_policies import (
     plain_copy,
     ragged,
 )
-from helpers.tiny_runs import contents, metrics, tiny
+from helpers.tiny_runs import contents, inputs_of, metrics, tiny
 
 ALONE = (
     "reward.coef=0",
@@ -225,7 +223,7 @@ def test_another_vocabulary_is_refused_with_the_first_token_that_differs(tmp_pat
         ConfigError,
         match=r"has another vocabulary than tiny-random: 1 tokens differ, the first is '<ex",
     ):
-        read_inputs(resolve_auto(alone(folder)))
+        inputs_of(alone(folder))
 
 
 def test_another_template_is_noted_and_too_few_positions_are_refused(tmp_path: Path) -> None:
@@ -233,7 +231,7 @@ def test_another_template_is_noted_and_too_few_positions_are_refused(tmp_path: P
         tokenizer.chat_template = "{{ messages }}"
 
     folder = teacher_folder(tmp_path / "other", change=change)
-    notes = read_inputs(resolve_auto(alone(folder))).notes
+    notes = inputs_of(alone(folder)).notes
     assert any(
         "has another chat template than tiny-random; it reads tiny-random's prompts" in note
         for note in notes
@@ -246,7 +244,7 @@ def test_another_template_is_noted_and_too_few_positions_are_refused(tmp_path: P
     with pytest.raises(
         ConfigError, match="has 16 positions, and a prompt with its response may have"
     ):
-        read_inputs(resolve_auto(alone(short)))
+        inputs_of(alone(short))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +267,7 @@ def test_what_cannot_work_together_is_refused(
     teacher: Path, overrides: list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_inputs(resolve_auto(alone(teacher, *overrides)))
+        inputs_of(alone(teacher, *overrides))
 
 
 def test_rewards_of_weight_0_turn_dynamic_sampling_off_unless_it_is_set(teacher: Path) -> None:

@@ -156,6 +156,7 @@ def train(
     require_new_run(path)
     values |= {name: str(file) for name, file in files.items()}
     built, scaled = build_scaled(base, values, where="dapo.train")
+    from dapo.start.check import check
     from dapo.start.run import new_run, run_training
 
     if scaled:
@@ -170,7 +171,8 @@ def train(
         translate_errors(run),
         _prepared(path, {file: sources[name] for name, file in files.items()}, modules) as prepared,
         row_errors({ARGUMENTS[name]: file for name, file in files.items()}),
-        new_run(built, path, command=command, prepared=prepared, module_folders=folders) as ready,
+        check(built) as checked,
+        new_run(checked, path, command=command, prepared=prepared, module_folders=folders) as ready,
     ):
         run_training(
             ready, _callbacks(run, on_step, [sink for sink in sinks if not isinstance(sink, str)])

@@ -305,7 +305,7 @@ class Run:
         `adapter` writes only the adapter of a run with `model.lora`. Raises CheckpointError without
         such a checkpoint.
         """
-        from dapo.start.run import export_model_of
+        from dapo.start.export import export_model_of
 
         export_model_of(self.path, Path(path), step=step, adapter=adapter, warn=warn)
         return Path(path)

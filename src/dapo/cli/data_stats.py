@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dapo.cli.formatting import right, titled_table
-from dapo.config import DataSpec, build_config, parse_data_argument
+from dapo.config import Config, DataSpec, build_config, parse_data_argument
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.rng import keyed_permutation
@@ -19,6 +19,10 @@ from dapo.runs.console import SafeConsole, progress
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
 from dapo.types import Problem
+
+if TYPE_CHECKING:
+    from dapo.data.prompts import PromptEncoder
+    from dapo.policy.model import LoadedModel
 
 BAR_WIDTH = 40
 PAPER_GROUP_SIZE = 16
@@ -82,9 +86,9 @@ def model_pass_rates(
 
     Returns the length of every prompt in tokens, and the pass rates, both by problem id.
     """
-    from dapo.data.prompts import PromptEncoder
     from dapo.evaluation.evaluate import evaluate
     from dapo.rewards.workers.pool import VerifierPool
+    from dapo.start.auto import resolve_auto, resolve_engine
     from dapo.start.build import evaluation_plan
     from dapo.start.episodes import open_episodes
     from dapo.start.evaluate import (
@@ -93,12 +97,7 @@ def model_pass_rates(
         open_engine_sampler,
         run_options,
     )
-    from dapo.start.read import (
-        device_for_inputs,
-        read_model,
-        require_fit,
-        stop_at_turn_end,
-    )
+    from dapo.start.read import require_fit
 
     spec = parse_data_argument(spec) if isinstance(spec, str) else spec
     as_trained = [
@@ -108,9 +107,8 @@ def model_pass_rates(
     ]
     request = EvalRequest(str(spec), overrides=(*as_trained, *overrides))
     config, checkpoint = evaluation_config(model, spec, request, run_options(model))
-    loaded = read_model(config, device_for_inputs(config, training=False) if samples else "meta")
-    encoder = PromptEncoder(loaded.tokenizer, config.data)
-    loaded = stop_at_turn_end(loaded, encoder)
+    config = resolve_auto(config, training=False)
+    loaded, encoder = _model_and_encoder(config, measures_lengths_only=not samples)
     unique = [problem for problem, _ in unique_problems(data)]
     with progress("count tokens", unit="prompts", after_s=1) as update_progress:
         encoder.measure(unique, on_progress=update_progress)
@@ -128,6 +126,7 @@ def model_pass_rates(
         if episodes is not None:
             chosen = episodes.with_prompts(chosen)
             encoder = episodes.renderer.prompts
+        config = resolve_engine(config, loaded.model)
         sampler = open_engine_sampler(config, loaded, encoder, checkpoint, plan, stack, episodes)
         update_progress = stack.enter_context(progress("sample and verify"))
         result = evaluate(sampler, judge, chosen, on_progress=update_progress)
@@ -138,6 +137,18 @@ def model_pass_rates(
             name = judged.problem.id
             rates[name] = PassRate(name, len(verdicts), sum(verdicts))
     return tokens, rates
+
+
+def _model_and_encoder(
+    config: Config, *, measures_lengths_only: bool
+) -> "tuple[LoadedModel, PromptEncoder]":
+    from dapo.data.prompts import PromptEncoder
+    from dapo.start.model import device_for_inputs, read_model, stop_at_turn_end
+
+    device = "meta" if measures_lengths_only else device_for_inputs(config, training=False)
+    loaded = read_model(config, device)
+    encoder = PromptEncoder(loaded.tokenizer, config.data)
+    return stop_at_turn_end(loaded, encoder), encoder
 
 
 def problem_rows(

@@ -13,7 +13,6 @@ from torch import nn
 from dapo.config import Config
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.run_options import START_TIMEOUT_S
-from dapo.core.errors import ConfigError
 from dapo.core.processor import BFLOAT16_CAPABILITY, cpu_model, vector_extensions
 from dapo.distributed.launch import gpus_per_worker
 from dapo.distributed.protocol import WorkerSpec
@@ -194,17 +193,3 @@ def _has_bfloat16_instructions() -> bool:
         name for name, has in getattr(torch.cpu, "get_capabilities", dict)().items() if has
     ]
     return not {"avx512_bf16", "amx_bf16", "bf16", "arm_bf16"}.isdisjoint(flags)
-
-
-def require_hardware(config: Config, *, training: bool = True) -> None:
-    """Raise ConfigError if this machine lacks GPUs, or a requirement of the engine."""
-    ranks = config.distributed.trainer_ranks if training else 1
-    gpus = torch.cuda.device_count()
-    if not config.uses_ray and device_of(config.train.device) == "cuda" and ranks > gpus:
-        raise ConfigError(
-            f"distributed.trainer_ranks={ranks}: expected at most {gpus}, the number of GPUs here,"
-            f" because NCCL takes one rank per GPU; set distributed.trainer_ranks={gpus}, or"
-            " launcher=ray:HOST:PORT for a cluster with more"
-        )
-    if (require := config.rollout.engine_kind.require) is not None:
-        pkgutil.resolve_name(require)(config)

@@ -1,131 +1,108 @@
-"""Checks the machine, the user's code and the rows of the data before a run, without torch and in
+"""The first step of a start: checks the options and loads the user's code, without torch and in
 about a second.
 """
 
 import os
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dapo.config import Config, DataConfig, RewardConfig
+from dapo.config import Config
 from dapo.config.data_spec import kinds
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError, RewardError
 from dapo.core.loading import load_callable, require_package
 from dapo.core.text import did_you_mean
-from dapo.data.prepare.stats import conflicting_answers
-from dapo.data.problems import load_problems
-from dapo.data.sources.builtin import Split
-from dapo.data.sources.rows import describe_texts
-from dapo.rewards.combine import RewardSpec
-from dapo.rewards.data_check import warnings_about_rows
-from dapo.rewards.verifier import ANSWER_MARKERS, VERIFIERS
-from dapo.rewards.verifiers.function import require_columns
+from dapo.rewards.combine import InlineJudge
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import VerifierPool
-from dapo.runs.directory import require_new_run
-from dapo.types import Group, Problem, Prompt, content_text
+from dapo.types import Group
 
-NO_COLUMNS: Mapping[str, Collection[str]] = {}
-
-
-def load_rows(
-    data: DataConfig,
-    verifier: RewardConfig,
-    split: Split,
-    needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS,
-) -> tuple[list[Problem], list[str]]:
-    """Load the rows of `data.train` or `data.eval`, with warnings about rows that cannot be judged.
-
-    In the options of the reward `auto` is resolved. `needed_columns` are those that each user
-    function of the reward requires (`VerifierPool`). Raises DataError if rows lack a column that
-    the reward reads, and RewardError if it can judge no row.
-    """
-    source = data.train_source if split == "train" else data.eval_source
-    assert source is not None
-    reward = RewardSpec.of(verifier.verifier, options=verifier.options)
-    texts: dict[str, str] = {}
-    rows = load_problems(source, split=split, require_answer=reward.reads_answer, texts=texts)
-    where = f"data.{split}"
-    require_columns(rows, needed_columns, where=where)
-    warnings = warnings_about_rows(rows, verifier.verifier, verifier.options, where=where)
-    if texts and any(name not in VERIFIERS for name in reward.weights):
-        warnings.append(f"{where}: {describe_texts(texts)}")
-    if reward.reads_answer:
-        conflicts = conflicting_answers(rows)
-        if conflicts:
-            warnings.append(
-                f"{where}: texts with different answers: {conflicts:,}, so a row rewards what another"
-                " refuses; dapo data dedupe keeps the answer of most rows, and none without a majority"
-            )
-    return rows, [*warnings, *_unrequested_markers(data, rows, reward, where)]
+if TYPE_CHECKING:
+    from dapo.policy.custom_loss import CustomLoss
 
 
-def _unrequested_markers(
-    data: DataConfig, rows: Sequence[Problem], reward: RewardSpec, where: str
-) -> Iterator[str]:
-    """Warn of each verifier that reads an answer marker which most prompts do not request."""
-    always = f"{data.instruction}\n{data.system or ''}"
-    for name in reward.weights:
-        markers = VERIFIERS[name].markers if name in VERIFIERS else ()
-        if not markers or reward.options[name].get("flexible"):
-            continue
-        requested = Counter(
-            marker
-            for row in rows
-            for marker in ANSWER_MARKERS
-            if marker in f"{_text(row.prompt)}\n{always}".casefold()
-        )
-        most = max(requested[marker] for marker in markers)
-        if 2 * most >= len(rows):
-            continue
-        verifier_markers = [ANSWER_MARKERS[marker] for marker in markers]
-        requested_markers = [
-            f"{ANSWER_MARKERS[m]} ({count:,} rows)"
-            for m, count in requested.items()
-            if m not in markers
-        ]
-        marked_by = " or ".join(verifier_markers)
-        alternatives = (
-            f"; they request {' and '.join(requested_markers)}" if requested_markers else ""
-        )
-        yield (
-            f"{where}: the verifier {name} reads an answer marked by {marked_by}, which {most:,} of"
-            f" {len(rows):,} prompts request{alternatives}. Request it in data.instruction, or use"
-            " another verifier"
-        )
+@dataclass(frozen=True)
+class UserCode:
+    """The code that options name, loaded once; None for what a run does not have."""
+
+    judge: VerifierPool | InlineJudge | None = None
+    audit: VerifierPool | None = None
+    keep_group: Callable[[Group], bool] | None = None  # dynamic_sampling.filter
+    loss: "CustomLoss | None" = None  # loss.function
+
+    @property
+    def needed_columns(self) -> Mapping[str, Collection[str]]:
+        """The data columns that each function of the reward and of the audit requires."""
+        columns: dict[str, Collection[str]] = {}
+        for judge in (self.judge, self.audit):
+            if judge is not None:
+                columns |= judge.needed_columns
+        return columns
 
 
-def _text(prompt: Prompt) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(content_text(message) for message in prompt)
+@dataclass(frozen=True)
+class Checked:
+    """Options that need nothing that is missing here, and the user's code that they name."""
+
+    config: Config  # the verifier is not `auto`
+    code: UserCode
 
 
 @contextmanager
-def open_judge(
-    config: Config,
-    *,
-    run_dir: Path | None = None,
-    elsewhere: bool = False,
-    prepared: Collection[str] = (),
-) -> Iterator[VerifierPool]:
-    """Check everything that needs neither torch nor the data, and open the verifiers of a run.
+def check(config: Config, *, training: bool = True, elsewhere: bool = False) -> Iterator[Checked]:
+    """Check all that needs neither torch nor the data, and load the user's code.
 
-    Raises ConfigError if a package, a model, or a user's filter or loss is missing, CheckpointError
-    if `run_dir` has a run or cannot be made, and RewardError if a verifier does not exist or cannot
-    be used.
+    The processes of verifiers end with the block. Raises ConfigError if a package, a model, or a
+    user's filter or loss is missing, and RewardError if a verifier does not exist or cannot be
+    used.
 
     Args:
         config: The options.
-        run_dir: The directory of a new run.
+        training: False for an evaluation, which needs only the verifiers.
         elsewhere: The run is for another machine, so packages and models may be missing here.
-        prepared: The names in `run_dir` that were written for the run.
     """
-    if run_dir is not None:
-        require_new_run(run_dir, prepared=prepared)
+    functions = UserCode()
+    if training:
+        _require_environment(config)
+        if not elsewhere:
+            _require_packages(config)
+            _require_model(config.model.name)
+        functions = load_functions(config)
+    config = resolve_auto_verifier(config)
+    with ExitStack() as stack:
+        output = VerifierOutput() if training else None
+        judge = stack.enter_context(VerifierPool(config.reward, output=output))
+        audit = None
+        if config.audit_reward is not None:
+            try:
+                audit = stack.enter_context(
+                    VerifierPool(config.audit_reward, output=VerifierOutput())
+                )
+            except RewardError as error:
+                raise RewardError(f"audit.verifier: {error}") from None
+        yield Checked(config, replace(functions, judge=judge, audit=audit))
+
+
+def load_functions(config: Config) -> UserCode:
+    """Load the user's filter and loss. Raises ConfigError."""
+    keep_group = None
+    name = config.dynamic_sampling.filter
+    if name is not None:
+        keep_group = load_callable(name, error=ConfigError, option="dynamic_sampling.filter=")
+    loss = None
+    if config.loss.function is not None:
+        from dapo.policy.custom_loss import load_loss  # imports torch, as the user's module does
+
+        loss = load_loss(config.loss.function)
+    return UserCode(keep_group=keep_group, loss=loss)
+
+
+def _require_environment(config: Config) -> None:
+    """Raise ConfigError if problems are to come from an environment, and there is none."""
     for option, source in (
         ("data.train", config.data.train_source),
         ("data.eval", config.data.eval_source),
@@ -140,38 +117,6 @@ def open_judge(
                 " prompts, got none; set environment.name=my_games:Game, or name problems in"
                 f" {option}"
             )
-    if not elsewhere:
-        _require_packages(config)
-        _require_model(config.model.name)
-    load_filter(config.dynamic_sampling.filter)
-    if config.loss.function is not None:
-        from dapo.policy.custom_loss import load_loss  # imports torch, as the user's module does
-
-        load_loss(config.loss.function)
-    with VerifierPool(resolve_auto_verifier(config).reward, output=VerifierOutput()) as judge:
-        judge.needed_columns = {**judge.needed_columns, **_columns_of_audit(config)}
-        yield judge
-
-
-def load_filter(name: str | None) -> Callable[[Group], bool] | None:
-    """Load the user's filter, `dynamic_sampling.filter`; None without one. Raises ConfigError."""
-    if name is None:
-        return None
-    return load_callable(name, error=ConfigError, option="dynamic_sampling.filter=")
-
-
-def _columns_of_audit(config: Config) -> Mapping[str, Collection[str]]:
-    """Return the columns that the audit's verifier requires.
-
-    Raises RewardError if it cannot be used.
-    """
-    if config.audit_reward is None:
-        return {}
-    try:
-        with VerifierPool(config.audit_reward) as audit:
-            return audit.needed_columns
-    except RewardError as error:
-        raise RewardError(f"audit.verifier: {error}") from None
 
 
 def _require_packages(config: Config) -> None:

@@ -1,41 +1,47 @@
-"""Reads the inputs of a run, data and model, and checks that they fit, before anything is
+"""The third step of a start: reads data and model, and checks that they fit, before anything is
 written.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from dapo.config import Config
 from dapo.config.data_spec import Source, kinds
 from dapo.core.errors import ConfigError
 from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import remove_overlap, unique_problems
-from dapo.data.prompts import PromptEncoder, TurnEnd
+from dapo.data.prompts import PromptEncoder
 from dapo.data.sources.rows import prompt_text
 from dapo.policy.model import (
     LoadedModel,
     device_of,
-    load_model,
-    load_teacher,
-    require_same_vocabulary,
 )
 from dapo.policy.varlen_attention import padded_attention_notes
-from dapo.start.auto import require_hardware
-from dapo.start.check import NO_COLUMNS, load_filter, load_rows
+from dapo.start.auto import resolve_engine
+from dapo.start.check import UserCode
 from dapo.start.episodes import Episodes, open_episodes
+from dapo.start.model import (
+    device_for_inputs,
+    read_model,
+    stop_at_turn_end,
+    teacher_notes,
+    turn_end_notes,
+)
+from dapo.start.resolve import Resolved
+from dapo.start.rows import load_rows
 from dapo.training.demonstrations import Answer, AnswerEncoder, encode_answers
-from dapo.training.teacher_server import teacher_server
 from dapo.types import Problem
 
 
-@dataclass
+@dataclass(frozen=True)
 class Inputs:
-    """The checked inputs of a run."""
+    """The checked inputs of a run, from which it is built without asking the options again."""
 
+    config: Config  # resolved for this machine and this model
+    code: UserCode
     loaded: LoadedModel
     encoder: PromptEncoder
     train: list[Problem]
@@ -47,17 +53,14 @@ class Inputs:
     answers: Mapping[str, Answer] = field(default_factory=dict)  # of demonstrations, by id
 
 
-def read_inputs(
-    config: Config,
-    needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS,
-    *,
-    training: bool = True,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> Inputs:
-    """Load data (for `dapo eval` only held-out) and model, and check that they fit."""
-    load_filter(config.dynamic_sampling.filter)
-    problems, held_out, notes, copies = _read_data(config, needed_columns, training=training)
-    require_hardware(config, training=training)
+def read(resolved: Resolved, *, on_progress: Callable[[int, int], None] | None = None) -> Inputs:
+    """Load data (for an evaluation only held-out) and model, and check that they fit.
+
+    Raises DataError, RewardError, or ConfigError.
+    """
+    config = resolved.config
+    training = resolved.training
+    problems, held_out, notes, copies = _read_data(config, resolved.code, training=training)
     loaded, encoder, about_model, episodes = read_model_and_encoder(config, training=training)
     notes += about_model
     answers: Mapping[str, Answer] = {}
@@ -81,12 +84,24 @@ def read_inputs(
         require_fit(
             [*problems, *held_out], encoder, loaded, response_tokens + config.max_observed_tokens
         )
+        config = resolve_engine(config, loaded.model)
         on_failure.pop_all()
-    return Inputs(loaded, encoder, problems, held_out, notes, episodes, copies, answers)
+    return Inputs(
+        config,
+        resolved.code,
+        loaded,
+        encoder,
+        problems,
+        held_out,
+        [*notes, *resolved.notes],
+        episodes,
+        copies,
+        answers,
+    )
 
 
 def _read_data(
-    config: Config, needed_columns: Mapping[str, Collection[str]], *, training: bool
+    config: Config, code: UserCode, *, training: bool
 ) -> tuple[list[Problem], list[Problem], list[str], int]:
     """Read training problems or demonstrations, held-out problems, notes, and held-out copies."""
     problems = list[Problem]()
@@ -94,11 +109,11 @@ def _read_data(
     if training and config.is_supervised:
         problems = load_demonstrations(config.data.train_source)
     elif training:
-        problems, notes = load_rows(config.data, config.reward, "train", needed_columns)
+        problems, notes = load_rows(config, code, "train")
     held_out = list[Problem]()
     copies = 1
     if (source := config.data.eval_source) is not None:
-        rows, warnings = load_rows(config.data, config.reward, "eval", needed_columns)
+        rows, warnings = load_rows(config, code, "eval")
         held_out, copies = distinct(rows, source)
         notes += warnings
     problems, removed = remove_overlap(problems, held_out, option=config.data_option)
@@ -187,108 +202,6 @@ def read_model_and_encoder(
         dtype = getattr(torch, config.model.dtype)
         notes += padded_attention_notes(dtype, device, capability)
     return stop_at_turn_end(loaded, encoder), encoder, notes, episodes
-
-
-def teacher_notes(config: Config, loaded: LoadedModel) -> list[str]:
-    """Check that the model of `loss.reference` can score the policy's responses; note what differs.
-
-    Its weights are not read. Raises ConfigError for another vocabulary, and for too few positions.
-    """
-    if config.loss.server is not None:
-        teacher_server(config.loss.server).require_vocabulary(loaded.tokenizer)
-        return []
-    teacher = load_teacher(config, device="meta", dtype=loaded.model.dtype)
-    require_same_vocabulary(loaded, teacher)
-    positions = getattr(teacher.model.config, "max_position_embeddings", None)
-    longest = (
-        config.data.max_prompt_tokens
-        + config.rollout.max_response_tokens
-        + config.max_observed_tokens
-    )
-    if positions is not None and positions < longest:
-        raise ConfigError(
-            f"loss.reference.model={teacher.name} has {positions} positions, and a prompt with its"
-            f" response may have {longest}; lower data.max_prompt_tokens or"
-            " rollout.max_response_tokens"
-        )
-    if config.loss.teacher == config.model.name:
-        return [f"the teacher {teacher.name} is the model that trains: the divergence begins at 0"]
-    if teacher.tokenizer.chat_template == loaded.tokenizer.chat_template:
-        return []
-    return [
-        f"the teacher {teacher.name} has another chat template than {loaded.name}; it reads"
-        f" {loaded.name}'s prompts"
-    ]
-
-
-def stop_at_turn_end(loaded: LoadedModel, encoder: PromptEncoder) -> LoadedModel:
-    """Add the token that the chat template puts after an assistant's turn to the model's stop ids.
-
-    Raises ConfigError if neither the model's files nor the template name a token that ends a
-    response.
-    """
-    turn_end = encoder.turn_end.token_id if encoder.turn_end is not None else None
-    stop_ids = {*loaded.stop_ids, *([] if turn_end is None else [turn_end])}
-    if not stop_ids:
-        raise ConfigError(
-            f"model {loaded.name!r} names no end token, and its chat template puts none after an"
-            " assistant's turn: set eos_token_id in its generation_config.json, or responses"
-            " never end"
-        )
-    return replace(loaded, stop_ids=tuple(sorted(stop_ids)))
-
-
-def turn_end_notes(
-    tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], turn_end: TurnEnd | None
-) -> list[str]:
-    """Note how responses end if the template and the model's `stop_ids` differ."""
-    if turn_end is None:
-        return []
-    end_tokens = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in stop_ids) or "none"
-    if turn_end.token_id is None:
-        return [
-            "the chat template puts no special token after an assistant's turn, but"
-            f" {turn_end.text[:40]!r}: only the end tokens of the model's files ({end_tokens}) end"
-            " a response, and others may run to the length limit"
-        ]
-    name = repr(tokenizer.convert_ids_to_tokens(turn_end.token_id))
-    notes = []
-    if turn_end.token_id not in stop_ids:
-        notes.append(
-            f"responses also stop at {name}, which ends an assistant's turn; the model's files name"
-            f" {end_tokens}"
-        )
-    if turn_end.text_before:
-        notes.append(
-            f"the chat template ends an assistant's turn with {turn_end.text[:40]!r}, no single"
-            f" special token: responses stop at {name} and include the text before it"
-        )
-    return notes
-
-
-def device_for_inputs(config: Config, *, training: bool) -> str:
-    """Return the device for the controller's copy of the weights; on `meta` they take no memory.
-
-    With engines in separate processes the controller samples nothing: in an evaluation it only
-    sends the weights, and in training the policy may be elsewhere too.
-    """
-    if not config.engine_processes:
-        return device_of(config.train.device)
-    if not training:
-        return "cpu"
-    return "meta" if config.uses_trainer_group else device_of(config.train.device)
-
-
-def read_model(config: Config, device: str) -> LoadedModel:
-    """Load the config's model; on the device `meta` without its weights."""
-    if config.train.threads is not None:
-        torch.set_num_threads(config.train.threads)
-    return load_model(
-        config.model.name,
-        dtype=getattr(torch, config.model.dtype),
-        device=device,
-        trust_remote_code=config.model.trust_remote_code,
-    )
 
 
 def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:

@@ -14,7 +14,7 @@ from dapo.policy.memory_model import GIB, FreeMemory, resolve_microbatches
 from dapo.policy.model import load_local_tokenizer, load_meta_model
 from dapo.policy.model_dimensions import FAMILIES, find_dimensions
 from dapo.start.auto import resolve_auto
-from dapo.start.read import turn_end_notes
+from dapo.start.model import turn_end_notes
 from dapo.types import Problem
 
 
