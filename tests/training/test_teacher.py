@@ -20,6 +20,7 @@ from dapo.core.errors import CheckpointError, ConfigError, DapoError, DataError
 from dapo.policy.builtin_models import character_model
 from dapo.policy.hf_io import write_model_directory
 from dapo.policy.model import load_model
+from dapo.start.check import Checked, UserCode
 from dapo.start.export import with_exported_runs
 from helpers.naive_update import whole_gradient
 from helpers.tiny_policies import (
@@ -193,14 +194,14 @@ def test_a_run_is_a_teacher_by_its_newest_checkpoint_and_its_later_ones_change_n
     run = tmp_path / "teacher"
     shutil.copytree(whole, run)
     shutil.rmtree(run / "checkpoints" / "step_000004")
-    notes: list[str] = []
-    config = with_exported_runs(alone(run), notes.append)
+    alone_with_run = Checked(alone(run), UserCode())
+    checked = with_exported_runs(alone_with_run)
     exported = run / "exported" / "step_000003"
-    assert config.loss.teacher == str(exported)
+    assert checked.config.loss.teacher == str(exported)
     assert AutoTokenizer.from_pretrained(exported).vocab_size > 50
-    assert notes == [f"loss.reference.model: {run} is exported to {exported}"]
+    assert checked.notes == [f"loss.reference.model: {run} is exported to {exported}"]
     written = {path: path.stat().st_mtime_ns for path in exported.iterdir()}
-    assert with_exported_runs(alone(run), notes.append) == config
+    assert with_exported_runs(alone_with_run) == checked
     assert {path: path.stat().st_mtime_ns for path in exported.iterdir()} == written
     start_run(
         alone(run, "train.num_steps=1", f"model={run}"),
@@ -211,7 +212,7 @@ def test_a_run_is_a_teacher_by_its_newest_checkpoint_and_its_later_ones_change_n
     assert row["loss/kl"] == pytest.approx(0, abs=1e-9)  # the student is its own teacher
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        with_exported_runs(alone(run), notes.append)
+        with_exported_runs(alone_with_run)
 
 
 def test_another_vocabulary_is_refused_with_the_first_token_that_differs(tmp_path: Path) -> None:

@@ -37,12 +37,11 @@ from dapo.rewards.combine import InlineJudge
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import progress
 from dapo.runs.stored_config import CODE_FOLDER
-from dapo.start.auto import resolve_auto, resolve_engine
 from dapo.start.build import build_engine, build_sampling, evaluation_plan, open_policy
 from dapo.start.check import UserCode, load_functions
 from dapo.start.generate import answers_of, generation_plan
 from dapo.start.read import drop_long, read_model_and_encoder, require_fit
-from dapo.start.resolve import require_hardware
+from dapo.start.resolve import require_hardware, resolve_auto, resolve_engine
 from dapo.start.rows import load_rows
 from dapo.training.rollout import Sampling, collect
 from dapo.training.rollout_metrics import mean_of_updates
@@ -328,7 +327,7 @@ class Session(AbstractContextManager["Session"]):
         key = f"{key} {json.dumps(config.reward.verifier)} {sorted(code.needed_columns.items())}"
         if key not in self._problems:
             with row_errors({"problems": config.data.train} if str(self._folder) in key else {}):
-                rows, notes = load_rows(config, code, "train")
+                rows, notes = load_rows(config.data, config.reward, code, "train")
             if self._episodes is not None:
                 rows = self._episodes.with_prompts(rows)
             problems = drop_long(rows, self._encoder, notes)

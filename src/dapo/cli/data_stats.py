@@ -88,7 +88,6 @@ def model_pass_rates(
     """
     from dapo.evaluation.evaluate import evaluate
     from dapo.rewards.workers.pool import VerifierPool
-    from dapo.start.auto import resolve_auto, resolve_engine
     from dapo.start.build import evaluation_plan
     from dapo.start.episodes import open_episodes
     from dapo.start.evaluate import (
@@ -98,6 +97,7 @@ def model_pass_rates(
         run_options,
     )
     from dapo.start.read import require_fit
+    from dapo.start.resolve import resolve_auto, resolve_engine
 
     spec = parse_data_argument(spec) if isinstance(spec, str) else spec
     as_trained = [
@@ -143,10 +143,11 @@ def _model_and_encoder(
     config: Config, *, measures_lengths_only: bool
 ) -> "tuple[LoadedModel, PromptEncoder]":
     from dapo.data.prompts import PromptEncoder
-    from dapo.start.model import device_for_inputs, read_model, stop_at_turn_end
+    from dapo.start.read import read_model, stop_at_turn_end
+    from dapo.start.resolve import device_for_inputs
 
     device = "meta" if measures_lengths_only else device_for_inputs(config, training=False)
-    loaded = read_model(config, device)
+    loaded = read_model(config.model, config.train, device)
     encoder = PromptEncoder(loaded.tokenizer, config.data)
     return stop_at_turn_end(loaded, encoder), encoder
 

@@ -3,7 +3,7 @@ about a second.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,6 +50,7 @@ class Checked:
 
     config: Config  # the verifier is not `auto`
     code: UserCode
+    notes: Sequence[str] = ()
 
 
 @contextmanager

@@ -272,7 +272,7 @@ def _read_problems(
             copies = inputs.copies
             notes = inputs.notes
         else:
-            rows, notes = load_rows(config, checked.code, "eval")
+            rows, notes = load_rows(config.data, config.reward, checked.code, "eval")
             inputs = None
             problems, copies = distinct(rows, source)
     except (DataError, RewardError) as error:

@@ -11,23 +11,26 @@ from dapo.policy.model import export_model
 from dapo.runs.checkpoints import step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
-from dapo.start.auto import resolve_auto
-from dapo.start.model import read_model
+from dapo.start.check import Checked
+from dapo.start.read import read_model
+from dapo.start.resolve import resolve_auto
 
 
-def with_exported_runs(config: Config, log: Callable[[str], None]) -> Config:
+def with_exported_runs(checked: Checked) -> Checked:
     """Replace runs as `model` or `loss.reference.model` by their exported checkpoints.
 
     Later checkpoints of that run thus change nothing. Raises CheckpointError if it has none.
     """
+    config = checked.config
+    notes = list(checked.notes)
     if RunDirectory.is_run(config.model.name):
-        exported = _exported_run("model.name", config.model.name, log)
+        exported = _exported_run("model.name", config.model.name, notes.append)
         config = config.changed("model", name=exported)
     teacher = config.loss.teacher
     if teacher is not None and RunDirectory.is_run(teacher):
-        exported = _exported_run("loss.reference.model", teacher, log)
+        exported = _exported_run("loss.reference.model", teacher, notes.append)
         config = config.changed("loss", reference=ReferenceConfig(model=exported))
-    return config
+    return Checked(config, checked.code, notes)
 
 
 def _exported_run(option: str, name: str, log: Callable[[str], None]) -> str:
@@ -74,7 +77,7 @@ def export_model_of(
     )
     if checkpoint is None:
         raise CheckpointError(f"{run.path} has no checkpoint to export yet")
-    loaded = read_model(config, "cpu")
+    loaded = read_model(config.model, config.train, "cpu")
     if adapter:
         export_adapter(checkpoint, loaded, out_dir)
     else:

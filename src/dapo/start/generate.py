@@ -15,9 +15,9 @@ from dapo.evaluation.scores import EvaluationPlan
 from dapo.runs.checkpoints import step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
-from dapo.start.auto import resolve_auto, resolve_engine
 from dapo.start.evaluate import open_engine_sampler
-from dapo.start.model import device_for_inputs, read_model, stop_at_turn_end
+from dapo.start.read import read_model, stop_at_turn_end
+from dapo.start.resolve import device_for_inputs, resolve_auto, resolve_engine
 from dapo.training.state import Run as TrainingRun
 from dapo.types import Problem, Prompt
 
@@ -34,7 +34,7 @@ class OpenModel:
             )
         self.step = step_of(checkpoint)
         config = resolve_auto(load_run_config(directory), training=False)
-        loaded = read_model(config, device_for_inputs(config, training=False))
+        loaded = read_model(config.model, config.train, device_for_inputs(config, training=False))
         self.config = resolve_engine(config, loaded.model)
         self.encoder = PromptEncoder(loaded.tokenizer, self.config.data)
         self._loaded = stop_at_turn_end(loaded, self.encoder)

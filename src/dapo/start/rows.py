@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dapo.config import Config, DataConfig
+from dapo.config import DataConfig, RewardConfig
 from dapo.data.prepare.stats import conflicting_answers
 from dapo.data.problems import load_problems
 from dapo.data.sources.builtin import Split
@@ -16,21 +16,22 @@ from dapo.start.check import UserCode
 from dapo.types import Problem, Prompt, content_text
 
 
-def load_rows(config: Config, code: UserCode, split: Split) -> tuple[list[Problem], list[str]]:
+def load_rows(
+    data: DataConfig, verifier: RewardConfig, code: UserCode, split: Split
+) -> tuple[list[Problem], list[str]]:
     """Load the rows of `data.train` or `data.eval`, with warnings about rows that cannot be judged.
 
-    The verifier of `config` is not `auto`. Raises DataError if rows lack a column that the user's
+    The reward's `verifier` is not `auto`. Raises DataError if rows lack a column that the user's
     functions read, and RewardError if the reward can judge no row.
     """
-    data = config.data
     source = data.train_source if split == "train" else data.eval_source
     assert source is not None
-    reward = RewardSpec.of(config.reward.verifier, options=config.reward.options)
+    reward = RewardSpec.of(verifier.verifier, options=verifier.options)
     texts: dict[str, str] = {}
     rows = load_problems(source, split=split, require_answer=reward.reads_answer, texts=texts)
     where = f"data.{split}"
     require_columns(rows, code.needed_columns, where=where)
-    warnings = warnings_about_rows(rows, config.reward.verifier, config.reward.options, where=where)
+    warnings = warnings_about_rows(rows, verifier.verifier, verifier.options, where=where)
     if texts and any(name not in VERIFIERS for name in reward.weights):
         warnings.append(f"{where}: {describe_texts(texts)}")
     if reward.reads_answer:

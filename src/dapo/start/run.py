@@ -31,12 +31,12 @@ from dapo.runs.manifest import Fork, local, make_manifest, provenance, provenanc
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Display
 from dapo.runs.stored_config import keep_overrides, load_run_config, with_start_folder
-from dapo.start.auto import resolve_auto
 from dapo.start.build import build
 from dapo.start.check import Checked, check
+from dapo.start.export import with_exported_runs
 from dapo.start.fork import require_same_preset
 from dapo.start.read import Inputs, read
-from dapo.start.resolve import Resolved, resolve
+from dapo.start.resolve import Resolved, resolve, resolve_auto
 from dapo.training import asynchronous, supervised
 from dapo.training.checkpoint_writer import describe, os_errors_as_dapo_errors
 from dapo.training.checkpointing import is_logged, read_state, restore
@@ -124,7 +124,7 @@ def new_run(
     """
     started = datetime.now(UTC)
     now = replace(checked, config=checked.config.at_time(local(started)))
-    inputs = _read(resolve(now))
+    inputs = _read(resolve(with_exported_runs(now)))
     config = inputs.config
     manifest = make_manifest(
         command,

@@ -47,28 +47,29 @@ def check_config(
     """
     with check(config, elsewhere=config.uses_ray) as checked:
         if as_json:
-            return _check_as_json(checked, probe, problems, samples, against)
-        if (fork := Fork.of(RunDirectory(path.parent))) is not None:
-            print_text(f"fork      of {fork.describe()}")
-        return _check_in_lines(checked, probe, problems, samples, against)
+            result = check_as_json(checked)
+            faults = result["problems"]
+        else:
+            if (fork := Fork.of(RunDirectory(path.parent))) is not None:
+                print_text(f"fork      of {fork.describe()}")
+            faults = _print_lines(checked)
+        if probe and not faults:
+            from dapo.cli.check.probe import describe_probe, probe_as_json, run_probe
+
+            resolved, measured = run_probe(checked, problems, samples)
+            if as_json:
+                result["probe"] = probe_as_json(measured, against)
+            else:
+                print_text()
+                for line in describe_probe(resolved, measured, against):
+                    print_text(line)
+    if as_json:
+        print_json(result)
+    return not faults
 
 
-def _check_as_json(
-    checked: Checked, probe: bool, problems: int | None, samples: int | None, against: Path | None
-) -> bool:
-    result = check_as_json(checked)
-    if probe and not result["problems"]:
-        from dapo.cli.check.probe import probe_as_json, run_probe
-
-        _, measured = run_probe(checked, problems, samples)
-        result["probe"] = probe_as_json(measured, against)
-    print_json(result)
-    return not result["problems"]
-
-
-def _check_in_lines(
-    checked: Checked, probe: bool, problems: int | None, samples: int | None, against: Path | None
-) -> bool:
+def _print_lines(checked: Checked) -> list[str]:
+    """Print the description, problems first, and return the problems."""
     config = checked.config
     data, num_removed = data_facts(checked)
     description = explain(config, (data, num_removed))
@@ -82,14 +83,7 @@ def _check_in_lines(
         *(line for line in lines if line not in faults),
     ]:
         print_text(line)
-    if probe and not faults:
-        from dapo.cli.check.probe import describe_probe, run_probe
-
-        print_text()
-        resolved, measured = run_probe(checked, problems, samples)
-        for line in describe_probe(resolved, measured, against):
-            print_text(line)
-    return not faults
+    return faults
 
 
 def missing_hardware(config: Config) -> list[str]:

@@ -151,7 +151,7 @@ def _facts(role: Literal["train", "eval"], source: Source, checked: Checked) -> 
         return DataFacts(role, source.label, None)
     if role == "train" and checked.config.is_supervised:
         return DataFacts(role, source.label, load_demonstrations(source))
-    problems, warnings = load_rows(checked.config, checked.code, role)
+    problems, warnings = load_rows(checked.config.data, checked.config.reward, checked.code, role)
     return DataFacts(role, source.label, problems, warnings)
 
 
