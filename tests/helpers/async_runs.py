@@ -7,6 +7,7 @@ An engine in a process of its own gives the same responses and takes seconds to 
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from dapo.config import Config, dump_config, load_config
@@ -15,6 +16,8 @@ from dapo.runs.checkpoints import step_of
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.start.build import build
+from dapo.start.check import open_environment
+from dapo.start.read import Inputs
 from dapo.training import asynchronous
 from dapo.training.checkpointing import is_logged, restore
 from dapo.training.signals import signals_as_requests
@@ -32,8 +35,15 @@ def run_or_resume(
     path: Path, config: Config, *, change: Callable[[Run], None] = lambda training_run: None
 ) -> TrainState:
     """What `dapo train` and `dapo resume` do; `change` may replace parts of the run."""
-    inputs = inputs_of(config.changed("rollout", engines=0))
-    config = inputs.config.changed("rollout", engines=config.rollout.engines)
+    with open_environment(config) or nullcontext() as environment:
+        inputs = inputs_of(config.changed("rollout", engines=0), environment)
+        return _run_or_resume(path, inputs, config.rollout.engines, change)
+
+
+def _run_or_resume(
+    path: Path, inputs: Inputs, engines: int, change: Callable[[Run], None]
+) -> TrainState:
+    config = inputs.config.changed("rollout", engines=engines)
     run = (
         RunDirectory(path) if path.exists() else RunDirectory.create(path, dump_config(config), {})
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from dapo.config import Config, dump_config, load_config
 from dapo.config.load import resolve_auto_verifier
+from dapo.environments.pool import EnvironmentPool
 from dapo.rewards.combine import InlineJudge
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
@@ -50,17 +51,13 @@ def new_run(config: Config, path: Path) -> Iterator[Run]:
                 run.tracker.close()
 
 
-def check_in_process(config: Config) -> Checked:
-    """A configuration whose verifiers judge in this process."""
+def inputs_of(config: Config, environment: EnvironmentPool | None = None) -> Inputs:
+    """The inputs of a run whose verifiers judge in this process."""
     config = resolve_auto_verifier(config)
     reward = config.reward
     judge = InlineJudge(reward.verifier, options=reward.options, threshold=reward.threshold)
-    return Checked(config, replace(load_functions(config), judge=judge))
-
-
-def inputs_of(config: Config) -> Inputs:
-    """The inputs of a run whose verifiers judge in this process."""
-    return read(resolve(check_in_process(config)))
+    code = replace(load_functions(config), judge=judge, environment=environment)
+    return read(resolve(Checked(config, code)))
 
 
 def tiny(*overrides: str) -> Config:

@@ -21,7 +21,7 @@ from dapo.policy.builtin_models import character_model
 from dapo.policy.hf_io import write_model_directory
 from dapo.policy.model import load_model
 from dapo.start.check import Checked, UserCode
-from dapo.start.export import with_exported_runs
+from dapo.start.run import with_exported_runs
 from helpers.naive_update import whole_gradient
 from helpers.tiny_policies import (
     assert_close,

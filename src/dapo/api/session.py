@@ -38,7 +38,7 @@ from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import progress
 from dapo.runs.stored_config import CODE_FOLDER
 from dapo.start.build import build_engine, build_sampling, evaluation_plan, open_policy
-from dapo.start.check import UserCode, load_functions
+from dapo.start.check import UserCode, load_functions, open_environment
 from dapo.start.generate import answers_of, generation_plan
 from dapo.start.read import drop_long, read_model_and_encoder, require_fit
 from dapo.start.resolve import require_hardware, resolve_auto, resolve_engine
@@ -94,8 +94,11 @@ class Session(AbstractContextManager["Session"]):
                 writer.module().write(self._folder / CODE_FOLDER)
             add_code_folder(self._folder / CODE_FOLDER)
             self._functions = load_functions(self.config)
+            environment = open_environment(self.config)
+            if environment is not None:
+                stack.enter_context(environment)
             self._loaded, self._encoder, notes, self._episodes = read_model_and_encoder(
-                self.config, training=True
+                self.config, environment, training=True
             )
             self.config = resolve_engine(self.config, self._loaded.model)
             self._engine = build_engine(

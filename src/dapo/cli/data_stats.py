@@ -87,9 +87,9 @@ def model_pass_rates(
     Returns the length of every prompt in tokens, and the pass rates, both by problem id.
     """
     from dapo.evaluation.evaluate import evaluate
-    from dapo.rewards.workers.pool import VerifierPool
     from dapo.start.build import evaluation_plan
-    from dapo.start.episodes import open_episodes
+    from dapo.start.check import check
+    from dapo.start.episodes import episodes_of
     from dapo.start.evaluate import (
         EvalRequest,
         evaluation_config,
@@ -121,15 +121,24 @@ def model_pass_rates(
     plan = evaluation_plan(config, loaded.stop_ids)
     require_fit(chosen, encoder, loaded, plan.max_response_tokens)
     with ExitStack() as stack:
-        judge = stack.enter_context(VerifierPool(config.reward))
-        episodes = open_episodes(config, loaded.tokenizer) if config.plays_episodes else None
-        if episodes is not None:
+        code = stack.enter_context(check(config, training=False)).code
+        assert code.judge is not None
+        episodes = None
+        if code.environment is not None:
+            episodes = episodes_of(config, loaded.tokenizer, code.environment)
             chosen = episodes.with_prompts(chosen)
             encoder = episodes.renderer.prompts
-        config = resolve_engine(config, loaded.model)
-        sampler = open_engine_sampler(config, loaded, encoder, checkpoint, plan, stack, episodes)
+        sampler = open_engine_sampler(
+            resolve_engine(config, loaded.model),
+            loaded,
+            encoder,
+            checkpoint,
+            plan,
+            stack,
+            episodes,
+        )
         update_progress = stack.enter_context(progress("sample and verify"))
-        result = evaluate(sampler, judge, chosen, on_progress=update_progress)
+        result = evaluate(sampler, code.judge, chosen, on_progress=update_progress)
     rates = {}
     for judged in result.problems:
         verdicts = [response.correct for response in judged.valid if response.correct is not None]

@@ -206,7 +206,7 @@ def build_engine(
         config: The resolved options.
         loaded: The model that the engine samples with.
         launcher: Starts the processes of the engine; None for this process.
-        episodes: The engine plays them, and its `close` ends their environment's processes, too.
+        episodes: The engine plays them; None for single responses.
         log: Gets messages for the user.
     """
     engine: RolloutEngine

@@ -16,6 +16,7 @@ from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError, RewardError
 from dapo.core.loading import load_callable, require_package
 from dapo.core.text import did_you_mean
+from dapo.environments.pool import EnvironmentPool
 from dapo.rewards.combine import InlineJudge
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import VerifierPool
@@ -33,6 +34,7 @@ class UserCode:
     audit: VerifierPool | None = None
     keep_group: Callable[[Group], bool] | None = None  # dynamic_sampling.filter
     loss: "CustomLoss | None" = None  # loss.function
+    environment: EnvironmentPool | None = None
 
     @property
     def needed_columns(self) -> Mapping[str, Collection[str]]:
@@ -57,13 +59,13 @@ class Checked:
 def check(config: Config, *, training: bool = True, elsewhere: bool = False) -> Iterator[Checked]:
     """Check all that needs neither torch nor the data, and load the user's code.
 
-    The processes of verifiers end with the block. Raises ConfigError if a package, a model, or a
-    user's filter or loss is missing, and RewardError if a verifier does not exist or cannot be
-    used.
+    The processes of verifiers and environment end with the block. Raises ConfigError if a package,
+    a model, or a user's filter, loss or environment is missing, and RewardError if a verifier does
+    not exist or cannot be used.
 
     Args:
         config: The options.
-        training: False for an evaluation, which needs only the verifiers.
+        training: False for an evaluation, which needs only verifiers and environment.
         elsewhere: The run is for another machine, so packages and models may be missing here.
     """
     functions = UserCode()
@@ -85,7 +87,11 @@ def check(config: Config, *, training: bool = True, elsewhere: bool = False) -> 
                 )
             except RewardError as error:
                 raise RewardError(f"audit.verifier: {error}") from None
-        yield Checked(config, replace(functions, judge=judge, audit=audit))
+        environment = open_environment(config)
+        if environment is not None:
+            stack.enter_context(environment)
+        code = replace(functions, judge=judge, audit=audit, environment=environment)
+        yield Checked(config, code)
 
 
 def load_functions(config: Config) -> UserCode:
@@ -100,6 +106,15 @@ def load_functions(config: Config) -> UserCode:
 
         loss = load_loss(config.loss.function)
     return UserCode(keep_group=keep_group, loss=loss)
+
+
+def open_environment(config: Config) -> EnvironmentPool | None:
+    """Start the processes of the environment; None for a run without one. Raises ConfigError."""
+    if not config.plays_episodes:
+        return None
+    return EnvironmentPool(
+        config.environment, memory_gib=config.reward.memory_gib, output=VerifierOutput()
+    )
 
 
 def _require_environment(config: Config) -> None:

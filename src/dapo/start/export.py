@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from dapo.config import Config, ReferenceConfig
+from dapo.config import Config
 from dapo.core.errors import CheckpointError
 from dapo.policy.hf_io import require_new
 from dapo.policy.lora import export_adapter, saved_weights
@@ -11,29 +11,11 @@ from dapo.policy.model import export_model
 from dapo.runs.checkpoints import step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
-from dapo.start.check import Checked
 from dapo.start.read import read_model
 from dapo.start.resolve import resolve_auto
 
 
-def with_exported_runs(checked: Checked) -> Checked:
-    """Replace runs as `model` or `loss.reference.model` by their exported checkpoints.
-
-    Later checkpoints of that run thus change nothing. Raises CheckpointError if it has none.
-    """
-    config = checked.config
-    notes = list(checked.notes)
-    if RunDirectory.is_run(config.model.name):
-        exported = _exported_run("model.name", config.model.name, notes.append)
-        config = config.changed("model", name=exported)
-    teacher = config.loss.teacher
-    if teacher is not None and RunDirectory.is_run(teacher):
-        exported = _exported_run("loss.reference.model", teacher, notes.append)
-        config = config.changed("loss", reference=ReferenceConfig(model=exported))
-    return Checked(config, checked.code, notes)
-
-
-def _exported_run(option: str, name: str, log: Callable[[str], None]) -> str:
+def exported_run(option: str, name: str, log: Callable[[str], None]) -> str:
     """Return the directory with the exported newest checkpoint of a run that an option names.
 
     Raises CheckpointError.

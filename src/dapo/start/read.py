@@ -3,7 +3,6 @@ written.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,6 +16,7 @@ from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder, TurnEnd
 from dapo.data.sources.rows import prompt_text
+from dapo.environments.pool import EnvironmentPool
 from dapo.policy.model import (
     LoadedModel,
     device_of,
@@ -26,7 +26,7 @@ from dapo.policy.model import (
 )
 from dapo.policy.varlen_attention import padded_attention_notes
 from dapo.start.check import UserCode
-from dapo.start.episodes import Episodes, open_episodes
+from dapo.start.episodes import Episodes, episodes_of
 from dapo.start.resolve import Resolved, device_for_inputs, resolve_engine
 from dapo.start.rows import load_rows
 from dapo.training.demonstrations import Answer, AnswerEncoder, encode_answers
@@ -45,7 +45,7 @@ class Inputs:
     train: list[Problem]
     held_out: list[Problem]
     notes: list[str]
-    episodes: Episodes | None = None  # the environment, whose processes the engine of the run ends
+    episodes: Episodes | None = None
     # copies of each held-out problem in the file, if all problems have equally many; else 1
     copies: int = 1
     answers: Mapping[str, Answer] = field(default_factory=dict)  # of demonstrations, by id
@@ -59,31 +59,30 @@ def read(resolved: Resolved, *, on_progress: Callable[[int, int], None] | None =
     config = resolved.config
     training = resolved.training
     problems, held_out, notes, copies = _read_data(config, resolved.code, training=training)
-    loaded, encoder, about_model, episodes = read_model_and_encoder(config, training=training)
+    loaded, encoder, about_model, episodes = read_model_and_encoder(
+        config, resolved.code.environment, training=training
+    )
     notes += about_model
     answers: Mapping[str, Answer] = {}
-    with ExitStack() as on_failure:
-        if episodes is not None:
-            on_failure.callback(episodes.pool.close)
-            held_out = episodes.with_prompts(held_out)
-            problems = problems if config.is_supervised else episodes.with_prompts(problems)
-        notes += encoder.notes([*problems, *held_out])
-        if training:
-            problems = drop_long(
-                problems, encoder, notes, kind="training prompts", on_progress=on_progress
-            )
-        if training and config.is_supervised:
-            problems, answers = _encode(problems, config, loaded, encoder, notes)
-        if held_out:
-            held_out = drop_long(held_out, encoder, notes, kind="evaluation prompts")
-        response_tokens = config.eval.max_response_tokens or config.rollout.max_response_tokens
-        if training:
-            response_tokens = max(response_tokens, config.rollout.max_response_tokens)
-        require_fit(
-            [*problems, *held_out], encoder, loaded, response_tokens + config.max_observed_tokens
+    if episodes is not None:
+        held_out = episodes.with_prompts(held_out)
+        problems = problems if config.is_supervised else episodes.with_prompts(problems)
+    notes += encoder.notes([*problems, *held_out])
+    if training:
+        problems = drop_long(
+            problems, encoder, notes, kind="training prompts", on_progress=on_progress
         )
-        config = resolve_engine(config, loaded.model)
-        on_failure.pop_all()
+    if training and config.is_supervised:
+        problems, answers = _encode(problems, config, loaded, encoder, notes)
+    if held_out:
+        held_out = drop_long(held_out, encoder, notes, kind="evaluation prompts")
+    response_tokens = config.eval.max_response_tokens or config.rollout.max_response_tokens
+    if training:
+        response_tokens = max(response_tokens, config.rollout.max_response_tokens)
+    require_fit(
+        [*problems, *held_out], encoder, loaded, response_tokens + config.max_observed_tokens
+    )
+    config = resolve_engine(config, loaded.model)
     return Inputs(
         config,
         resolved.code,
@@ -173,17 +172,19 @@ def require_fit(
 
 
 def read_model_and_encoder(
-    config: Config, *, training: bool
+    config: Config, environment: EnvironmentPool | None, *, training: bool
 ) -> tuple[LoadedModel, PromptEncoder, list[str], Episodes | None]:
-    """Load the model, its stop ids, prompt encoder and notes, and start the environment.
+    """Load the model, its stop ids, prompt encoder and notes, and render the environment.
 
-    The last is None without `environment`. Raises ConfigError.
+    The last is None without `environment`. Raises ConfigError or DataError.
     """
+    assert (environment is None) != config.plays_episodes, "the environment is started"
     loaded = read_model(config.model, config.train, device_for_inputs(config, training=training))
-    episodes = open_episodes(config, loaded.tokenizer) if config.plays_episodes else None
-    if episodes is None:
+    episodes = None
+    if environment is None:
         encoder = PromptEncoder(loaded.tokenizer, config.data)
     else:
+        episodes = episodes_of(config, loaded.tokenizer, environment)
         encoder = episodes.renderer.prompts
     notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
     if training and config.has_kl and config.loss.has_teacher:

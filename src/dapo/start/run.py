@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dapo.config import Config, dump_config
+from dapo.config import Config, ReferenceConfig, dump_config
 from dapo.config.run_options import MAX_RESTARTS
 from dapo.core.errors import CheckpointError, ConfigError, DataError, TrainerLost
 from dapo.core.secrets import mask_text
@@ -33,7 +33,7 @@ from dapo.runs.sinks import Display
 from dapo.runs.stored_config import keep_overrides, load_run_config, with_start_folder
 from dapo.start.build import build
 from dapo.start.check import Checked, check
-from dapo.start.export import with_exported_runs
+from dapo.start.export import exported_run
 from dapo.start.fork import require_same_preset
 from dapo.start.read import Inputs, read
 from dapo.start.resolve import Resolved, resolve, resolve_auto
@@ -140,6 +140,23 @@ def new_run(
     )
     with os_errors_as_dapo_errors(), directory.lock(config.train.num_steps):
         yield ReadyRun(inputs, directory)
+
+
+def with_exported_runs(checked: Checked) -> Checked:
+    """Replace runs as `model` or `loss.reference.model` by their exported checkpoints.
+
+    Later checkpoints of that run thus change nothing. Raises CheckpointError if it has none.
+    """
+    config = checked.config
+    notes = list(checked.notes)
+    if RunDirectory.is_run(config.model.name):
+        exported = exported_run("model.name", config.model.name, notes.append)
+        config = config.changed("model", name=exported)
+    teacher = config.loss.teacher
+    if teacher is not None and RunDirectory.is_run(teacher):
+        exported = exported_run("loss.reference.model", teacher, notes.append)
+        config = config.changed("loss", reference=ReferenceConfig(model=exported))
+    return Checked(config, checked.code, notes)
 
 
 def save_tokenizer(directory: RunDirectory, *, loaded: LoadedModel) -> None:
