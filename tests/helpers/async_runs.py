@@ -7,7 +7,6 @@ An engine in a process of its own gives the same responses and takes seconds to 
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 from dapo.config import Config, dump_config, load_config
@@ -16,7 +15,7 @@ from dapo.runs.checkpoints import step_of
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.start.build import build
-from dapo.start.check import open_environment
+from dapo.start.check import open_audit, open_environment
 from dapo.start.read import Inputs
 from dapo.training import asynchronous
 from dapo.training.checkpointing import is_logged, restore
@@ -35,8 +34,8 @@ def run_or_resume(
     path: Path, config: Config, *, change: Callable[[Run], None] = lambda training_run: None
 ) -> TrainState:
     """What `dapo train` and `dapo resume` do; `change` may replace parts of the run."""
-    with open_environment(config) or nullcontext() as environment:
-        inputs = inputs_of(config.changed("rollout", engines=0), environment)
+    with open_audit(config) as audit, open_environment(config) as environment:
+        inputs = inputs_of(config.changed("rollout", engines=0), audit, environment)
         return _run_or_resume(path, inputs, config.rollout.engines, change)
 
 

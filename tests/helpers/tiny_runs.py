@@ -13,6 +13,7 @@ from dapo.config import Config, dump_config, load_config
 from dapo.config.load import resolve_auto_verifier
 from dapo.environments.pool import EnvironmentPool
 from dapo.rewards.combine import InlineJudge
+from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.start.build import build
@@ -51,12 +52,14 @@ def new_run(config: Config, path: Path) -> Iterator[Run]:
                 run.tracker.close()
 
 
-def inputs_of(config: Config, environment: EnvironmentPool | None = None) -> Inputs:
+def inputs_of(
+    config: Config, audit: VerifierPool | None = None, environment: EnvironmentPool | None = None
+) -> Inputs:
     """The inputs of a run whose verifiers judge in this process."""
     config = resolve_auto_verifier(config)
     reward = config.reward
     judge = InlineJudge(reward.verifier, options=reward.options, threshold=reward.threshold)
-    code = replace(load_functions(config), judge=judge, environment=environment)
+    code = replace(load_functions(config), judge=judge, audit=audit, environment=environment)
     return read(resolve(Checked(config, code)))
 
 

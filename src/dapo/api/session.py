@@ -94,9 +94,7 @@ class Session(AbstractContextManager["Session"]):
                 writer.module().write(self._folder / CODE_FOLDER)
             add_code_folder(self._folder / CODE_FOLDER)
             self._functions = load_functions(self.config)
-            environment = open_environment(self.config)
-            if environment is not None:
-                stack.enter_context(environment)
+            environment = stack.enter_context(open_environment(self.config))
             self._loaded, self._encoder, notes, self._episodes = read_model_and_encoder(
                 self.config, environment, training=True
             )

@@ -4,7 +4,7 @@ about a second.
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,22 +76,44 @@ def check(config: Config, *, training: bool = True, elsewhere: bool = False) -> 
             _require_model(config.model.name)
         functions = load_functions(config)
     config = resolve_auto_verifier(config)
-    with ExitStack() as stack:
-        output = VerifierOutput() if training else None
-        judge = stack.enter_context(VerifierPool(config.reward, output=output))
-        audit = None
-        if config.audit_reward is not None:
-            try:
-                audit = stack.enter_context(
-                    VerifierPool(config.audit_reward, output=VerifierOutput())
-                )
-            except RewardError as error:
-                raise RewardError(f"audit.verifier: {error}") from None
-        environment = open_environment(config)
-        if environment is not None:
-            stack.enter_context(environment)
+    output = VerifierOutput() if training else None
+    with (
+        VerifierPool(config.reward, output=output) as judge,
+        open_audit(config) as audit,
+        open_environment(config) as environment,
+    ):
         code = replace(functions, judge=judge, audit=audit, environment=environment)
         yield Checked(config, code)
+
+
+@contextmanager
+def open_audit(config: Config) -> Iterator[VerifierPool | None]:
+    """Start the processes of the audit's verifier, if there is one.
+
+    Raises RewardError if it cannot be used.
+    """
+    if config.audit_reward is None:
+        yield None
+        return
+    try:
+        audit = VerifierPool(config.audit_reward, output=VerifierOutput())
+    except RewardError as error:
+        raise RewardError(f"audit.verifier: {error}") from None
+    with audit:
+        yield audit
+
+
+@contextmanager
+def open_environment(config: Config) -> Iterator[EnvironmentPool | None]:
+    """Start the processes of the environment, if there is one. Raises ConfigError."""
+    if not config.plays_episodes:
+        yield None
+        return
+    memory_gib = config.reward.memory_gib
+    with EnvironmentPool(
+        config.environment, memory_gib=memory_gib, output=VerifierOutput()
+    ) as environment:
+        yield environment
 
 
 def load_functions(config: Config) -> UserCode:
@@ -106,15 +128,6 @@ def load_functions(config: Config) -> UserCode:
 
         loss = load_loss(config.loss.function)
     return UserCode(keep_group=keep_group, loss=loss)
-
-
-def open_environment(config: Config) -> EnvironmentPool | None:
-    """Start the processes of the environment; None for a run without one. Raises ConfigError."""
-    if not config.plays_episodes:
-        return None
-    return EnvironmentPool(
-        config.environment, memory_gib=config.reward.memory_gib, output=VerifierOutput()
-    )
 
 
 def _require_environment(config: Config) -> None:
