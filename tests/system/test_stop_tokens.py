@@ -89,7 +89,7 @@ def test_a_template_without_a_turn_end_is_reported_at_the_start_and_by_check(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     model = model_with_template(tmp_path / "plain", template("\n\n"))
-    inputs = inputs_of(model)
+    inputs = inputs_with(model)
     assert inputs.loaded.stop_ids == (EOS,)
     (note,) = inputs.notes
     assert note.startswith(
@@ -116,7 +116,7 @@ def test_an_evaluation_stops_at_the_turn_end_and_says_so(
 
 
 def test_text_before_the_turn_end_is_reported(tmp_path: Path):
-    (note,) = inputs_of(model_with_template(tmp_path / "mixed", template("### End<eos>"))).notes
+    (note,) = inputs_with(model_with_template(tmp_path / "mixed", template("### End<eos>"))).notes
     assert note.startswith(
         "the chat template ends an assistant's turn with '### End<eos>', no single special token"
     )
@@ -125,12 +125,14 @@ def test_text_before_the_turn_end_is_reported(tmp_path: Path):
 def test_a_template_alone_may_name_the_end_and_with_no_end_at_all_a_model_is_refused(
     tmp_path: Path,
 ):
-    only_template = inputs_of(model_with_template(tmp_path / "a", template("<pad>"), has_eos=False))
+    only_template = inputs_with(
+        model_with_template(tmp_path / "a", template("<pad>"), has_eos=False)
+    )
     assert only_template.loaded.stop_ids == (PAD,)
     nothing = model_with_template(tmp_path / "b", template("\n"), has_eos=False)
     with pytest.raises(
         ConfigError, match="its chat template puts none after an assistant's turn: set eos_token_id"
     ):
-        inputs_of(nothing)
+        inputs_with(nothing)
     with pytest.raises(ConfigError, match="has no end token"):
-        inputs_of(model_with_template(tmp_path / "c", "", has_eos=False))
+        inputs_with(model_with_template(tmp_path / "c", "", has_eos=False))

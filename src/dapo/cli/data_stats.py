@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dapo.cli.formatting import right, titled_table
-from dapo.config import Config, DataSpec, build_config, parse_data_argument
+from dapo.config import DataSpec, build_config, parse_data_argument
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.rng import keyed_permutation
@@ -19,10 +19,6 @@ from dapo.runs.console import SafeConsole, progress
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
 from dapo.types import Problem
-
-if TYPE_CHECKING:
-    from dapo.data.prompts import PromptEncoder
-    from dapo.policy.model import LoadedModel
 
 BAR_WIDTH = 40
 PAPER_GROUP_SIZE = 16
@@ -96,8 +92,8 @@ def model_pass_rates(
         open_engine_sampler,
         run_options,
     )
-    from dapo.start.read import require_fit
-    from dapo.start.resolve import resolve_auto, resolve_engine
+    from dapo.start.read import read_model_and_prompts, require_fit
+    from dapo.start.resolve import device_for_inputs, resolve_auto, resolve_engine
 
     spec = parse_data_argument(spec) if isinstance(spec, str) else spec
     as_trained = [
@@ -108,7 +104,9 @@ def model_pass_rates(
     request = EvalRequest(str(spec), overrides=(*as_trained, *overrides))
     config, checkpoint = evaluation_config(model, spec, request, run_options(model))
     config = resolve_auto(config, training=False)
-    loaded, encoder = _model_and_encoder(config, measures_lengths_only=not samples)
+    loaded, encoder = read_model_and_prompts(
+        config, device_for_inputs(config, training=False) if samples else "meta"
+    )
     unique = [problem for problem, _ in unique_problems(data)]
     with progress("count tokens", unit="prompts", after_s=1) as update_progress:
         encoder.measure(unique, on_progress=update_progress)
@@ -146,19 +144,6 @@ def model_pass_rates(
             name = judged.problem.id
             rates[name] = PassRate(name, len(verdicts), sum(verdicts))
     return tokens, rates
-
-
-def _model_and_encoder(
-    config: Config, *, measures_lengths_only: bool
-) -> "tuple[LoadedModel, PromptEncoder]":
-    from dapo.data.prompts import PromptEncoder
-    from dapo.start.read import read_model, stop_at_turn_end
-    from dapo.start.resolve import device_for_inputs
-
-    device = "meta" if measures_lengths_only else device_for_inputs(config, training=False)
-    loaded = read_model(config.model, config.train, device)
-    encoder = PromptEncoder(loaded.tokenizer, config.data)
-    return stop_at_turn_end(loaded, encoder), encoder
 
 
 def problem_rows(

@@ -292,6 +292,13 @@ def read_model(model: ModelConfig, train: TrainConfig, device: str) -> LoadedMod
     )
 
 
+def read_model_and_prompts(config: Config, device: str) -> tuple[LoadedModel, PromptEncoder]:
+    """Load the model, and encode the prompts of single responses."""
+    loaded = read_model(config.model, config.train, device)
+    encoder = PromptEncoder(loaded.tokenizer, config.data)
+    return stop_at_turn_end(loaded, encoder), encoder
+
+
 def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:
     """Remove copies of problems; also return the copies per problem if they are equally many."""
     counted = unique_problems(problems)
