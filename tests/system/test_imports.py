@@ -64,6 +64,7 @@ LIGHT = (
     "cli/data",
     "cli/reward",
     "cli/submit",
+    "cli/train",
     "runs/status",
     "runs/stored_config",
     "start/check",
