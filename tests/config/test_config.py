@@ -22,7 +22,7 @@ from dapo.config import (
 from dapo.config.option_fields import CONDITIONS, known_about, options_of, section_in
 from dapo.config.other_names import REMOVED
 from dapo.core.errors import ConfigError
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.start.resolve import resolve_auto
 from docs.generated_pages import options_page, with_methods
 from helpers.paths import ROOT
 

@@ -33,8 +33,8 @@ from helpers.paths import ROOT, TESTS
 PYTHONPATH = os.pathsep.join([str(TESTS), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 IMPORTED_ONCE = (
-    "dapo.training.assemble.build",
-    "dapo.api.lifecycle.evaluate_models",
+    "dapo.start.build",
+    "dapo.start.evaluate",
     "dapo.cli.main",
     "dapo.cli.train",
     "matplotlib.backends.backend_agg",
@@ -49,8 +49,7 @@ AREAS = {
     "start": (
         "cli",
         "api",
-        "training/assemble",
-        "training/fork",
+        "start",
         "config",
         "training/signals",
         "data",

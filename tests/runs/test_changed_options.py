@@ -12,14 +12,14 @@ import yaml
 
 import dapo
 from dapo.analysis.compare import compare_runs
-from dapo.api.lifecycle import execute
 from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.runs.checkpoints import WEIGHTS_ONLY, require_optimizer_state, step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.status import run_status
 from dapo.runs.stored_config import load_run_config
-from dapo.training.fork import create_fork, plan_fork
+from dapo.start import run as execute
+from dapo.start.fork import create_fork, plan_fork
 from helpers.commands import own_errors
 from helpers.commands import run as run_command
 from helpers.tiny_runs import metrics, tiny

@@ -13,7 +13,7 @@ from dapo.cli.check.report import describe_prompts
 from dapo.cli.train import resume_run, start_run
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
-from dapo.training.fork import create_fork, plan_fork
+from dapo.start.fork import create_fork, plan_fork
 from helpers.tiny_models import model_with_template
 from helpers.tiny_runs import tiny
 

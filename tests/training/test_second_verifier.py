@@ -18,7 +18,6 @@ from dapo.core.errors import ConfigError, RewardError
 from dapo.processes.output import WorkerOutput
 from dapo.rewards.combine import InlineJudge
 from dapo.runs.directory import RunDirectory
-from dapo.training.preflight import open_judge
 from dapo.training.second_verifier import Audit, AuditedStep
 from dapo.training.state import Run
 from dapo.types import Generation, Group, Problem, Verdict
@@ -207,9 +206,12 @@ def test_an_audit_that_cannot_be_used_is_refused_before_the_run_directory_is_mad
         pytest.raises(
             RewardError, match=r"audit\.verifier: verifier math has no option 'tolerance'"
         ),
-        open_judge(tiny("audit.verifier={math: {tolerance: 1}}"), run_dir=tmp_path / "run"),
     ):
-        pass
+        start_run(
+            tiny("audit.verifier={math: {tolerance: 1}}"),
+            run_dir=tmp_path / "run",
+            config_name="t",
+        )
     assert not (tmp_path / "run").exists()
 
 

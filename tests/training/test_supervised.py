@@ -20,8 +20,6 @@ from dapo.core.errors import ConfigError, DataError
 from dapo.data.demonstrations import demonstration_from_row, turns_of
 from dapo.data.prompts import PromptEncoder
 from dapo.environments.thoughts import ends_in_thought
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto
 from dapo.training.demonstrations import AnswerEncoder
 from dapo.types import Problem
 from helpers.chat_templates import FAMILIES, tokenizer
@@ -35,7 +33,7 @@ from helpers.tiny_policies import (
     plain_copy,
     ragged,
 )
-from helpers.tiny_runs import contents, differences, metrics, tiny
+from helpers.tiny_runs import contents, differences, inputs_of, metrics, tiny
 
 TURNS = [
     {"role": "user", "content": "4 + 3?"},
@@ -323,25 +321,21 @@ def test_what_is_held_out_or_too_long_is_left_out_and_counted(tmp_path: Path) ->
     path = write(tmp_path / "a.jsonl", rows)
     other = write(tmp_path / "b.jsonl", held_out)
     config = supervised(path, f"data.eval={other}", "rollout.max_response_tokens=20")
-    inputs = read_inputs(resolve_auto(config))
+    inputs = inputs_of(config)
     assert "2 demonstrations left out: their text is in the evaluation set" in inputs.notes
     assert "2 demonstrations left out: longer than rollout.max_response_tokens" in inputs.notes
     assert len(inputs.train) == len(rows) - 4 == len(inputs.answers)
     with pytest.raises(
         DataError, match=r"all 1 demonstrations are longer than rollout\.max_response_tokens=9"
     ):
-        read_inputs(
-            resolve_auto(supervised(write(path, rows[-1:]), "rollout.max_response_tokens=9"))
-        )
-    one = read_inputs(
-        resolve_auto(supervised(write(path, [{"prompt": "a", "response": r} for r in "xyz"])))
-    )
+        inputs_of(supervised(write(path, rows[-1:]), "rollout.max_response_tokens=9"))
+    one = inputs_of(supervised(write(path, [{"prompt": "a", "response": r} for r in "xyz"])))
     assert "all 3 demonstrations answer the same problem" in one.notes
     ending = write(path, [{"prompt": "a", "response": "b<eos>c"}])
     with pytest.raises(
         DataError, match="contains <eos>, which ends a turn; leave it out, it is added"
     ):
-        read_inputs(resolve_auto(supervised(ending)))
+        inputs_of(supervised(ending))
 
 
 @pytest.mark.parametrize(
@@ -423,7 +417,7 @@ def test_a_run_with_a_relative_path_is_resumed_from_another_folder_without_a_dif
     with pytest.raises(
         DataError, match=r"data\.demonstrations: every problem is also in data\.eval"
     ):
-        read_inputs(resolve_auto(supervised(all_held_out, f"data.eval={held_out}")))
+        inputs_of(supervised(all_held_out, f"data.eval={held_out}"))
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,14 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from dapo.api.lifecycle.execute import with_exported_runs
 from dapo.cli.train import resume_run, start_run
 from dapo.config import Config, ReferenceConfig, ReferenceServerConfig
 from dapo.core.errors import CheckpointError, ConfigError, DapoError, DataError
 from dapo.policy.builtin_models import character_model
 from dapo.policy.hf_io import write_model_directory
 from dapo.policy.model import load_model
-from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.start.check import Checked, UserCode
+from dapo.start.run import with_exported_runs
 from helpers.naive_update import whole_gradient
 from helpers.tiny_policies import (
     assert_close,
@@ -33,7 +32,7 @@ from helpers.tiny_policies import (
     plain_copy,
     ragged,
 )
-from helpers.tiny_runs import contents, metrics, tiny
+from helpers.tiny_runs import contents, inputs_of, metrics, tiny
 
 ALONE = (
     "reward.coef=0",
@@ -195,14 +194,14 @@ def test_a_run_is_a_teacher_by_its_newest_checkpoint_and_its_later_ones_change_n
     run = tmp_path / "teacher"
     shutil.copytree(whole, run)
     shutil.rmtree(run / "checkpoints" / "step_000004")
-    notes: list[str] = []
-    config = with_exported_runs(alone(run), notes.append)
+    alone_with_run = Checked(alone(run), UserCode())
+    checked = with_exported_runs(alone_with_run)
     exported = run / "exported" / "step_000003"
-    assert config.loss.teacher == str(exported)
+    assert checked.config.loss.teacher == str(exported)
     assert AutoTokenizer.from_pretrained(exported).vocab_size > 50
-    assert notes == [f"loss.reference.model: {run} is exported to {exported}"]
+    assert checked.notes == [f"loss.reference.model: {run} is exported to {exported}"]
     written = {path: path.stat().st_mtime_ns for path in exported.iterdir()}
-    assert with_exported_runs(alone(run), notes.append) == config
+    assert with_exported_runs(alone_with_run) == checked
     assert {path: path.stat().st_mtime_ns for path in exported.iterdir()} == written
     start_run(
         alone(run, "train.num_steps=1", f"model={run}"),
@@ -213,7 +212,7 @@ def test_a_run_is_a_teacher_by_its_newest_checkpoint_and_its_later_ones_change_n
     assert row["loss/kl"] == pytest.approx(0, abs=1e-9)  # the student is its own teacher
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        with_exported_runs(alone(run), notes.append)
+        with_exported_runs(alone_with_run)
 
 
 def test_another_vocabulary_is_refused_with_the_first_token_that_differs(tmp_path: Path) -> None:
@@ -225,7 +224,7 @@ def test_another_vocabulary_is_refused_with_the_first_token_that_differs(tmp_pat
         ConfigError,
         match=r"has another vocabulary than tiny-random: 1 tokens differ, the first is '<ex",
     ):
-        read_inputs(resolve_auto(alone(folder)))
+        inputs_of(alone(folder))
 
 
 def test_another_template_is_noted_and_too_few_positions_are_refused(tmp_path: Path) -> None:
@@ -233,7 +232,7 @@ def test_another_template_is_noted_and_too_few_positions_are_refused(tmp_path: P
         tokenizer.chat_template = "{{ messages }}"
 
     folder = teacher_folder(tmp_path / "other", change=change)
-    notes = read_inputs(resolve_auto(alone(folder))).notes
+    notes = inputs_of(alone(folder)).notes
     assert any(
         "has another chat template than tiny-random; it reads tiny-random's prompts" in note
         for note in notes
@@ -246,7 +245,7 @@ def test_another_template_is_noted_and_too_few_positions_are_refused(tmp_path: P
     with pytest.raises(
         ConfigError, match="has 16 positions, and a prompt with its response may have"
     ):
-        read_inputs(resolve_auto(alone(short)))
+        inputs_of(alone(short))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +268,7 @@ def test_what_cannot_work_together_is_refused(
     teacher: Path, overrides: list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_inputs(resolve_auto(alone(teacher, *overrides)))
+        inputs_of(alone(teacher, *overrides))
 
 
 def test_rewards_of_weight_0_turn_dynamic_sampling_off_unless_it_is_set(teacher: Path) -> None:

@@ -30,8 +30,8 @@ from dapo.runs.stored_config import CODE_FOLDER, load_run_config
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dapo.api.lifecycle.evaluate_models import EvalRequest
-    from dapo.api.lifecycle.generate import OpenModel
+    from dapo.start.evaluate import EvalRequest
+    from dapo.start.generate import OpenModel
     from dapo.training.state import Run as TrainingRun
 
 SHOWN_METRICS = (
@@ -162,7 +162,7 @@ class Run:
 
         Raises DataError without metrics.
         """
-        from dapo.api.lifecycle.execute import title_of
+        from dapo.start.run import title_of
 
         return Curves(curves_figure(self._directory.metrics, title=title_of(self.config)))
 
@@ -212,7 +212,7 @@ class Run:
             >>> [len(each) for each in answers]
             [2, 2]
         """
-        from dapo.api.lifecycle.generate import OpenModel, answers_of, live_sampler
+        from dapo.start.generate import OpenModel, answers_of, live_sampler
 
         if self._live is not None:
             return answers_of(
@@ -252,7 +252,7 @@ class Run:
             0    4
             Name: responses, dtype: int64
         """
-        from dapo.api.lifecycle.evaluate_models import evaluate_model
+        from dapo.start.evaluate import evaluate_model
 
         with self._evaluation_request(data, samples_per_problem, options) as request:
             return EvaluationResult.of(evaluate_model(str(self.path), request))
@@ -269,7 +269,7 @@ class Run:
 
         The difference is this run minus the other. The other arguments are those of `evaluate`.
         """
-        from dapo.api.lifecycle.evaluate_models import compare_models
+        from dapo.start.evaluate import compare_models
 
         if not isinstance(other, str | Path | Run):
             raise ConfigError(f"other: expected a run, its path or a model, got {quoted(other)}")
@@ -282,7 +282,7 @@ class Run:
         self, data: Data, samples_per_problem: int | None, options: Mapping[str, Any]
     ) -> "Iterator[EvalRequest]":
         """The request of an evaluation, whose rows are in a temporary file until the block ends."""
-        from dapo.api.lifecycle.evaluate_models import EvalRequest
+        from dapo.start.evaluate import EvalRequest
 
         overrides = tuple(as_overrides(options_from(options)))
         with (
@@ -305,7 +305,7 @@ class Run:
         `adapter` writes only the adapter of a run with `model.lora`. Raises CheckpointError without
         such a checkpoint.
         """
-        from dapo.api.lifecycle.execute import export_model_of
+        from dapo.start.export import export_model_of
 
         export_model_of(self.path, Path(path), step=step, adapter=adapter, warn=warn)
         return Path(path)

@@ -24,7 +24,7 @@ from dapo.runs.console import SafeConsole
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import verdict_word
 from dapo.runs.stored_config import load_run_config
-from dapo.training.assemble.episodes import turn_renderer
+from dapo.start.episodes import turn_renderer
 from dapo.types import Episode, Generation, GenerationRequest, Problem
 
 if TYPE_CHECKING:

@@ -276,13 +276,12 @@ class EpisodeEngine:
         cast(SuspendableEngine, self._engine).resume(turns, unfinished)
 
     def close(self) -> None:
+        for running in self._running.values():
+            running.handle.close()
         self._running.clear()
         self._sampling.clear()
         self._answering.clear()
-        try:
-            self._engine.close()
-        finally:
-            self._pool.close()
+        self._engine.close()
 
     def _next_turn(self, running: _Running) -> GenerationRequest:
         """Return the request for the next turn of an episode."""

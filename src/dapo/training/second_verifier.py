@@ -8,7 +8,7 @@ from statistics import fmean
 
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.libs.sample_intervals import difference_interval
-from dapo.processes.output import WorkerOutput as VerifierOutput
+from dapo.processes.output import WorkerOutput
 from dapo.rewards.combine import Judge
 from dapo.types import Group, Verdict
 
@@ -21,7 +21,7 @@ class Audit:
     share: float  # the fraction of the trained responses that is audited
     seed: int  # the run's seed
     # the output of the judge; None where it goes to the console
-    output: VerifierOutput | None = None
+    output: WorkerOutput | None = None
 
     def submit(self, groups: Sequence[Group], *, step: int) -> "Callable[[], AuditedStep]":
         """Judge responses of a step's trained groups in the background; the result waits.

@@ -11,7 +11,7 @@ from dapo.config import Config
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.environments.pool import EnvironmentPool
 from dapo.evaluation.scores import EvaluationPlan
-from dapo.processes.output import WorkerOutput as VerifierOutput
+from dapo.processes.output import WorkerOutput
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Tracker
@@ -137,7 +137,7 @@ class Run:
     """
     is_solved: bool = False  # whether the run has ended because its problems are solved
     # the output of the verifiers; None where it goes to the console
-    verifier_output: VerifierOutput | None = None
+    verifier_output: WorkerOutput | None = None
     # the processes that answer turns; None without an environment
     environment: EnvironmentPool | None = None
     checkpoints: CheckpointWriter = field(init=False)

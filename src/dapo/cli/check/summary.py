@@ -1,7 +1,7 @@
 """The lines of `dapo check` about data, step, run, ignored options and the paper's values."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
@@ -15,20 +15,15 @@ from dapo.config.option_fields import CONDITIONS, known_about, options_of, secti
 from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import remove_overlap
 from dapo.rewards.verifier import is_binary
-from dapo.training.preflight import NO_COLUMNS, load_rows
+from dapo.start.check import Checked, UserCode
+from dapo.start.rows import load_rows
 from dapo.types import Problem
 
 _TOKEN_BYTES = 8  # a token's id and log-probability, in the controller and in a checkpoint
 
 
-def explain(
-    config: Config,
-    needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS,
-    data: "tuple[Sequence[DataFacts], int] | None" = None,
-) -> Iterator[str]:
-    """Describe a configuration in lines; `needed_columns` are by function of the reward.
-
-    `data` are the facts of `data_facts`, where they are known already.
+def explain(config: Config, data: "tuple[Sequence[DataFacts], int] | None" = None) -> Iterator[str]:
+    """Describe a configuration in lines; `data` are the facts of `data_facts`, if read already.
 
     Raises DataError if a local data source cannot be read or lacks a column that the reward reads,
     and RewardError if the reward can judge none of its rows.
@@ -38,7 +33,7 @@ def explain(
     if config.model.dtype == "auto":
         dtype = "bfloat16 where the processor is fast at it, else float32"
     yield f"model     {config.model.name} (computed in {dtype or config.model.dtype})"
-    yield from _data(config, *(data or data_facts(config, needed_columns)))
+    yield from _data(config, *(data or data_facts(Checked(config, UserCode()))))
     yield ""
     yield from _step(config)
     yield ""
@@ -134,17 +129,16 @@ class DataFacts:
         return Counter(problem.source for problem in self.problems or ())
 
 
-def data_facts(
-    config: Config, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS
-) -> tuple[list[DataFacts], int]:
+def data_facts(checked: Checked) -> tuple[list[DataFacts], int]:
     """Read the training and the evaluation data, if any, and count the problems that are in both.
 
     Raises DataError and RewardError, as `explain` does.
     """
-    facts = [_facts("train", config.data.train_source, config, needed_columns)]
+    config = checked.config
+    facts = [_facts("train", config.data.train_source, checked)]
     if config.data.eval_source is None:
         return facts, 0
-    facts.append(_facts("eval", config.data.eval_source, config, needed_columns))
+    facts.append(_facts("eval", config.data.eval_source, checked))
     train, held_out = (source.problems for source in facts)
     if not train or not held_out:
         return facts, 0
@@ -152,19 +146,13 @@ def data_facts(
     return facts, num_removed
 
 
-def _facts(
-    role: Literal["train", "eval"],
-    source: Source,
-    config: Config,
-    needed_columns: Mapping[str, Collection[str]],
-) -> DataFacts:
+def _facts(role: Literal["train", "eval"], source: Source, checked: Checked) -> DataFacts:
     if "hub" in kinds(source):
         return DataFacts(role, source.label, None)
-    if role == "train" and config.is_supervised:
+    if role == "train" and checked.config.is_supervised:
         return DataFacts(role, source.label, load_demonstrations(source))
-    return DataFacts(
-        role, source.label, *load_rows(config.data, config.reward, role, needed_columns)
-    )
+    problems, warnings = load_rows(checked.config.data, checked.config.reward, checked.code, role)
+    return DataFacts(role, source.label, problems, warnings)
 
 
 def _data(config: Config, facts: Sequence[DataFacts], num_removed: int) -> Iterator[str]:

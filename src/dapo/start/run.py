@@ -1,11 +1,11 @@
-"""Starts, continues and exports runs, without printing."""
+"""Starts and continues runs, without printing."""
 
 import gc
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
@@ -15,14 +15,13 @@ from typing import Any
 import torch
 
 from dapo.config import Config, ReferenceConfig, dump_config
+from dapo.config.run_options import MAX_RESTARTS
 from dapo.core.errors import CheckpointError, ConfigError, DataError, TrainerLost
 from dapo.core.secrets import mask_text
 from dapo.core.waiting import Interrupted
 from dapo.policy.checkpoint import copy_weights
-from dapo.policy.hf_io import appearing_directory, config_of, quiet_transformers, require_new
-from dapo.policy.lora import export_adapter, saved_weights
-from dapo.policy.model import LoadedModel, export_model
-from dapo.rewards.pool import VerifierPool
+from dapo.policy.hf_io import appearing_directory, config_of, quiet_transformers
+from dapo.policy.model import LoadedModel
 from dapo.runs.checkpoints import require_optimizer_state, step_of
 from dapo.runs.console import ProgressDisplay, progress
 from dapo.runs.curves import plot_curves
@@ -32,19 +31,19 @@ from dapo.runs.manifest import Fork, local, make_manifest, provenance, provenanc
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Display
 from dapo.runs.stored_config import keep_overrides, load_run_config, with_start_folder
+from dapo.start.build import build
+from dapo.start.check import Checked, check
+from dapo.start.export import exported_run
+from dapo.start.fork import require_same_preset
+from dapo.start.read import Inputs, read
+from dapo.start.resolve import Resolved, resolve, resolve_auto
 from dapo.training import asynchronous, supervised
-from dapo.training.assemble.build import build_run
-from dapo.training.assemble.inputs import Inputs, read_inputs, read_model
-from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_engine
 from dapo.training.checkpoint_writer import describe, os_errors_as_dapo_errors
 from dapo.training.checkpointing import is_logged, read_state, restore
-from dapo.training.fork import require_same_preset
-from dapo.training.preflight import open_judge
 from dapo.training.signals import END_AT_ONCE, InterruptHandler, StepListener, signals_as_requests
 from dapo.training.state import Run
 from dapo.training.train import train
 
-MAX_RESTARTS = 3  # restarts from the newest checkpoint after the loss of a trainer rank
 SCHEDULES: Mapping[str, Callable[[Run], None]] = {
     "sync": train,
     "async": asynchronous.train,
@@ -95,60 +94,69 @@ class Finished:
 class ReadyRun:
     """A run whose inputs are read and whose directory is locked, before its next step."""
 
-    config: Config
     inputs: Inputs
-    judge: VerifierPool
     directory: RunDirectory
     overrides: Sequence[str] = ()
     """Changes of the options of a run that is continued, not written yet."""
 
+    @property
+    def config(self) -> Config:
+        return self.inputs.config
+
 
 @contextmanager
 def new_run(
-    config: Config,
+    checked: Checked,
     path: Path,
     *,
     command: Sequence[str],
-    judge: VerifierPool | None = None,
     prepared: Collection[str] = (),
     module_folders: Sequence[str] = (),
 ) -> Iterator[ReadyRun]:
     """Read all inputs, then make the run directory and lock it in the block.
 
     Args:
-        config: the configuration.
+        checked: the options, and the open verifiers.
         path: the directory to make.
         command: the command line, for the manifest.
-        judge: the open verifiers; None: open them here.
         prepared: entries that the caller has written into the directory.
         module_folders: the folders of modules that options name, for the manifest.
     """
-    with (
-        open_judge(config, run_dir=path, prepared=prepared) if judge is None else nullcontext(judge)
-    ) as verifiers:
-        require_hardware(config)
-        started = datetime.now(UTC)
-        config = config.at_time(local(started))
-        notes: list[str] = []
-        config = resolve_auto(with_exported_runs(config, notes.append), log=notes.append)
-        inputs = _read_inputs(config, verifiers)
-        inputs.notes += notes
-        gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        config = resolve_engine(config, inputs.loaded.model)
-        manifest = make_manifest(
-            command,
-            seed=config.train.seed,
-            started=started,
-            gpus=gpus,
-            run_dir=path,
-            module_folders=module_folders,
-        )
-        save = partial(save_tokenizer, loaded=inputs.loaded)
-        directory = RunDirectory.create(
-            path, dump_config(config), manifest, prepared=prepared, write_first=save
-        )
-        with os_errors_as_dapo_errors(), directory.lock(config.train.num_steps):
-            yield ReadyRun(config, inputs, verifiers, directory)
+    started = datetime.now(UTC)
+    now = replace(checked, config=checked.config.at_time(local(started)))
+    inputs = _read(resolve(with_exported_runs(now)))
+    config = inputs.config
+    manifest = make_manifest(
+        command,
+        seed=config.train.seed,
+        started=started,
+        gpus=[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        run_dir=path,
+        module_folders=module_folders,
+    )
+    save = partial(save_tokenizer, loaded=inputs.loaded)
+    directory = RunDirectory.create(
+        path, dump_config(config), manifest, prepared=prepared, write_first=save
+    )
+    with os_errors_as_dapo_errors(), directory.lock(config.train.num_steps):
+        yield ReadyRun(inputs, directory)
+
+
+def with_exported_runs(checked: Checked) -> Checked:
+    """Replace runs as `model` or `loss.reference.model` by their exported checkpoints.
+
+    Later checkpoints of that run thus change nothing. Raises CheckpointError if it has none.
+    """
+    config = checked.config
+    notes = list(checked.notes)
+    if RunDirectory.is_run(config.model.name):
+        exported = exported_run("model.name", config.model.name, notes.append)
+        config = config.changed("model", name=exported)
+    teacher = config.loss.teacher
+    if teacher is not None and RunDirectory.is_run(teacher):
+        exported = exported_run("loss.reference.model", teacher, notes.append)
+        config = config.changed("loss", reference=ReferenceConfig(model=exported))
+    return Checked(config, checked.code, notes)
 
 
 def save_tokenizer(directory: RunDirectory, *, loaded: LoadedModel) -> None:
@@ -169,14 +177,14 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
     """
     directory = RunDirectory.open(path)
     stored_config = load_run_config(directory)
-    config = resolve_auto(load_run_config(directory, overrides))
+    config = load_run_config(directory, overrides)
     require_same_preset(stored_config, config, "a resumed run")
     with ExitStack() as stack, os_errors_as_dapo_errors(), directory.lock(config.train.num_steps):
         damage: list[str] = []
         checkpoint = directory.checkpoints.latest(warn=damage.append)
         if checkpoint and directory.exit_reason() == "finished" and _is_last(checkpoint, config):
             finished = Finished(resolve_auto(stored_config), directory, step_of(checkpoint))
-            if config != finished.config:
+            if resolve_auto(config) != finished.config:
                 require_optimizer_state(checkpoint, damage)
                 raise ConfigError(
                     f"{path} has no step left for a change of its options; add {finished.extension}"
@@ -191,10 +199,9 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
                     " raise it"
                 )
         with with_start_folder(directory):
-            judge = stack.enter_context(open_judge(config))
-            inputs = _read_inputs(config, judge)
+            inputs = _read(resolve(stack.enter_context(check(config))))
         save_tokenizer(directory, loaded=inputs.loaded)
-        yield ReadyRun(config, inputs, judge, directory, overrides)
+        yield ReadyRun(inputs, directory, overrides)
 
 
 def _is_last(checkpoint: Path, config: Config) -> bool:
@@ -205,9 +212,9 @@ def _is_last(checkpoint: Path, config: Config) -> bool:
     )
 
 
-def _read_inputs(config: Config, judge: VerifierPool) -> Inputs:
+def _read(resolved: Resolved) -> Inputs:
     with progress("prepare prompts", unit="prompts", after_s=1) as update_progress:
-        return read_inputs(config, judge.needed_columns, on_progress=update_progress)
+        return read(resolved, on_progress=update_progress)
 
 
 def run_training(
@@ -267,9 +274,8 @@ def keep_weights_only(directory: RunDirectory, config: Config, checkpoints: Sequ
 @contextmanager
 def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
     """Open a run at its newest checkpoint or its start, and write a summary at the end."""
-    config = ready.config
     inputs = ready.inputs
-    judge = ready.judge
+    config = inputs.config
     directory = ready.directory
     checkpoint = truncate_after_checkpoint(config, directory, callbacks.warn)
     step = step_of(checkpoint) if checkpoint else 0
@@ -280,12 +286,9 @@ def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
         stop = stack.enter_context(signals_as_requests(on_second=callbacks.on_second_interrupt))
         listeners = [StepListener(stop, call) for call in callbacks.on_step]
         run = stack.enter_context(
-            build_run(
-                config, inputs, judge, directory, display, first_step=step + 1, listeners=listeners
-            )
+            build(inputs, directory, display, first_step=step + 1, listeners=listeners)
         )
         run.stop = stop
-        run.verifier_output = judge.output
         run.provenance = provenance(config, inputs.train, inputs.held_out)
         writing = (
             f"writing to {directory.path}; to look at it: dapo view"
@@ -396,70 +399,3 @@ def draw_curves(config: Config, directory: RunDirectory, *, warn: Callable[[str]
         plot_curves(directory.metrics, directory.curves, title=title_of(config))
     except DataError as error:  # someone has removed the metrics
         warn(str(error))
-
-
-def with_exported_runs(config: Config, log: Callable[[str], None]) -> Config:
-    """Replace runs as `model` or `loss.reference.model` by their exported checkpoints.
-
-    Later checkpoints of that run thus change nothing. Raises CheckpointError if it has none.
-    """
-    if RunDirectory.is_run(config.model.name):
-        exported = _exported_run("model.name", config.model.name, log)
-        config = config.changed("model", name=exported)
-    teacher = config.loss.teacher
-    if teacher is not None and RunDirectory.is_run(teacher):
-        exported = _exported_run("loss.reference.model", teacher, log)
-        config = config.changed("loss", reference=ReferenceConfig(model=exported))
-    return config
-
-
-def _exported_run(option: str, name: str, log: Callable[[str], None]) -> str:
-    """Return the directory with the exported newest checkpoint of a run that an option names.
-
-    Raises CheckpointError.
-    """
-    run = RunDirectory.open(name)
-    checkpoint = run.checkpoints.latest(warn=log)
-    if checkpoint is None:
-        raise CheckpointError(f"{option}={name} has no checkpoint yet")
-    exported = run.exported_folder / checkpoint.name
-    if not exported.is_dir():
-        export_model_of(run.path, exported, step=step_of(checkpoint), warn=log)
-    log(f"{option}: {name} is exported to {exported}")
-    return str(exported)
-
-
-def export_model_of(
-    path: Path,
-    out_dir: Path,
-    *,
-    step: int | None,
-    warn: Callable[[str], None],
-    adapter: bool = False,
-) -> tuple[Config, int]:
-    """Write a checkpoint (default: the newest) as a Hugging Face model, or its `adapter`.
-
-    Args:
-        path: the run.
-        out_dir: the directory to make.
-        step: the step of the checkpoint; None: the newest one.
-        warn: gets messages about damaged checkpoints, which are skipped.
-        adapter: write only the adapter, for peft.
-
-    Returns the run's options and the step of the checkpoint. Raises CheckpointError if the run has
-    no such checkpoint.
-    """
-    run = RunDirectory.open(path)
-    require_new(out_dir)
-    config = resolve_auto(load_run_config(run), training=False)
-    checkpoint = (
-        run.checkpoints.find(step) if step is not None else run.checkpoints.latest(warn=warn)
-    )
-    if checkpoint is None:
-        raise CheckpointError(f"{run.path} has no checkpoint to export yet")
-    loaded = read_model(config, "cpu")
-    if adapter:
-        export_adapter(checkpoint, loaded, out_dir)
-    else:
-        export_model(saved_weights(checkpoint, loaded.model).named_tensors(), loaded, out_dir)
-    return config, step_of(checkpoint)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dapo.core.errors import ConfigError
-from dapo.training.preflight import load_rows, open_judge
+from dapo.start.check import UserCode, check
+from dapo.start.rows import load_rows
 from helpers.commands import run as command
 from helpers.tiny_runs import tiny
 
@@ -18,7 +19,7 @@ TOOLS = ("data.train=environment", "data.eval=null", "environment.tools=[my_tool
 def test_problems_of_an_environment_need_one(option: str) -> None:
     with (
         pytest.raises(ConfigError, match=f"^{option}=environment: expected environment[.]name"),
-        open_judge(tiny(f"{option}=environment")),
+        check(tiny(f"{option}=environment")),
     ):
         pass
 
@@ -27,7 +28,7 @@ def test_prompts_with_different_answers_are_counted_in_a_warning(tmp_path: Path)
     rows = [{"prompt": f"{i % 4}+1=", "answer": str(i)} for i in range(8)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = tiny(f"data.train={tmp_path / 'rows.jsonl'}", "reward.verifier=exact")
-    (warning,) = load_rows(config.data, config.reward, "train")[1]
+    (warning,) = load_rows(config.data, config.reward, UserCode(), "train")[1]
     assert warning.startswith("data.train: texts with different answers: 4, so a row rewards")
 
 
@@ -52,5 +53,5 @@ def test_the_table_of_data_stats_shows_different_answers_as_dedupe_counts_them(
 
 
 def test_tools_alone_give_no_prompts() -> None:
-    with pytest.raises(ConfigError, match=r"expected environment\.name"), open_judge(tiny(*TOOLS)):
+    with pytest.raises(ConfigError, match=r"expected environment\.name"), check(tiny(*TOOLS)):
         pass

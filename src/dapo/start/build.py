@@ -1,4 +1,4 @@
-"""Builds a run from its parts: the only file that names concrete classes."""
+"""The last step of a start: builds a run from its inputs. Only this file names concrete classes."""
 
 import copy
 import os
@@ -27,8 +27,6 @@ from dapo.evaluation.scores import EvaluationPlan
 from dapo.libs.vllm_weights import WeightSender, WeightTransfer
 from dapo.policy.model import LoadedModel
 from dapo.policy.policy import Policy
-from dapo.processes.output import WorkerOutput as VerifierOutput
-from dapo.rewards.combine import Judge
 from dapo.rewards.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import JsonlSink
@@ -42,10 +40,10 @@ from dapo.runs.sinks import (
     WandbSink,
     require_tracker,
 )
-from dapo.training.assemble.episodes import Episodes
-from dapo.training.assemble.inputs import Inputs
+from dapo.start.check import UserCode
+from dapo.start.episodes import Episodes
+from dapo.start.read import Inputs
 from dapo.training.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
-from dapo.training.preflight import load_filter
 from dapo.training.rollout import Sampling, sampling_plan
 from dapo.training.samples import shaped_reward
 from dapo.training.second_verifier import Audit
@@ -55,10 +53,8 @@ from dapo.types import Problem
 
 
 @contextmanager
-def build_run(
-    config: Config,
+def build(
     inputs: Inputs,
-    judge: VerifierPool,
     directory: RunDirectory,
     display: Display,
     *,
@@ -68,15 +64,16 @@ def build_run(
     """Build a run before its first step; engines and policy are closed after the block.
 
     Args:
-        config: The resolved options.
-        inputs: Model, prompts and problems, as `read_inputs` gives them.
-        judge: The open verifiers.
+        inputs: Options, verifiers, model, prompts and problems.
         directory: The run on disk.
         display: Shows the progress.
         first_step: The step that this process begins with, from 1.
         listeners: Further sinks of metrics.
     """
+    config = inputs.config
     stop_ids = inputs.loaded.stop_ids
+    judge = inputs.code.judge
+    assert judge is not None, "a run needs verifiers"
     test = reward_test_command(config.reward, config.data, config.environment.name, directory.path)
     judge.log_to(display.message)
     with ExitStack() as stack:
@@ -85,7 +82,7 @@ def build_run(
             config, inputs.loaded, launcher, episodes=inputs.episodes, log=display.message
         )
         stack.callback(engine.close)
-        policy = stack.enter_context(open_policy(config, inputs.loaded, launcher))
+        policy = stack.enter_context(open_policy(config, inputs.loaded, launcher, inputs.code))
         sinks = build_sinks(
             config,
             directory,
@@ -95,7 +92,13 @@ def build_run(
         yield Run(
             config=config,
             sampling=build_sampling(
-                config, inputs.train, engine, judge, inputs.encoder, stop_ids, test
+                config,
+                inputs.train,
+                engine,
+                inputs.code,
+                inputs.encoder,
+                stop_ids,
+                test,
             ),
             policy=policy,
             tracker=Tracker(sinks, display, listeners),
@@ -103,7 +106,8 @@ def build_run(
             held_out=inputs.held_out,
             answers=inputs.answers,
             eval_plan=evaluation_plan(config, stop_ids) if inputs.held_out else None,
-            audit=stack.enter_context(open_audit(config, display.message)),
+            audit=audit_of(inputs, display.message),
+            verifier_output=judge.output if isinstance(judge, VerifierPool) else None,
             environment=None if inputs.episodes is None else inputs.episodes.pool,
         )
 
@@ -112,29 +116,28 @@ def build_sampling(
     config: Config,
     problems: Sequence[Problem],
     engine: RolloutEngine,
-    judge: Judge,
+    code: UserCode,
     encoder: PromptEncoder,
     stop_ids: tuple[int, ...],
     reward_test: str | None = None,
 ) -> Sampling:
     """Build the parts that sample batches, at the stream's first problem.
 
-    Raises ConfigError for the user's filter.
-
     Args:
         config: The resolved options.
         problems: The training problems.
         engine: Generates the responses.
-        judge: Gives their verdicts.
+        code: Its judge gives their verdicts, and its filter keeps groups.
         encoder: Encodes prompts and decodes responses.
         stop_ids: The tokens that end a response.
         reward_test: The command to test the reward, for error messages.
     """
+    assert code.judge is not None, "sampling needs verifiers"
     return Sampling(
         stream=ProblemStream(problems, seed=config.train.seed),
         engine=engine,
-        judge=judge,
-        sampler=dynamic_sampler(config, reward_test=reward_test),
+        judge=code.judge,
+        sampler=dynamic_sampler(config, code, reward_test=reward_test),
         encoder=encoder,
         plan=sampling_plan(config.rollout, stop_ids, seed=config.train.seed),
         reward=partial(shaped_reward, config=config),
@@ -144,12 +147,9 @@ def build_sampling(
 
 
 def dynamic_sampler(
-    config: Config, *, max_error_rate: float = MAX_ERROR_RATE, reward_test: str | None = None
+    config: Config, code: UserCode, *, reward_test: str | None = None
 ) -> DynamicSampler:
-    """Build the sampler that decides which groups train; errors name `reward_test`.
-
-    Raises ConfigError for a filter.
-    """
+    """Build the sampler that decides which groups train; errors name `reward_test`."""
     sampling = config.dynamic_sampling
     thresholds = None
     if sampling.has_thresholds:
@@ -158,34 +158,35 @@ def dynamic_sampler(
         prompts_per_step=config.rollout.prompts_per_step,
         max_groups_per_step=config.max_groups_per_step,
         enabled=sampling.enabled,
-        keep=load_filter(sampling.filter),
+        keep=code.keep_group,
         thresholds=thresholds,
-        max_error_rate=max_error_rate,
+        max_error_rate=MAX_ERROR_RATE,
         least_verdicts=2 if config.compares_responses_of_a_group else 1,
         reward_test=reward_test
         or reward_test_command(config.reward, config.data, config.environment.name),
     )
 
 
-@contextmanager
-def open_audit(config: Config, log: Callable[[str], None]) -> Iterator[Audit | None]:
-    """Open the second verifier in its own process; None for a run without an audit."""
-    if config.audit_reward is None:
-        yield None
-        return
-    output = VerifierOutput()
-    with VerifierPool(config.audit_reward, output=output) as judge:
-        judge.log_to(log)
-        yield Audit(judge, share=config.audit.share, seed=config.train.seed, output=output)
+def audit_of(inputs: Inputs, log: Callable[[str], None]) -> Audit | None:
+    """Return the audit by the second verifier; None for a run without one."""
+    judge = inputs.code.audit
+    if judge is None:
+        return None
+    judge.log_to(log)
+    config = inputs.config
+    return Audit(judge, share=config.audit.share, seed=config.train.seed, output=judge.output)
 
 
 @contextmanager
 def open_policy(
-    config: Config, loaded: LoadedModel, launcher: Launcher | None
+    config: Config, loaded: LoadedModel, launcher: Launcher | None, code: UserCode
 ) -> Iterator[TrainablePolicy]:
-    """Open the policy: in this process, training `loaded.model` in place, or in others."""
+    """Open the policy: in this process, training `loaded.model` in place, or in others.
+
+    Other processes load the user's loss themselves.
+    """
     if launcher is None or not config.uses_trainer_group:
-        yield Policy(config, loaded)
+        yield Policy(config, loaded, code.loss)
         return
     with closing(TrainerGroup(config, launcher)) as trainer_group:
         yield trainer_group
@@ -205,7 +206,7 @@ def build_engine(
         config: The resolved options.
         loaded: The model that the engine samples with.
         launcher: Starts the processes of the engine; None for this process.
-        episodes: The engine plays them, and its `close` ends their environment's processes, too.
+        episodes: The engine plays them; None for single responses.
         log: Gets messages for the user.
     """
     engine: RolloutEngine

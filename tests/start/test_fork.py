@@ -17,7 +17,7 @@ from dapo.core.errors import CheckpointError, ConfigError
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork
 from dapo.runs.status import run_status
-from dapo.training.fork import create_fork, plan_fork
+from dapo.start.fork import create_fork, plan_fork
 from helpers.async_runs import async_config, run_or_resume
 from helpers.commands import run as run_command
 from helpers.fork_server import ForkServer

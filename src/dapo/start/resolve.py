@@ -1,7 +1,7 @@
-"""Resolves `auto`: the options that depend on this machine, this model and this data."""
+"""The second step of a start: `auto` becomes its value on this machine, for this model and data."""
 
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from dapo.policy.memory_model import (
 )
 from dapo.policy.model import device_of
 from dapo.policy.model_dimensions import ModelDimensions, find_dimensions
+from dapo.start.check import Checked, UserCode
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,38 @@ class ComputeDevice:
 
 
 ASSUMED_GPU = ComputeDevice("cuda", "assumed: this machine has no GPU", True, memory=80.0 * GIB)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Options for this machine, without `auto` but in the engine's section, and the user's code."""
+
+    config: Config
+    code: UserCode
+    training: bool
+    notes: Sequence[str]
+
+
+def resolve(checked: Checked, *, training: bool = True) -> Resolved:
+    """Replace `auto` by its value on this machine. Raises ConfigError if it lacks hardware."""
+    notes = list(checked.notes)
+    require_hardware(checked.config, training=training)
+    config = resolve_auto(checked.config, training=training, log=notes.append)
+    return Resolved(config, checked.code, training, notes if training else [])
+
+
+def require_hardware(config: Config, *, training: bool = True) -> None:
+    """Raise ConfigError if this machine lacks GPUs, or a requirement of the engine."""
+    ranks = config.distributed.trainer_ranks if training else 1
+    gpus = torch.cuda.device_count()
+    if not config.uses_ray and device_of(config.train.device) == "cuda" and ranks > gpus:
+        raise ConfigError(
+            f"distributed.trainer_ranks={ranks}: expected at most {gpus}, the number of GPUs here,"
+            f" because NCCL takes one rank per GPU; set distributed.trainer_ranks={gpus}, or"
+            " launcher=ray:HOST:PORT for a cluster with more"
+        )
+    if (require := config.rollout.engine_kind.require) is not None:
+        pkgutil.resolve_name(require)(config)
 
 
 def resolve_auto(
@@ -196,15 +229,14 @@ def _has_bfloat16_instructions() -> bool:
     return not {"avx512_bf16", "amx_bf16", "bf16", "arm_bf16"}.isdisjoint(flags)
 
 
-def require_hardware(config: Config, *, training: bool = True) -> None:
-    """Raise ConfigError if this machine lacks GPUs, or a requirement of the engine."""
-    ranks = config.distributed.trainer_ranks if training else 1
-    gpus = torch.cuda.device_count()
-    if not config.uses_ray and device_of(config.train.device) == "cuda" and ranks > gpus:
-        raise ConfigError(
-            f"distributed.trainer_ranks={ranks}: expected at most {gpus}, the number of GPUs here,"
-            f" because NCCL takes one rank per GPU; set distributed.trainer_ranks={gpus}, or"
-            " launcher=ray:HOST:PORT for a cluster with more"
-        )
-    if (require := config.rollout.engine_kind.require) is not None:
-        pkgutil.resolve_name(require)(config)
+def device_for_inputs(config: Config, *, training: bool) -> str:
+    """Return the device for the controller's copy of the weights; on `meta` they take no memory.
+
+    With engines in separate processes the controller samples nothing: in an evaluation it only
+    sends the weights, and in training the policy may be elsewhere too.
+    """
+    if not config.engine_processes:
+        return device_of(config.train.device)
+    if not training:
+        return "cpu"
+    return "meta" if config.uses_trainer_group else device_of(config.train.device)

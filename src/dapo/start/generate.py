@@ -4,11 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from dapo.api.lifecycle.evaluate_models import open_engine_sampler
 from dapo.config import Config
 from dapo.core.errors import CheckpointError
 from dapo.core.terminal import warn
-from dapo.data.prompts import PromptEncoder
 from dapo.data.sources.rows import problem_id
 from dapo.environments.engine import EpisodeEngine
 from dapo.evaluation.evaluate import EngineSampler, Response
@@ -16,8 +14,9 @@ from dapo.evaluation.scores import EvaluationPlan
 from dapo.runs.checkpoints import step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
-from dapo.training.assemble.inputs import read_model, stop_at_turn_end
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.start.evaluate import open_engine_sampler
+from dapo.start.read import read_model_and_prompts
+from dapo.start.resolve import device_for_inputs, resolve_auto, resolve_engine
 from dapo.training.state import Run as TrainingRun
 from dapo.types import Problem, Prompt
 
@@ -33,12 +32,11 @@ class OpenModel:
                 f"{directory.path} has no checkpoint yet: its model is still the initial one"
             )
         self.step = step_of(checkpoint)
-        self.config = resolve_auto(load_run_config(directory), training=False)
-        loaded = read_model(
-            self.config, "cpu" if self.config.engine_processes else self.config.train.device
+        config = resolve_auto(load_run_config(directory), training=False)
+        self._loaded, self.encoder = read_model_and_prompts(
+            config, device_for_inputs(config, training=False)
         )
-        self.encoder = PromptEncoder(loaded.tokenizer, self.config.data)
-        self._loaded = stop_at_turn_end(loaded, self.encoder)
+        self.config = resolve_engine(config, self._loaded.model)
         with ExitStack() as stack:
             plan = generation_plan(self.config, self._loaded.stop_ids, 1, 1.0, None, 0)
             self._sampler = open_engine_sampler(

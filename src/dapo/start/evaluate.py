@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -25,18 +25,18 @@ from dapo.evaluation.scores import EvaluationPlan, require_summary
 from dapo.evaluation.server import ServerSampler
 from dapo.policy.lora import saved_weights
 from dapo.policy.model import LoadedModel
-from dapo.rewards.pool import VerifierPool
 from dapo.runs.checkpoints import step_of
 from dapo.runs.console import progress
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import with_verifier
 from dapo.runs.manifest import TEMPLATE_TIME, template_time_of
 from dapo.runs.stored_config import load_run_config, with_start_folder
-from dapo.training.assemble.build import build_engine, evaluation_plan, open_launcher
-from dapo.training.assemble.episodes import Episodes
-from dapo.training.assemble.inputs import Inputs, distinct, read_inputs
-from dapo.training.assemble.resolve import resolve_auto, resolve_engine
-from dapo.training.preflight import load_rows
+from dapo.start.build import build_engine, evaluation_plan, open_launcher
+from dapo.start.check import Checked, check
+from dapo.start.episodes import Episodes
+from dapo.start.read import Inputs, distinct, read
+from dapo.start.resolve import resolve
+from dapo.start.rows import load_rows
 from dapo.training.signals import END_AT_ONCE, InterruptHandler, signals_as_requests
 from dapo.types import Problem
 
@@ -168,7 +168,7 @@ def evaluation_config(
         time = template_time_of(RunDirectory.open(model))
         if time is not None:
             config = config.at_time(time)
-    return resolve_auto(config, training=False), checkpoint
+    return config, checkpoint
 
 
 def _evaluate(
@@ -178,10 +178,9 @@ def _evaluate(
     data = evaluation_data(request, base)
     config, checkpoint = evaluation_config(model, data, request, base)
     with with_start_folder(RunDirectory(Path(model))), ExitStack() as stack:
-        judge = stack.enter_context(VerifierPool(config.reward))
-        inputs, problems, copies = _read_problems(
-            config, request, judge.needed_columns, is_run=base is not None
-        )
+        checked = stack.enter_context(check(config, training=False))
+        inputs, problems, copies = _read_problems(checked, request, is_run=base is not None)
+        config = checked.config if inputs is None else inputs.config
         stop_ids = inputs.loaded.stop_ids if inputs is not None else ()
         plan = evaluation_plan(config, stop_ids)
         if copies > 1 and not request.sets_samples_per_problem:
@@ -192,10 +191,8 @@ def _evaluate(
             plan = replace(plan, samples_per_problem=copies)
         sampler: Sampler
         if inputs is not None:
-            loaded = inputs.loaded
-            encoder = inputs.encoder
             sampler = open_engine_sampler(
-                config, loaded, encoder, checkpoint, plan, stack, inputs.episodes
+                config, inputs.loaded, inputs.encoder, checkpoint, plan, stack, inputs.episodes
             )
         else:
             server = _server_sampler(model, request, config, plan)
@@ -224,8 +221,16 @@ def _evaluate(
         if journal is not None:
             advice = "; the same command continues"
         show = stack.enter_context(progress(f"evaluate {model}"))
-        check = partial(stop.check, advice)
-        result = evaluate(sampler, judge, problems, journal=records, on_progress=show, check=check)
+        check_stop = partial(stop.check, advice)
+        assert checked.code.judge is not None
+        result = evaluate(
+            sampler,
+            checked.code.judge,
+            problems,
+            journal=records,
+            on_progress=show,
+            check=check_stop,
+        )
     summary = {} if time is None else {TEMPLATE_TIME: time.isoformat()}
     return {
         "model": model,
@@ -251,26 +256,23 @@ def _server_sampler(
 
 
 def _read_problems(
-    config: Config,
-    request: EvalRequest,
-    needed_columns: Mapping[str, Collection[str]],
-    *,
-    is_run: bool,
+    checked: Checked, request: EvalRequest, *, is_run: bool
 ) -> tuple[Inputs | None, list[Problem], int]:
     """Read the problems, with their copies, and the model unless a server has it.
 
     Raises DataError and RewardError.
     """
+    config = checked.config
     source = config.data.eval_source
     assert source is not None
     try:
         if request.server is None:
-            inputs = read_inputs(config, needed_columns, training=False)
+            inputs = read(resolve(checked, training=False))
             problems = inputs.held_out
             copies = inputs.copies
             notes = inputs.notes
         else:
-            rows, notes = load_rows(config.data, config.reward, "eval", needed_columns)
+            rows, notes = load_rows(config.data, config.reward, checked.code, "eval")
             inputs = None
             problems, copies = distinct(rows, source)
     except (DataError, RewardError) as error:
@@ -325,9 +327,7 @@ def open_engine_sampler(
         episodes: the environment of a run that plays episodes.
     """
     launcher = stack.enter_context(open_launcher(config))
-    engine = build_engine(
-        resolve_engine(config, loaded.model), loaded, launcher, episodes=episodes, log=warn
-    )
+    engine = build_engine(config, loaded, launcher, episodes=episodes, log=warn)
     stack.callback(engine.close)
     if checkpoint is not None:
         engine.load_weights(saved_weights(checkpoint, loaded.model), version=step_of(checkpoint))

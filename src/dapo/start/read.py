@@ -1,21 +1,22 @@
-"""Reads the inputs of a run, data and model, and checks that they fit, before anything is
+"""The third step of a start: reads data and model, and checks that they fit, before anything is
 written.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dapo.config import Config
+from dapo.config import Config, ModelConfig
 from dapo.config.data_spec import Source, kinds
+from dapo.config.training_options import TrainConfig
 from dapo.core.errors import ConfigError
 from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder, TurnEnd
 from dapo.data.sources.rows import prompt_text
+from dapo.environments.pool import EnvironmentPool
 from dapo.policy.model import (
     LoadedModel,
     device_of,
@@ -24,69 +25,80 @@ from dapo.policy.model import (
     require_same_vocabulary,
 )
 from dapo.policy.varlen_attention import padded_attention_notes
-from dapo.training.assemble.episodes import Episodes, open_episodes
-from dapo.training.assemble.resolve import require_hardware
+from dapo.start.check import UserCode
+from dapo.start.episodes import Episodes, episodes_of
+from dapo.start.resolve import Resolved, device_for_inputs, resolve_engine
+from dapo.start.rows import load_rows
 from dapo.training.demonstrations import Answer, AnswerEncoder, encode_answers
-from dapo.training.preflight import NO_COLUMNS, load_filter, load_rows
 from dapo.training.teacher_server import teacher_server
 from dapo.types import Problem
 
 
-@dataclass
+@dataclass(frozen=True)
 class Inputs:
-    """The checked inputs of a run."""
+    """The checked inputs of a run, from which it is built without asking the options again."""
 
+    config: Config  # resolved for this machine and this model
+    code: UserCode
     loaded: LoadedModel
     encoder: PromptEncoder
     train: list[Problem]
     held_out: list[Problem]
     notes: list[str]
-    episodes: Episodes | None = None  # the environment, whose processes the engine of the run ends
+    episodes: Episodes | None = None
     # copies of each held-out problem in the file, if all problems have equally many; else 1
     copies: int = 1
     answers: Mapping[str, Answer] = field(default_factory=dict)  # of demonstrations, by id
 
 
-def read_inputs(
-    config: Config,
-    needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS,
-    *,
-    training: bool = True,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> Inputs:
-    """Load data (for `dapo eval` only held-out) and model, and check that they fit."""
-    load_filter(config.dynamic_sampling.filter)
-    problems, held_out, notes, copies = _read_data(config, needed_columns, training=training)
-    require_hardware(config, training=training)
-    loaded, encoder, about_model, episodes = read_model_and_encoder(config, training=training)
+def read(resolved: Resolved, *, on_progress: Callable[[int, int], None] | None = None) -> Inputs:
+    """Load data (for an evaluation only held-out) and model, and check that they fit.
+
+    Raises DataError, RewardError, or ConfigError.
+    """
+    config = resolved.config
+    training = resolved.training
+    problems, held_out, notes, copies = _read_data(config, resolved.code, training=training)
+    loaded, encoder, about_model, episodes = read_model_and_encoder(
+        config, resolved.code.environment, training=training
+    )
     notes += about_model
     answers: Mapping[str, Answer] = {}
-    with ExitStack() as on_failure:
-        if episodes is not None:
-            on_failure.callback(episodes.pool.close)
-            held_out = episodes.with_prompts(held_out)
-            problems = problems if config.is_supervised else episodes.with_prompts(problems)
-        notes += encoder.notes([*problems, *held_out])
-        if training:
-            problems = drop_long(
-                problems, encoder, notes, kind="training prompts", on_progress=on_progress
-            )
-        if training and config.is_supervised:
-            problems, answers = _encode(problems, config, loaded, encoder, notes)
-        if held_out:
-            held_out = drop_long(held_out, encoder, notes, kind="evaluation prompts")
-        response_tokens = config.eval.max_response_tokens or config.rollout.max_response_tokens
-        if training:
-            response_tokens = max(response_tokens, config.rollout.max_response_tokens)
-        require_fit(
-            [*problems, *held_out], encoder, loaded, response_tokens + config.max_observed_tokens
+    if episodes is not None:
+        held_out = episodes.with_prompts(held_out)
+        problems = problems if config.is_supervised else episodes.with_prompts(problems)
+    notes += encoder.notes([*problems, *held_out])
+    if training:
+        problems = drop_long(
+            problems, encoder, notes, kind="training prompts", on_progress=on_progress
         )
-        on_failure.pop_all()
-    return Inputs(loaded, encoder, problems, held_out, notes, episodes, copies, answers)
+    if training and config.is_supervised:
+        problems, answers = _encode(problems, config, loaded, encoder, notes)
+    if held_out:
+        held_out = drop_long(held_out, encoder, notes, kind="evaluation prompts")
+    response_tokens = config.eval.max_response_tokens or config.rollout.max_response_tokens
+    if training:
+        response_tokens = max(response_tokens, config.rollout.max_response_tokens)
+    require_fit(
+        [*problems, *held_out], encoder, loaded, response_tokens + config.max_observed_tokens
+    )
+    config = resolve_engine(config, loaded.model)
+    return Inputs(
+        config,
+        resolved.code,
+        loaded,
+        encoder,
+        problems,
+        held_out,
+        [*notes, *resolved.notes],
+        episodes,
+        copies,
+        answers,
+    )
 
 
 def _read_data(
-    config: Config, needed_columns: Mapping[str, Collection[str]], *, training: bool
+    config: Config, code: UserCode, *, training: bool
 ) -> tuple[list[Problem], list[Problem], list[str], int]:
     """Read training problems or demonstrations, held-out problems, notes, and held-out copies."""
     problems = list[Problem]()
@@ -94,11 +106,11 @@ def _read_data(
     if training and config.is_supervised:
         problems = load_demonstrations(config.data.train_source)
     elif training:
-        problems, notes = load_rows(config.data, config.reward, "train", needed_columns)
+        problems, notes = load_rows(config.data, config.reward, code, "train")
     held_out = list[Problem]()
     copies = 1
     if (source := config.data.eval_source) is not None:
-        rows, warnings = load_rows(config.data, config.reward, "eval", needed_columns)
+        rows, warnings = load_rows(config.data, config.reward, code, "eval")
         held_out, copies = distinct(rows, source)
         notes += warnings
     problems, removed = remove_overlap(problems, held_out, option=config.data_option)
@@ -160,17 +172,19 @@ def require_fit(
 
 
 def read_model_and_encoder(
-    config: Config, *, training: bool
+    config: Config, environment: EnvironmentPool | None, *, training: bool
 ) -> tuple[LoadedModel, PromptEncoder, list[str], Episodes | None]:
-    """Load the model, its stop ids, prompt encoder and notes, and start the environment.
+    """Load the model, its stop ids, prompt encoder and notes, and render the environment.
 
-    The last is None without `environment`. Raises ConfigError.
+    The last is None without `environment`. Raises ConfigError or DataError.
     """
-    loaded = read_model(config, device_for_inputs(config, training=training))
-    episodes = open_episodes(config, loaded.tokenizer) if config.plays_episodes else None
-    if episodes is None:
+    assert (environment is None) != config.plays_episodes, "the environment is started"
+    loaded = read_model(config.model, config.train, device_for_inputs(config, training=training))
+    episodes = None
+    if environment is None:
         encoder = PromptEncoder(loaded.tokenizer, config.data)
     else:
+        episodes = episodes_of(config, loaded.tokenizer, environment)
         encoder = episodes.renderer.prompts
     notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
     if training and config.has_kl and config.loss.has_teacher:
@@ -266,29 +280,23 @@ def turn_end_notes(
     return notes
 
 
-def device_for_inputs(config: Config, *, training: bool) -> str:
-    """Return the device for the controller's copy of the weights; on `meta` they take no memory.
-
-    With engines in separate processes the controller samples nothing: in an evaluation it only
-    sends the weights, and in training the policy may be elsewhere too.
-    """
-    if not config.engine_processes:
-        return device_of(config.train.device)
-    if not training:
-        return "cpu"
-    return "meta" if config.uses_trainer_group else device_of(config.train.device)
-
-
-def read_model(config: Config, device: str) -> LoadedModel:
-    """Load the config's model; on the device `meta` without its weights."""
-    if config.train.threads is not None:
-        torch.set_num_threads(config.train.threads)
+def read_model(model: ModelConfig, train: TrainConfig, device: str) -> LoadedModel:
+    """Load the model of a run; on the device `meta` without its weights."""
+    if train.threads is not None:
+        torch.set_num_threads(train.threads)
     return load_model(
-        config.model.name,
-        dtype=getattr(torch, config.model.dtype),
+        model.name,
+        dtype=getattr(torch, model.dtype),
         device=device,
-        trust_remote_code=config.model.trust_remote_code,
+        trust_remote_code=model.trust_remote_code,
     )
+
+
+def read_model_and_prompts(config: Config, device: str) -> tuple[LoadedModel, PromptEncoder]:
+    """Load the model, and encode the prompts of single responses."""
+    loaded = read_model(config.model, config.train, device)
+    encoder = PromptEncoder(loaded.tokenizer, config.data)
+    return stop_at_turn_end(loaded, encoder), encoder
 
 
 def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:

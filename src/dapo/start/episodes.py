@@ -1,4 +1,4 @@
-"""Opens the environment of a run, and finds the prompts with which it begins its episodes."""
+"""Renders the episodes of an environment, and finds the prompts with which they begin."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ from dapo.environments.engine import EpisodeEngine
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.rendering import TurnRenderer
 from dapo.environments.starts import EpisodeStarts
-from dapo.processes.output import WorkerOutput as VerifierOutput
 from dapo.types import Problem
 
 _PROVEN = 4
@@ -31,7 +30,7 @@ class Episodes:
     config: Config
 
     def play_in(self, engine: RolloutEngine, log: Callable[[str], None]) -> RolloutEngine:
-        """Return an engine that plays episodes with turns from `engine`; closing it closes both."""
+        """Return an engine that plays episodes with turns from `engine`, and closes it."""
         self.pool.log_to(log)
         return EpisodeEngine(
             engine,
@@ -56,19 +55,11 @@ class Episodes:
         return begun
 
 
-def open_episodes(config: Config, tokenizer: PreTrainedTokenizerBase) -> Episodes:
-    """Start the environment's processes, and check the chat template.
-
-    Raises ConfigError or DataError.
-    """
-    pool = EnvironmentPool(
-        config.environment, memory_gib=config.reward.memory_gib, output=VerifierOutput()
-    )
-    try:
-        renderer = turn_renderer(config, tokenizer, pool)
-    except BaseException:
-        pool.close()
-        raise
+def episodes_of(
+    config: Config, tokenizer: PreTrainedTokenizerBase, pool: EnvironmentPool
+) -> Episodes:
+    """Return the episodes of an environment. Raises DataError for the chat template."""
+    renderer = turn_renderer(config, tokenizer, pool)
     return Episodes(pool, renderer, EpisodeStarts(pool, seed=config.train.seed), config)
 
 

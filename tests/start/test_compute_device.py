@@ -14,12 +14,7 @@ from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError
 from dapo.policy import model
 from dapo.policy.memory_model import GIB
-from dapo.training.assemble.resolve import (
-    ComputeDevice,
-    require_hardware,
-    resolve_auto,
-    trainer_gpu,
-)
+from dapo.start.resolve import ComputeDevice, require_hardware, resolve_auto, trainer_gpu
 from helpers.commands import run
 from helpers.paths import TINY
 
