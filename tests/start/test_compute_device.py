@@ -58,8 +58,8 @@ def test_a_gpu_without_bfloat16_units_computes_in_float32_and_a_line_names_it(
     oldest = capabilities.index(min(capabilities))
     expected = (
         f"auto: model.dtype=float32: the GPU (GPU {oldest}, compute capability"
-        f" {capabilities[oldest][0]}.{capabilities[oldest][1]}) has no bfloat16 units, which begin"
-        " with 8.0"
+        f" {capabilities[oldest][0]}.{capabilities[oldest][1]}) has no bfloat16 units, which need"
+        " compute capability 8.0"
     )
     assert lines == ([expected] if dtype == "float32" else [])
 
