@@ -19,9 +19,9 @@ from benchmarks.simulation_fakes import LengthDistribution
 from dapo.config.rollout_options import ClockKind
 from dapo.data.stream import ProblemStream
 from dapo.engines.continuation import ContinuingEngine
-from dapo.training.dynamic_sampling import DynamicSampler
-from dapo.training.rollout import Batch, NewWeights, Sampling, SamplingPlan, collect
-from dapo.training.rollout_metrics import staleness_metrics
+from dapo.sampling.batch import Batch, NewWeights, Sampling, SamplingPlan, collect
+from dapo.sampling.dynamic_sampling import DynamicSampler
+from dapo.sampling.rollout_metrics import staleness_metrics
 from dapo.types import Finish, Generation, GenerationRequest, Problem, Verdict
 
 TOKENS = 64

@@ -22,10 +22,10 @@ from benchmarks.scripted_engine import ScriptedEngine
 from dapo.algo.advantages import group_advantages
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.data.stream import ProblemStream
-from dapo.training.dynamic_sampling import DynamicSampler
-from dapo.training.problem_stats import ProblemStats
-from dapo.training.rollout import Sampling, SamplingPlan, collect
-from dapo.training.selection import ProblemSelector
+from dapo.sampling.batch import Sampling, SamplingPlan, collect
+from dapo.sampling.dynamic_sampling import DynamicSampler
+from dapo.sampling.problem_stats import ProblemStats
+from dapo.sampling.selection import ProblemSelector
 from dapo.types import GenerationRequest, Group, Problem, Verdict
 
 PROMPTS = 8

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from dapo.core.rng import keyed_uniforms
 from dapo.data.stream import ProblemStream
-from dapo.training.rollout import DynamicSampler, SamplingPlan
+from dapo.sampling.batch import DynamicSampler, SamplingPlan
 from dapo.types import GenerationRequest, Problem, Verdict
 
 RIGHT = 1

@@ -17,10 +17,10 @@ from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import JsonlSink
 from dapo.runs.sinks import Tracker
+from dapo.sampling.batch import Sampling, sampling_plan
+from dapo.sampling.dynamic_sampling import DynamicSampler
 from dapo.training import asynchronous
 from dapo.training.checkpointing import restore
-from dapo.training.dynamic_sampling import DynamicSampler
-from dapo.training.rollout import Sampling, sampling_plan
 from dapo.training.state import Run, TrainablePolicy
 from dapo.training.train import train
 from dapo.types import Problem, Sample

@@ -9,8 +9,8 @@ import pytest
 import dapo
 from dapo.cli.train import start_run
 from dapo.runs.metric_table import METRICS, OUTCOMES, PHASES, SECTIONS, metric_of
+from dapo.sampling.rollout_metrics import mean_of_updates
 from dapo.training import rollout
-from dapo.training.rollout_metrics import mean_of_updates
 from docs.generated_pages import metrics_page
 from helpers.async_runs import async_config, run_or_resume
 from helpers.paths import ROOT

@@ -36,14 +36,14 @@ from dapo.core.waiting import Interrupted
 from dapo.data.stream import ProblemStream
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.runs.outcomes import COUNTED, OUTCOMES
-from dapo.training.prefetched_batch import (
+from dapo.sampling.batch import Batch, SamplingStart
+from dapo.sampling.rollout_metrics import staleness_metrics
+from dapo.sampling.saved_groups import (
     PrefetchedBatch,
     read_prefetched_batch,
     write_prefetched_batch,
 )
-from dapo.training.rollout import Batch, SamplingStart
-from dapo.training.rollout_metrics import staleness_metrics
-from dapo.training.selection import Prediction
+from dapo.sampling.selection import Prediction
 from dapo.training.state import Run
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 from examples.minimal_dapo import Group as MinimalGroup

@@ -23,9 +23,9 @@ from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.rewards.combine import InlineJudge
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
+from dapo.sampling.batch import Batch
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import read_inputs
-from dapo.training.rollout import Batch
 from dapo.training.state import Run
 from dapo.training.step_metrics import batch_metrics
 from dapo.training.stopping import entropy_collapse_steps

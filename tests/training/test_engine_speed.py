@@ -15,10 +15,10 @@ from dapo.core.waiting import Interrupted
 from dapo.data.stream import ProblemStream
 from dapo.runs.checkpoints import numbered
 from dapo.runs.metrics_file import metrics_by_step
+from dapo.sampling.batch import Batch, Sampling, collect
+from dapo.sampling.problem_stats import ProblemStats
+from dapo.sampling.selection import ProblemSelector
 from dapo.training.checkpointing import read_state
-from dapo.training.problem_stats import ProblemStats
-from dapo.training.rollout import Batch, Sampling, collect
-from dapo.training.selection import ProblemSelector
 from dapo.training.state import Run
 from dapo.types import GenerationRequest, Problem
 from helpers.fake_rollout import FakeEncoder, FakeJudge, plan, random_script, sampler

@@ -23,14 +23,14 @@ from dapo.policy.memory_model import GIB
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
+from dapo.sampling.batch import Batch, Sampling, collect
+from dapo.sampling.problem_stats import ProblemStats
+from dapo.sampling.selection import make_selector
 from dapo.training.assemble.build import build_engine, build_sampling, open_launcher, open_policy
 from dapo.training.assemble.inputs import Inputs
-from dapo.training.problem_stats import ProblemStats
-from dapo.training.rollout import Batch, Sampling, collect
 from dapo.training.rules.all_rules import active_findings
 from dapo.training.rules.finding import Finding
 from dapo.training.rules.history import MetricHistory
-from dapo.training.selection import make_selector
 from dapo.training.state import TrainablePolicy
 from dapo.training.step_metrics import batch_metrics
 from dapo.training.step_timer import peak_memory_gib

@@ -38,12 +38,12 @@ from dapo.rewards.combine import InlineJudge
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import progress
 from dapo.runs.stored_config import CODE_FOLDER
+from dapo.sampling.batch import Sampling, collect
+from dapo.sampling.rollout_metrics import mean_of_updates
 from dapo.training.assemble.build import build_engine, build_sampling, evaluation_plan, open_policy
 from dapo.training.assemble.inputs import drop_long, read_model_and_encoder, require_fit
 from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_engine
 from dapo.training.preflight import load_rows
-from dapo.training.rollout import Sampling, collect
-from dapo.training.rollout_metrics import mean_of_updates
 from dapo.training.signals import signals_as_requests
 from dapo.training.stopping import require_groups
 from dapo.training.updates import estimate_advantages, prepare_updates

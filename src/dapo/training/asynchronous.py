@@ -54,10 +54,10 @@ from threading import Event
 from typing import Any
 
 from dapo.core.errors import EngineError, ShortfallError
+from dapo.sampling.batch import Batch, NewWeights, collect
+from dapo.sampling.rollout_metrics import staleness_metrics
+from dapo.sampling.saved_groups import PrefetchedBatch
 from dapo.training.checkpointing import save_if_due, save_now
-from dapo.training.prefetched_batch import PrefetchedBatch
-from dapo.training.rollout import Batch, NewWeights, collect
-from dapo.training.rollout_metrics import staleness_metrics
 from dapo.training.state import Run
 from dapo.training.step_metrics import evaluate_and_log, report_step, rollouts_in_background
 from dapo.training.stopping import check_divergence

@@ -17,14 +17,14 @@ from dapo.core.errors import (
 from dapo.core.files import atomic_write_json, read_json
 from dapo.runs.checkpoints import PROBLEM_STATS_FILE
 from dapo.runs.manifest import PROVENANCE_FILE
-from dapo.training.checkpoint_writer import StorageError
-from dapo.training.prefetched_batch import (
+from dapo.sampling.problem_stats import read_problem_stats, write_problem_stats
+from dapo.sampling.saved_groups import (
     read_kept,
     read_prefetched_batch,
     write_kept,
     write_prefetched_batch,
 )
-from dapo.training.problem_stats import read_problem_stats, write_problem_stats
+from dapo.training.checkpoint_writer import StorageError
 from dapo.training.state import Run, TrainState
 
 STATE_FILE = "state.json"

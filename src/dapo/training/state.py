@@ -15,14 +15,14 @@ from dapo.rewards.workers.output import VerifierOutput
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Tracker
+from dapo.sampling.batch import Batch, Sampling
+from dapo.sampling.problem_stats import ProblemStats
+from dapo.sampling.saved_groups import PrefetchedBatch
+from dapo.sampling.second_verifier import Audit
+from dapo.sampling.selection import make_selector
 from dapo.training.checkpoint_writer import CheckpointWriter
 from dapo.training.demonstrations import Answer
-from dapo.training.prefetched_batch import PrefetchedBatch
-from dapo.training.problem_stats import ProblemStats
-from dapo.training.rollout import Batch, Sampling
 from dapo.training.rules.all_rules import LiveRules
-from dapo.training.second_verifier import Audit
-from dapo.training.selection import make_selector
 from dapo.training.signals import StopRequest
 from dapo.training.step_timer import StepTimer, profiled_step
 from dapo.training.updates import LogprobSource, estimate_advantages, prepare_updates

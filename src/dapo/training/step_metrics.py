@@ -23,15 +23,15 @@ from dapo.runs.rollout_table import (
     short_fields,
     write_rollouts,
 )
-from dapo.training.rollout import Batch
-from dapo.training.rollout_metrics import (
+from dapo.sampling.batch import Batch
+from dapo.sampling.rollout_metrics import (
     mean_of_updates,
     prediction_metrics,
     reflection_metrics,
     response_metrics,
     rollout_metrics,
 )
-from dapo.training.second_verifier import AuditedStep
+from dapo.sampling.second_verifier import AuditedStep
 from dapo.training.state import Run
 from dapo.training.stopping import (
     describe_short_batch,

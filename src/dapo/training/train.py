@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dapo.core.errors import DapoError
+from dapo.sampling.batch import Batch, collect
 from dapo.training.checkpointing import save_after_failure, save_if_due, save_now
-from dapo.training.rollout import Batch, collect
 from dapo.training.state import Run
 from dapo.training.step_metrics import (
     evaluate_and_log,

@@ -42,13 +42,13 @@ from dapo.runs.sinks import (
     WandbSink,
     require_tracker,
 )
+from dapo.sampling.batch import Sampling, sampling_plan
+from dapo.sampling.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
+from dapo.sampling.samples import shaped_reward
+from dapo.sampling.second_verifier import Audit
 from dapo.training.assemble.episodes import Episodes
 from dapo.training.assemble.inputs import Inputs
-from dapo.training.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
 from dapo.training.preflight import load_filter
-from dapo.training.rollout import Sampling, sampling_plan
-from dapo.training.samples import shaped_reward
-from dapo.training.second_verifier import Audit
 from dapo.training.state import Run, TrainablePolicy
 from dapo.training.stopping import reward_test_command
 from dapo.types import Problem

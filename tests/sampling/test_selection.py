@@ -13,14 +13,14 @@ from benchmarks.scripted_engine import ScriptedEngine
 from dapo.algo.chance import Beta, chance_at, expected_chance, largest_chance
 from dapo.core.errors import RewardError
 from dapo.data.stream import ProblemStream
-from dapo.training.problem_stats import (
+from dapo.sampling.batch import Batch, Sampling, collect
+from dapo.sampling.problem_stats import (
     HALF_LIFE_STEPS,
     ProblemStats,
     read_problem_stats,
     write_problem_stats,
 )
-from dapo.training.rollout import Batch, Sampling, collect
-from dapo.training.selection import CALIBRATION_SHARE, FLOOR, Prediction, ProblemSelector
+from dapo.sampling.selection import CALIBRATION_SHARE, FLOOR, Prediction, ProblemSelector
 from dapo.types import Generation, Group, Problem, Verdict
 from helpers.fake_rollout import (
     RIGHT,

@@ -20,8 +20,8 @@ from dapo.engines.continuation import SuspendableEngine, Unfinished
 from dapo.engines.engine import RolloutEngine, episode_problem
 from dapo.rewards.combine import Judge
 from dapo.runs.outcomes import COUNTED, Outcome, count_dropped
-from dapo.training.dynamic_sampling import DynamicSampler
-from dapo.training.selection import Decision, Prediction, ProblemSelector
+from dapo.sampling.dynamic_sampling import DynamicSampler
+from dapo.sampling.selection import Decision, Prediction, ProblemSelector
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
 VERDICT_LAG_POLLS = 2

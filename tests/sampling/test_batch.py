@@ -17,8 +17,8 @@ from dapo.core.rng import keyed_uniforms
 from dapo.data.stream import ProblemStream
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
-from dapo.training.dynamic_sampling import DynamicSampler, RollingErrorRate
-from dapo.training.rollout import Batch, Sampling, SamplingPlan, collect
+from dapo.sampling.batch import Batch, Sampling, SamplingPlan, collect
+from dapo.sampling.dynamic_sampling import DynamicSampler, RollingErrorRate
 from dapo.training.stopping import (
     MAX_EMPTY_STEPS,
     ProblemsSolved,

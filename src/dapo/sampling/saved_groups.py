@@ -32,8 +32,8 @@ from dapo.runs.rollout_table import (
     rows_of,
     versions_of,
 )
-from dapo.training.rollout import Batch, Kept, KeptGroup, SamplingStart, generation_of
-from dapo.training.selection import Decision, Prediction
+from dapo.sampling.batch import Batch, Kept, KeptGroup, SamplingStart, generation_of
+from dapo.sampling.selection import Decision, Prediction
 from dapo.types import EpisodeText, Generation, Group, Problem, Verdict
 
 PREFETCHED_BATCH_FILE = "prefetched_batch.json"
