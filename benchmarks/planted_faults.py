@@ -26,11 +26,11 @@ from dapo.rewards.combine import InlineJudge
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
-from dapo.training import asynchronous, train
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import Inputs, read_inputs
 from dapo.training.assemble.resolve import resolve_auto
 from dapo.training.state import Run
+from dapo.training.train import train
 
 REWARDS = "benchmarks.planted_rewards"
 DEFAULT_REWARD = f"{REWARDS}:has_digit"
@@ -291,7 +291,7 @@ def train_case(case: Case, model: Path, folder: Path) -> Diagnosis:
     write_problems(folder / "data", case)
     config = resolve_auto(base_config(model, folder / "data", case))
     with open_case(case, config, folder / "run") as run, suppress(DapoError):
-        (asynchronous.train if config.samples_ahead else train.train)(run)
+        train(run)
     return diagnose(folder / "run")
 
 

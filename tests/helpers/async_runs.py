@@ -15,13 +15,13 @@ from dapo.rewards.combine import InlineJudge
 from dapo.runs.checkpoints import step_of
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
-from dapo.training import asynchronous
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import read_inputs
 from dapo.training.assemble.resolve import resolve_auto, resolve_engine
 from dapo.training.checkpointing import is_logged, restore
 from dapo.training.signals import signals_as_requests
 from dapo.training.state import Run, TrainState
+from dapo.training.train import train
 from helpers.tiny_runs import tiny
 
 ONE_STEP_OFF = ("schedule=one_step_off", "rollout.engines=1")
@@ -65,7 +65,7 @@ def run_or_resume(
             if checkpoint:
                 restore(training_run, checkpoint)
             try:
-                asynchronous.train(training_run)
+                train(training_run)
             finally:
                 training_run.tracker.close()
     return training_run.state

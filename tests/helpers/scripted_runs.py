@@ -19,7 +19,6 @@ from dapo.runs.metrics_file import JsonlSink
 from dapo.runs.sinks import Tracker
 from dapo.sampling.batch import Sampling, sampling_plan
 from dapo.sampling.dynamic_sampling import DynamicSampler
-from dapo.training import asynchronous
 from dapo.training.checkpointing import restore
 from dapo.training.state import Run, TrainablePolicy
 from dapo.training.train import train
@@ -123,7 +122,7 @@ def scripted_run(
     if checkpoint:
         restore(training_run, checkpoint)
     try:
-        (asynchronous.train if config.samples_ahead else train)(training_run)
+        train(training_run)
     finally:
         training_run.checkpoints.join()
         training_run.tracker.close()

@@ -57,68 +57,45 @@ from dapo.core.errors import EngineError, ShortfallError
 from dapo.sampling.batch import Batch, NewWeights, collect
 from dapo.sampling.rollout_metrics import staleness_metrics
 from dapo.sampling.saved_groups import PrefetchedBatch
-from dapo.training.checkpointing import save_if_due, save_now
 from dapo.training.state import Run
-from dapo.training.step_metrics import evaluate_and_log, report_step, rollouts_in_background
-from dapo.training.stopping import check_divergence
-from dapo.training.train import saved_on_failure
-from dapo.training.train import train as train_in_turn
+from dapo.training.step_metrics import report_step, rollouts_in_background
 
 _POLL_INTERVAL_S = 0.5
 
 
-def train(run: Run) -> None:
-    """Train to `train.num_steps`; lines that differ from `train.train` are marked with a star.
-
-    With `max_staleness: 0` it is `train.train`.
-
-    Raises DapoError, or OSError from the run directory, if it cannot continue; the state is then
-    saved.
-    """
-    if not run.config.samples_ahead:
-        train_in_turn(run)
-        return
-    state = run.state
-    with saved_on_failure(run):
-        evaluate_and_log(run)
-        for step in run.steps():
-            with run.timed(step):
-                run.stop.check()
-                batch = prefetched_batch(run, step=step)  # * sampled during the step before
-                is_last = run.config.train.is_budget_spent(
-                    state.tokens_generated + batch.num_generated_tokens
-                )
-                # * lines 2 to 8 of it, in a thread
-                with next_batch(run, step=step + 1, is_last=is_last) as pending:
-                    samples = run.estimate_advantages(batch, step=step)
-                    with rollouts_in_background(run, batch, samples) as text_metrics:
-                        updates = run.prepare_updates(samples, step=step)
-                    staleness = bounded_staleness(run, batch)
-                    with run.stop.deferred():
-                        if pending is not None:
-                            # * the last time that both halves can be undone
-                            pending.raise_if_failed()
-                        for minibatch in run.track("update", updates):
-                            state.updates.append(run.policy.update(minibatch, step=step))
-                        report_step(run, batch, samples, text_metrics | staleness)
-                        # freed now, not while the trainer waits for the next ones
-                        del batch, samples, updates
-                        state.prefetched_batch = await_batch(run, pending)  # *
-                evaluate_and_log(run)
-            check_divergence(run)
-            save_if_due(run)
-        run.sampling.discard_kept()  # where `train.token_budget` ends the run
-        save_now(run)
+def step(run: Run, number: int) -> None:
+    """Take a step; lines that differ from `train.on_policy_step` are marked with a star."""
+    run.stop.check()
+    batch = prefetched_batch(run, step=number)  # * sampled during the step before
+    is_last = run.config.train.is_budget_spent(
+        run.state.tokens_generated + batch.num_generated_tokens
+    )
+    # * lines 2 to 8 of the next step, in a thread
+    with next_batch(run, step=number + 1, is_last=is_last) as pending:
+        samples = run.estimate_advantages(batch, step=number)  # line 9
+        with rollouts_in_background(run, batch, samples) as text_metrics:
+            updates = run.prepare_updates(samples, step=number)  # line 10
+        staleness = bounded_staleness(run, batch)  # *
+        with run.stop.deferred():
+            if pending is not None:
+                pending.raise_if_failed()  # * the last time that both halves can be undone
+            for minibatch in run.track("update", updates):
+                run.state.updates.append(run.policy.update(minibatch, step=number))  # line 11
+            report_step(run, batch, samples, text_metrics | staleness)
+            # freed now, not while the trainer waits for the next ones
+            del batch, samples, updates
+            run.state.prefetched_batch = await_batch(run, pending)  # *
+    if pending is None:
+        run.sampling.discard_kept()  # * of batches beyond `train.token_budget`
 
 
 def prefetched_batch(run: Run, *, step: int) -> Batch:
     """Return the prefetched batch, or sample one now with the policy that begins the step."""
     if run.state.prefetched_batch is None:
         run.begin_sampling(step)
-        with run.phase("generate", total=run.config.rollout.prompts_per_step) as on_progress:
-            run.state.prefetched_batch = sample(
-                run, step=step, on_progress=on_progress, check=run.stop.check
-            )
+        batch = run.sample_batch(step)
+        assert run.sampling.start is not None
+        run.state.prefetched_batch = PrefetchedBatch(batch, run.sampling.start)
         run.sampling.start = None
     return run.state.prefetched_batch.batch
 

@@ -15,7 +15,7 @@ from dapo.rewards.workers.output import VerifierOutput
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Tracker
-from dapo.sampling.batch import Batch, Sampling
+from dapo.sampling.batch import Batch, Sampling, collect
 from dapo.sampling.problem_stats import ProblemStats
 from dapo.sampling.saved_groups import PrefetchedBatch
 from dapo.sampling.second_verifier import Audit
@@ -184,6 +184,11 @@ class Run:
             for i, item in enumerate(items):
                 on_progress(i, len(items))
                 yield item
+
+    def sample_batch(self, step: int) -> Batch:
+        """Algorithm 1, lines 2 and 4 to 8: collect the groups of a step, and show the progress."""
+        with self.phase("generate", total=self.config.rollout.prompts_per_step) as on_progress:
+            return collect(self.sampling, step=step, on_progress=on_progress, check=self.stop.check)
 
     def estimate_advantages(self, batch: Batch, *, step: int) -> list[Sample]:
         """Algorithm 1, line 9: turn a batch into samples with advantages (`updates.py`)."""

@@ -32,7 +32,7 @@ from dapo.runs.manifest import Fork, local, make_manifest, provenance, provenanc
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Display
 from dapo.runs.stored_config import keep_overrides, load_run_config, with_start_folder
-from dapo.training import asynchronous, supervised
+from dapo.training import asynchronous
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import Inputs, read_inputs, read_model
 from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_engine
@@ -45,11 +45,6 @@ from dapo.training.state import Run
 from dapo.training.train import train
 
 MAX_RESTARTS = 3  # restarts from the newest checkpoint after the loss of a trainer rank
-SCHEDULES: Mapping[str, Callable[[Run], None]] = {
-    "sync": train,
-    "async": asynchronous.train,
-    "supervised": supervised.train,
-}
 
 
 @dataclass(frozen=True)
@@ -217,7 +212,7 @@ def run_training(
     for restarts in count():
         try:
             with open_run(ready, callbacks) as run:
-                SCHEDULES[ready.config.schedule](run)
+                train(run)
             break
         except TrainerLost as error:
             if restarts == max_restarts:
