@@ -113,11 +113,12 @@ class Simulation:
 
     def step(self, step: int) -> None:
         """Sample a batch, and move the skills by its gradient."""
+        selector = None
         if self.predict:
-            self.sampling.selector = ProblemSelector(
+            selector = ProblemSelector(
                 self.stats.history(), step=step, group_size=GROUP_SIZE, seed=self.seed
             )
-        batch = collect(self.sampling, step=step)
+        batch = collect(self.sampling, step=step, selector=selector)
         self.tokens += batch.num_generated_tokens
         moves = dict.fromkeys(KINDS, 0.0)
         for group in batch.groups:

@@ -14,7 +14,8 @@ from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import EvaluationPlan
-from dapo.sampling.batch import Batch, Sampling, collect
+from dapo.sampling.batch import Sampling, collect
+from dapo.sampling.queue import Batch
 from dapo.types import Generation, GenerationRequest, Problem
 from helpers.fake_engines import FaultyEngine
 from helpers.fake_rollout import (

@@ -18,6 +18,7 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import JsonlSink
 from dapo.runs.sinks import Tracker
 from dapo.sampling.batch import Sampling, sampling_plan
+from dapo.sampling.continuous import ContinuousSampling
 from dapo.sampling.dynamic_sampling import DynamicSampler
 from dapo.training.checkpointing import restore
 from dapo.training.state import Run, TrainablePolicy
@@ -109,13 +110,16 @@ def scripted_run(
             ),
             encoder=FakeEncoder(),
             plan=sampling_plan(config.rollout, (END,), seed=config.train.seed),
-            max_staleness=config.max_staleness if config.samples_ahead else 0,
             by_load=not config.rollout.is_reproducible,
         ),
         policy=policy or CountingPolicy(),
         tracker=Tracker([JsonlSink(run.metrics)], ProgressDisplay(config.train.num_steps)),
         directory=run,
     )
+    if config.samples_ahead:
+        training_run.sampling = ContinuousSampling.of(
+            training_run.sampling, max_staleness=config.max_staleness, lookahead=config.lookahead
+        )
     change(training_run)
     if config.suspends_responses:
         training_run.sampling.engine = ContinuingEngine(training_run.sampling.engine)

@@ -36,10 +36,11 @@ from dapo.core.waiting import Interrupted
 from dapo.data.stream import ProblemStream
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.runs.outcomes import COUNTED, OUTCOMES
-from dapo.sampling.batch import Batch, SamplingStart
+from dapo.sampling.batch import SamplingStart
+from dapo.sampling.continuous import PrefetchedBatch
+from dapo.sampling.queue import Batch
 from dapo.sampling.rollout_metrics import staleness_metrics
 from dapo.sampling.saved_groups import (
-    PrefetchedBatch,
     read_prefetched_batch,
     write_prefetched_batch,
 )

@@ -23,7 +23,7 @@ from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.rewards.combine import InlineJudge
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
-from dapo.sampling.batch import Batch
+from dapo.sampling.queue import Batch
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import read_inputs
 from dapo.training.state import Run
@@ -282,7 +282,7 @@ def test_a_policy_of_nan_is_neither_sampled_from_nor_saved(
             training_run.config = config
             training_run.state.is_saved = False
         set_weights(training_run.policy, math.nan)
-        training_run.state.engine_version = None
+        training_run.sampling.engine_version = None
         with pytest.raises(NumericsError, match="neither saved nor sampled from"):
             train(training_run)
     kept = checkpoints(tmp_path / "run")

@@ -28,7 +28,7 @@ from dapo.engines.engine import RolloutEngine
 from dapo.policy.policy import Policy
 from dapo.runs.directory import RunDirectory
 from dapo.runs.rollout_table import read_rollouts, write_rollouts
-from dapo.sampling.batch import Batch
+from dapo.sampling.queue import Batch
 from dapo.sampling.rollout_metrics import response_metrics, rollout_metrics, staleness_metrics
 from dapo.sampling.samples import length_penalty, shaped_reward, with_advantages
 from dapo.sampling.saved_groups import RESPONSES_FILE

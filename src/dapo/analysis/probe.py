@@ -23,8 +23,9 @@ from dapo.policy.memory_model import GIB
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
-from dapo.sampling.batch import Batch, Sampling, collect
+from dapo.sampling.batch import Sampling, collect
 from dapo.sampling.problem_stats import ProblemStats
+from dapo.sampling.queue import Batch
 from dapo.sampling.selection import make_selector
 from dapo.training.assemble.build import build_engine, build_sampling, open_launcher, open_policy
 from dapo.training.assemble.inputs import Inputs
@@ -131,7 +132,7 @@ def probe_run(
         policy = stack.enter_context(open_policy(config, inputs.loaded, launcher))
         stop_ids = inputs.loaded.stop_ids
         sampling = build_sampling(config, inputs.train, engine, judge, inputs.encoder, stop_ids)
-        sampling.plan = replace(sampling.plan, group_size=samples)
+        sampling = replace(sampling, plan=replace(sampling.plan, group_size=samples))
         steps = list(_steps(config, sampling, policy, problems, on_progress))
     return _summarize(config, steps, samples)
 
@@ -266,21 +267,21 @@ def _steps(
     while decided < problems:
         step += 1
         load_s = 0.0
-        if step <= MAX_UPDATES + 1:
+        if sampling.engine_version is None:
             started = time.perf_counter()
-            sampling.engine.load_weights(policy.weights(version=step - 1), version=step - 1)
+            sampling.load_weights(policy.weights(version=step - 1), version=step - 1)
             load_s = time.perf_counter() - started
         sampling.sampler.max_groups_per_step = min(config.max_groups_per_step, problems - decided)
-        sampling.selector = make_selector(options, stats, step=step, group_size=size, seed=seed)
+        selector = make_selector(options, stats, step=step, group_size=size, seed=seed)
         started = time.perf_counter()
-        batch = collect(sampling, step=step)
+        batch = collect(sampling, step=step, selector=selector)
         generate_s = time.perf_counter() - started
         stats.record((group for group, _ in batch.decided), step=step)
         decided += len(batch.decided)
         trained_tokens = 0
         update_s = 0.0
         if step <= MAX_UPDATES:
-            sampling.engine.drop_weights()
+            sampling.drop_weights()
             trained_tokens, update_s = _update(config, policy, batch, step=step)
         yield _Step(batch, load_s, generate_s, trained_tokens, update_s)
         on_progress(decided, problems)

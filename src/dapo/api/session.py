@@ -254,9 +254,7 @@ class Session(AbstractContextManager["Session"]):
             self._samplings[key] = build_sampling(
                 config, rows, self._engine, judge, self._encoder, stop_ids, test
             )
-        sampling = self._samplings[key]
-        sampling.judge = judge
-        return sampling
+        return replace(self._samplings[key], judge=judge)
 
     def _resolve(
         self, problems: Data, reward: Reward

@@ -6,7 +6,7 @@ import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,9 @@ from dapo.runs.rollout_table import (
     rows_of,
     versions_of,
 )
-from dapo.sampling.batch import Batch, Kept, KeptGroup, SamplingStart, generation_of
+from dapo.sampling.batch import SamplingStart
+from dapo.sampling.continuous import Kept, KeptGroup, PrefetchedBatch, generation_of
+from dapo.sampling.queue import Batch
 from dapo.sampling.selection import Decision, Prediction
 from dapo.types import EpisodeText, Generation, Group, Problem, Verdict
 
@@ -68,18 +70,10 @@ _PLAIN_SCHEMA = _SCHEMA.set(
 """Schema of a batch whose rows are Python numbers; it keeps each of their bits."""
 
 
-@dataclass(frozen=True)
-class PrefetchedBatch:
-    """The next step's batch, and the state of stream and sampler before it was sampled."""
-
-    batch: Batch
-    start: SamplingStart
-
-
 def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -> None:
     """Write a batch into a checkpoint; with one pyarrow version, equal batches give equal bytes."""
     batch = prefetched_batch.batch
-    start = prefetched_batch.start.without_kept
+    start = prefetched_batch.start
     generations = [generation for group, _ in batch.judged for generation in group.generations]
     _write_table(
         directory / RESPONSES_FILE,
@@ -208,10 +202,9 @@ def read_kept(directory: Path, stream: ProblemStream) -> Kept:
                         generations, record["is_finished"], record["lags"], strict=True
                     )
                 ),
-                record["version"],
-                () if verdicts is None else tuple(map(_text, judged, generations)),
-                verdicts,
-                record["lag"],
+                texts=() if verdicts is None else tuple(map(_text, judged, generations)),
+                verdicts=verdicts,
+                lag=record["lag"],
             )
         )
     return Kept(tuple(groups), tuple(Decision(**record) for record in state["decisions"]))

@@ -54,9 +54,11 @@ from threading import Event
 from typing import Any
 
 from dapo.core.errors import EngineError, ShortfallError
-from dapo.sampling.batch import Batch, NewWeights, collect
+from dapo.sampling.batch import collect
+from dapo.sampling.continuous import ContinuousSampling, PrefetchedBatch
+from dapo.sampling.queue import Batch
 from dapo.sampling.rollout_metrics import staleness_metrics
-from dapo.sampling.saved_groups import PrefetchedBatch
+from dapo.sampling.selection import ProblemSelector
 from dapo.training.state import Run
 from dapo.training.step_metrics import report_step, rollouts_in_background
 
@@ -86,27 +88,22 @@ def step(run: Run, number: int) -> None:
             del batch, samples, updates
             run.state.prefetched_batch = await_batch(run, pending)  # *
     if pending is None:
-        run.sampling.discard_kept()  # * of batches beyond `train.token_budget`
+        sampling_of(run).discard_kept()  # * of batches beyond `train.token_budget`
+
+
+def sampling_of(run: Run) -> ContinuousSampling:
+    """Return the run's sampling, which keeps what it has begun for later batches."""
+    assert isinstance(run.sampling, ContinuousSampling)
+    return run.sampling
 
 
 def prefetched_batch(run: Run, *, step: int) -> Batch:
     """Return the prefetched batch, or sample one now with the policy that begins the step."""
     if run.state.prefetched_batch is None:
-        run.begin_sampling(step)
-        batch = run.sample_batch(step)
-        assert run.sampling.start is not None
-        run.state.prefetched_batch = PrefetchedBatch(batch, run.sampling.start)
-        run.sampling.start = None
+        selector = run.begin_sampling(step)
+        batch = run.sample_batch(step, selector)
+        run.state.prefetched_batch = sampling_of(run).prefetched(batch)
     return run.state.prefetched_batch.batch
-
-
-def sample(
-    run: Run, *, step: int, on_progress: Callable[[int, int, str], None], check: Callable[[], None]
-) -> PrefetchedBatch:
-    """Lines 4 to 8 for a step, with the engine's present weights."""
-    batch = collect(run.sampling, step=step, on_progress=on_progress, check=check)
-    assert run.sampling.start is not None
-    return PrefetchedBatch(batch, run.sampling.start)
 
 
 def requeue(run: Run) -> None:
@@ -114,10 +111,10 @@ def requeue(run: Run) -> None:
     if run.state.prefetched_batch is None:
         return
     prefetched = run.state.prefetched_batch
-    run.sampling.discard_kept()
-    run.sampling.restart_at(
-        prefetched.start.without_kept, discarding=prefetched.batch.num_generated_tokens
-    )
+    run.sampling.roll_back(finished_steps=run.state.step)  # the batch after it
+    if isinstance(run.sampling, ContinuousSampling):
+        run.sampling.discard_kept()
+    run.sampling.restart_at(prefetched.start, discarding=prefetched.batch.num_generated_tokens)
     run.state.prefetched_batch = None
     run.state.is_saved = False
 
@@ -158,10 +155,10 @@ def next_batch(run: Run, *, step: int, is_last: bool = False) -> "Iterator[Pendi
     if is_last or step > run.config.train.num_steps:
         pending = None
     else:
-        run.begin_sampling(step)
-        if (closed := run.state.closed_at) is not None:
-            run.timer.add("engine_idle", time.perf_counter() - closed)
-        pending = PendingBatch(run, step=step)
+        selector = run.begin_sampling(step)
+        if run.state.closed_at is not None:
+            run.timer.add("engine_idle", time.perf_counter() - run.state.closed_at)
+        pending = PendingBatch(run, step, selector)
     try:
         yield pending
     except ShortfallError:
@@ -181,10 +178,9 @@ def await_batch(run: Run, pending: "PendingBatch | None") -> PrefetchedBatch | N
         return None
     with run.phase("trainer_idle", total=run.config.rollout.prompts_per_step) as on_progress:
         batch = pending.result(on_progress, run.sync_engine)
-    run.sampling.start = None
     run.timer.add("generate", pending.seconds)
     run.state.closed_at = pending.closed_at
-    return batch
+    return sampling_of(run).prefetched(batch)
 
 
 class SamplingCancelled(Exception):
@@ -199,13 +195,12 @@ class PendingBatch:
     seconds = 0.0  # the duration of the sampling
     closed_at = 0.0  # the `time.perf_counter` at its end
 
-    def __init__(self, run: Run, *, step: int) -> None:
+    def __init__(self, run: Run, step: int, selector: ProblemSelector | None) -> None:
         self._is_cancelled = Event()
         self._progress = (0, run.sampling.sampler.prompts_per_step, "")
-        self._new_weights = NewWeights(step - 1)
-        run.sampling.new_weights = self._new_weights if run.sampling.by_load else None
+        self._new_weights = sampling_of(run).expect_weights(step - 1)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"dapo-batch-{step}")
-        self._future = self._pool.submit(self._sample, run, step)
+        self._future = self._pool.submit(self._sample, run, step, selector)
 
     def raise_if_failed(self) -> None:
         """Raise the thread's error if it has failed."""
@@ -214,21 +209,22 @@ class PendingBatch:
 
     def result(
         self, on_progress: Callable[[int, int, str], None], load_weights: Callable[[], None]
-    ) -> PrefetchedBatch:
+    ) -> Batch:
         """Wait for the batch. Raises the thread's error if it has failed.
 
         The step's updates are made: `load_weights` is called if the thread wants their weights
         before its end.
         """
         new = self._new_weights
-        new.exist.set()
+        awaited: list[Future[Any]] = [self._future]
+        if new is not None:
+            new.exist.set()
+            awaited.append(new.wanted)
         while not self._future.done():
-            if new.wanted.done() and not new.are_loaded.is_set():
+            if new is not None and new.wanted.done() and not new.are_loaded.is_set():
                 load_weights()
                 new.are_loaded.set()
-            awaited: list[Future[Any]] = (
-                [self._future] if new.wanted.done() else [self._future, new.wanted]
-            )
+                awaited.remove(new.wanted)
             wait(awaited, timeout=_POLL_INTERVAL_S, return_when=FIRST_COMPLETED)
             on_progress(*self._progress)
         return self._future.result()
@@ -238,14 +234,16 @@ class PendingBatch:
         self._is_cancelled.set()
         self._pool.shutdown()
 
-    def _sample(self, run: Run, step: int) -> PrefetchedBatch:
+    def _sample(self, run: Run, step: int, selector: ProblemSelector | None) -> Batch:
         def check() -> None:
             run.stop.check()
             if self._is_cancelled.is_set():
                 raise SamplingCancelled
 
         started = time.perf_counter()
-        batch = sample(run, step=step, on_progress=self._on_progress, check=check)
+        batch = collect(
+            run.sampling, step=step, selector=selector, on_progress=self._on_progress, check=check
+        )
         self.closed_at = time.perf_counter()
         self.seconds = self.closed_at - started
         return batch

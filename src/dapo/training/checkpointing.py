@@ -17,6 +17,7 @@ from dapo.core.errors import (
 from dapo.core.files import atomic_write_json, read_json
 from dapo.runs.checkpoints import PROBLEM_STATS_FILE
 from dapo.runs.manifest import PROVENANCE_FILE
+from dapo.sampling.continuous import ContinuousSampling, Kept, restore_kept
 from dapo.sampling.problem_stats import read_problem_stats, write_problem_stats
 from dapo.sampling.saved_groups import (
     read_kept,
@@ -73,7 +74,7 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
     accuracy = state.accuracy
     prefetched_batch = state.prefetched_batch
     problem_stats = run.problem_stats.table()
-    suspended = run.sampling.kept
+    kept = run.sampling.kept if isinstance(run.sampling, ContinuousSampling) else Kept()
 
     def write(folder: Path) -> None:
         write_policy(folder)
@@ -83,7 +84,7 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
             atomic_write_json(folder / PROVENANCE_FILE, run.provenance)
         if prefetched_batch is not None:
             write_prefetched_batch(folder, prefetched_batch)
-        write_kept(folder, suspended)
+        write_kept(folder, kept)
 
     def save() -> Path:
         path = directory.checkpoints.save(
@@ -147,7 +148,7 @@ def restore(run: Run, checkpoint: Path) -> None:
     write_problem_stats(run.directory.problem_stats, run.problem_stats.table())
     pending = _pending_metrics(state)
     prefetched_batch = read_prefetched_batch(checkpoint, run.sampling.stream)
-    run.sampling.kept = read_kept(checkpoint, run.sampling.stream)
+    restore_kept(run.sampling, read_kept(checkpoint, run.sampling.stream))
     run.state = TrainState(
         **state["train_state"],
         pending_metrics=pending,

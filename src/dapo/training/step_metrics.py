@@ -23,7 +23,7 @@ from dapo.runs.rollout_table import (
     short_fields,
     write_rollouts,
 )
-from dapo.sampling.batch import Batch
+from dapo.sampling.queue import Batch
 from dapo.sampling.rollout_metrics import (
     mean_of_updates,
     prediction_metrics,
@@ -218,8 +218,7 @@ def evaluate_and_log(run: Run) -> None:
             if step == 0:
                 _show_first_responses(run, evaluation)
     if step > 0:
-        run.timer.add("judge_wait", run.sampling.judge_wait_s)
-        run.sampling.judge_wait_s = 0.0
+        run.timer.add("judge_wait", run.sampling.pop_judge_wait_s())
         judge = run.sampling.judge  # its calls in an evaluation count as well
         if isinstance(judge, TimedJudge):
             seconds = judge.pop_mean_latency()

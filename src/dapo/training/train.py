@@ -52,9 +52,9 @@ def train(run: Run) -> None:
 
 def on_policy_step(run: Run, step: int) -> None:
     """Take a step of `schedule: sync`."""
-    run.begin_sampling(step)  # line 3: pi_old <- pi_theta
-    batch = run.sample_batch(step)  # lines 2, 4 to 8: Eq. 11
-    run.drop_engine_weights()
+    selector = run.begin_sampling(step)  # line 3: pi_old <- pi_theta
+    batch = run.sample_batch(step, selector)  # lines 2, 4 to 8: Eq. 11
+    run.sampling.drop_weights()
     samples = run.estimate_advantages(batch, step=step)  # line 9: Eq. 9, 13
     with rollouts_in_background(run, batch, samples) as text_metrics:
         updates = run.prepare_updates(samples, step=step)  # line 10: pi_old of Eq. 6

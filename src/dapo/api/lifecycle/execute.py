@@ -300,8 +300,6 @@ def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
         keep_overrides(directory, ready.overrides, after=step)
         if not config.samples_ahead:  # a prefetched batch of an earlier schedule is stale
             asynchronous.requeue(run)
-        if run.sampling.max_staleness < 2:
-            run.sampling.discard_kept()
         opened.pop_all()
         callbacks.on_open(run)
         with summary_written(run, callbacks.warn):

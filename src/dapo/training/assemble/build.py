@@ -43,6 +43,7 @@ from dapo.runs.sinks import (
     require_tracker,
 )
 from dapo.sampling.batch import Sampling, sampling_plan
+from dapo.sampling.continuous import ContinuousSampling
 from dapo.sampling.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
 from dapo.sampling.samples import shaped_reward
 from dapo.sampling.second_verifier import Audit
@@ -92,11 +93,16 @@ def build_run(
             first_step=first_step,
             warn=lambda text: display.message(f"warning: {text}"),
         )
+        sampling = build_sampling(
+            config, inputs.train, engine, judge, inputs.encoder, stop_ids, test
+        )
+        if config.samples_ahead:
+            sampling = ContinuousSampling.of(
+                sampling, max_staleness=config.max_staleness, lookahead=config.lookahead
+            )
         yield Run(
             config=config,
-            sampling=build_sampling(
-                config, inputs.train, engine, judge, inputs.encoder, stop_ids, test
-            ),
+            sampling=sampling,
             policy=policy,
             tracker=Tracker(sinks, display, listeners),
             directory=directory,
@@ -117,7 +123,7 @@ def build_sampling(
     stop_ids: tuple[int, ...],
     reward_test: str | None = None,
 ) -> Sampling:
-    """Build the parts that sample batches, at the stream's first problem.
+    """Build the parts that sample batches one at a time, at the stream's first problem.
 
     Raises ConfigError for the user's filter.
 
@@ -138,7 +144,6 @@ def build_sampling(
         encoder=encoder,
         plan=sampling_plan(config.rollout, stop_ids, seed=config.train.seed),
         reward=partial(shaped_reward, config=config),
-        max_staleness=config.max_staleness if config.samples_ahead else 0,
         by_load=not config.rollout.is_reproducible,
     )
 
