@@ -33,6 +33,7 @@ from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import make_manifest
 from dapo.runs.sinks import Tracker
+from dapo.sampling.continuous import ContinuousSampling
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import read_inputs
 from dapo.training.assemble.resolve import resolve_auto, resolve_engine
@@ -171,6 +172,8 @@ class Ours:
             )
         }
         self.run.config = self.config.model_copy(update=endless)
+        if isinstance(self.run.sampling, ContinuousSampling):
+            self.run.sampling.lookahead = self.run.config.lookahead
         self.run.state.pending_metrics = None
         self.run.tracker.close()
         sink = StepSink(lambda metrics: self._on_step(self._describe(metrics)))
