@@ -11,6 +11,7 @@ import torch
 from benchmarks.scripted_engine import ScriptedEngine
 from dapo.config import dump_config
 from dapo.data.stream import ProblemStream
+from dapo.engines.checked import CheckedEngine
 from dapo.engines.continuation import ContinuingEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.runs.console import ProgressDisplay
@@ -121,6 +122,8 @@ def scripted_run(
             training_run.sampling, max_staleness=config.max_staleness, lookahead=config.lookahead
         )
     change(training_run)
+    if not isinstance(training_run.sampling.engine, CheckedEngine):
+        training_run.sampling.engine = CheckedEngine(training_run.sampling.engine, vocabulary=10)
     if config.suspends_responses:
         training_run.sampling.engine = ContinuingEngine(training_run.sampling.engine)
     if checkpoint:

@@ -1,23 +1,28 @@
-"""The sampling in a checkpoint, as JSON and Parquet: the next step's batch, and the groups that go
-on.
+"""The groups in a checkpoint, as JSON and Parquet: the next step's batch, and the groups that go on.
+
+Both are tables with a row per response and one JSON file each; the names and columns are those of
+every earlier version.
 """
 
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from dapo.core.errors import CheckpointError
 from dapo.core.files import atomic_write_json
 from dapo.data.stream import ProblemStream
 from dapo.engines.continuation import Unfinished
+from dapo.engines.engine import float_array
 from dapo.runs.outcomes import Outcome
 from dapo.runs.rollout_table import (
     EPISODE,
@@ -38,48 +43,99 @@ from dapo.sampling.queue import Batch
 from dapo.sampling.selection import Decision, Prediction
 from dapo.types import EpisodeText, Generation, Group, Problem, Verdict
 
-PREFETCHED_BATCH_FILE = "prefetched_batch.json"
-# one row per judged response, groups in the order of the stream
-RESPONSES_FILE = "prefetched_batch.parquet"
+BATCH_FILE = "prefetched_batch.json"
+BATCH_RESPONSES_FILE = "prefetched_batch.parquet"  # the judged responses, in the stream's order
 KEPT_FILE = "kept_groups.json"
-KEPT_RESPONSES_FILE = "kept_groups.parquet"  # one row per response, finished or not
-SAMPLING_FILES = {PREFETCHED_BATCH_FILE, RESPONSES_FILE, KEPT_FILE, KEPT_RESPONSES_FILE}
+KEPT_RESPONSES_FILE = "kept_groups.parquet"  # the responses, finished or not
+SAVED_FILES = {BATCH_FILE, BATCH_RESPONSES_FILE, KEPT_FILE, KEPT_RESPONSES_FILE}
 _GROUPS_PER_CHUNK = 16  # bounds memory: at the paper's lengths a batch is gigabytes of ids
-_TYPES = {"prompt_ids": "", "token_ids": "i", "logprobs": "f"}
-"""The columns of numbers, each with the type of the arrays that dapo's engines return."""
-_GENERATION = ("request_id", "token_ids", "logprobs", "finish", "version")
-_SCHEMA = pa.schema(
-    [
-        pa.field("group_id", pa.int64(), nullable=False),
-        pa.field("problem_id", pa.string(), nullable=False),
-        pa.field("outcome", pa.string(), nullable=False),
-        pa.field("prompt_ids", pa.list_(pa.int32()), nullable=False),  # in a group's first row only
-        pa.field("request_id", pa.string(), nullable=False),
-        pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
-        pa.field("logprobs", pa.list_(pa.float32()), nullable=False),
-        pa.field("finish", pa.string(), nullable=False),
-        pa.field("version", pa.int64(), nullable=False),
-        pa.field("reward", pa.float64()),  # shaped; null where the verdict is an error
-        # text and verdict; JSON holds any text, lone surrogates too
-        pa.field("judged", pa.string(), nullable=False),
+_LOGPROBS = pa.field("logprobs", pa.list_(pa.float32()), nullable=False)
+_EXACT_LOGPROBS = pa.field("logprobs", pa.list_(pa.float64()), nullable=False)
+"""Used if a response has log-probabilities that float32 would change."""
+_FIELDS = (
+    pa.field("group_id", pa.int64(), nullable=False),
+    pa.field("problem_id", pa.string(), nullable=False),
+    pa.field("outcome", pa.string(), nullable=False),
+    # in a group's first row only; empty in kept groups, whose JSON has them
+    pa.field("prompt_ids", pa.list_(pa.int32()), nullable=False),
+    pa.field("request_id", pa.string(), nullable=False),
+    pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
+    _LOGPROBS,
+    pa.field("finish", pa.string(), nullable=False),
+    pa.field("version", pa.int64(), nullable=False),
+    pa.field("reward", pa.float64()),  # shaped; null where the verdict is an error
+    # text and verdict; JSON holds any text, lone surrogates too
+    pa.field("judged", pa.string(), nullable=False),
+)
+
+
+@dataclass(frozen=True)
+class SavedGroups:
+    """What a checkpoint holds of sampling, besides the stream and the keep rate."""
+
+    prefetched: PrefetchedBatch | None = None
+    kept: Kept = field(default_factory=Kept)
+
+
+def write_groups(directory: Path, saved: SavedGroups) -> None:
+    """Write groups into a checkpoint; waits for the verdicts of kept ones.
+
+    With one pyarrow version, equal groups give equal bytes.
+    """
+    if saved.prefetched is not None:
+        _write_batch(directory, saved.prefetched)
+    if saved.kept.groups:
+        _write_kept(directory, saved.kept)
+
+
+def read_groups(directory: Path, stream: ProblemStream) -> SavedGroups:
+    """Read what `write_groups` has written into a checkpoint.
+
+    Problems come from the stream by their position. Raises CheckpointError where they are not the
+    ones sampled.
+    """
+    prefetched = None
+    kept = Kept()
+    if (directory / BATCH_FILE).exists():
+        prefetched = _read_batch(directory, stream)
+    if (directory / KEPT_FILE).exists():
+        kept = _read_kept(directory, stream)
+    return SavedGroups(prefetched, kept)
+
+
+def read_sampling_start(directory: Path) -> SamplingStart | None:
+    """Read the state before a checkpoint's groups were sampled; None without any.
+
+    Without a batch the state of the sampler is the checkpoint's own, and empty here.
+    """
+    if (directory / BATCH_FILE).exists():
+        return _start_in(_read_json(directory / BATCH_FILE))
+    if (directory / KEPT_FILE).exists():
+        first = _read_json(directory / KEPT_FILE)["groups"][0]
+        return SamplingStart(first["step"], first["position"], {})
+    return None
+
+
+# --- the prefetched batch
+
+
+def _write_batch(directory: Path, prefetched: PrefetchedBatch) -> None:
+    batch = prefetched.batch
+    start = prefetched.start
+    groups = [
+        _StoredGroup(
+            position=group.id,
+            problem_id=group.problem.id,
+            outcome=outcome,
+            prompt_ids=group.prompt_ids,
+            generations=group.generations,
+            texts=group.texts,
+            verdicts=group.verdicts,
+            rewards=group.rewards,
+        )
+        for group, outcome in batch.judged
     ]
-)
-_PLAIN_SCHEMA = _SCHEMA.set(
-    _SCHEMA.get_field_index("logprobs"), pa.field("logprobs", pa.list_(pa.float64()), False)
-)
-"""Schema of a batch whose rows are Python numbers; it keeps each of their bits."""
-
-
-def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -> None:
-    """Write a batch into a checkpoint; with one pyarrow version, equal batches give equal bytes."""
-    batch = prefetched_batch.batch
-    start = prefetched_batch.start
-    generations = [generation for group, _ in batch.judged for generation in group.generations]
-    _write_table(
-        directory / RESPONSES_FILE,
-        [_rows(group, outcome) for group, outcome in batch.judged],
-        generations,
-    )
+    _write_table(directory / BATCH_RESPONSES_FILE, groups)
     state = {
         "step": start.step,
         "position": start.position,
@@ -89,24 +145,31 @@ def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -
         "shortfall": batch.shortfall,
         "epoch": batch.epoch,
         "prediction": batch.prediction and batch.prediction.state(),
-        **({"recomputed_tokens": batch.recomputed_tokens} if batch.recomputed_tokens else {}),
     }
-    atomic_write_json(directory / PREFETCHED_BATCH_FILE, state)
+    if batch.recomputed_tokens:
+        state["recomputed_tokens"] = batch.recomputed_tokens
+    atomic_write_json(directory / BATCH_FILE, state)
 
 
-def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedBatch | None:
-    """Read the batch that was written into a checkpoint; None if it has none.
-
-    Problems come from the stream by their position. Raises CheckpointError where they are not the
-    ones sampled.
-    """
-    if not (directory / PREFETCHED_BATCH_FILE).exists():
-        return None
-    state = _read_state(directory)
-    judged = tuple(_groups(_read_table(directory / RESPONSES_FILE), stream))
+def _read_batch(directory: Path, stream: ProblemStream) -> PrefetchedBatch:
+    state = _read_json(directory / BATCH_FILE)
+    rows = _read_table(directory / BATCH_RESPONSES_FILE)
+    judged: list[tuple[Group, Outcome]] = []
+    for _, group_rows in groupby(rows, key=lambda row: row["group_id"]):
+        stored = _StoredGroup.of(list(group_rows))
+        group = Group(
+            problem=_problem_at(stream, stored.position, stored.problem_id),
+            prompt_ids=stored.prompt_ids,
+            generations=stored.generations,
+            verdicts=stored.verdicts,
+            id=stored.position,
+            texts=stored.texts,
+            rewards=stored.rewards,
+        )
+        judged.append((group, stored.outcome))
     batch = Batch(
         groups=tuple(group for group, outcome in judged if outcome == "trained"),
-        judged=judged,
+        judged=tuple(judged),
         group_counts=state["group_counts"],
         token_counts=state["token_counts"],
         shortfall=state["shortfall"],
@@ -117,43 +180,27 @@ def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedB
     return PrefetchedBatch(batch, _start_in(state))
 
 
-def read_sampling_start(directory: Path) -> SamplingStart | None:
-    """Read the state before a checkpoint's prefetched groups were sampled; None without any.
-
-    Without a batch the state of the sampler is the checkpoint's own, and empty here.
-    """
-    if (directory / PREFETCHED_BATCH_FILE).exists():
-        return _start_in(_read_state(directory))
-    if (directory / KEPT_FILE).exists():
-        first = json.loads((directory / KEPT_FILE).read_text(encoding="utf-8"))["groups"][0]
-        return SamplingStart(first["step"], first["position"], {})
-    return None
-
-
-def _read_state(directory: Path) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads(
-        (directory / PREFETCHED_BATCH_FILE).read_text(encoding="utf-8")
-    )
-    return state
-
-
 def _start_in(state: Mapping[str, Any]) -> SamplingStart:
     return SamplingStart(state["step"], state["position"], state["sampler"])
 
 
-def write_kept(directory: Path, suspended: Kept) -> None:
-    """Write the groups that go on into a checkpoint, if there are any; waits for their verdicts."""
-    if not suspended.groups:
-        return
-    generations = [
-        generation_of(response) for group in suspended.groups for response in group.responses
-    ]
-    _write_table(
-        directory / KEPT_RESPONSES_FILE,
-        [_kept_rows(group) for group in suspended.groups],
-        generations,
-    )
+# --- the kept groups
+
+
+def _write_kept(directory: Path, kept: Kept) -> None:
     groups = [
+        _StoredGroup(
+            position=group.position,
+            problem_id=group.problem.id,
+            outcome="kept",
+            generations=tuple(map(generation_of, group.responses)),
+            texts=group.texts,
+            verdicts=() if group.verdicts is None else group.verdicts.result(),
+        )
+        for group in kept.groups
+    ]
+    _write_table(directory / KEPT_RESPONSES_FILE, groups)
+    records = [
         {
             "step": group.step,
             "position": group.position,
@@ -162,47 +209,41 @@ def write_kept(directory: Path, suspended: Kept) -> None:
             "version": group.version,
             "lag": group.lag,
             "lags": [
-                entry.lag if isinstance(entry, Unfinished) else None for entry in group.responses
+                part.lag if isinstance(part, Unfinished) else None for part in group.responses
             ],
-            "is_finished": [isinstance(entry, Generation) for entry in group.responses],
+            "is_finished": [isinstance(part, Generation) for part in group.responses],
         }
-        for group in suspended.groups
+        for group in kept.groups
     ]
-    decisions = [asdict(entry) for entry in suspended.decisions]
-    atomic_write_json(directory / KEPT_FILE, {"groups": groups, "decisions": decisions})
+    decisions = [asdict(decision) for decision in kept.decisions]
+    atomic_write_json(directory / KEPT_FILE, {"groups": records, "decisions": decisions})
 
 
-def read_kept(directory: Path, stream: ProblemStream) -> Kept:
-    """Read the groups that go on from a checkpoint.
-
-    Raises CheckpointError where their problems are different ones.
-    """
-    if not (directory / KEPT_FILE).exists():
-        return Kept()
-    state = json.loads((directory / KEPT_FILE).read_text(encoding="utf-8"))
+def _read_kept(directory: Path, stream: ProblemStream) -> Kept:
+    state = _read_json(directory / KEPT_FILE)
     rows = _read_table(directory / KEPT_RESPONSES_FILE)
     groups = []
     for record in state["groups"]:
-        members = [next(rows) for _ in record["is_finished"]]
-        generations = [_generation(row) for row in members]
-        judged = [json.loads(row["judged"]) for row in members]
+        # a group that begins again has no responses
+        stored = _StoredGroup.of([next(rows) for _ in record["is_finished"]])
         verdicts: Future[tuple[Verdict, ...]] | None = None
-        if judged and judged[0] is not None:
+        if stored.verdicts:
             verdicts = Future()
-            verdicts.set_result(tuple(map(_verdict, judged)))
+            verdicts.set_result(stored.verdicts)
+        responses = tuple(
+            generation if is_finished else Unfinished(generation, lag)
+            for generation, is_finished, lag in zip(
+                stored.generations, record["is_finished"], record["lags"], strict=True
+            )
+        )
         groups.append(
             KeptGroup(
                 record["step"],
                 record["position"],
                 _problem_at(stream, record["position"], record["problem_id"]),
                 tuple(record["prompt_ids"]),
-                tuple(
-                    generation if is_finished else Unfinished(generation, lag)
-                    for generation, is_finished, lag in zip(
-                        generations, record["is_finished"], record["lags"], strict=True
-                    )
-                ),
-                texts=() if verdicts is None else tuple(map(_text, judged, generations)),
+                responses,
+                texts=stored.texts,
                 verdicts=verdicts,
                 lag=record["lag"],
             )
@@ -210,122 +251,132 @@ def read_kept(directory: Path, stream: ProblemStream) -> Kept:
     return Kept(tuple(groups), tuple(Decision(**record) for record in state["decisions"]))
 
 
-def _kept_rows(group: KeptGroup) -> Iterator[dict[str, Any]]:
-    verdicts = (
-        group.verdicts.result() if group.verdicts is not None else (None,) * len(group.responses)
-    )
-    texts = group.texts or ("",) * len(group.responses)
-    for response, verdict, text in zip(group.responses, verdicts, texts, strict=True):
-        yield {
-            "group_id": group.position,
-            "problem_id": group.problem.id,
-            "outcome": "kept",
-            "prompt_ids": (),
-            "reward": None,
-            "judged": "null" if verdict is None else _judged(text, verdict),
-            **_columns_of(generation_of(response)),
-        }
+# --- tables of responses
 
 
-def _write_table(
-    path: Path, groups: Sequence[Iterable[Mapping[str, Any]]], generations: Sequence[Generation]
-) -> None:
-    schema = _SCHEMA if _is_compact(generations) else _PLAIN_SCHEMA
-    for field, name in ((SAMPLED, "sampled"), (EPISODE, "episode"), (VERSIONS, "versions")):
-        if any(getattr(generation, name) for generation in generations):
-            schema = schema.append(field)
+@dataclass(frozen=True)
+class _StoredGroup:
+    """A group as rows of a table, one per response."""
+
+    position: int = 0
+    problem_id: str = ""
+    outcome: Any = ""
+    prompt_ids: tuple[int, ...] = ()
+    generations: tuple[Generation, ...] = ()
+    texts: tuple[str, ...] = ()  # with verdicts
+    verdicts: tuple[Verdict, ...] = ()  # none: the group is not complete
+    rewards: tuple[float | None, ...] = ()
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        for i, generation in enumerate(self.generations):
+            yield {
+                "group_id": self.position,
+                "problem_id": self.problem_id,
+                "outcome": self.outcome,
+                "prompt_ids": self.prompt_ids if i == 0 else (),
+                "request_id": generation.request_id,
+                "token_ids": generation.token_ids,
+                "logprobs": generation.logprobs,
+                "finish": generation.finish,
+                "version": generation.version,
+                "reward": self.rewards[i] if self.rewards else None,
+                "judged": _judged(self.texts[i], self.verdicts[i]) if self.verdicts else "null",
+                "sampled": flat_ranges(generation),
+                "episode": episode_json(generation),
+                "versions": flat_versions(generation),
+            }
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]]) -> "_StoredGroup":
+        if not rows:
+            return cls()
+        generations = tuple(map(_generation, rows))
+        judged = [json.loads(row["judged"]) for row in rows]
+        is_judged = judged[0] is not None
+        return cls(
+            position=rows[0]["group_id"],
+            problem_id=rows[0]["problem_id"],
+            outcome=rows[0]["outcome"],
+            prompt_ids=tuple(rows[0]["prompt_ids"].tolist()),
+            generations=generations,
+            texts=tuple(map(_text, judged, generations)) if is_judged else (),
+            verdicts=tuple(map(_verdict, judged)) if is_judged else (),
+            rewards=tuple(row["reward"] for row in rows),
+        )
+
+
+def _write_table(path: Path, groups: Sequence[_StoredGroup]) -> None:
+    generations = [generation for group in groups for generation in group.generations]
+    fields = list(_FIELDS)
+    if not all(_is_float32(generation.logprobs) for generation in generations):
+        fields[fields.index(_LOGPROBS)] = _EXACT_LOGPROBS
+    if any(generation.sampled for generation in generations):
+        fields.append(SAMPLED)
+    if any(generation.episode for generation in generations):
+        fields.append(EPISODE)
+    if any(generation.versions for generation in generations):
+        fields.append(VERSIONS)
+    schema = pa.schema(fields)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for start in range(0, len(groups), _GROUPS_PER_CHUNK):
-            rows = [row for group in groups[start : start + _GROUPS_PER_CHUNK] for row in group]
-            columns = [
-                column_of([row[field.name] for row in rows], field.type) for field in schema if rows
-            ]
+            chunk = groups[start : start + _GROUPS_PER_CHUNK]
+            rows = [row for group in chunk for row in group.rows()]
             if rows:
+                columns = [
+                    column_of([row[column.name] for row in rows], column.type) for column in schema
+                ]
                 writer.write_table(pa.Table.from_arrays(columns, schema=schema))
 
 
+def _is_float32(logprobs: Sequence[float]) -> bool:
+    return isinstance(logprobs, array) and logprobs.typecode == "f"
+
+
 def _read_table(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table; numbers are views of a chunk's memory."""
     with pq.ParquetFile(path) as file:
         for number in range(file.num_row_groups):  # a row group holds whole groups
-            yield from _read_rows(file.read_row_group(number))
+            chunk = file.read_row_group(number).combine_chunks()
+            columns: dict[str, Sequence[Any]] = {}
+            for name, column in zip(chunk.column_names, chunk.itercolumns(), strict=True):
+                if name in ("prompt_ids", "token_ids", "logprobs"):
+                    columns[name] = rows_of(column.chunk(0))
+                else:
+                    columns[name] = column.to_pylist()
+            for values in zip(*columns.values(), strict=True):
+                yield dict(zip(columns, values, strict=True))
 
 
-def _columns_of(generation: Generation) -> dict[str, Any]:
-    return {
-        "request_id": generation.request_id,
-        "token_ids": generation.token_ids,
-        "logprobs": generation.logprobs,
-        "finish": generation.finish,
-        "version": generation.version,
-        "sampled": flat_ranges(generation),
-        "episode": episode_json(generation),
-        "versions": flat_versions(generation),
-    }
+def _generation(row: Mapping[str, Any]) -> Generation:
+    return Generation(
+        row["request_id"],
+        array("i", row["token_ids"].tobytes()),
+        _logprobs(row["logprobs"]),
+        row["finish"],
+        row["version"],
+        sampled=ranges_of(row),
+        episode=episode_of(row),
+        versions=versions_of(row),
+    )
+
+
+def _logprobs(row: NDArray[Any]) -> "array[float]":
+    if row.dtype == np.float32:
+        return array("f", row.tobytes())
+    return float_array(array("d", row.tobytes()))
 
 
 def _judged(text: str, v: Verdict) -> str:
     return json.dumps([text, v.correct, v.score, v.error, v.answer, dict(v.components)])
 
 
-def _rows(group: Group, outcome: Outcome) -> Iterator[dict[str, Any]]:
-    responses = zip(group.generations, group.verdicts, group.texts, group.rewards, strict=True)
-    for i, (generation, verdict, text, reward) in enumerate(responses):
-        yield {
-            "group_id": group.id,
-            "problem_id": group.problem.id,
-            "outcome": outcome,
-            "prompt_ids": group.prompt_ids if i == 0 else (),
-            "reward": reward,
-            "judged": _judged(text, verdict),
-            **_columns_of(generation),
-        }
+def _verdict(judged: Sequence[Any]) -> Verdict:
+    _, correct, score, error, answer, components = judged
+    return Verdict(correct, score, error, answer=answer, components=components)
 
 
-def _is_compact(generations: Sequence[Generation]) -> bool:
-    """Return True if all rows are arrays of dapo's engines, and are to be read as arrays."""
-    return all(
-        isinstance(row, array) and row.typecode == code
-        for generation in generations
-        for row, code in (
-            (generation.token_ids, _TYPES["token_ids"]),
-            (generation.logprobs, _TYPES["logprobs"]),
-        )
-    )
-
-
-def _read_rows(chunk: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table; numbers are arrays, or tuples for a batch that is not compact."""
-    is_compact = chunk.schema.field("logprobs").type == _SCHEMA.field("logprobs").type
-    columns: dict[str, Sequence[Any]] = {}
-    for name, column in zip(chunk.column_names, chunk.combine_chunks().itercolumns(), strict=True):
-        columns[name] = column.to_pylist() if name not in _TYPES else rows_of(column.chunk(0))
-    for values in zip(*columns.values(), strict=True):
-        row = dict(zip(columns, values, strict=True))
-        for name, code in _TYPES.items():
-            if is_compact and code:
-                row[name] = array(code, row[name].tobytes())
-            else:
-                row[name] = tuple(row[name].tolist())
-        yield row
-
-
-def _groups(
-    rows: Iterable[Mapping[str, Any]], stream: ProblemStream
-) -> Iterator[tuple[Group, Outcome]]:
-    for position, group_rows in groupby(rows, key=lambda row: row["group_id"]):
-        members = list(group_rows)
-        judged = [json.loads(row["judged"]) for row in members]
-        generations = tuple(map(_generation, members))
-        group = Group(
-            problem=_problem_at(stream, position, members[0]["problem_id"]),
-            prompt_ids=members[0]["prompt_ids"],
-            generations=generations,
-            verdicts=tuple(map(_verdict, judged)),
-            id=position,
-            texts=tuple(map(_text, judged, generations)),
-            rewards=tuple(row["reward"] for row in members),
-        )
-        yield group, members[0]["outcome"]
+def _text(judged: Sequence[Any], generation: Generation) -> str:
+    return judged[0] if generation.episode is None else EpisodeText(generation.episode)
 
 
 def _problem_at(stream: ProblemStream, position: int, problem_id: str) -> Problem:
@@ -338,17 +389,6 @@ def _problem_at(stream: ProblemStream, position: int, problem_id: str) -> Proble
     return problem
 
 
-def _generation(row: Mapping[str, Any]) -> Generation:
-    values = {name: row[name] for name in _GENERATION}
-    return Generation(
-        **values, sampled=ranges_of(row), episode=episode_of(row), versions=versions_of(row)
-    )
-
-
-def _verdict(judged: Sequence[Any]) -> Verdict:
-    _, correct, score, error, answer, components = judged
-    return Verdict(correct, score, error, answer=answer, components=components)
-
-
-def _text(judged: Sequence[Any], generation: Generation) -> str:
-    return judged[0] if generation.episode is None else EpisodeText(generation.episode)
+def _read_json(path: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return state
