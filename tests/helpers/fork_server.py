@@ -56,7 +56,9 @@ AREAS = {
         "data",
     ),
     "rollout": (
+        "sampling/queue",
         "sampling/batch",
+        "sampling/continuous",
         "sampling/selection",
         "sampling/dynamic_sampling",
         "distributed",

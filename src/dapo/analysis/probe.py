@@ -266,11 +266,9 @@ def _steps(
     seed = config.train.seed
     while decided < problems:
         step += 1
-        load_s = 0.0
-        if sampling.engine_version is None:
-            started = time.perf_counter()
-            sampling.load_weights(policy.weights(version=step - 1), version=step - 1)
-            load_s = time.perf_counter() - started
+        started = time.perf_counter()
+        sampling.sync_weights(policy, version=min(step - 1, MAX_UPDATES))
+        load_s = time.perf_counter() - started
         sampling.sampler.max_groups_per_step = min(config.max_groups_per_step, problems - decided)
         selector = make_selector(options, stats, step=step, group_size=size, seed=seed)
         started = time.perf_counter()

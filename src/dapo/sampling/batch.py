@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from dapo.config import RolloutConfig
 from dapo.core.errors import DapoError, RewardError
@@ -60,6 +60,12 @@ class SamplingStart(NamedTuple):
     sampler: Mapping[str, Any]  # the state of the dynamic sampler
 
 
+class WeightOwner(Protocol):
+    """The method of a policy that gives its weights to an engine."""
+
+    def weights(self, *, version: int) -> WeightSource: ...
+
+
 @dataclass
 class Sampling:
     """The parts that sample training batches, and what is known of the newest batch."""
@@ -87,10 +93,11 @@ class Sampling:
     to generate.
     """
 
-    def load_weights(self, weights: WeightSource, *, version: int) -> None:
-        """Load weights into the engine, which has nothing in flight."""
-        self.engine.load_weights(weights, version=version)
-        self.engine_version = version
+    def sync_weights(self, policy: WeightOwner, *, version: int) -> None:
+        """Load the policy's weights into the engine, unless it has them."""
+        if self.engine_version != version:
+            self.engine.load_weights(policy.weights(version=version), version=version)
+            self.engine_version = version
 
     def drop_weights(self) -> None:
         """Free the engine's weights while the policy updates; the next step loads new ones."""

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from dapo.config import Config
-from dapo.engines.engine import RolloutEngine, WeightSource
+from dapo.engines.engine import RolloutEngine
 from dapo.environments.pool import EnvironmentPool
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Tracker
-from dapo.sampling.batch import Sampling, collect
+from dapo.sampling.batch import Sampling, WeightOwner, collect
 from dapo.sampling.continuous import PrefetchedBatch
 from dapo.sampling.problem_stats import ProblemStats
 from dapo.sampling.queue import Batch
@@ -33,10 +33,8 @@ T = TypeVar("T")
 _SHOWN_CHARS = 80
 
 
-class TrainablePolicy(LogprobSource, Protocol):
+class TrainablePolicy(LogprobSource, WeightOwner, Protocol):
     """The methods of a policy that the loop calls."""
-
-    def weights(self, *, version: int) -> WeightSource: ...
 
     @property
     def skipped_in_a_row(self) -> int: ...
@@ -223,9 +221,7 @@ class Run:
     def sync_engine(self) -> None:
         """Load the policy's weights into the engine, unless it has them."""
         with self.phase("load_weights"):
-            step = self.state.step
-            if self.sampling.engine_version != step:
-                self.sampling.load_weights(self.policy.weights(version=step), version=step)
+            self.sampling.sync_weights(self.policy, version=self.state.step)
 
     def keep_verifier_output(self) -> None:
         """Move output of verifiers and environment to logs/verifier.log; show its first line."""
