@@ -19,7 +19,6 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 import dapo
 from benchmarks.memory import peak_rss_bytes
 from benchmarks.protocol import Channel, Handler, serve
-from dapo.api.lifecycle.execute import SCHEDULES
 from dapo.config import dump_config, load_config
 from dapo.core.rng import keyed_seed
 from dapo.data.problems import load_problems
@@ -37,6 +36,7 @@ from dapo.sampling.continuous import ContinuousSampling
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import read_inputs
 from dapo.training.assemble.resolve import resolve_auto, resolve_engine
+from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest
 
 
@@ -261,7 +261,7 @@ class Ours:
 
     def train(self) -> dict[str, Any]:
         """The loop of the run's schedule, which only an exception of `on_step` ends."""
-        SCHEDULES[self.config.schedule](self.run)
+        train(self.run)
         return {}
 
     def _describe(self, metrics: Mapping[str, float]) -> dict[str, Any]:
