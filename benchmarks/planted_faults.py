@@ -29,8 +29,8 @@ from dapo.start.build import build
 from dapo.start.check import check
 from dapo.start.read import Inputs, read
 from dapo.start.resolve import resolve
-from dapo.training import asynchronous, train
 from dapo.training.state import Run
+from dapo.training.train import train
 
 REWARDS = "benchmarks.planted_rewards"
 DEFAULT_REWARD = f"{REWARDS}:has_digit"
@@ -291,7 +291,7 @@ def train_case(case: Case, model: Path, folder: Path) -> Diagnosis:
     write_problems(folder / "data", case)
     config = base_config(model, folder / "data", case)
     with open_case(case, config, folder / "run") as run, suppress(DapoError):
-        (asynchronous.train if config.samples_ahead else train.train)(run)
+        train(run)
     return diagnose(folder / "run")
 
 

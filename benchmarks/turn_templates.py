@@ -43,7 +43,7 @@ from dapo.environments.pool import EnvironmentPool
 from dapo.environments.rendering import TurnRenderer
 from dapo.environments.starts import EpisodeStarts
 from dapo.policy.packing import pack
-from dapo.training.samples import with_advantages
+from dapo.sampling.samples import with_advantages
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
 if TYPE_CHECKING:

@@ -31,11 +31,12 @@ from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import make_manifest
 from dapo.runs.sinks import Tracker
+from dapo.sampling.continuous import ContinuousSampling
 from dapo.start.build import build
 from dapo.start.check import check
 from dapo.start.read import read
 from dapo.start.resolve import resolve
-from dapo.start.run import SCHEDULES
+from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest
 
 
@@ -167,6 +168,8 @@ class Ours:
             )
         }
         self.run.config = self.config.model_copy(update=endless)
+        if isinstance(self.run.sampling, ContinuousSampling):
+            self.run.sampling.lookahead = self.run.config.lookahead
         self.run.state.pending_metrics = None
         self.run.tracker.close()
         sink = StepSink(lambda metrics: self._on_step(self._describe(metrics)))
@@ -254,7 +257,7 @@ class Ours:
 
     def train(self) -> dict[str, Any]:
         """The loop of the run's schedule, which only an exception of `on_step` ends."""
-        SCHEDULES[self.config.schedule](self.run)
+        train(self.run)
         return {}
 
     def _describe(self, metrics: Mapping[str, float]) -> dict[str, Any]:

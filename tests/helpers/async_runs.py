@@ -17,10 +17,10 @@ from dapo.runs.directory import RunDirectory
 from dapo.start.build import build
 from dapo.start.check import open_audit, open_environment
 from dapo.start.read import Inputs
-from dapo.training import asynchronous
 from dapo.training.checkpointing import is_logged, restore
 from dapo.training.signals import signals_as_requests
 from dapo.training.state import Run, TrainState
+from dapo.training.train import train
 from helpers.tiny_runs import inputs_of, tiny
 
 ONE_STEP_OFF = ("schedule=one_step_off", "rollout.engines=1")
@@ -65,7 +65,7 @@ def _run_or_resume(
             if checkpoint:
                 restore(training_run, checkpoint)
             try:
-                asynchronous.train(training_run)
+                train(training_run)
             finally:
                 training_run.tracker.close()
     return training_run.state

@@ -30,6 +30,7 @@ LAYERS = [
     {"distributed", "environments"},
     {"evaluation"},
     {"runs"},
+    {"sampling"},
     {"training"},
     {"start"},
     {"analysis"},
@@ -326,7 +327,9 @@ def test_light_modules_load_without_torch_and_other_heavy_packages():
 
 
 def test_packages_for_looking_at_a_run_are_imported_on_use():
-    assert heavy_imports(ROOT, ("cli", "api", "training", "runs", "policy"), ON_USE) == []
+    assert (
+        heavy_imports(ROOT, ("cli", "api", "training", "sampling", "runs", "policy"), ON_USE) == []
+    )
 
 
 def test_every_required_package_is_imported():
@@ -509,7 +512,7 @@ def test_walker_finds_each_way_to_write_an_import_that_points_down_or_sideways(
         ),
         ("rollout", "from dapo.rewards import math\nfrom dapo import __version__\nimport dapo"),
         ("types", "from dapo.config import Config"),
-        ("train", "from dapo.training.rollout import collect"),
+        ("train", "from dapo.sampling.batch import collect"),
         ("cli", "from dapo import assemble, rollout, rewards"),
         ("config", "import dapodil\nfrom dapodil.rewards import math\nimport os.path"),
         ("config", "TEXT = 'import dapo.rewards'"),

@@ -22,8 +22,8 @@ from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
+from dapo.sampling.queue import Batch
 from dapo.start.build import build
-from dapo.training.rollout import Batch
 from dapo.training.state import Run
 from dapo.training.step_metrics import batch_metrics
 from dapo.training.stopping import entropy_collapse_steps
@@ -278,7 +278,7 @@ def test_a_policy_of_nan_is_neither_sampled_from_nor_saved(
             training_run.config = config
             training_run.state.is_saved = False
         set_weights(training_run.policy, math.nan)
-        training_run.state.engine_version = None
+        training_run.sampling.engine_version = None
         with pytest.raises(NumericsError, match="neither saved nor sampled from"):
             train(training_run)
     kept = checkpoints(tmp_path / "run")

@@ -22,14 +22,15 @@ from dapo.libs.sample_intervals import Interval, mean_interval
 from dapo.policy.memory_model import GIB
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
+from dapo.sampling.batch import Sampling, collect
+from dapo.sampling.problem_stats import ProblemStats
+from dapo.sampling.queue import Batch
+from dapo.sampling.selection import make_selector
 from dapo.start.build import build_engine, build_sampling, open_launcher, open_policy
 from dapo.start.read import Inputs
-from dapo.training.problem_stats import ProblemStats
-from dapo.training.rollout import Batch, Sampling, collect
 from dapo.training.rules.all_rules import active_findings
 from dapo.training.rules.finding import Finding
 from dapo.training.rules.history import MetricHistory
-from dapo.training.selection import make_selector
 from dapo.training.state import TrainablePolicy
 from dapo.training.step_metrics import batch_metrics
 from dapo.training.step_timer import peak_memory_gib
@@ -129,7 +130,7 @@ def probe_run(
         sampling = build_sampling(
             config, inputs.train, engine, inputs.code, inputs.encoder, stop_ids
         )
-        sampling.plan = replace(sampling.plan, group_size=samples)
+        sampling = replace(sampling, plan=replace(sampling.plan, group_size=samples))
         steps = list(_steps(config, sampling, policy, problems, on_progress))
     return _summarize(config, steps, samples)
 
@@ -263,22 +264,20 @@ def _steps(
     seed = config.train.seed
     while decided < problems:
         step += 1
-        load_s = 0.0
-        if step <= MAX_UPDATES + 1:
-            started = time.perf_counter()
-            sampling.engine.load_weights(policy.weights(version=step - 1), version=step - 1)
-            load_s = time.perf_counter() - started
-        sampling.sampler.max_groups_per_step = min(config.max_groups_per_step, problems - decided)
-        sampling.selector = make_selector(options, stats, step=step, group_size=size, seed=seed)
         started = time.perf_counter()
-        batch = collect(sampling, step=step)
+        sampling.sync_weights(policy, version=min(step - 1, MAX_UPDATES))
+        load_s = time.perf_counter() - started
+        sampling.sampler.max_groups_per_step = min(config.max_groups_per_step, problems - decided)
+        selector = make_selector(options, stats, step=step, group_size=size, seed=seed)
+        started = time.perf_counter()
+        batch = collect(sampling, step=step, selector=selector)
         generate_s = time.perf_counter() - started
         stats.record((group for group, _ in batch.decided), step=step)
         decided += len(batch.decided)
         trained_tokens = 0
         update_s = 0.0
         if step <= MAX_UPDATES:
-            sampling.engine.drop_weights()
+            sampling.drop_weights()
             trained_tokens, update_s = _update(config, policy, batch, step=step)
         yield _Step(batch, load_s, generate_s, trained_tokens, update_s)
         on_progress(decided, problems)

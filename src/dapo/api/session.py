@@ -37,14 +37,14 @@ from dapo.rewards.combine import InlineJudge
 from dapo.rewards.pool import VerifierPool
 from dapo.runs.console import progress
 from dapo.runs.stored_config import CODE_FOLDER
+from dapo.sampling.batch import Sampling, collect
+from dapo.sampling.rollout_metrics import mean_of_updates
 from dapo.start.build import build_engine, build_sampling, evaluation_plan, open_policy
 from dapo.start.check import UserCode, load_functions, open_environment
 from dapo.start.generate import answers_of, generation_plan
 from dapo.start.read import drop_long, read_model_and_encoder, require_fit
 from dapo.start.resolve import require_hardware, resolve_auto, resolve_engine
 from dapo.start.rows import load_rows
-from dapo.training.rollout import Sampling, collect
-from dapo.training.rollout_metrics import mean_of_updates
 from dapo.training.signals import signals_as_requests
 from dapo.training.stopping import require_groups
 from dapo.training.updates import estimate_advantages, prepare_updates
@@ -262,9 +262,7 @@ class Session(AbstractContextManager["Session"]):
             self._samplings[key] = build_sampling(
                 config, rows, self._engine, code, self._encoder, stop_ids, test
             )
-        sampling = self._samplings[key]
-        sampling.judge = judge
-        return sampling
+        return replace(self._samplings[key], judge=judge)
 
     def _resolve(self, problems: Data, reward: Reward) -> tuple[Config, str, UserCode]:
         """Return the configuration, the key of the problems, and the user's code."""

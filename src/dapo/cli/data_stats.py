@@ -43,7 +43,7 @@ def run_pass_rates(path: Path) -> dict[str, PassRate]:
 
     Raises DataError before the first one.
     """
-    from dapo.training.problem_stats import read_problem_stats
+    from dapo.sampling.problem_stats import read_problem_stats
 
     file = RunDirectory.open(path).problem_stats
     if not file.is_file():

@@ -103,17 +103,13 @@ class ContinuingEngine:
 
 def joined(beginning: Generation, continuation: Generation) -> Generation:
     """Join the parts of a single response."""
-    count = len(beginning.token_ids)
     versions = beginning.versions or ((0, beginning.version),)
-    logprobs: Sequence[float] = (*beginning.logprobs, *continuation.logprobs)
-    if isinstance(continuation.logprobs, array):
-        logprobs = float_array(logprobs)
     return replace(
         continuation,
-        token_ids=_concatenated(beginning.token_ids, continuation.token_ids),
-        logprobs=logprobs,
+        token_ids=array("i", [*beginning.token_ids, *continuation.token_ids]),
+        logprobs=float_array([*beginning.logprobs, *continuation.logprobs]),
         version=beginning.version,
-        versions=extended(versions, continuation, at=count),
+        versions=extended(versions, continuation, at=len(beginning.token_ids)),
     )
 
 
@@ -125,9 +121,3 @@ def extended(versions: Versions, part: Generation, *, at: int) -> Versions | Non
         if not entries or entries[-1][1] != version:
             entries.append((at + start, version))
     return tuple(entries) if len(entries) > 1 else None
-
-
-def _concatenated(beginning: Sequence[int], continuation: Sequence[int]) -> Sequence[int]:
-    if isinstance(continuation, array):
-        return array(continuation.typecode, [*beginning, *continuation])
-    return (*beginning, *continuation)

@@ -40,13 +40,14 @@ from dapo.runs.sinks import (
     WandbSink,
     require_tracker,
 )
+from dapo.sampling.batch import Sampling, sampling_plan
+from dapo.sampling.continuous import ContinuousSampling
+from dapo.sampling.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
+from dapo.sampling.samples import shaped_reward
+from dapo.sampling.second_verifier import Audit
 from dapo.start.check import UserCode
 from dapo.start.episodes import Episodes
 from dapo.start.read import Inputs
-from dapo.training.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
-from dapo.training.rollout import Sampling, sampling_plan
-from dapo.training.samples import shaped_reward
-from dapo.training.second_verifier import Audit
 from dapo.training.state import Run, TrainablePolicy
 from dapo.training.stopping import reward_test_command
 from dapo.types import Problem
@@ -89,17 +90,16 @@ def build(
             first_step=first_step,
             warn=lambda text: display.message(f"warning: {text}"),
         )
+        sampling = build_sampling(
+            config, inputs.train, engine, inputs.code, inputs.encoder, stop_ids, test
+        )
+        if config.samples_ahead:
+            sampling = ContinuousSampling.of(
+                sampling, max_staleness=config.max_staleness, lookahead=config.lookahead
+            )
         yield Run(
             config=config,
-            sampling=build_sampling(
-                config,
-                inputs.train,
-                engine,
-                inputs.code,
-                inputs.encoder,
-                stop_ids,
-                test,
-            ),
+            sampling=sampling,
             policy=policy,
             tracker=Tracker(sinks, display, listeners),
             directory=directory,
@@ -121,7 +121,7 @@ def build_sampling(
     stop_ids: tuple[int, ...],
     reward_test: str | None = None,
 ) -> Sampling:
-    """Build the parts that sample batches, at the stream's first problem.
+    """Build the parts that sample batches one at a time, at the stream's first problem.
 
     Args:
         config: The resolved options.
@@ -141,7 +141,6 @@ def build_sampling(
         encoder=encoder,
         plan=sampling_plan(config.rollout, stop_ids, seed=config.train.seed),
         reward=partial(shaped_reward, config=config),
-        max_staleness=config.max_staleness if config.samples_ahead else 0,
         by_load=not config.rollout.is_reproducible,
     )
 

@@ -40,8 +40,8 @@ from dapo.runs.directory import RunDirectory, require_new_run
 from dapo.runs.manifest import Fork, make_manifest, template_time_of
 from dapo.runs.metrics_file import truncate_after
 from dapo.runs.stored_config import CODE_FOLDER, OWN_FOLDERS, changed_config
+from dapo.sampling.saved_groups import SAVED_FILES, read_sampling_start
 from dapo.training.checkpointing import STATE_FILE, is_logged, read_state
-from dapo.training.prefetched_batch import SAMPLING_FILES, read_sampling_start
 
 SEEDS = 10**9  # upper bound of the seeds of branches, which people read and type
 # entries of a manifest that locate the data and modules of a run
@@ -212,7 +212,7 @@ def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
     drops_batch = start is not None and not keeps_batch
     omitted = {plan.parent.manifest.name}
     if drops_batch:
-        omitted |= SAMPLING_FILES
+        omitted |= SAVED_FILES
     for path in sorted(plan.checkpoint.rglob("*")):
         name = path.relative_to(plan.checkpoint).as_posix()
         if path.is_file() and name not in omitted:

@@ -37,18 +37,12 @@ from dapo.start.export import exported_run
 from dapo.start.fork import require_same_preset
 from dapo.start.read import Inputs, read
 from dapo.start.resolve import Resolved, resolve, resolve_auto
-from dapo.training import asynchronous, supervised
+from dapo.training import asynchronous
 from dapo.training.checkpoint_writer import describe, os_errors_as_dapo_errors
 from dapo.training.checkpointing import is_logged, read_state, restore
 from dapo.training.signals import END_AT_ONCE, InterruptHandler, StepListener, signals_as_requests
 from dapo.training.state import Run
 from dapo.training.train import train
-
-SCHEDULES: Mapping[str, Callable[[Run], None]] = {
-    "sync": train,
-    "async": asynchronous.train,
-    "supervised": supervised.train,
-}
 
 
 @dataclass(frozen=True)
@@ -224,7 +218,7 @@ def run_training(
     for restarts in count():
         try:
             with open_run(ready, callbacks) as run:
-                SCHEDULES[ready.config.schedule](run)
+                train(run)
             break
         except TrainerLost as error:
             if restarts == max_restarts:
@@ -308,8 +302,6 @@ def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
         keep_overrides(directory, ready.overrides, after=step)
         if not config.samples_ahead:  # a prefetched batch of an earlier schedule is stale
             asynchronous.requeue(run)
-        if run.sampling.max_staleness < 2:
-            run.sampling.discard_kept()
         opened.pop_all()
         callbacks.on_open(run)
         with summary_written(run, callbacks.warn):

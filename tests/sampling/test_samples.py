@@ -7,7 +7,7 @@ import pytest
 
 from dapo.algo.estimator_table import ESTIMATORS
 from dapo.config import Config, load_config
-from dapo.training.samples import (
+from dapo.sampling.samples import (
     minibatches,
     shaped_reward,
     with_advantages,

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from dapo.training.rollout_metrics import MAX_PERIOD, has_many_answers, looping, response_metrics
+from dapo.sampling.rollout_metrics import MAX_PERIOD, has_many_answers, looping, response_metrics
 from dapo.types import Generation, Group, Problem, Verdict
 
 

@@ -8,7 +8,7 @@ from pyarrow.parquet import read_table
 
 from dapo.cli.main import main
 from dapo.core.errors import DataError
-from dapo.training.problem_stats import ProblemStats, read_problem_stats, write_problem_stats
+from dapo.sampling.problem_stats import ProblemStats, read_problem_stats, write_problem_stats
 from dapo.types import Group, Problem, Verdict
 from helpers import paths
 

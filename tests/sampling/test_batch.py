@@ -17,8 +17,9 @@ from dapo.core.rng import keyed_uniforms
 from dapo.data.stream import ProblemStream
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
-from dapo.training.dynamic_sampling import DynamicSampler, RollingErrorRate
-from dapo.training.rollout import Batch, Sampling, SamplingPlan, collect
+from dapo.sampling.batch import Sampling, SamplingPlan, collect
+from dapo.sampling.dynamic_sampling import DynamicSampler, RollingErrorRate
+from dapo.sampling.queue import Batch
 from dapo.training.stopping import (
     MAX_EMPTY_STEPS,
     ProblemsSolved,

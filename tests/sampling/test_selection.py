@@ -13,14 +13,15 @@ from benchmarks.scripted_engine import ScriptedEngine
 from dapo.algo.chance import Beta, chance_at, expected_chance, largest_chance
 from dapo.core.errors import RewardError
 from dapo.data.stream import ProblemStream
-from dapo.training.problem_stats import (
+from dapo.sampling.batch import Sampling, collect
+from dapo.sampling.problem_stats import (
     HALF_LIFE_STEPS,
     ProblemStats,
     read_problem_stats,
     write_problem_stats,
 )
-from dapo.training.rollout import Batch, Sampling, collect
-from dapo.training.selection import CALIBRATION_SHARE, FLOOR, Prediction, ProblemSelector
+from dapo.sampling.queue import Batch
+from dapo.sampling.selection import CALIBRATION_SHARE, FLOOR, Prediction, ProblemSelector
 from dapo.types import Generation, Group, Problem, Verdict
 from helpers.fake_rollout import (
     RIGHT,
@@ -163,10 +164,8 @@ def sampled(
         random_script, delay=lambda request: 1 + delay * (int(request.id.split("/")[1]) % 7)
     )
     stream = ProblemStream(FEW, seed=0)
-    sampling = Sampling(
-        stream, engine, FakeJudge(), sampler(prompts, bound), FakeEncoder(), plan(), selector=found
-    )
-    return collect(sampling, step=step), sampling
+    sampling = Sampling(stream, engine, FakeJudge(), sampler(prompts, bound), FakeEncoder(), plan())
+    return collect(sampling, step=step, selector=found), sampling
 
 
 @pytest.fixture(scope="module")
@@ -245,9 +244,8 @@ def test_a_reward_that_gives_a_score_alone_is_refused_at_the_first_group(history
         sampler(),
         FakeEncoder(),
         plan(),
-        selector=found,
     )
     with pytest.raises(
         RewardError, match="predict=true needs a reward that decides correct or wrong"
     ):
-        collect(graded, step=2)
+        collect(graded, step=2, selector=found)

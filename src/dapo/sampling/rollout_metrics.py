@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from dapo.policy.prefixes import sorted_prefixes, token_array
 from dapo.runs.metric_table import metric_of
 from dapo.runs.rollout_table import storable
-from dapo.training.selection import Prediction
+from dapo.sampling.selection import Prediction
 from dapo.types import Episode, Generation, Group
 
 REFLECTION = (

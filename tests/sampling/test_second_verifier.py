@@ -18,7 +18,7 @@ from dapo.core.errors import ConfigError, RewardError
 from dapo.processes.output import WorkerOutput
 from dapo.rewards.combine import InlineJudge
 from dapo.runs.directory import RunDirectory
-from dapo.training.second_verifier import Audit, AuditedStep
+from dapo.sampling.second_verifier import Audit, AuditedStep
 from dapo.training.state import Run
 from dapo.types import Generation, Group, Problem, Verdict
 from helpers.async_runs import async_config, resumed_from, run_or_resume

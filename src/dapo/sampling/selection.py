@@ -26,7 +26,7 @@ from dapo.algo.chance import UNIFORM, Beta, beta_cdf, expected_chance, fit_beta,
 from dapo.config.rollout_options import DynamicSamplingConfig
 from dapo.core.errors import RewardError
 from dapo.core.rng import keyed_seed, keyed_uniforms
-from dapo.training.problem_stats import OutcomeHistory, ProblemStats, discount
+from dapo.sampling.problem_stats import OutcomeHistory, ProblemStats, discount
 from dapo.types import Group, Problem
 
 # smallest probability of selecting a problem: policies change, and a prediction may be wrong

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo.training.rollout_metrics import rollout_metrics, shared_tokens
+from dapo.sampling.rollout_metrics import rollout_metrics, shared_tokens
 from dapo.types import Generation, Group, Problem, Verdict
 
 
