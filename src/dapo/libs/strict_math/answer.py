@@ -82,6 +82,9 @@ class Congruence:
     modulus: Node
 
 
+MIRRORED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}
+"""The sign of each inequality, with the sign that it becomes when the sides are exchanged."""
+
 Value: TypeAlias = (
     Quantity
     | TextAnswer

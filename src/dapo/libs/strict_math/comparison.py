@@ -7,6 +7,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from .answer import (
+    MIRRORED,
     Answer,
     BaseNumber,
     Collection,
@@ -75,7 +76,6 @@ _ENDLESS = re.compile(
 )
 _BRACKET = frozenset("()[]{}<>|")
 _DEGREE: Unit = (("degree", 1),)
-_MIRRORED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}
 
 
 @dataclass(frozen=True)
@@ -525,7 +525,8 @@ class _Comparison:
 
 
 def _mirrored(relation: Relation) -> Relation:
-    return Relation(relation.sides[::-1], tuple(_MIRRORED[sign] for sign in relation.signs[::-1]))
+    signs = tuple(MIRRORED[sign] for sign in reversed(relation.signs))
+    return Relation(relation.sides[::-1], signs)
 
 
 def _same_names(reference: Sequence[str], names: Sequence[str]) -> bool:
