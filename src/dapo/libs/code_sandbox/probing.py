@@ -64,10 +64,10 @@ def self_check(sandbox: Sandbox) -> Mapping[str, str]:
     Raises:
         SandboxError: the sandbox cannot run the programs of the check.
     """
-    found = dict(probe(sandbox))
+    successes = dict(probe(sandbox))
     for weakness, probes in {**_LIMITS, **_TESTS}.items():
-        found |= {name: weakness for name, succeeds in probes.items() if succeeds(sandbox)}
-    return found
+        successes |= {name: weakness for name, succeeds in probes.items() if succeeds(sandbox)}
+    return successes
 
 
 def _outlasts(preparation: str) -> Callable[[Sandbox], bool]:

@@ -60,22 +60,22 @@ def names_of(node: Node) -> frozenset[str]:
     return frozenset().union(*map(names_of, node.args)) if node.args else frozenset()
 
 
-def same_values(one: Value, other: Value) -> bool:
+def same_values(first: Value, second: Value) -> bool:
     """Whether two values are equal: exactly if both are rational, else to 40 digits, relative to
     their size.
     """
-    if isinstance(one, Fraction) and isinstance(other, Fraction):
-        return one == other
+    if isinstance(first, Fraction) and isinstance(second, Fraction):
+        return first == second
     if any(
         isinstance(v, Fraction) and abs(v.numerator) * v.denominator > _MAX_HEIGHT
-        for v in (one, other)
+        for v in (first, second)
     ):
         # a number of many digits may be near an irrational one, and is never equal to it
         return False
-    one = to_mp(one)
-    other = to_mp(other)
-    size = max(abs(one), abs(other))
-    return bool(abs(one - other) <= size * _mp().mpf(10) ** -_AGREEMENT)
+    first = to_mp(first)
+    second = to_mp(second)
+    size = max(abs(first), abs(second))
+    return bool(abs(first - second) <= size * _mp().mpf(10) ** -_AGREEMENT)
 
 
 def is_real(value: Value) -> bool:
@@ -110,19 +110,19 @@ def is_zero(node: Node) -> bool:
         return bool(abs(value_of(node)) <= abs(value) * _mp().mpf(10) ** -_DIGITS)
 
 
-def is_less(one: Value, other: Value) -> bool:
+def is_less(first: Value, second: Value) -> bool:
     """Whether one real value is smaller than another."""
-    one, other = _both(one, other)
-    return not same_values(one, other) and bool(one < other)
+    first, second = _both(first, second)
+    return not same_values(first, second) and bool(first < second)
 
 
 def is_rounding(decimal: Fraction, num_decimals: int, value: Value) -> bool:
     """Whether a decimal is `value` rounded or truncated to `num_decimals` decimals."""
     if not is_real(value):
         return False
-    missing = (real_key(to_mp(value)) - to_mp(decimal)) * _mp().mpf(10) ** num_decimals
-    is_cut = 0 <= (missing if decimal > 0 else -missing) < 1
-    return bool(abs(missing) <= _mp().mpf(1) / 2 or is_cut)
+    distance = (real_key(to_mp(value)) - to_mp(decimal)) * _mp().mpf(10) ** num_decimals
+    is_cut = 0 <= (distance if decimal > 0 else -distance) < 1
+    return bool(abs(distance) <= _mp().mpf(1) / 2 or is_cut)
 
 
 def is_near(number: Fraction, value: Value) -> bool:
@@ -132,22 +132,24 @@ def is_near(number: Fraction, value: Value) -> bool:
     return bool(abs(to_mp(number) - value) <= abs(value) * _mp().mpf(2) ** -52)
 
 
-def same_function(one: Node, other: Node) -> bool:
+def same_function(reference: Node, candidate: Node) -> bool:
     """Whether two expressions with variables agree at points of both signs at which `one` is real.
 
     The points are fractions, or integers where `one` is real at too few fractions, such as
     `(-1)^n`.
     """
-    names = sorted(names_of(one) | names_of(other))
+    names = sorted(names_of(reference) | names_of(candidate))
     for coordinate in (_fraction, _integer_coordinate):
         points = [
             {name: coordinate(i, trial) for i, name in enumerate(names)} for trial in range(_POINTS)
         ]
         expected = [
-            (point, value) for point in points if (value := _real_value(one, point)) is not None
+            (point, value)
+            for point in points
+            if (value := _real_value(reference, point)) is not None
         ]
         if len(expected) >= _MIN_POINTS:
-            return all(_has_value(other, point, value) for point, value in expected)
+            return all(_has_value(candidate, point, value) for point, value in expected)
     return False
 
 
@@ -209,25 +211,25 @@ def _bounded(value: Value) -> Value:
     return value
 
 
-def _both(one: Value, other: Value) -> tuple[Value, Value]:
-    if isinstance(one, Fraction) and isinstance(other, Fraction):
-        return one, other
-    return to_mp(one), to_mp(other)
+def _both(first: Value, second: Value) -> tuple[Value, Value]:
+    if isinstance(first, Fraction) and isinstance(second, Fraction):
+        return first, second
+    return to_mp(first), to_mp(second)
 
 
-def _add(one: Value, other: Value) -> Value:
-    one, other = _both(one, other)
-    return one + other
+def _add(first: Value, second: Value) -> Value:
+    first, second = _both(first, second)
+    return first + second
 
 
-def _multiply(one: Value, other: Value) -> Value:
-    one, other = _both(one, other)
-    return one * other
+def _multiply(first: Value, second: Value) -> Value:
+    first, second = _both(first, second)
+    return first * second
 
 
-def _divide(one: Value, other: Value) -> Value:
-    one, other = _both(one, other)
-    return one / other
+def _divide(dividend: Value, divisor: Value) -> Value:
+    dividend, divisor = _both(dividend, divisor)
+    return dividend / divisor
 
 
 def _power(base: Value, exponent: Value) -> Value:
@@ -359,8 +361,8 @@ def _ceil(value: Value) -> Value:
     return -_floor(-value)
 
 
-def _modulo(one: Value, other: Value) -> Value:
-    return Fraction(_integer(one) % _integer(other))
+def _modulo(dividend: Value, divisor: Value) -> Value:
+    return Fraction(_integer(dividend) % _integer(divisor))
 
 
 def _degree(value: Value) -> Value:

@@ -43,7 +43,10 @@ class Asked(NamedTuple):
         return (
             text in self.texts
             or any(re.fullmatch(rf"{re.escape(name)}_\w+", text) for name in self.texts)
-            or (node is not None and any(same_expression(asked, node) for asked in self.nodes))
+            or (
+                node is not None
+                and any(same_expression(requested, node) for requested in self.nodes)
+            )
         )
 
 
@@ -52,15 +55,15 @@ def asked_expressions(question: str) -> Asked:
     """The expressions that a question asks for by `find`, `what is`, `the value of` and the
     like.
     """
-    found: list[list[Token]] = []
+    requests: list[list[Token]] = []
     for request in _REQUEST.finditer(question[-_MAX_CHARS:]):
         match: re.Match[str] | None = request
         while match:
-            found.append(tokenize(clean(match["formula"] or match["plain"])))
+            requests.append(tokenize(clean(match["formula"] or match["plain"])))
             match = _FOLLOWING.match(question[-_MAX_CHARS:], match.end())
     texts: set[str] = set()
     nodes: list[Node] = []
-    for tokens in found:
+    for tokens in requests:
         if not any(token.kind == "name" for token in tokens) or any(
             token.is_sign(*_RELATIONS) for token in tokens
         ):

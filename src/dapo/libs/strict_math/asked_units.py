@@ -133,7 +133,7 @@ class AskedUnits:
     @cached_property
     def requested(self) -> frozenset[Unit]:
         """The units that the question requests: `in km/h`, `how many square meters`."""
-        found: set[Unit] = set()
+        units: set[Unit] = set()
         for request in _REQUESTED.finditer(self.asking):
             by = request["by"].lower()
             phrase = unit_phrase(self.asking, request.end())
@@ -149,10 +149,10 @@ class AskedUnits:
             if symbols and (not phrase or len(phrase) < len(re.sub(r"\\text|[{}]", "", symbols))):
                 unit = _unit(symbols)
             if unit and all(is_measure(name) for name, _ in unit):
-                found.add(unit)
+                units.add(unit)
                 if by == "how many" and _size_of("length/time") not in _sizes(unit):
-                    found.add(tuple((name, power) for name, power in unit if power > 0))
-        return frozenset(found)
+                    units.add(tuple((name, power) for name, power in unit if power > 0))
+        return frozenset(units)
 
     @cached_property
     def asked_nouns(self) -> frozenset[str]:
@@ -195,13 +195,13 @@ class AskedUnits:
     @cached_property
     def _divisors(self) -> frozenset[str]:
         """The units after `per` in the sentences that ask."""
-        found = {
+        names = {
             canonical(match["unit"] or match["adverb"].replace("dai", "day"))
             for match in _DIVISOR.finditer(self.asking)
         }
         compounds = set(re.findall(r"[a-z]+", self.asking)) & COMPOUND.keys()
         return frozenset(
-            found | {name for word in compounds for name, power in COMPOUND[word] if power < 0}
+            names | {name for word in compounds for name, power in COMPOUND[word] if power < 0}
         )
 
     @cached_property
@@ -236,11 +236,11 @@ def _size_of(text: str) -> _Size:
 
 def _sizes(unit: Unit) -> set[_Size]:
     """The dimensions that a unit may have: a pound is money or a mass; none for a noun."""
-    found: set[_Size] = set()
+    sizes: set[_Size] = set()
     for choice in product(*(_DIMENSIONS_OF.get(name, []) for name, _ in unit)):
         size: Counter[str] = Counter()
         for dimension, (_, power) in zip(choice, unit, strict=True):
-            kind, _, own = dimension.partition("^")
-            size[kind] += power * int(own or 1)
-        found.add(tuple(sorted((kind, power) for kind, power in size.items() if power)))
-    return found
+            kind, _, exponent = dimension.partition("^")
+            size[kind] += power * int(exponent or 1)
+        sizes.add(tuple(sorted((kind, power) for kind, power in size.items() if power)))
+    return sizes

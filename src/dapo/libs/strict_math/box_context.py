@@ -165,45 +165,51 @@ def with_context(first: Box, last: Box, contents: str) -> str:
     A formula that ends in `=` before the box states the content. Other words and signs stay in the
     result, where whoever reads it finds another value, or none.
     """
-    before = _line_before(first)
-    after = last.text[last.end : last.end + _AFTER].partition("\n")[0]
-    start, is_open = _formula_start(before)
-    formula = before[start:] if is_open else _FORMULA_BEFORE.search(before, start)[0]  # type: ignore[index]
+    line_before = _line_before(first)
+    line_after = last.text[last.end : last.end + _AFTER].partition("\n")[0]
+    start, is_open = _formula_start(line_before)
+    formula = line_before[start:] if is_open else _FORMULA_BEFORE.search(line_before, start)[0]  # type: ignore[index]
     is_formula = re.search(r"[^\s.,:;!?*_$`{(\"'，：。；]", formula) is not None
-    prose = before[: len(before) - len(formula)] if is_formula else before
+    prose = line_before[: len(line_before) - len(formula)] if is_formula else line_before
     closing = (
-        next((m for m in _DELIMITER.finditer(after) if m[0] != "\\$"), None) if is_open else None
+        next((m for m in _DELIMITER.finditer(line_after) if m[0] != "\\$"), None)
+        if is_open
+        else None
     )
-    end = closing.start() if closing else len(after)
-    rest = after[:end] if is_open else _FORMULA_AFTER.match(after)[0]  # type: ignore[index]
+    end = closing.start() if closing else len(line_after)
+    formula_after = line_after[:end] if is_open else _FORMULA_AFTER.match(line_after)[0]  # type: ignore[index]
     words = (
-        after[len(rest) :].lstrip(" $*_\\)]}")
+        line_after[len(formula_after) :].lstrip(" $*_\\)]}")
         if not is_open
-        else after[closing.end() if closing else end :]
+        else line_after[closing.end() if closing else end :]
     )
-    left, value = _value(formula, rest, contents, is_open=is_open)
-    later = _LATER_ANSWER.search(after)
-    if later and "boxed" not in later["value"]:
-        return later["value"]
+    subject, value = _value(formula, formula_after, contents, is_open=is_open)
+    later_answer = _LATER_ANSWER.search(line_after)
+    if later_answer and "boxed" not in later_answer["value"]:
+        return later_answer["value"]
     clause = _clause(prose)
-    if named := None if left else _QUANTITY.search(_SENTENCE_END.split(before)[-1].strip()):
-        left = named["name"]
-    elif letter := None if left else _NAME_IS.search(before):
-        left = letter["name"]
-    stated = f"{left} = {value}" if left else value
+    if (
+        quantity := None
+        if subject
+        else _QUANTITY.search(_SENTENCE_END.split(line_before)[-1].strip())
+    ):
+        subject = quantity["name"]
+    elif name_is := None if subject else _NAME_IS.search(line_before):
+        subject = name_is["name"]
+    statement = f"{subject} = {value}" if subject else value
     if not ((is_formula and not is_prose(clause)) or _states(clause)):
-        stated = f"{clause.strip(' *_$')} {stated}"
-    if re.search(r"[?？]", _SENTENCE_END.split(after, maxsplit=1)[0] + _first_end(after)):
-        stated = f"{stated}?"  # a question states nothing
+        statement = f"{clause.strip(' *_$')} {statement}"
+    if re.search(r"[?？]", _SENTENCE_END.split(line_after, maxsplit=1)[0] + _first_end(line_after)):
+        statement = f"{statement}?"  # a question states nothing
     if denies(words):
-        return " ".join(f"{stated} {words}".split())
-    return " ".join(f"{stated} {_words_after(words)}".split())
+        return " ".join(f"{statement} {words}".split())
+    return " ".join(f"{statement} {_words_after(words)}".split())
 
 
 def _first_end(text: str) -> str:
     """The sign at the end of the first sentence of a text."""
-    found = _SENTENCE_END.search(text)
-    return found[0] if found else ""
+    sentence_end = _SENTENCE_END.search(text)
+    return sentence_end[0] if sentence_end else ""
 
 
 def _clause(prose: str) -> str:
@@ -211,10 +217,10 @@ def _clause(prose: str) -> str:
     answer.
     """
     prose = _AFTER_BOX.sub("", prose)
-    *before, clause = _CLAUSE_END.split(prose)
+    *earlier_clauses, clause = _CLAUSE_END.split(prose)
     if is_prose(prose):
         return _SENTENCE_END.split(prose)[-1]
-    if clause.strip(" *_$\t") or not before:
+    if clause.strip(" *_$\t") or not earlier_clauses:
         return clause
     label = _CLAUSE_END.split(prose.rstrip(" *_$\t")[:-1])[-1]
     return (
@@ -252,50 +258,54 @@ def _formula_start(text: str) -> tuple[int, bool]:
     """
     start = 0
     is_open = False
-    for found in _DELIMITER.finditer(text):
-        if found["toggle"] or found["side"]:
-            start = found.end()
-            is_open = found["side"] in ("(", "[") if found["side"] else not is_open
+    for delimiter in _DELIMITER.finditer(text):
+        if delimiter["toggle"] or delimiter["side"]:
+            start = delimiter.end()
+            is_open = delimiter["side"] in ("(", "[") if delimiter["side"] else not is_open
     return start, is_open
 
 
-def _value(formula: str, rest: str, contents: str, *, is_open: bool) -> tuple[str, str]:
+def _value(formula: str, formula_after: str, contents: str, *, is_open: bool) -> tuple[str, str]:
     """The left side of the equation that a box ends, if it is a name or an expression, and the
     value.
     """
     start = 0
     depth = 0
     relations: list[re.Match[str]] = []
-    for found in _SEPARATOR.finditer(formula):
-        depth += bool(found["open"]) - bool(found["close"])
-        if (found["cut"] and depth == 0) or depth < 0:
-            start = found.end()
+    for separator in _SEPARATOR.finditer(formula):
+        depth += bool(separator["open"]) - bool(separator["close"])
+        if (separator["cut"] and depth == 0) or depth < 0:
+            start = separator.end()
             relations = []
             depth = 0
-        elif found["relation"] and depth == 0:
-            relations.append(found)
+        elif separator["relation"] and depth == 0:
+            relations.append(separator)
     depth = max(0, depth)
-    for found in _SEPARATOR.finditer(rest):
-        depth += bool(found["open"]) - bool(found["close"])
-        ends = found["cut"] or found["relation"] in ("=", "\\approx", "≈")
+    for separator in _SEPARATOR.finditer(formula_after):
+        depth += bool(separator["open"]) - bool(separator["close"])
+        ends = separator["cut"] or separator["relation"] in ("=", "\\approx", "≈")
         if (ends and depth <= 0) or (depth < 0 and not is_open):
-            rest = rest[: found.start()]
+            formula_after = formula_after[: separator.start()]
             break
-    rest = _MODULUS.sub("", rest.rstrip(" *_.`\"'" if is_open else " *_.!`\"'"), count=1)
+    formula_after = _MODULUS.sub(
+        "", formula_after.rstrip(" *_.`\"'" if is_open else " *_.!`\"'"), count=1
+    )
     is_equation = bool(relations) and relations[-1][0] in _EQUAL
-    before = formula[relations[-1].end() if is_equation else start :].strip(
+    formula_before = formula[relations[-1].end() if is_equation else start :].strip(
         " *_`\"'&" if not is_open else " &"
     )
-    left = formula[start : relations[0].start()].strip(" &*") if is_equation else ""
-    touches = _JOINS_BEFORE.search(before) or _JOINS_AFTER.match(rest)
+    subject = formula[start : relations[0].start()].strip(" &*") if is_equation else ""
+    touches = _JOINS_BEFORE.search(formula_before) or _JOINS_AFTER.match(formula_after)
     is_apart = (
-        not (before or rest.strip()) or before.endswith(_MEMBER) or _ONE_TOKEN.fullmatch(contents)
+        not (formula_before or formula_after.strip())
+        or formula_before.endswith(_MEMBER)
+        or _ONE_TOKEN.fullmatch(contents)
     )
-    if not is_apart or (touches and not before.endswith(_MEMBER)):
+    if not is_apart or (touches and not formula_before.endswith(_MEMBER)):
         contents = f"{{{contents}}}"
-    space = "" if before in ("-", "−", "+") or before.endswith("{") else " "
-    contents = f"{before}{space}{contents}{rest}".lstrip()
-    return left if _PLAIN_SIDE.fullmatch(left) else "", contents
+    space = "" if formula_before in ("-", "−", "+") or formula_before.endswith("{") else " "
+    contents = f"{formula_before}{space}{contents}{formula_after}".lstrip()
+    return subject if _PLAIN_SIDE.fullmatch(subject) else "", contents
 
 
 def _states(clause: str) -> bool:
@@ -314,21 +324,21 @@ def _states(clause: str) -> bool:
     return words[-1] in _STATING and _has_own_subject(words[:-1], words[-1])
 
 
-def _has_own_subject(before: Sequence[str], verb: str) -> bool:
+def _has_own_subject(subject_words: Sequence[str], verb: str) -> bool:
     """Whether the words before a verb name the answer or those who give it: `we`, `the answer`,
     `adding these`.
     """
-    if verb in _CONNECTIVES or verb in ("has", "have", "having") or not before:
+    if verb in _CONNECTIVES or verb in ("has", "have", "having") or not subject_words:
         return True
     if verb in _OF_PERSONS:
         return (
-            before[-1] in _OWN_PERSONS
-            or before[0] in ("we", "i")
-            or before[-2:-1] in (["we"], ["i"])
+            subject_words[-1] in _OWN_PERSONS
+            or subject_words[0] in ("we", "i")
+            or subject_words[-2:-1] in (["we"], ["i"])
         )
-    is_letter = any(len(word) == 1 for word in before)
-    is_gerund = any(word.endswith("ing") and len(word) > 4 for word in before[:3])
-    return is_letter or is_gerund or not _OWN_SUBJECTS.isdisjoint(before)
+    is_letter = any(len(word) == 1 for word in subject_words)
+    is_gerund = any(word.endswith("ing") and len(word) > 4 for word in subject_words[:3])
+    return is_letter or is_gerund or not _OWN_SUBJECTS.isdisjoint(subject_words)
 
 
 def _words_after(text: str) -> str:

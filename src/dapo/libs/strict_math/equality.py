@@ -43,10 +43,10 @@ def same_expression(reference: Node, answer: Node) -> bool:
     return same_values(value_of(reference), value_of(answer))
 
 
-def same_exact(one: Node, other: Node) -> bool:
+def same_exact(node: Node, candidate: Node) -> bool:
     """Whether two expressions have the same rational value."""
-    first = value_of(one)
-    second = value_of(other)
+    first = value_of(node)
+    second = value_of(candidate)
     return isinstance(first, Fraction) and first == second
 
 
@@ -87,17 +87,23 @@ def claim_holds(claim: Quantity, value: Value) -> bool:
     """
     if not isinstance(value, Quantity) or names_of(value.node):
         return False
-    one = value_of(claim.node)
-    other = value_of(value.node)
-    if same_values(one, other) and (not claim.unit or not value.unit or claim.unit == value.unit):
+    claimed = value_of(claim.node)
+    stated_value = value_of(value.node)
+    if same_values(claimed, stated_value) and (
+        not claim.unit or not value.unit or claim.unit == value.unit
+    ):
         return True
     if PERCENT in (claim.unit, value.unit) and claim.unit != value.unit:
-        percentage, fraction = (one, other) if claim.unit == PERCENT else (other, one)
+        percentage, fraction = (
+            (claimed, stated_value) if claim.unit == PERCENT else (stated_value, claimed)
+        )
         return isinstance(percentage, Fraction) and same_values(percentage / 100, fraction)
     if claim.unit and value.unit and claim.unit != value.unit:
         factor = conversion(claim.unit, value.unit)
-        return factor is None or (isinstance(one, Fraction) and same_values(one * factor, other))
-    return other == 0 and is_zero(claim.node)
+        return factor is None or (
+            isinstance(claimed, Fraction) and same_values(claimed * factor, stated_value)
+        )
+    return stated_value == 0 and is_zero(claim.node)
 
 
 def approximation_holds(exact: Node, decimal: Node) -> bool:
@@ -115,21 +121,25 @@ def difference(left: Node, right: Node) -> Node:
     return Node("+", (left, Node("neg", (right,))))
 
 
-def is_multiple(one: Node, other: Node, *, positive: bool = False) -> bool:
+def is_multiple(node: Node, candidate: Node, *, positive: bool = False) -> bool:
     """Whether one expression is the other times a constant that is not zero."""
-    if names_of(one) != names_of(other):
+    if names_of(node) != names_of(candidate):
         return False
-    point = {name: Fraction(19 + 7 * i, 11 + 2 * i) for i, name in enumerate(sorted(names_of(one)))}
-    first = value_of(one, point)
-    second = value_of(other, point)
+    point = {
+        name: Fraction(19 + 7 * i, 11 + 2 * i) for i, name in enumerate(sorted(names_of(node)))
+    }
+    first = value_of(node, point)
+    second = value_of(candidate, point)
     if first == 0 or second == 0:
         return False
     if not isinstance(first, Fraction) or not isinstance(second, Fraction):
-        return same_function(one, other) or (
-            not positive and same_function(one, Node("neg", (other,)))
+        return same_function(node, candidate) or (
+            not positive and same_function(node, Node("neg", (candidate,)))
         )
     factor = first / second
-    return (factor > 0 or not positive) and same_function(one, Node("*", (number(factor), other)))
+    return (factor > 0 or not positive) and same_function(
+        node, Node("*", (number(factor), candidate))
+    )
 
 
 def _is_value_in_decimals(answer: Node, value: object) -> bool:

@@ -329,12 +329,12 @@ class _Parser:
         if not self._at("(", "{", "{set", "["):
             return (self._bare_argument(),)
         closing = {"(": ")", "{": "}", "{set": "}set", "[": "]"}[self._take().text]
-        found = [self.sum()]
+        arguments = [self.sum()]
         while self._at(","):
             self._take()
-            found.append(self.sum())
+            arguments.append(self.sum())
         self._expect(closing)
-        return tuple(found)
+        return tuple(arguments)
 
     def _bare_argument(self) -> Node:
         r"""Parse an argument without brackets, up to an operator or another function: `\sin 2x`,

@@ -57,9 +57,13 @@ def extract_answer(response: str) -> str | None:
 
 def _boxed(text: str) -> str:
     """The contents of the last boxes with what belongs to their value."""
-    found = last_box_list(text)
+    listed_boxes = last_box_list(text)
     return (
-        with_context(found[0], found[-1], ", ".join(box.content for box in found)) if found else ""
+        with_context(
+            listed_boxes[0], listed_boxes[-1], ", ".join(box.content for box in listed_boxes)
+        )
+        if listed_boxes
+        else ""
     )
 
 
@@ -78,5 +82,7 @@ def _without_boxes(line: str) -> str:
 
 
 def _apart(box: Box) -> str:
-    around = box.text[: box.start].rstrip(_AROUND)[-1:] + box.text[box.end :].lstrip(_AROUND)[:1]
-    return f" {{{box.content}}} " if any(map(str.isdigit, around)) else f" {box.content} "
+    neighbours = (
+        box.text[: box.start].rstrip(_AROUND)[-1:] + box.text[box.end :].lstrip(_AROUND)[:1]
+    )
+    return f" {{{box.content}}} " if any(map(str.isdigit, neighbours)) else f" {box.content} "

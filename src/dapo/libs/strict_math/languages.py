@@ -252,19 +252,19 @@ def value_in_language(line: str, question: str = "") -> str | None:
         return None
     line = _ENDING.sub("", line.lstrip(' *_"“'))
     for language in LANGUAGES:
-        before, after, marks = _patterns(language)
-        opening = before.match(line)
+        opening_pattern, closing_pattern, marks = _patterns(language)
+        opening = opening_pattern.match(line)
         start = opening.end() if opening else 0
-        closing = after.search(line, start)
+        closing = closing_pattern.search(line, start)
         end = closing.start() if closing else len(line)
         value = line[start:end].strip(" ,:：，")
         if value and marks.search(f"{line[:start]} {line[end:]}") and not is_prose(value):
             return value
-    stated = _SUBJECT.fullmatch(line) if is_prose(question) and is_prose(line) else None
-    subject = stated["subject"].strip(" ,，").casefold() if stated else ""
+    statement = _SUBJECT.fullmatch(line) if is_prose(question) and is_prose(line) else None
+    subject = statement["subject"].strip(" ,，").casefold() if statement else ""
     return (
-        stated["value"]
-        if stated and len(subject) > 1 and _in_question(subject, question.casefold())
+        statement["value"]
+        if statement and len(subject) > 1 and _in_question(subject, question.casefold())
         else None
     )
 
@@ -298,11 +298,11 @@ def _patterns(language: str) -> tuple[re.Pattern[str], re.Pattern[str], re.Patte
     if spaced:
         any_word = rf"(?:{any_word})(?<!')(?![\w'])|(?:l|d|c)'(?=\w)"
         any_mark = rf"(?<!\w)(?:{any_mark})(?!\w)"
-        behind = rf"(?:(?<=[\s\d}}$)\]])(?:{any_word}){_BETWEEN}){{1,12}}$"
+        ending_pattern = rf"(?:(?<=[\s\d}}$)\]])(?:{any_word}){_BETWEEN}){{1,12}}$"
     else:
-        behind = rf"(?:(?:{any_word}){_BETWEEN}){{1,12}}$"
+        ending_pattern = rf"(?:(?:{any_word}){_BETWEEN}){{1,12}}$"
     return (
         re.compile(rf"{_BETWEEN}(?:(?:{any_word}){_BETWEEN}){{1,24}}", re.IGNORECASE),
-        re.compile(rf"{_BETWEEN}{behind}", re.IGNORECASE),
+        re.compile(rf"{_BETWEEN}{ending_pattern}", re.IGNORECASE),
         re.compile(any_mark, re.IGNORECASE),
     )

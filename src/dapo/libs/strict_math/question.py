@@ -127,8 +127,8 @@ class Question:
         """Whether the question asks for a quantity of other dimensions than the named one, such as
         `perimeter`.
         """
-        named = self.is_known and not asked_expressions(self.text).texts
-        return named and self._units.exclude_quantity(quantity)
+        asks_in_words = self.is_known and not asked_expressions(self.text).texts
+        return asks_in_words and self._units.exclude_quantity(quantity)
 
     @cached_property
     def _compact(self) -> str:
@@ -261,23 +261,25 @@ class Question:
         return self._quotes(phrase)
 
     def _quotes(self, phrase: str) -> bool:
-        head, of, rest = phrase.partition(" of ")
-        whole = _content(_WORD.findall(phrase))
+        head, of, object_text = phrase.partition(" of ")
+        content = _content(_WORD.findall(phrase))
         first = _content(_WORD.findall(head))
-        moved = (
-            [*whole[:-1], ("of", False), (f"{whole[-1][0]}s", False)]
-            if len(whole) > 1 and not of
-            else whole
+        reordered = (
+            [*content[:-1], ("of", False), (f"{content[-1][0]}s", False)]
+            if len(content) > 1 and not of
+            else content
         )
         for sentence in self._asking_sentences:
-            if whole and any(True for words in (whole, moved) for _ in _starts(sentence, words)):
+            if content and any(
+                True for words in (content, reordered) for _ in _starts(sentence, words)
+            ):
                 # `the largest number`, where the question has `the largest of these numbers`
                 return True
             ends = (
                 [index + len(first) for index in _starts(sentence, first)] if first and of else []
             )
             continues = [end < len(sentence) and sentence[end][0] == "of" for end in ends]
-            if not all(continues) and self.has([word for word, _ in _content(rest.split())]):
+            if not all(continues) and self.has([word for word, _ in _content(object_text.split())]):
                 return True  # `the area of the rectangle`, where the question has `its area`
         return False
 
@@ -287,12 +289,12 @@ class Question:
         """
         for sentence in self._asking_sentences:
             for index in _starts(sentence, [(which, False)]):
-                rest = (
+                words = (
                     word
                     for word, _ in sentence[index + 1 :]
                     if word not in _PASSED_OVER and not word.isdigit()
                 )
-                following = next(rest, None)
+                following = next(words, None)
                 if (
                     self.has([thing])
                     if following is None
@@ -305,27 +307,29 @@ class Question:
         """Whether words after a number are those after `how many` in the question, all or the first
         of them.
         """
-        given = _plain_words(words)
-        if not given or any(word.isdigit() for word in given):
+        answer_words = _plain_words(words)
+        if not answer_words or any(word.isdigit() for word in answer_words):
             return False
-        return any(counted[: len(given)] == given for counted in self._counted)
+        return any(counted[: len(answer_words)] == answer_words for counted in self._counted)
 
     @cached_property
     def _counted(self) -> list[list[str]]:
         """The words after each `how many`."""
-        starts = (found.end() for found in _HOW_MANY.finditer(self._asking_text))
+        starts = (request.end() for request in _HOW_MANY.finditer(self._asking_text))
         return [_plain_words(self._asking_text[start : start + _MAX_COUNTED]) for start in starts]
 
     def ends_with(self, words: str) -> bool:
         """Whether a sentence that asks ends with these words, at least two of them."""
-        given = _plain_words(words)
-        return len(given) > 1 and any(ending[-len(given) :] == given for ending in self._endings)
+        answer_words = _plain_words(words)
+        return len(answer_words) > 1 and any(
+            ending[-len(answer_words) :] == answer_words for ending in self._endings
+        )
 
     @cached_property
     def _endings(self) -> list[list[str]]:
         return [
-            _plain_words(" ".join(word for word, _ in each[-_MAX_COUNTED:]))
-            for each in self._asking_sentences
+            _plain_words(" ".join(word for word, _ in sentence[-_MAX_COUNTED:]))
+            for sentence in self._asking_sentences
         ]
 
     def names_actor(self, phrase: str) -> bool:
@@ -349,21 +353,31 @@ class Question:
     @cached_property
     def _asking_text(self) -> str:
         """The sentences that ask, as they stand in the text."""
-        found = [each for each in _SENTENCE.findall(self.text[-_MAX_CHARS:]) if each.strip()]
-        asking = [
-            s
-            for s in found
-            if s.rstrip().endswith("?") or not _ASKING.isdisjoint(re.findall("[a-z]+", s.lower()))
+        sentences = [
+            sentence for sentence in _SENTENCE.findall(self.text[-_MAX_CHARS:]) if sentence.strip()
         ]
-        return " ".join(asking or found[-1:])
+        asking = [
+            sentence
+            for sentence in sentences
+            if sentence.rstrip().endswith("?")
+            or not _ASKING.isdisjoint(re.findall("[a-z]+", sentence.lower()))
+        ]
+        return " ".join(asking or sentences[-1:])
 
     @cached_property
     def _asking_sentences(self) -> list[list[tuple[str, bool]]]:
         """The sentences with a question mark or a verb that asks, and the last one; see
         `_content`.
         """
-        found = [s for s in self._sentences if s[-1] == "?" or not _ASKING.isdisjoint(s)]
-        return [_content([w for w in s if w not in _ENDS]) for s in found or self._sentences[-1:]]
+        asking = [
+            sentence
+            for sentence in self._sentences
+            if sentence[-1] == "?" or not _ASKING.isdisjoint(sentence)
+        ]
+        return [
+            _content([w for w in sentence if w not in _ENDS])
+            for sentence in asking or self._sentences[-1:]
+        ]
 
 
 def _plain_words(text: str) -> list[str]:
@@ -392,11 +406,11 @@ def _starts(
             continue
         # `Tom's` in `What is Tom's age?`
         start = index - 1 if index and sentence[index - 1][1] else index
-        before = [word for word, _ in sentence[max(0, start - 2) : start]]
+        preceding = [word for word, _ in sentence[max(0, start - 2) : start]]
         if (
-            not before
-            or before[-1] in _STARTS
-            or (before[-1] in _IS and before[0] in ("what", "which", "much", "how"))
+            not preceding
+            or preceding[-1] in _STARTS
+            or (preceding[-1] in _IS and preceding[0] in ("what", "which", "much", "how"))
         ):
             yield index
 

@@ -92,7 +92,7 @@ def union(*real_sets: RealSet) -> RealSet:
     ordered: list[Interval] = []
     for interval in intervals:
         index = next(
-            (i for i, other in enumerate(ordered) if _starts_before(interval, other)), len(ordered)
+            (i for i, later in enumerate(ordered) if _starts_before(interval, later)), len(ordered)
         )
         ordered.insert(index, interval)
     merged: list[Interval] = []
@@ -104,30 +104,32 @@ def union(*real_sets: RealSet) -> RealSet:
     return tuple(merged)
 
 
-def intersection(one: RealSet, other: RealSet) -> RealSet:
+def intersection(first: RealSet, second: RealSet) -> RealSet:
     """The numbers in both sets."""
-    return union(tuple(found for a in one for b in other if not (found := _common(a, b)).is_empty))
+    return union(
+        tuple(common for a in first for b in second if not (common := _common(a, b)).is_empty)
+    )
 
 
 def complement(real_set: RealSet) -> RealSet:
     """The real numbers outside the set."""
-    found = REALS
+    outside = REALS
     for interval in real_set:
         pieces: list[Interval] = []
         if not interval.low.infinite:
             pieces.append(Interval(MINUS_INFINITY, interval.low, False, not interval.low_closed))
         if not interval.high.infinite:
             pieces.append(Interval(interval.high, INFINITY, not interval.high_closed, False))
-        found = intersection(found, tuple(pieces))
-    return found
+        outside = intersection(outside, tuple(pieces))
+    return outside
 
 
-def same_endpoints(one: RealSet, other: RealSet) -> Sequence[tuple[Endpoint, Endpoint]] | None:
+def same_endpoints(first: RealSet, second: RealSet) -> Sequence[tuple[Endpoint, Endpoint]] | None:
     """The pairs of corresponding endpoints if two sets have the same intervals, else None."""
-    if len(one) != len(other):
+    if len(first) != len(second):
         return None
     pairs = []
-    for a, b in zip(one, other, strict=True):
+    for a, b in zip(first, second, strict=True):
         closed = (a.low_closed, a.high_closed) == (b.low_closed, b.high_closed)
         if not (closed and a.low.equals(b.low) and a.high.equals(b.high)):
             return None
@@ -135,24 +137,26 @@ def same_endpoints(one: RealSet, other: RealSet) -> Sequence[tuple[Endpoint, End
     return pairs
 
 
-def _starts_before(one: Interval, other: Interval) -> bool:
-    if one.low.equals(other.low):
-        return one.low_closed and not other.low_closed
-    return one.low.before(other.low)
+def _starts_before(first: Interval, second: Interval) -> bool:
+    if first.low.equals(second.low):
+        return first.low_closed and not second.low_closed
+    return first.low.before(second.low)
 
 
-def _touches(one: Interval, other: Interval) -> bool:
+def _touches(earlier: Interval, later: Interval) -> bool:
     """Whether `other`, which starts later, overlaps or continues `one`."""
-    if one.high.equals(other.low):
-        return one.high_closed or other.low_closed
-    return other.low.before(one.high)
+    if earlier.high.equals(later.low):
+        return earlier.high_closed or later.low_closed
+    return later.low.before(earlier.high)
 
 
-def _joined(one: Interval, other: Interval) -> Interval:
-    if one.high.equals(other.high):
-        return Interval(one.low, one.high, one.low_closed, one.high_closed or other.high_closed)
-    last = other if one.high.before(other.high) else one
-    return Interval(one.low, last.high, one.low_closed, last.high_closed)
+def _joined(earlier: Interval, later: Interval) -> Interval:
+    if earlier.high.equals(later.high):
+        return Interval(
+            earlier.low, earlier.high, earlier.low_closed, earlier.high_closed or later.high_closed
+        )
+    last = later if earlier.high.before(later.high) else earlier
+    return Interval(earlier.low, last.high, earlier.low_closed, last.high_closed)
 
 
 def _common(one: Interval, other: Interval) -> Interval:

@@ -170,17 +170,17 @@ def digits_for_words(text: str) -> str:
     `\frac{3}{4}`.
     """
 
-    def digits(found: re.Match[str]) -> str:
-        words = [(found[name] or "").lower() for name in ("tens", "ones", "small")]
+    def digits(match: re.Match[str]) -> str:
+        words = [(match[name] or "").lower() for name in ("tens", "ones", "small")]
         tens = 10 * (TENS.index(words[0]) + 2) if words[0] else 0
         return str(tens + sum(CARDINALS.index(word) for word in words[1:] if word))
 
-    def fraction(found: re.Match[str]) -> str:
-        count = found["count"].lower()
+    def fraction(match: re.Match[str]) -> str:
+        count = match["count"].lower()
         above = 1 if count in ("a", "an") else CARDINALS.index(count)
-        whole = (found["whole"] or "").split(" ")[0].lower()
-        whole = str(CARDINALS.index(whole)) if whole in CARDINALS else whole
-        return f"{whole}\\frac{{{above}}}{{{_PARTS[found['part'].lower()]}}}"
+        integer = (match["whole"] or "").split(" ")[0].lower()
+        integer = str(CARDINALS.index(integer)) if integer in CARDINALS else integer
+        return f"{integer}\\frac{{{above}}}{{{_PARTS[match['part'].lower()]}}}"
 
     if wrapped := _WRAPPED.fullmatch(text):
         text = wrapped["words"]
@@ -207,31 +207,33 @@ def value_in_sentence(line: str, question: Question) -> str | None:
     operation = line
     for pattern, sign in _OPERATION_WORDS:
         operation = pattern.sub(sign, operation)
-    if computed := _COMPUTED.fullmatch(operation):
-        return f"{computed['left']} = {_without_tail(computed['value'], question)}"
-    if words := _IT_IS.fullmatch(line):
-        return words["words"]
-    first = _VALUE_FIRST.fullmatch(line)
-    if first and _is_answer(first["subject"], question):
-        return first["value"]
-    owned = _WITH_QUANTITY.fullmatch(line)
-    if owned and _is_quantity(f"the {owned['quantity']} of {owned['owner']}", question):
-        return _without_tail(owned["value"], question)
-    if stated := None if _DERIVATIVE.match(line) else _STATED.fullmatch(line):
-        expression = _EXPRESSION.fullmatch(stated["subject"])
+    if computation := _COMPUTED.fullmatch(operation):
+        return f"{computation['left']} = {_without_tail(computation['value'], question)}"
+    if answer_words := _IT_IS.fullmatch(line):
+        return answer_words["words"]
+    inverted = _VALUE_FIRST.fullmatch(line)
+    if inverted and _is_answer(inverted["subject"], question):
+        return inverted["value"]
+    possession = _WITH_QUANTITY.fullmatch(line)
+    if possession and _is_quantity(
+        f"the {possession['quantity']} of {possession['owner']}", question
+    ):
+        return _without_tail(possession["value"], question)
+    if statement := None if _DERIVATIVE.match(line) else _STATED.fullmatch(line):
+        expression = _EXPRESSION.fullmatch(statement["subject"])
         if expression and not expression["text"].isdigit():
-            return f"{expression['text']} = {stated['value']}" if stated["verb"] else None
+            return f"{expression['text']} = {statement['value']}" if statement["verb"] else None
         return (
-            _without_tail(stated["value"], question)
-            if _is_answer(stated["subject"], question)
+            _without_tail(statement["value"], question)
+            if _is_answer(statement["subject"], question)
             else None
         )
-    if done := _DONE.fullmatch(line):
-        if done["by"] and not (question.is_known and question.has(["by"])):
+    if deed := _DONE.fullmatch(line):
+        if deed["by"] and not (question.is_known and question.has(["by"])):
             return None
         return (
-            _without_tail(done["value"], question)
-            if _acts(done["subject"], done["verb"], question)
+            _without_tail(deed["value"], question)
+            if _acts(deed["subject"], deed["verb"], question)
             else None
         )
     return _without_tail(line, question)

@@ -112,9 +112,9 @@ def response_number(text: str, question: str = "") -> Fraction | None:
     number counts, from its last `is`, `=` and the like on; no sentence before it may state another
     number.
     """
-    if marked := [*answer_lines(text), *(box.content for box in outer_boxes(text))]:
-        marked.append(extract_answer(text) or "")  # with the words around a box
-        return stated_number(*marked, question=question)
+    if statements := [*answer_lines(text), *(box.content for box in outer_boxes(text))]:
+        statements.append(extract_answer(text) or "")  # with the words around a box
+        return stated_number(*statements, question=question)
     sentences = _SENTENCE_END.split(_STEP.sub("", text.translate(_CHARACTERS)))
     sentences = [sentence for sentence in sentences if not sentence.rstrip().endswith("?")]
     last = next(
@@ -123,8 +123,14 @@ def response_number(text: str, question: str = "") -> Fraction | None:
     if last is None or any(map(_DENIED.search, sentences[last:])):
         return None
     value = _claimed(sentences[last], _CLAIM, question)
-    others = [_CLAIM.split(sentence) for sentence in sentences[:last] if _has_digit(sentence)]
-    return value if all(_value(parts) == value for parts in others if _is_claim(parts)) else None
+    earlier_claims = [
+        _CLAIM.split(sentence) for sentence in sentences[:last] if _has_digit(sentence)
+    ]
+    return (
+        value
+        if all(_value(parts) == value for parts in earlier_claims if _is_claim(parts))
+        else None
+    )
 
 
 def last_number(text: str) -> Fraction | None:
@@ -145,12 +151,12 @@ def _claimed(
         return value
     reference = Reference.read(currency + normalize_number(value), question)
     pieces = text if is_money else text.replace("$", "")
-    *before, last = [part.strip() for part in _CLAIM.split(pieces) if _has_digit(part)]
+    *earlier_parts, last = [part.strip() for part in _CLAIM.split(pieces) if _has_digit(part)]
     forms = [text, _CONCLUSION.split(text)[-1]]
-    if before and all(map(_ARITHMETIC.fullmatch, before)):
+    if earlier_parts and all(map(_ARITHMETIC.fullmatch, earlier_parts)):
         forms += [
             last.strip(","),
-            *([_CLAUSE.split(last)[0]] if _is_asked(before[-1], question) else []),
+            *([_CLAUSE.split(last)[0]] if _is_asked(earlier_parts[-1], question) else []),
         ]
     plain = (
         " ".join(_without_markup(form, for_reader=True).replace('"', "").split()) for form in forms
@@ -163,7 +169,8 @@ def _is_asked(arithmetic: str, question: str) -> bool:
     change it.
     """
     operation, text = (
-        _SPACES_AND_WORDS.sub("", each.translate(_TIMES)) for each in (arithmetic, question)
+        _SPACES_AND_WORDS.sub("", expression.translate(_TIMES))
+        for expression in (arithmetic, question)
     )
     return (
         bool(operation)
@@ -184,9 +191,9 @@ def _value(parts: Sequence[str]) -> Fraction | None:
     """The number of the last part that has one; each part before it must be working or state the
     same.
     """
-    *before, last = [part for part in parts if _has_digit(part)] or [""]
+    *earlier_parts, last = [part for part in parts if _has_digit(part)] or [""]
     value = _only_number(last)
-    for part in before:
+    for part in earlier_parts:
         # a subject (`12 and 18 is`, `12 is divided by 3 is`), an operation (`12 + 30 =`), or the
         # value itself
         is_working = _LETTER.search(part) if part is parts[0] else _LETTER.match(part.strip())
@@ -206,11 +213,11 @@ def _without_markup(text: str, *, for_reader: bool = False) -> str:
 
 def _only_number(text: str) -> Fraction | None:
     text = _without_markup(text)
-    found = _NUMBER.findall(text)
-    if len(found) != 1 or _ANOTHER_VALUE.search(text) or _SCALED.search(text):
+    numbers = _NUMBER.findall(text)
+    if len(numbers) != 1 or _ANOTHER_VALUE.search(text) or _SCALED.search(text):
         return None
-    around = _NUMBER.sub(" ", text)
-    return plain_number(found[0]) if all(map(_changes_nothing, around)) else None
+    surroundings = _NUMBER.sub(" ", text)
+    return plain_number(numbers[0]) if all(map(_changes_nothing, surroundings)) else None
 
 
 def _changes_nothing(character: str) -> bool:

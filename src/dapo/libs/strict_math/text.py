@@ -96,11 +96,13 @@ def stated_part(response: str) -> str:
     """
     text = final_part(response)
     ends = [mark.end() for mark in _MARK.finditer(text)]
-    after = text[ends[-1] :].lstrip()[:_MAX_AFTER].partition("<|")[0] if ends else ""
-    stated = _STATED_NUMBER.match(after)
-    again = _STATED_AGAIN.search(after)
-    differs = bool(stated and again) and plain_number(stated[1]) != plain_number(again[1])  # type: ignore[index]
-    return "" if differs or _RETRACTED.search(after) else text
+    remainder = text[ends[-1] :].lstrip()[:_MAX_AFTER].partition("<|")[0] if ends else ""
+    first_statement = _STATED_NUMBER.match(remainder)
+    again = _STATED_AGAIN.search(remainder)
+    differs = bool(first_statement and again) and plain_number(first_statement[1]) != plain_number(
+        again[1]
+    )  # type: ignore[index]
+    return "" if differs or _RETRACTED.search(remainder) else text
 
 
 def fences(text: str) -> list[tuple[str, str]]:
@@ -119,16 +121,16 @@ def answer_lines(text: str) -> list[str]:
     middle of a line does not.
     """
     lines = text.splitlines()
-    found: list[str] = []
+    contents: list[str] = []
     for index, line in enumerate(lines):
         if marked := _ANSWER_LINE.match(line):
-            found.append(marked["content"].strip(" \t*_`") or _first_block(lines, index + 1))
+            contents.append(marked["content"].strip(" \t*_`") or _first_block(lines, index + 1))
         elif bare := _ANSWER_MATHEMATICS.match(line):
             content = bare["content"].strip().rstrip(".")
             if content in ("$$", "\\["):
                 content = _first_block([content, *lines[index + 1 : index + _DISPLAY_LINES]], 0)
-            found += [content] if strip_formatting(content) != content else []
-    return found
+            contents += [content] if strip_formatting(content) != content else []
+    return contents
 
 
 def answer_line(text: str) -> str | None:
@@ -136,11 +138,13 @@ def answer_line(text: str) -> str | None:
     return next(reversed(answer_lines(text)), None) or None
 
 
-def _first_block(lines: Sequence[str], after: int) -> str:
+def _first_block(lines: Sequence[str], first_line: int) -> str:
     r"""The first line from `after` on that is not blank; if it opens a display (`$$`, `\[`), the
     whole display.
     """
-    start = next((index for index in range(after, len(lines)) if lines[index].strip()), len(lines))
+    start = next(
+        (index for index in range(first_line, len(lines)) if lines[index].strip()), len(lines)
+    )
     filled = [line.strip() for line in lines[start : start + _DISPLAY_LINES] if line.strip()]
     closing = {"$$": "$$", "\\[": "\\]"}.get(filled[0]) if filled else None
     if closing is None or closing not in filled[1:]:
@@ -169,7 +173,7 @@ def boxes(text: str) -> list[Box]:
     r"""Every `\boxed{...}` (or `\fbox{...}`) whose braces balance, in the order in which they
     close.
     """
-    found: list[Box] = []
+    closed: list[Box] = []
     # where a box and its content start; None for a bare brace
     open_braces: list[tuple[int, int] | None] = []
     for match in _BRACE.finditer(text):
@@ -180,8 +184,8 @@ def boxes(text: str) -> list[Box]:
         elif match[0] == "}" and open_braces:
             box = open_braces.pop()
             if box is not None:
-                found.append(Box(text, *box, match.end()))
-    return found
+                closed.append(Box(text, *box, match.end()))
+    return closed
 
 
 def outer_boxes(text: str) -> list[Box]:
@@ -195,9 +199,9 @@ def outer_boxes(text: str) -> list[Box]:
 
 def last_box_list(text: str) -> list[Box]:
     """The last box and the boxes that form a list with it; empty without a box."""
-    found = sorted(boxes(text), key=lambda box: box.start)
-    listed = found[-1:]
-    for box, following in zip(reversed(found[:-1]), reversed(found[1:]), strict=True):
+    in_order = sorted(boxes(text), key=lambda box: box.start)
+    listed = in_order[-1:]
+    for box, following in zip(reversed(in_order[:-1]), reversed(in_order[1:]), strict=True):
         between = text[box.end : following.start]
         if (
             not (_JOINED.fullmatch(_SPACING.sub(" ", between)) or _ALTERNATIVE.fullmatch(between))
@@ -212,8 +216,8 @@ def last_boxed(text: str) -> str | None:
     r"""The content of the `\boxed{...}` that starts last, of those whose braces balance; None if
     there is none.
     """
-    found = boxes(text)
-    return max(found, key=lambda box: box.start).content if found else None
+    all_boxes = boxes(text)
+    return max(all_boxes, key=lambda box: box.start).content if all_boxes else None
 
 
 def marked_answer(text: str) -> str | None:
@@ -229,7 +233,7 @@ def strip_formatting(text: str, *, braces: bool = False) -> str:
     With `braces` also without `{...}` and `\text{...}` around all of it.
     """
     for _ in range(_MAX_WRAPPERS):
-        before = text
+        unstripped = text
         text = text.strip()
         text = text.rstrip(".。．｡").rstrip() if not text.endswith("\\.") else text
         for opening, closing in _WRAPPERS:
@@ -250,13 +254,13 @@ def strip_formatting(text: str, *, braces: bool = False) -> str:
         if box.startswith(("\\boxed", "\\fbox")):
             text = next(
                 (
-                    found.content
-                    for found in boxes(box)
-                    if (found.start, found.end) == (0, len(box))
+                    outer.content
+                    for outer in boxes(box)
+                    if (outer.start, outer.end) == (0, len(box))
                 ),
                 text,
             )
-        if text == before:
+        if text == unstripped:
             break
     return text
 

@@ -179,7 +179,7 @@ def clean(text: str, *, thousands: bool = True) -> str:
     # there a comma separates
     depth_at = list(accumulate(((c in "([{") - (c in ")]}") for c in text), initial=0))
     return _THOUSANDS.sub(
-        lambda found: found[0] if depth_at[found.start()] else re.sub("[, ]", "", found[0]), text
+        lambda match: match[0] if depth_at[match.start()] else re.sub("[, ]", "", match[0]), text
     )
 
 
@@ -221,10 +221,10 @@ class _Lexer:
             if match["space"]:
                 after_space = True
                 continue
-            found = list(self._tokens_of(match, in_text))
+            match_tokens = list(self._tokens_of(match, in_text))
             tokens += [
                 token._replace(after_space=after_space or token.after_space) if i == 0 else token
-                for i, token in enumerate(found)
+                for i, token in enumerate(match_tokens)
             ]
             after_space = bool(match["text"]) and match["content"][-1:].isspace()
         return tokens
@@ -296,10 +296,10 @@ class _Lexer:
 
 def _fractions_with_over(text: str) -> str:
     r"""Rewrite TeX's `{3 \over 4}`, and `3 \over 4` that is the whole text, as `\frac{3}{4}`."""
-    while (found := _OVER.search(text)) and text.count("\\over") <= _MAX_OVERS:
-        start, end = _group_around(text, found.start(), found.end())
-        above = text[start : found.start()]
-        below = text[found.end() : end]
+    while (command := _OVER.search(text)) and text.count("\\over") <= _MAX_OVERS:
+        start, end = _group_around(text, command.start(), command.end())
+        above = text[start : command.start()]
+        below = text[command.end() : end]
         if start == 0 and end == len(text) and re.search("[=,;<>]", text):
             break
         text = f"{text[: max(0, start - 1)]}\\frac{{{above.strip()}}}{{{below.strip()}}}{text[end + 1 :]}"

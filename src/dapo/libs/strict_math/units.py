@@ -184,21 +184,21 @@ def _split_money(tokens: list[Token]) -> tuple[list[Token], Unit]:
             return tokens[:sign] + tokens[sign + 1 :], ((canonical(tokens[sign].text), 1),)
     if len(tokens) > sign + 1 and tokens[sign].text in (*_MONEY, "\\cent"):
         money = canonical(tokens[sign].text)
-        rest = tokens[sign + 1 :]
-        if sign == 0 and rest[0].is_sign("-"):
-            return rest, ((money, 1),)
-        return tokens[:sign] + rest, ((money, 1),)
+        amount = tokens[sign + 1 :]
+        if sign == 0 and amount[0].is_sign("-"):
+            return amount, ((money, 1),)
+        return tokens[:sign] + amount, ((money, 1),)
     return tokens, ()
 
 
 def _start_of_unit(tokens: Sequence[Token], names: frozenset[str]) -> int:
     """The index where the unit starts; 0 if the value would be empty."""
-    start = index = len(tokens)
-    while index > 0:
-        index -= 1
-        token = tokens[index]
-        if _names_unit(tokens, index, names):
-            start = index
+    start = position = len(tokens)
+    while position > 0:
+        position -= 1
+        token = tokens[position]
+        if _names_unit(tokens, position, names):
+            start = position
         elif not (
             token.kind == "number" or token.is_sign("^", "/", "*", "-", "{", "}", "(", ")", "+")
         ):
@@ -217,13 +217,15 @@ def _names_unit(tokens: Sequence[Token], index: int, names: frozenset[str]) -> b
     if token.text not in BARE_UNITS:
         previous = tokens[index - 1] if index else None
         return previous is not None and previous.is_sign("°") and token.text in ("C", "F")
-    before = tokens[index - 1] if index else None
-    if before is None or (
-        index > 1 and before.is_sign("/", "*") and _names_unit(tokens, index - 2, names)
+    previous_sign = tokens[index - 1] if index else None
+    if previous_sign is None or (
+        index > 1 and previous_sign.is_sign("/", "*") and _names_unit(tokens, index - 2, names)
     ):
-        return before is not None
+        return previous_sign is not None
     return token.after_space and (
-        before.kind == "number" or before.is_sign("}", "pi", ")") or before.kind == "word"
+        previous_sign.kind == "number"
+        or previous_sign.is_sign("}", "pi", ")")
+        or previous_sign.kind == "word"
     )
 
 
@@ -364,16 +366,16 @@ def words_of_unit(text: str) -> str:
     """The unit, the factor or the power that begins a text: `km per hour`, `thousand`, `squared`;
     else nothing.
     """
-    found = _UNIT_PHRASE.match(text)
-    name = (found["name"] or "") if found else ""
+    phrase = _UNIT_PHRASE.match(text)
+    name = (phrase["name"] or "") if phrase else ""
     if (
         name.lower() in SCALES
         or name.lower() in _POWERS_AFTER
         or name.lower() in ("factorial", "times")
     ):
         return name
-    if found and not name and is_unit(found["divisor"]):
-        return found[0]
+    if phrase and not name and is_unit(phrase["divisor"]):
+        return phrase[0]
     return unit_phrase(text, 0)
 
 
@@ -381,19 +383,19 @@ def unit_phrase(text: str, start: int) -> str:
     """The unit that stands at `start`, such as `square meters`, `km/h` and `percent`; else
     nothing.
     """
-    found = _UNIT_PHRASE.match(text, start)
-    name = (found["name"] or "") if found else ""
+    phrase = _UNIT_PHRASE.match(text, start)
+    name = (phrase["name"] or "") if phrase else ""
     if (
-        not found
+        not phrase
         or not is_unit(name)
         or name.lower() in ("in", "am")
-        or (len(name) == 1 and found[0] == name)
+        or (len(name) == 1 and phrase[0] == name)
     ):
         return ""
     return (
-        found[0]
-        if not found["divided"] or is_unit(found["divisor"])
-        else found[0].removesuffix(found["divided"])
+        phrase[0]
+        if not phrase["divided"] or is_unit(phrase["divisor"])
+        else phrase[0].removesuffix(phrase["divided"])
     )
 
 
@@ -404,27 +406,27 @@ def unit_symbols(text: str, start: int) -> str:
     One letter counts only in a text command or before a sign of punctuation: `in m?`, not `in m
     minutes`.
     """
-    written = text[start : start + _MAX_SYMBOLS]
-    plain = _FRACTION_OF_UNITS.sub(r"\1/\2", written)
+    passage = text[start : start + _MAX_SYMBOLS]
+    plain = _FRACTION_OF_UNITS.sub(r"\1/\2", passage)
     plain = _UNIT_MARKUP.sub("", plain).replace("·", "*").replace("\\cdot", "*")
-    found = _UNIT_SYMBOLS.match(plain.lstrip(" ("))
-    if found is None:
+    symbols = _UNIT_SYMBOLS.match(plain.lstrip(" ("))
+    if symbols is None:
         return ""
-    is_wrapped = written.lstrip(" $(").startswith("\\")
+    is_wrapped = passage.lstrip(" $(").startswith("\\")
     if (
-        len(found[0].strip()) == 1
+        len(symbols[0].strip()) == 1
         and not is_wrapped
-        and not _ENDS_PHRASE.match(plain.lstrip(" ("), found.end())
+        and not _ENDS_PHRASE.match(plain.lstrip(" ("), symbols.end())
     ):
         return ""
-    names = _UNIT_NAME.findall(found[0])
+    names = _UNIT_NAME.findall(symbols[0])
     if not all(name == "per" or is_unit(name) for name in names) or names[0].lower() in (
         "in",
         "am",
     ):
         return ""
     return _UNIT_NAME.sub(
-        lambda name: name[0] if name[0] == "per" else f"\\text{{{name[0]}}}", found[0]
+        lambda name: name[0] if name[0] == "per" else f"\\text{{{name[0]}}}", symbols[0]
     )
 
 
@@ -433,11 +435,11 @@ def is_unit(word: str) -> bool:
     return canonical(word) in _KNOWN
 
 
-def conversion(unit: Unit, other: Unit) -> Fraction | None:
+def conversion(unit: Unit, target_unit: Unit) -> Fraction | None:
     """The number of `other` units in one `unit`; None where unknown."""
-    if len(unit) != 1 or len(other) != 1 or unit[0][1] != other[0][1]:
+    if len(unit) != 1 or len(target_unit) != 1 or unit[0][1] != target_unit[0][1]:
         return None
-    (name, exponent), (target, _) = unit[0], other[0]
+    (name, exponent), (target, _) = unit[0], target_unit[0]
     for sizes in _CONVERTED:
         if sizes.get(name) and sizes.get(target):
             return Fraction(sizes[name], sizes[target]) ** exponent

@@ -58,12 +58,13 @@ def _call(name: str, *arguments: Any) -> int:
     if _COLUMN is None or sys.platform != "linux":
         raise OSError("no number is known here")
     numbers = dict(row.split(maxsplit=1) for row in _NUMBERS.replace("\n", " ").split(","))
-    given = [
-        ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments
-    ]
-    result = int(_LIBC.syscall(ctypes.c_long(int(numbers[name].split()[_COLUMN])), *given))
+    number = int(numbers[name].split()[_COLUMN])
+    # an integer would be passed as 32 bits
+    words = [ctypes.c_long(word) if isinstance(word, int) else word for word in arguments]
+    result = int(_LIBC.syscall(ctypes.c_long(number), *words))
     if result == -1:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
     return result
 
 
@@ -77,14 +78,14 @@ class _Targets:
     its memory.
     """
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        self.folder: str = given["folder"]
+    def __init__(self, message: dict[str, Any]) -> None:
+        self.folder: str = message["folder"]
         self.file = f"{self.folder}/file"
-        self.memory_bytes: int = given["memory_bytes"]
-        self.abstract: str = given["abstract"]
-        self.address: int = given["address"]
-        self.variable: str = given["variable"]
-        self._process: int = given["process"]
+        self.memory_bytes: int = message["memory_bytes"]
+        self.abstract: str = message["abstract"]
+        self.address: int = message["address"]
+        self.variable: str = message["variable"]
+        self._process: int = message["process"]
         self._names = 0
 
     @property
@@ -113,97 +114,108 @@ class _Targets:
         return f"{self.folder}/new-{self._names}"
 
 
-def _files(t: _Targets) -> dict[str, Probe]:
+def _files(targets: _Targets) -> dict[str, Probe]:
+    """Return attempts to change files or lock them."""
     now = ctypes.create_string_buffer(bytes(32))
     how = struct.pack("=QQQ", _O_WRONLY_CLOEXEC, 0, 0)
 
     def lease() -> None:
-        opened = t.opened
+        opened = targets.opened
         fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_UNLCK)  # or who opens the file waits
 
     return {
         "lease": lease,  # needs a file that nobody has opened to write
-        "open to write": lambda: os.open(t.file, os.O_WRONLY),
-        "open to read and write": lambda: os.open(t.file, os.O_RDWR),
-        "open to append": lambda: open(t.file, "a"),
-        "open and create": lambda: open(t.new_path(), "x"),
-        "open without a name": lambda: os.open(t.folder, os.O_TMPFILE | os.O_RDWR),
-        "openat to write": lambda: _call("openat", _AT_FDCWD, t.path, _O_WRONLY_CLOEXEC, 0),
-        "openat2 to write": lambda: _call("openat2", _AT_FDCWD, t.path, how, len(how)),
-        "chmod": lambda: os.chmod(t.file, 0o600),
-        "fchmod": lambda: os.fchmod(t.opened, 0o600),
-        "fchmodat": lambda: _call("fchmodat", _AT_FDCWD, t.path, 0o600),
-        "fchmodat2": lambda: _call("fchmodat2", _AT_FDCWD, t.path, 0o600, 0),
-        "chown": lambda: os.chown(t.file, os.getuid(), os.getgid()),
-        "lchown": lambda: os.lchown(t.file, os.getuid(), os.getgid()),
-        "fchown": lambda: _call("fchown", t.opened, os.getuid(), os.getgid()),
-        "fchownat": lambda: _call("fchownat", _AT_FDCWD, t.path, os.getuid(), os.getgid(), 0),
-        "utime": lambda: os.utime(t.file, (1, 1)),
-        "utimensat": lambda: _call("utimensat", _AT_FDCWD, t.path, now, 0),
-        "setxattr": lambda: os.setxattr(t.file, "user.probe", b"1"),
-        "fsetxattr": lambda: _call("fsetxattr", t.opened, b"user.probe", b"1", 1, 0),
-        "removexattr": lambda: os.removexattr(t.file, "user.given"),
-        "truncate": lambda: os.truncate(t.file, 0),
-        "truncate by number": lambda: _call("truncate", t.path, 0),
-        "open to truncate": lambda: os.open(t.file, os.O_RDONLY | os.O_TRUNC),
+        "open to write": lambda: os.open(targets.file, os.O_WRONLY),
+        "open to read and write": lambda: os.open(targets.file, os.O_RDWR),
+        "open to append": lambda: open(targets.file, "a"),
+        "open and create": lambda: open(targets.new_path(), "x"),
+        "open without a name": lambda: os.open(targets.folder, os.O_TMPFILE | os.O_RDWR),
+        "openat to write": lambda: _call("openat", _AT_FDCWD, targets.path, _O_WRONLY_CLOEXEC, 0),
+        "openat2 to write": lambda: _call("openat2", _AT_FDCWD, targets.path, how, len(how)),
+        "chmod": lambda: os.chmod(targets.file, 0o600),
+        "fchmod": lambda: os.fchmod(targets.opened, 0o600),
+        "fchmodat": lambda: _call("fchmodat", _AT_FDCWD, targets.path, 0o600),
+        "fchmodat2": lambda: _call("fchmodat2", _AT_FDCWD, targets.path, 0o600, 0),
+        "chown": lambda: os.chown(targets.file, os.getuid(), os.getgid()),
+        "lchown": lambda: os.lchown(targets.file, os.getuid(), os.getgid()),
+        "fchown": lambda: _call("fchown", targets.opened, os.getuid(), os.getgid()),
+        "fchownat": lambda: _call("fchownat", _AT_FDCWD, targets.path, os.getuid(), os.getgid(), 0),
+        "utime": lambda: os.utime(targets.file, (1, 1)),
+        "utimensat": lambda: _call("utimensat", _AT_FDCWD, targets.path, now, 0),
+        "setxattr": lambda: os.setxattr(targets.file, "user.probe", b"1"),
+        "fsetxattr": lambda: _call("fsetxattr", targets.opened, b"user.probe", b"1", 1, 0),
+        "removexattr": lambda: os.removexattr(targets.file, "user.given"),
+        "truncate": lambda: os.truncate(targets.file, 0),
+        "truncate by number": lambda: _call("truncate", targets.path, 0),
+        "open to truncate": lambda: os.open(targets.file, os.O_RDONLY | os.O_TRUNC),
         "ftruncate": lambda: os.ftruncate(0, 1),
         "fallocate": lambda: _call("fallocate", 0, 0, 0, 1 << 16),
-        "mkdir": lambda: os.mkdir(t.new_path()),
-        "mkdirat": lambda: _call("mkdirat", _AT_FDCWD, os.fsencode(t.new_path()), 0o700),
-        "link": lambda: os.link(t.file, t.new_path()),
+        "mkdir": lambda: os.mkdir(targets.new_path()),
+        "mkdirat": lambda: _call("mkdirat", _AT_FDCWD, os.fsencode(targets.new_path()), 0o700),
+        "link": lambda: os.link(targets.file, targets.new_path()),
         "linkat": lambda: _call(
-            "linkat", _AT_FDCWD, t.path, _AT_FDCWD, os.fsencode(t.new_path()), 0
+            "linkat", _AT_FDCWD, targets.path, _AT_FDCWD, os.fsencode(targets.new_path()), 0
         ),
-        "symlink": lambda: os.symlink("target", t.new_path()),
-        "symlinkat": lambda: _call("symlinkat", b"target", _AT_FDCWD, os.fsencode(t.new_path())),
-        "mkfifo": lambda: os.mkfifo(t.new_path()),
-        "mknodat": lambda: _call("mknodat", _AT_FDCWD, os.fsencode(t.new_path()), 0o010600, 0),
-        "rename": lambda: os.rename(t.file, t.file),
-        "renameat2": lambda: _call("renameat2", _AT_FDCWD, t.path, _AT_FDCWD, t.path, 0),
-        "unlink": lambda: os.unlink(f"{t.folder}/old"),
-        "rmdir": lambda: os.rmdir(f"{t.folder}/folder"),
-        "flock": lambda: fcntl.flock(t.opened, fcntl.LOCK_SH),
-        "flock by number": lambda: _call("flock", t.opened, fcntl.LOCK_SH),
-        "lock by fcntl": lambda: fcntl.lockf(t.opened, fcntl.LOCK_SH),
+        "symlink": lambda: os.symlink("target", targets.new_path()),
+        "symlinkat": lambda: _call(
+            "symlinkat", b"target", _AT_FDCWD, os.fsencode(targets.new_path())
+        ),
+        "mkfifo": lambda: os.mkfifo(targets.new_path()),
+        "mknodat": lambda: _call(
+            "mknodat", _AT_FDCWD, os.fsencode(targets.new_path()), 0o010600, 0
+        ),
+        "rename": lambda: os.rename(targets.file, targets.file),
+        "renameat2": lambda: _call(
+            "renameat2", _AT_FDCWD, targets.path, _AT_FDCWD, targets.path, 0
+        ),
+        "unlink": lambda: os.unlink(f"{targets.folder}/old"),
+        "rmdir": lambda: os.rmdir(f"{targets.folder}/folder"),
+        "flock": lambda: fcntl.flock(targets.opened, fcntl.LOCK_SH),
+        "flock by number": lambda: _call("flock", targets.opened, fcntl.LOCK_SH),
+        "lock by fcntl": lambda: fcntl.lockf(targets.opened, fcntl.LOCK_SH),
         "copy_file_range": lambda: os.copy_file_range(os.open(os.__file__, os.O_RDONLY), 0, 1),
         "sendfile": lambda: os.sendfile(0, os.open(os.__file__, os.O_RDONLY), 0, 1),
     }
 
 
-def _reading(t: _Targets) -> dict[str, Probe]:
+def _reading(targets: _Targets) -> dict[str, Probe]:
+    """Return attempts to read files and folders."""
     return {
-        "open to read": lambda: open(t.file),
-        "openat to read": lambda: _call("openat", _AT_FDCWD, t.path, os.O_RDONLY, 0),
-        "list a folder": lambda: os.listdir(t.folder),
+        "open to read": lambda: open(targets.file),
+        "openat to read": lambda: _call("openat", _AT_FDCWD, targets.path, os.O_RDONLY, 0),
+        "list a folder": lambda: os.listdir(targets.folder),
         "read the list of users": lambda: open("/etc/passwd"),
     }
 
 
-def _watching(t: _Targets) -> dict[str, Probe]:
+def _watching(targets: _Targets) -> dict[str, Probe]:
+    """Return attempts to learn of changes to files."""
     handle = ctypes.create_string_buffer(struct.pack("=Ii", 128, 0) + bytes(128))
     mount = ctypes.c_int()
     return {
         "inotify_init": lambda: _call("inotify_init1", 0),
         "fanotify_init": lambda: _call("fanotify_init", 0x200, 0),
         "name_to_handle_at": lambda: _call(
-            "name_to_handle_at", _AT_FDCWD, t.path, handle, ctypes.byref(mount), 0
+            "name_to_handle_at", _AT_FDCWD, targets.path, handle, ctypes.byref(mount), 0
         ),
         "F_NOTIFY": lambda: fcntl.fcntl(
-            os.open(t.folder, os.O_RDONLY), fcntl.F_NOTIFY, fcntl.DN_MODIFY
+            os.open(targets.folder, os.O_RDONLY), fcntl.F_NOTIFY, fcntl.DN_MODIFY
         ),
     }
 
 
-def _talking(t: _Targets) -> dict[str, Probe]:
+def _talking(targets: _Targets) -> dict[str, Probe]:
+    """Return attempts to reach other processes and the network."""
+
     def connected(family: int, kind: int, address: Any) -> None:
         with socket.socket(family, kind) as client:
             client.connect(address)
 
     def datagram(send: Callable[[socket.socket], object]) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        with ours, theirs:
-            send(ours)
+        sender, receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with sender, receiver:
+            send(sender)
 
     stream = socket.SOCK_STREAM
     unix = socket.AF_UNIX
@@ -216,21 +228,23 @@ def _talking(t: _Targets) -> dict[str, Probe]:
         "socketpair by number": lambda: _call(
             "socketpair", int(unix), int(stream), 0, (ctypes.c_int * 2)()
         ),
-        "connect to a Unix socket": lambda: connected(unix, stream, f"{t.folder}/stream"),
-        "connect to an abstract name": lambda: connected(unix, socket.SOCK_DGRAM, t.abstract),
+        "connect to a Unix socket": lambda: connected(unix, stream, f"{targets.folder}/stream"),
+        "connect to an abstract name": lambda: connected(unix, socket.SOCK_DGRAM, targets.abstract),
         "connect by UDP": lambda: connected(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 9)),
-        "bind": lambda: socket.socket(unix, stream).bind(t.new_path()),
+        "bind": lambda: socket.socket(unix, stream).bind(targets.new_path()),
         "sendto a Unix socket": lambda: datagram(
-            lambda ours: ours.sendto(b"1", f"{t.folder}/datagram")
+            lambda sender: sender.sendto(b"1", f"{targets.folder}/datagram")
         ),
-        "pass a file on": lambda: datagram(lambda ours: socket.send_fds(ours, [b"1"], [0])),
+        "pass a file on": lambda: datagram(lambda sender: socket.send_fds(sender, [b"1"], [0])),
         "sendmsg to a Unix socket": lambda: datagram(
-            lambda ours: ours.sendmsg([b"1"], [], 0, f"{t.folder}/datagram")
+            lambda sender: sender.sendmsg([b"1"], [], 0, f"{targets.folder}/datagram")
         ),
     }
 
 
-def _starting(t: _Targets) -> dict[str, Probe]:
+def _starting(targets: _Targets) -> dict[str, Probe]:
+    """Return attempts to start processes and threads."""
+
     def fork(start: Callable[[], int]) -> None:
         child = start()
         if child == 0:
@@ -253,83 +267,97 @@ def _starting(t: _Targets) -> dict[str, Probe]:
     }
 
 
-def _signals(t: _Targets) -> dict[str, Probe]:
+def _signals(targets: _Targets) -> dict[str, Probe]:
+    """Return attempts to send signals."""
     details = ctypes.create_string_buffer(struct.pack("=iii", 0, 0, -1) + bytes(116))
     none = _SIGNAL_NONE
     return {
-        "kill": lambda: os.kill(t.process, none),
-        "kill by number": lambda: _call("kill", t.process, none),
-        "kill a group": lambda: os.killpg(os.getpgid(t.process), none),
+        "kill": lambda: os.kill(targets.process, none),
+        "kill by number": lambda: _call("kill", targets.process, none),
+        "kill a group": lambda: os.killpg(os.getpgid(targets.process), none),
         "kill all": lambda: _call("kill", -1, none),
-        "tkill": lambda: _call("tkill", t.process, none),
-        "tgkill": lambda: _call("tgkill", t.process, t.process, none),
-        "rt_sigqueueinfo": lambda: _call("rt_sigqueueinfo", t.process, none, details),
+        "tkill": lambda: _call("tkill", targets.process, none),
+        "tgkill": lambda: _call("tgkill", targets.process, targets.process, none),
+        "rt_sigqueueinfo": lambda: _call("rt_sigqueueinfo", targets.process, none, details),
         "rt_tgsigqueueinfo": lambda: _call(
-            "rt_tgsigqueueinfo", t.process, t.process, none, details
+            "rt_tgsigqueueinfo", targets.process, targets.process, none, details
         ),
-        "pidfd_open": lambda: os.pidfd_open(t.process),
+        "pidfd_open": lambda: os.pidfd_open(targets.process),
         "pidfd_send_signal": lambda: _call(
-            "pidfd_send_signal", os.pidfd_open(t.process), none, None, 0
+            "pidfd_send_signal", os.pidfd_open(targets.process), none, None, 0
         ),
-        "F_SETOWN": lambda: fcntl.fcntl(0, fcntl.F_SETOWN, t.process),
+        "F_SETOWN": lambda: fcntl.fcntl(0, fcntl.F_SETOWN, targets.process),
         "F_SETSIG": lambda: fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGTERM),
     }
 
 
-def _scheduling(t: _Targets) -> dict[str, Probe]:
+def _scheduling(targets: _Targets) -> dict[str, Probe]:
+    """Return attempts to change limits and priorities."""
     process = os.PRIO_PROCESS
     core = resource.RLIMIT_CORE
 
     def nice() -> int:
-        return os.getpriority(process, t.process)
+        return os.getpriority(process, targets.process)
 
     def prlimit() -> None:
         limits = (ctypes.c_uint64 * 2)()
-        _call("prlimit64", t.process, core, None, limits)
-        _call("prlimit64", t.process, core, limits, None)
+        _call("prlimit64", targets.process, core, None, limits)
+        _call("prlimit64", targets.process, core, limits, None)
 
     return {
         "prlimit of another": lambda: resource.prlimit(
-            t.process, core, resource.prlimit(t.process, core)
+            targets.process, core, resource.prlimit(targets.process, core)
         ),
         "prlimit64 of another": prlimit,
         "setrlimit": lambda: resource.setrlimit(core, resource.getrlimit(core)),
         "sched_setaffinity": lambda: os.sched_setaffinity(
-            t.process, os.sched_getaffinity(t.process)
+            targets.process, os.sched_getaffinity(targets.process)
         ),
         "sched_setscheduler": lambda: os.sched_setscheduler(
-            t.process, os.SCHED_OTHER, os.sched_param(0)
+            targets.process, os.SCHED_OTHER, os.sched_param(0)
         ),
         "sched_setattr": lambda: _call(
-            "sched_setattr", t.process, struct.pack("=IIQiIQQQ", 48, 0, 0, nice(), *[0] * 4), 0
+            "sched_setattr",
+            targets.process,
+            struct.pack("=IIQiIQQQ", 48, 0, 0, nice(), *[0] * 4),
+            0,
         ),
-        "setpriority": lambda: os.setpriority(process, t.process, nice()),
-        "setpriority by number": lambda: _call("setpriority", process, t.process, nice()),
-        "ioprio_set": lambda: _call("ioprio_set", 1, t.process, _call("ioprio_get", 1, t.process)),
+        "setpriority": lambda: os.setpriority(process, targets.process, nice()),
+        "setpriority by number": lambda: _call("setpriority", process, targets.process, nice()),
+        "ioprio_set": lambda: _call(
+            "ioprio_set", 1, targets.process, _call("ioprio_get", 1, targets.process)
+        ),
     }
 
 
-def _processes(t: _Targets) -> dict[str, Probe]:
+def _processes(targets: _Targets) -> dict[str, Probe]:
+    """Return attempts to look into other processes."""
     buffer = ctypes.create_string_buffer(8)
-    ours = (ctypes.c_uint64 * 2)(ctypes.addressof(buffer), 8)
-    theirs = (ctypes.c_uint64 * 2)(t.address, 8)
+    # struct iovec: an address and a length
+    local = (ctypes.c_uint64 * 2)(ctypes.addressof(buffer), 8)
+    remote = (ctypes.c_uint64 * 2)(targets.address, 8)
     return {
         "list processes": lambda: os.listdir("/proc"),
-        "inherit the environment": lambda: _require(t.variable in os.environ),
-        "read an environment": lambda: open(f"/proc/{t.process}/environ", "rb").read(),
-        "open the memory": lambda: open(f"/proc/{t.process}/mem", "rb"),
-        "ptrace": lambda: _call("ptrace", _TRACE_SEIZE, t.process, 0, 0),
-        "process_vm_readv": lambda: _call("process_vm_readv", t.process, ours, 1, theirs, 1, 0),
-        "process_vm_writev": lambda: _call("process_vm_writev", t.process, ours, 1, theirs, 1, 0),
-        "kcmp": lambda: _call("kcmp", t.process, os.getpid(), 1, 0, 0),
-        "get_robust_list": lambda: _call(
-            "get_robust_list", t.process, (ctypes.c_long * 1)(), (ctypes.c_long * 1)()
+        "inherit the environment": lambda: _require(targets.variable in os.environ),
+        "read an environment": lambda: open(f"/proc/{targets.process}/environ", "rb").read(),
+        "open the memory": lambda: open(f"/proc/{targets.process}/mem", "rb"),
+        "ptrace": lambda: _call("ptrace", _TRACE_SEIZE, targets.process, 0, 0),
+        "process_vm_readv": lambda: _call(
+            "process_vm_readv", targets.process, local, 1, remote, 1, 0
         ),
-        "sched_getaffinity": lambda: os.sched_getaffinity(t.process),
+        "process_vm_writev": lambda: _call(
+            "process_vm_writev", targets.process, local, 1, remote, 1, 0
+        ),
+        "kcmp": lambda: _call("kcmp", targets.process, os.getpid(), 1, 0, 0),
+        "get_robust_list": lambda: _call(
+            "get_robust_list", targets.process, (ctypes.c_long * 1)(), (ctypes.c_long * 1)()
+        ),
+        "sched_getaffinity": lambda: os.sched_getaffinity(targets.process),
     }
 
 
-def _kernel(t: _Targets) -> dict[str, Probe]:
+def _kernel(targets: _Targets) -> dict[str, Probe]:
+    """Return attempts to use services of the kernel."""
     parameters = ctypes.create_string_buffer(bytes(256))
 
     def message_queue() -> None:
@@ -375,8 +403,9 @@ def _kernel(t: _Targets) -> dict[str, Probe]:
     }
 
 
-def _memory(t: _Targets) -> dict[str, Probe]:
-    return {"allocate": lambda: bytearray(2 * t.memory_bytes)}
+def _memory(targets: _Targets) -> dict[str, Probe]:
+    """Return attempts to use more memory than the limit."""
+    return {"allocate": lambda: bytearray(2 * targets.memory_bytes)}
 
 
 KINDS: dict[str, Callable[[_Targets], dict[str, Probe]]] = {
