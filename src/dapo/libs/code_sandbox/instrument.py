@@ -208,8 +208,8 @@ _NEVER_FALSE = ("str", "repr", "map", "filter", "zip", "iter", "enumerate", "rev
 
 
 def constant_truth(test: ast.expr | None) -> bool | None:
-    """Return whether an expression is always true or always false for any program; None if it
-    depends or is unclear.
+    """Return the truth of an expression that is the same for any program; None if it depends or is
+    unclear.
     """
     match test:
         case ast.Constant(value=value):

@@ -63,8 +63,8 @@ _IMPLIES = ("implies", "\\implies", "\\Rightarrow", "\\Longrightarrow", "\\there
 _DENIALS = ("not", "no", "never")
 _LIST_OF_ONE = re.compile(r"\[\s*[-+]?[\d.]+\s*\]")
 _TWO_LETTERS = re.compile("[A-Za-z]{2}")
+# A product of variables as a reference: `xy`; the tokenizer has taken out words such as `yes`
 _VARIABLES = re.compile("[a-z]{2,3}")
-"""A product of variables as a reference: `xy`; the tokenizer has taken out words such as `yes`."""
 _ONLY_WORDS = re.compile(r"(?=.*[A-Za-z]{2})[A-Za-z]+(?:(?:['.-]|[ .]+)[A-Za-z]+)*")
 _VERBAL_SETS = {
     "all real numbers": REALS, "all reals": REALS, "the real numbers": REALS, "real numbers": REALS,

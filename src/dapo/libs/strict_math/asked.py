@@ -39,7 +39,7 @@ class Asked(NamedTuple):
     nodes: tuple[Node, ...] = ()
 
     def has(self, text: str, node: Node | None) -> bool:
-        """Whether the left side of an answer is one of them; `x_1` is a value of `x`."""
+        """Return True if the left side of an answer is one of them; `x_1` is a value of `x`."""
         return (
             text in self.texts
             or any(re.fullmatch(rf"{re.escape(name)}_\w+", text) for name in self.texts)
@@ -52,7 +52,7 @@ class Asked(NamedTuple):
 
 @lru_cache(1024)
 def asked_expressions(question: str) -> Asked:
-    """The expressions that a question asks for by `find`, `what is`, `the value of` and the
+    """Return the expressions that a question asks for by `find`, `what is`, `the value of` and the
     like.
     """
     requests: list[list[Token]] = []
@@ -80,6 +80,6 @@ def asked_expressions(question: str) -> Asked:
 
 
 def text_of(tokens: Sequence[Token]) -> str:
-    """An expression as text, to be compared with another: without the marks over letters."""
+    """Return an expression as text, to be compared with another: without the marks over letters."""
     text = "".join(token.text for token in tokens if not token.is_sign("*"))
     return re.sub(r"\\(?:overline|vec|hat|bar|overrightarrow)|[{}]", "", text)

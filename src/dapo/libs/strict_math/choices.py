@@ -23,8 +23,8 @@ _END_OF_OPTION = r"(?=(?<![A-Za-z])\(?[A-J][).:]|\n|$|\\\\|\\q|\\text)"
 
 
 def chosen_letter(text: str, question: str) -> str | None:
-    """The letter that a text chooses; None if it is anything else, or has another text than the
-    option's.
+    """Return the letter that a text chooses; None if it is anything else, or has another text than
+    the option's.
     """
     if len(text) > _MAX_CHARS:
         return None
@@ -41,7 +41,7 @@ def chosen_letter(text: str, question: str) -> str | None:
 
 
 def _options(question: str, letter: str) -> set[str]:
-    """The texts that a question gives to a letter."""
+    """Return the texts that a question gives to a letter."""
     option = re.compile(
         rf"(?<![A-Za-z])\(?{letter}[).:]\}}?\s*(?P<text>[^\n]{{1,200}}?)\s*{_END_OF_OPTION}"
     )

@@ -51,25 +51,25 @@ from .text import normalize_number
 from .units import PERCENT, Nouns, Unit, format_unit
 from .vocabulary import COUNTED, GREEK
 
+# An answer that exceeds the reference by more characters matches nothing
 _EXTRA_CHARS = 500
-"""An answer that exceeds the reference by more characters matches nothing."""
 _DECIMAL_COMMA = re.compile(
     r"(?<![\d.,])(?:(?=0,|\d{4}|\d+(?:,|\{,\})(?!\d{3}(?!\d))))(\d+)(?:,|\{,\})(\d+)(?![\d,]|\.\d)"
 )
+# The start of an answer that names its quantity
 _QUANTITY = re.compile(
     r"(?:\\text\{)?(?:(?:the|its|their|his|her) )?(?:[a-z]+ ){0,2}(?P<name>[a-z]+)\}?(?: of"
     r" [^=<>]{1,80}?)?"
     r" (?:=|is|was|equals)(?: |$)",
     re.IGNORECASE,
 )
-"""The start of an answer that names its quantity."""
 _VALUE_OF_FUNCTION = re.compile(r"[A-Za-z]'*\([-\d,./]+\)")
 _FUNCTION_OF_NAMES = re.compile(r"[A-Za-z]\((?P<names>[A-Za-z](?:,[A-Za-z])*)\)")
 _LETTER = re.compile(rf"(?:[A-Za-z]|\\(?:{'|'.join(sorted(GREEK))}))(?:_\w+)?")
 _CHANCE = re.compile(r"(?:\\mathbb|\\Pr|\\mathrm)?\{?[PE]r?\}?[(\[]")
 _OF_FIGURE = re.compile(r"\\(?:angle|triangle|measuredangle)|[A-Z]{2,4}$|\|[A-Z]{2}\|$|[A-Za-z]\(")
+# A decimal whose digits go on
 _CUT_OFF = re.compile(r"\d ?(?:\.\.+|…|\\[lc]?dots)[^\w]*$")
-"""A decimal whose digits go on."""
 _INFINITELY_MANY = "infinitely many"
 _ENDLESS = re.compile(
     r"(?:there (?:are|is) )?(?:infinitely many|(?:an )?infinite(?: number(?: of)?)?)"

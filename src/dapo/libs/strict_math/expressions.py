@@ -402,7 +402,7 @@ def _call(name: str, arguments: tuple[Node, ...]) -> Node:
 
 
 def _repeating(text: str, digits: str) -> Node:
-    r"""The node of a repeating decimal: `0.1` and `6` make 0.1666..."""
+    r"""Return the node of a repeating decimal: `0.1` and `6` make 0.1666..."""
     if not re.fullmatch(r"\d*\.\d*", text) or not digits.isdigit() or len(digits) > _MAX_PERIOD:
         raise Unreadable("a repeating decimal")
     decimals = len(text.partition(".")[2])

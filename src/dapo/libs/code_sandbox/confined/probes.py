@@ -42,7 +42,25 @@ _AT_FDCWD = -100
 _SIGNAL_NONE = 0
 _THIS_PROCESS = 0
 _O_WRONLY_CLOEXEC = os.O_WRONLY | getattr(os, "O_CLOEXEC", 0)
+# of the kernel's headers
 _TRACE_SEIZE = 0x4206
+_FAN_REPORT_FID = 0x200
+_CLONE_NEWUSER = 0x10000000
+_MS_UNBINDABLE = 0x20000
+_PR_SET_NAME = 15
+_SECCOMP_GET_ACTION_AVAIL = 2
+_SECCOMP_RET_ALLOW = 0x7FFF0000
+_PERSONALITY_QUERY = 0xFFFFFFFF
+_KCMP_VM = 1
+_IOPRIO_WHO_PROCESS = 1
+_UFFD_USER_MODE_ONLY = 1
+_BPF_MAP_CREATE = 0
+_BPF_MAP_TYPE_ARRAY = 2
+_PERF_TYPE_SOFTWARE = 1
+_KEYCTL_GET_KEYRING_ID = 0
+_KEY_SPEC_THREAD_KEYRING = -1
+_KEY_SPEC_SESSION_KEYRING = -3
+_FIFO = 0o010600
 _COLUMN = {"x86_64": 0, "aarch64": 1}.get(platform.machine())
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
@@ -126,6 +144,7 @@ def _files(targets: _Targets) -> dict[str, Probe]:
 
     return {
         "lease": lease,  # needs a file that nobody has opened to write
+        # opening
         "open to write": lambda: os.open(targets.file, os.O_WRONLY),
         "open to read and write": lambda: os.open(targets.file, os.O_RDWR),
         "open to append": lambda: open(targets.file, "a"),
@@ -133,6 +152,7 @@ def _files(targets: _Targets) -> dict[str, Probe]:
         "open without a name": lambda: os.open(targets.folder, os.O_TMPFILE | os.O_RDWR),
         "openat to write": lambda: _call("openat", _AT_FDCWD, targets.path, _O_WRONLY_CLOEXEC, 0),
         "openat2 to write": lambda: _call("openat2", _AT_FDCWD, targets.path, how, len(how)),
+        # mode and owner
         "chmod": lambda: os.chmod(targets.file, 0o600),
         "fchmod": lambda: os.fchmod(targets.opened, 0o600),
         "fchmodat": lambda: _call("fchmodat", _AT_FDCWD, targets.path, 0o600),
@@ -141,16 +161,19 @@ def _files(targets: _Targets) -> dict[str, Probe]:
         "lchown": lambda: os.lchown(targets.file, os.getuid(), os.getgid()),
         "fchown": lambda: _call("fchown", targets.opened, os.getuid(), os.getgid()),
         "fchownat": lambda: _call("fchownat", _AT_FDCWD, targets.path, os.getuid(), os.getgid(), 0),
+        # times and attributes
         "utime": lambda: os.utime(targets.file, (1, 1)),
         "utimensat": lambda: _call("utimensat", _AT_FDCWD, targets.path, now, 0),
         "setxattr": lambda: os.setxattr(targets.file, "user.probe", b"1"),
         "fsetxattr": lambda: _call("fsetxattr", targets.opened, b"user.probe", b"1", 1, 0),
         "removexattr": lambda: os.removexattr(targets.file, "user.given"),
+        # length
         "truncate": lambda: os.truncate(targets.file, 0),
         "truncate by number": lambda: _call("truncate", targets.path, 0),
         "open to truncate": lambda: os.open(targets.file, os.O_RDONLY | os.O_TRUNC),
         "ftruncate": lambda: os.ftruncate(0, 1),
         "fallocate": lambda: _call("fallocate", 0, 0, 0, 1 << 16),
+        # names
         "mkdir": lambda: os.mkdir(targets.new_path()),
         "mkdirat": lambda: _call("mkdirat", _AT_FDCWD, os.fsencode(targets.new_path()), 0o700),
         "link": lambda: os.link(targets.file, targets.new_path()),
@@ -162,18 +185,18 @@ def _files(targets: _Targets) -> dict[str, Probe]:
             "symlinkat", b"target", _AT_FDCWD, os.fsencode(targets.new_path())
         ),
         "mkfifo": lambda: os.mkfifo(targets.new_path()),
-        "mknodat": lambda: _call(
-            "mknodat", _AT_FDCWD, os.fsencode(targets.new_path()), 0o010600, 0
-        ),
+        "mknodat": lambda: _call("mknodat", _AT_FDCWD, os.fsencode(targets.new_path()), _FIFO, 0),
         "rename": lambda: os.rename(targets.file, targets.file),
         "renameat2": lambda: _call(
             "renameat2", _AT_FDCWD, targets.path, _AT_FDCWD, targets.path, 0
         ),
         "unlink": lambda: os.unlink(f"{targets.folder}/old"),
         "rmdir": lambda: os.rmdir(f"{targets.folder}/folder"),
+        # locks
         "flock": lambda: fcntl.flock(targets.opened, fcntl.LOCK_SH),
         "flock by number": lambda: _call("flock", targets.opened, fcntl.LOCK_SH),
         "lock by fcntl": lambda: fcntl.lockf(targets.opened, fcntl.LOCK_SH),
+        # copies into standard input
         "copy_file_range": lambda: os.copy_file_range(os.open(os.__file__, os.O_RDONLY), 0, 1),
         "sendfile": lambda: os.sendfile(0, os.open(os.__file__, os.O_RDONLY), 0, 1),
     }
@@ -195,7 +218,7 @@ def _watching(targets: _Targets) -> dict[str, Probe]:
     mount = ctypes.c_int()
     return {
         "inotify_init": lambda: _call("inotify_init1", 0),
-        "fanotify_init": lambda: _call("fanotify_init", 0x200, 0),
+        "fanotify_init": lambda: _call("fanotify_init", _FAN_REPORT_FID, 0),
         "name_to_handle_at": lambda: _call(
             "name_to_handle_at", _AT_FDCWD, targets.path, handle, ctypes.byref(mount), 0
         ),
@@ -224,14 +247,17 @@ def _talking(targets: _Targets) -> dict[str, Probe]:
         "socket by number": lambda: _call("socket", int(unix), int(stream), 0),
         "socket of the internet": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close(),
         "socket of the kernel": lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW).close(),
+        # pairs, which reach nobody, but pass files on
         "socketpair": socket.socketpair,
         "socketpair by number": lambda: _call(
             "socketpair", int(unix), int(stream), 0, (ctypes.c_int * 2)()
         ),
+        # connections
         "connect to a Unix socket": lambda: connected(unix, stream, f"{targets.folder}/stream"),
         "connect to an abstract name": lambda: connected(unix, socket.SOCK_DGRAM, targets.abstract),
         "connect by UDP": lambda: connected(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 9)),
         "bind": lambda: socket.socket(unix, stream).bind(targets.new_path()),
+        # messages
         "sendto a Unix socket": lambda: datagram(
             lambda sender: sender.sendto(b"1", f"{targets.folder}/datagram")
         ),
@@ -282,6 +308,7 @@ def _signals(targets: _Targets) -> dict[str, Probe]:
         "rt_tgsigqueueinfo": lambda: _call(
             "rt_tgsigqueueinfo", targets.process, targets.process, none, details
         ),
+        # signals by file descriptors
         "pidfd_open": lambda: os.pidfd_open(targets.process),
         "pidfd_send_signal": lambda: _call(
             "pidfd_send_signal", os.pidfd_open(targets.process), none, None, 0
@@ -322,6 +349,7 @@ def _scheduling(targets: _Targets) -> dict[str, Probe]:
             struct.pack("=IIQiIQQQ", 48, 0, 0, nice(), *[0] * 4),
             0,
         ),
+        # priorities
         "setpriority": lambda: os.setpriority(process, targets.process, nice()),
         "setpriority by number": lambda: _call("setpriority", process, targets.process, nice()),
         "ioprio_set": lambda: _call(
@@ -341,6 +369,7 @@ def _processes(targets: _Targets) -> dict[str, Probe]:
         "inherit the environment": lambda: _require(targets.variable in os.environ),
         "read an environment": lambda: open(f"/proc/{targets.process}/environ", "rb").read(),
         "open the memory": lambda: open(f"/proc/{targets.process}/mem", "rb"),
+        # memory
         "ptrace": lambda: _call("ptrace", _TRACE_SEIZE, targets.process, 0, 0),
         "process_vm_readv": lambda: _call(
             "process_vm_readv", targets.process, local, 1, remote, 1, 0
@@ -348,7 +377,7 @@ def _processes(targets: _Targets) -> dict[str, Probe]:
         "process_vm_writev": lambda: _call(
             "process_vm_writev", targets.process, local, 1, remote, 1, 0
         ),
-        "kcmp": lambda: _call("kcmp", targets.process, os.getpid(), 1, 0, 0),
+        "kcmp": lambda: _call("kcmp", targets.process, os.getpid(), _KCMP_VM, 0, 0),
         "get_robust_list": lambda: _call(
             "get_robust_list", targets.process, (ctypes.c_long * 1)(), (ctypes.c_long * 1)()
         ),
@@ -366,40 +395,52 @@ def _kernel(targets: _Targets) -> dict[str, Probe]:
         _call("mq_unlink", name)
 
     return {
+        # memory without a name
         "memfd_create": lambda: os.memfd_create("probe"),
         "memfd_secret": lambda: _call("memfd_secret", 0),
+        # communication of System V and POSIX
         "shared memory": lambda: _LIBC.shmctl(_call("shmget", 0, 4096, 0o600), 0, None),
         "message queue": lambda: _LIBC.msgctl(_call("msgget", 0, 0o600), 0, None),
         "POSIX message queue": message_queue,
         "semaphores": lambda: _LIBC.semctl(_call("semget", 0, 1, 0o600), 0, 0),
+        # events
         "pipe": os.pipe,
         "eventfd": lambda: os.eventfd(0),
         "timerfd_create": lambda: _call("timerfd_create", 1, 0),
         "signalfd": lambda: _call("signalfd4", -1, bytes(8), 8, 0),
         "epoll": lambda: select.epoll().close(),
-        "userfaultfd": lambda: _call("userfaultfd", 1),
+        # wide interfaces, whose faults have opened kernels
+        "userfaultfd": lambda: _call("userfaultfd", _UFFD_USER_MODE_ONLY),
         "io_uring_setup": lambda: _call("io_uring_setup", 1, parameters),
         "io_setup": lambda: _call("io_setup", 1, (ctypes.c_long * 1)()),
-        "bpf": lambda: _call("bpf", 0, struct.pack("=IIII56x", 2, 4, 4, 1), 72),
-        "perf_event_open": lambda: _call(
-            "perf_event_open", struct.pack("=IIQ48x", 1, 64, 0), 0, -1, -1, 0
+        "bpf": lambda: _call(
+            "bpf", _BPF_MAP_CREATE, struct.pack("=IIII56x", _BPF_MAP_TYPE_ARRAY, 4, 4, 1), 72
         ),
-        "add_key": lambda: _call("add_key", b"user", b"probe", b"1", 1, -1),
-        "keyctl": lambda: _call("keyctl", 0, -3, 1),
-        "prctl": lambda: _call("prctl", 15, b"probe", 0, 0, 0),
-        "seccomp": lambda: _call("seccomp", 2, 0, struct.pack("=I", 0x7FFF0000)),
+        "perf_event_open": lambda: _call(
+            "perf_event_open", struct.pack("=IIQ48x", _PERF_TYPE_SOFTWARE, 64, 0), 0, -1, -1, 0
+        ),
+        # keys
+        "add_key": lambda: _call("add_key", b"user", b"probe", b"1", 1, _KEY_SPEC_THREAD_KEYRING),
+        "keyctl": lambda: _call("keyctl", _KEYCTL_GET_KEYRING_ID, _KEY_SPEC_SESSION_KEYRING, 1),
+        # the state of this process
+        "prctl": lambda: _call("prctl", _PR_SET_NAME, b"probe", 0, 0, 0),
+        "seccomp": lambda: _call(
+            "seccomp", _SECCOMP_GET_ACTION_AVAIL, 0, struct.pack("=I", _SECCOMP_RET_ALLOW)
+        ),
         "membarrier": lambda: _call("membarrier", 0, 0, 0),
-        "personality": lambda: _call("personality", 0xFFFFFFFF),
+        "personality": lambda: _call("personality", _PERSONALITY_QUERY),
         "mlock": lambda: _call("mlock", ctypes.addressof(parameters), 1),
+        # sessions, users and folders
         "setsid": lambda: _call("setsid"),
         "setuid": lambda: os.setuid(os.getuid()),
         "chdir": lambda: os.chdir("/"),
         "umask": lambda: os.umask(0o077),
+        # mounts and namespaces
         "fsopen": lambda: _call("fsopen", b"tmpfs", 0),
         "open_tree": lambda: _call("open_tree", _AT_FDCWD, b"/", 0),
-        "mount": lambda: _call("mount", b"none", b"/", None, 0x20000, None),
+        "mount": lambda: _call("mount", b"none", b"/", None, _MS_UNBINDABLE, None),
         "chroot": lambda: os.chroot("/"),
-        "unshare": lambda: _call("unshare", 0x10000000),
+        "unshare": lambda: _call("unshare", _CLONE_NEWUSER),
     }
 
 

@@ -107,7 +107,7 @@ class Connection:
                 value = decode(content[0], self._kept)
                 if action == CALL_MUTATING:
                     for arg, changed in zip(
-                        args, [decode(each, self._kept) for each in content[1]], strict=True
+                        args, [decode(changes, self._kept) for changes in content[1]], strict=True
                     ):
                         _update(arg, changed)
             elif kind == "raised":
@@ -150,7 +150,7 @@ class Connection:
         return self._remotes[handle]
 
     def makes(self, *objects: Any) -> bool:
-        """Return whether the tests have made one of these objects by calling a class, whatever the
+        """Return True if the tests have made one of these objects by calling a class, whatever the
         program is.
         """
         return any(

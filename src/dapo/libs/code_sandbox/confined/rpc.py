@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _SMALL = 1 << 62
 _MAX_PRINTED = 1 << 20
+# Other types that cross, with the arguments that rebuild a value, by `fromisoformat` if the type
+# has it
 _VALUES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "builtins.range": lambda value: (value.start, value.stop, value.step),
     "builtins.bytearray": lambda value: (bytes(value),),
@@ -37,9 +39,6 @@ _VALUES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "datetime.date": lambda value: (value.isoformat(),),
     "datetime.time": lambda value: (value.isoformat(),),
 }
-"""Other types that cross, with the arguments that rebuild a value, by `fromisoformat` if the type
-has it.
-"""
 
 CALL_MUTATING = "()="  # a call whose arguments come back with the changes of the program
 CALL = "()"

@@ -289,7 +289,7 @@ def assign_fault(error: BaseException, runner: Runner, steerable: Sequence[str])
 def is_fault_of_tests(
     error: BaseException, connection: remote.Connection, steerable: Sequence[str] = ()
 ) -> bool:
-    """Return whether no program could have avoided the exception; `steerable` as in `run`."""
+    """Return True if no program could have avoided the exception; `steerable` as in `run`."""
     if _is_raised(error, connection) or isinstance(error, remote.NotPlain):
         return False
     unused = not connection.values and not connection.raised
