@@ -621,8 +621,9 @@ def _same_text(reference: TextAnswer, value: Value) -> bool:
         return _plain(reference.text) == _INFINITELY_MANY
     if isinstance(value, TextAnswer):
         return _plain(reference.text) == _plain(value.text)
-    is_name = isinstance(value, Quantity) and value.node.op == "name"
-    return is_name and value.node.text == reference.text.strip("()")
+    if not isinstance(value, Quantity) or value.node.op != "name":
+        return False
+    return value.node.text == reference.text.strip("()")
 
 
 def _plain(text: str) -> str:
