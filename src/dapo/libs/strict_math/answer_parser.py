@@ -165,7 +165,7 @@ class _Reader:
             raise Unreadable("a part is empty")
         groups = [self._piece(piece) for piece in pieces]
         if len(groups) > 1:
-            groups = _without_conditions(groups)
+            groups, connectives = _without_conditions(groups, connectives)
         joined = _joined_real_sets(groups, connectives)
         parts = [part for group in groups for part in group]
         if is_set and (joined or any(isinstance(part.value, NumberSet) for part in parts)):
@@ -204,8 +204,8 @@ class _Reader:
         """
         exact, *decimals = split(tokens, "≈")
         parts = self._single(exact)
-        (value,) = [part.value for part in parts]
-        if not isinstance(value, Quantity) or names_of(value.node):
+        value = parts[0].value
+        if len(parts) > 1 or not isinstance(value, Quantity) or names_of(value.node):
             raise Unreadable("an approximation of something other than a number")
         for decimal in decimals:
             if not approximation_holds(value.node, self._quantity(decimal).node):
@@ -605,11 +605,22 @@ def _joined_real_sets(groups: Sequence[Sequence[Part]], connectives: Sequence[st
     return Part(NumberSet(union(*joined)), next(iter(names), ()))
 
 
-def _without_conditions(groups: list[list[Part]]) -> list[list[Part]]:
-    r"""Return the groups without conditions such as `n \in \mathbb{Z}` next to a value."""
-    values = []
-    for group in groups:
+def _without_conditions(
+    groups: list[list[Part]], connectives: list[str]
+) -> tuple[list[list[Part]], list[str]]:
+    r"""Return the groups without conditions such as `n \in \mathbb{Z}` next to a value, and the
+    connectives between the others.
+    """
+    values: list[list[Part]] = []
+    between: list[str] = []
+    # the connective before each group; the first has none
+    for group, connective in zip(groups, ["", *connectives], strict=True):
         first = group[0].value
-        if not isinstance(first, TextAnswer) or first.text not in "ℤℕℚℂ":
-            values.append(group)
-    return values or groups
+        if isinstance(first, TextAnswer) and first.text in "ℤℕℚℂ":
+            continue
+        if values:
+            between.append(connective)
+        values.append(group)
+    if not values:
+        return groups, connectives
+    return values, between

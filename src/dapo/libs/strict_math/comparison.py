@@ -687,16 +687,17 @@ def _solutions_of_tuples(parts: Sequence[Part], names: Sequence[str]) -> list[_S
 
 def _normal_form(answer: Answer, *, units: bool) -> str:
     """Return numbers by value, sorted; any other answer as written."""
-    numbers: list[Quantity] = []
-    for part in answer.parts:
-        if not isinstance(part.value, Quantity) or not is_literal(part.value.node):
-            return _written_form(answer)
-        numbers.append(part.value)
     forms = []
-    for quantity in numbers:
-        form = normalize_number(value_of(quantity.node))
-        if units and quantity.unit:
-            form += f" {format_unit(quantity.unit)}"
+    for part in answer.parts:
+        value = part.value
+        if not isinstance(value, Quantity) or not is_literal(value.node):
+            return _written_form(answer)
+        try:
+            form = normalize_number(value_of(value.node))
+        except ArithmeticError:
+            return _written_form(answer)  # `1 0/0`, a mixed number without a value
+        if units and value.unit:
+            form += f" {format_unit(value.unit)}"
         forms.append(form)
     return ", ".join(sorted(forms))
 

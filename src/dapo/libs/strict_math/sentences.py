@@ -268,6 +268,8 @@ def _is_answer(subject: str, question: Question) -> bool:
     if number_of is None:
         return False
     words = [word for word in number_of["things"].lower().split() if word not in DETERMINERS]
+    if not words:
+        return False  # `the number of each`
     things = [word for word in words if word not in KINDS]
     if question.is_known and question.counts(words) and question.asks_about(things):
         return True
