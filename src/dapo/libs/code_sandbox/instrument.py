@@ -89,6 +89,7 @@ class DataFlow:
         return reached
 
     def _edges_of(self, node: ast.AST) -> Iterator[tuple[Names, Names]]:
+        """Yield the flows of one statement or expression: from its names to those it binds."""
         match node:
             case ast.Assign(targets=targets, value=value):
                 if any(map(_is_stdout, targets)):
@@ -116,6 +117,7 @@ class DataFlow:
                 yield from self._edges_of_call(node)
 
     def _edges_of_try(self, node: ast.Try) -> Iterator[tuple[Names, Names]]:
+        """Yield the flows of a `try`: from its body to its handlers, and to all that it assigns."""
         names = Names.of(*node.body)
         yield names, Names({handler.name for handler in node.handlers if handler.name})
         # whether the body raises decides what is assigned: `raised = True`
@@ -125,6 +127,7 @@ class DataFlow:
         yield names, _bound_in(statements)
 
     def _edges_of_match(self, node: ast.Match) -> Iterator[tuple[Names, Names]]:
+        """Yield the flows of a `match`: from its subject to its captures and all it assigns."""
         names = Names.of(node.subject)
         captures = Names()
         for part in ast.walk(node):
@@ -135,6 +138,7 @@ class DataFlow:
         yield names, _bound_in([part for case in node.cases for part in case.body])
 
     def _edges_of_with(self, node: ast.With | ast.AsyncWith) -> Iterator[tuple[Names, Names]]:
+        """Yield the flows of a `with`, and note the objects that receive the output."""
         for item in node.items:
             context = item.context_expr
             if isinstance(context, ast.Call) and last_name(context.func) in _REDIRECTS:
@@ -143,6 +147,7 @@ class DataFlow:
                 yield Names.of(context, *node.body), _bound_by(item.optional_vars)
 
     def _edges_of_call(self, call: ast.Call | ast.Expr) -> Iterator[tuple[Names, Names]]:
+        """Yield the flows of a call: from its arguments to parameters, or to a changed object."""
         if isinstance(call, ast.Expr):  # such as sort_numbers(numbers)
             assert isinstance(call.value, ast.Call)
             yield Names.of(call.value.func), _bound_by(*call.value.args)
@@ -158,6 +163,7 @@ class DataFlow:
 
 
 def _is_stdout(target: ast.expr) -> bool:
+    """Return True for an assignment to `sys.stdout`."""
     return isinstance(target, ast.Attribute) and target.attr == "stdout"
 
 
@@ -280,6 +286,7 @@ class Instrument(ast.NodeTransformer):
         self._in_class = False
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        """Visit a class, whose methods the runner calls with their object."""
         outside = self._in_class
         self._in_class = True
         self.generic_visit(node)
@@ -287,12 +294,15 @@ class Instrument(ast.NodeTransformer):
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """Record calls of a function."""
         return self._record_call(node)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        """Record calls of a coroutine function."""
         return self._record_call(node)
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        """Count `assert x` if it is an assertion on the program, and record its failure."""
         counts = self._counts(node.test)
         self.generic_visit(node)
         if not counts:
@@ -303,6 +313,7 @@ class Instrument(ast.NodeTransformer):
         return _recorded(ast.If(_negated(passes), [fail], []))
 
     def visit_If(self, node: ast.If) -> ast.AST:
+        """Count `if x: raise`, which asserts that `x` is false."""
         counts = not node.orelse and _only_fails(node.body) and self._counts(node.test)
         self.generic_visit(node)
         if not counts:
@@ -312,6 +323,7 @@ class Instrument(ast.NodeTransformer):
         return _recorded(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Count calls of assertion methods on values of the program."""
         counts = self._is_assertion_method(node)
         self.generic_visit(node)
         if counts:
@@ -330,6 +342,7 @@ class Instrument(ast.NodeTransformer):
         return self._uses_program(*node.args, *node.keywords)
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        """Copy what a call such as `sort(numbers)` changes back into the objects of the tests."""
         call = node.value
         tracks = isinstance(call, ast.Call) and self._uses_program(call.func)
         self.generic_visit(node)
@@ -338,6 +351,7 @@ class Instrument(ast.NodeTransformer):
         return node
 
     def visit_With(self, node: ast.With) -> ast.AST | list[ast.AST]:
+        """Count the body of `with raises(...)`, which must use the program and raise."""
         contexts = [item.context_expr for item in node.items]
         callees = {last_name(part.func) for part in contexts if isinstance(part, ast.Call)}
         expects = not (callees - self._defined).isdisjoint(EXPECTS_EXCEPTION)
@@ -351,6 +365,7 @@ class Instrument(ast.NodeTransformer):
         return [node, ast.Expr(_call("__raised__", site))]
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
+        """Count a `try` whose body fails unless the program raises."""
         body_fails = any(map(_always_fails, [*node.body, *node.orelse]))
         expects = body_fails and self._uses_program(*node.body)
         # before the visit, which replaces the assertions
@@ -381,14 +396,17 @@ class Instrument(ast.NodeTransformer):
         return counts
 
     def _uses_program(self, *nodes: ast.AST) -> bool:
+        """Return True if one of these trees mentions a name of the program."""
         return Names.of(*nodes).intersects(self._program_names)
 
 
 def _negated(test: ast.expr) -> ast.expr:
+    """Return the negation of an expression."""
     return ast.UnaryOp(ast.Not(), test)
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:
+    """Return a call of a function of `Counter.names`."""
     return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
 
 
@@ -435,4 +453,5 @@ def _catches_assertions(kind: ast.expr | None) -> bool:
 
 
 def _walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield all nodes of trees."""
     return (part for node in nodes for part in ast.walk(node))

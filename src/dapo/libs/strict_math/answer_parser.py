@@ -153,6 +153,7 @@ class _Reader:
 
     def parts(self, tokens: Sequence[Token]) -> list[Part]:
         """Return the parts of a list, a set, or a single value."""
+        # grouping braces around a list are those of a set, whose backslashes were left out
         if is_bracketed(tokens, "{") and not {",", "|"}.isdisjoint(signs_at(tokens, depth=1)):
             tokens = [Token("sign", "{set"), *tokens[1:-1], Token("sign", "}set")]
         is_set = is_bracketed(tokens, "{set") and not _is_set_builder(tokens[1:-1])
@@ -186,6 +187,7 @@ class _Reader:
     def _single(self, tokens: Sequence[Token]) -> list[Part]:
         """Return the parts of a statement or a value, by the sign that binds least."""
         signs = set(signs_at(tokens))
+        # a membership may hold everything else, and an equation only values
         if "in" in signs:
             return self._membership(tokens)
         if "≈" in signs:
@@ -272,6 +274,7 @@ class _Reader:
             tokens = tokens[start:]  # `A(1, 2)`
         first = tokens[0]
         last = tokens[-1]
+        # `[1, 2)` is an interval: the brackets may differ
         if not first.is_sign("(", "[", "⟨", "{set") or not last.is_sign(*CLOSING):
             return None
         if not closes_at_end(tokens):
@@ -288,6 +291,7 @@ class _Reader:
         return Collection(items, brackets)
 
     def _ratio(self, tokens: Sequence[Token]) -> Ratio:
+        """Parse `3:4` and `3 to 4`, with a unit."""
         colon = Token("sign", ":")
         terms, unit, _ = split_unit(
             [colon if token.text == "to" else token for token in tokens], self.names, self.nouns
@@ -369,6 +373,7 @@ class _Reader:
         if "=" in signs:
             raise Unreadable("an equation with an inequality")
         nodes = tuple(self._quantity(side).node for side in sides)
+        # as a set, `x < 3` equals `(-\infty, 3)`
         index = _solved_side(sides, nodes, signs)
         if index is None:
             return Part(Relation(nodes, tuple(signs)))
@@ -560,6 +565,7 @@ def _solved_side(
 
 
 def _is_listed_set(tokens: Sequence[Token]) -> bool:
+    """Return True for braces that list their elements."""
     return is_bracketed(tokens, "{set") and not _is_set_builder(tokens[1:-1])
 
 

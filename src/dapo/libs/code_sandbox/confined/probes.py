@@ -87,6 +87,7 @@ def _call(name: str, *arguments: Any) -> int:
 
 
 def _require(condition: bool) -> None:
+    """Fail, as a refused action does, unless the condition holds."""
     if not condition:
         raise OSError
 
@@ -125,9 +126,11 @@ class _Targets:
 
     @property
     def path(self) -> bytes:
+        """The file as an argument of a system call."""
         return os.fsencode(self.file)
 
     def new_path(self) -> str:
+        """Return a path at which nothing is yet."""
         self._names += 1
         return f"{self.folder}/new-{self._names}"
 
@@ -138,6 +141,7 @@ def _files(targets: _Targets) -> dict[str, Probe]:
     how = struct.pack("=QQQ", _O_WRONLY_CLOEXEC, 0, 0)
 
     def lease() -> None:
+        """Ask to be told when somebody opens the file, and give the lease back."""
         opened = targets.opened
         fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_UNLCK)  # or who opens the file waits
@@ -232,10 +236,12 @@ def _talking(targets: _Targets) -> dict[str, Probe]:
     """Return attempts to reach other processes and the network."""
 
     def connected(family: int, kind: int, address: Any) -> None:
+        """Connect to an address."""
         with socket.socket(family, kind) as client:
             client.connect(address)
 
     def datagram(send: Callable[[socket.socket], object]) -> None:
+        """Send something by one end of a pair."""
         sender, receiver = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         with sender, receiver:
             send(sender)
@@ -272,12 +278,14 @@ def _starting(targets: _Targets) -> dict[str, Probe]:
     """Return attempts to start processes and threads."""
 
     def fork(start: Callable[[], int]) -> None:
+        """Start a process that ends at once."""
         child = start()
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)
 
     def thread() -> None:
+        """Start a thread that ends at once."""
         started = threading.Thread(target=int)
         started.start()
         started.join()
@@ -324,9 +332,11 @@ def _scheduling(targets: _Targets) -> dict[str, Probe]:
     core = resource.RLIMIT_CORE
 
     def nice() -> int:
+        """Return the priority of the other process."""
         return os.getpriority(process, targets.process)
 
     def prlimit() -> None:
+        """Read a limit of the other process, and set it to the same value."""
         limits = (ctypes.c_uint64 * 2)()
         _call("prlimit64", targets.process, core, None, limits)
         _call("prlimit64", targets.process, core, limits, None)
@@ -390,6 +400,7 @@ def _kernel(targets: _Targets) -> dict[str, Probe]:
     parameters = ctypes.create_string_buffer(bytes(256))
 
     def message_queue() -> None:
+        """Create a queue, and remove it."""
         name = f"code-sandbox-probe-{os.getpid()}".encode()
         _call("mq_open", name, os.O_CREAT | os.O_RDWR, 0o600, None)
         _call("mq_unlink", name)
@@ -464,6 +475,7 @@ KINDS: dict[str, Callable[[_Targets], dict[str, Probe]]] = {
 
 
 def _successes(targets: _Targets) -> Iterator[tuple[str, str]]:
+    """Yield the probes that succeed, each with the weakness that it shows."""
     for kind, probes in KINDS.items():
         for name, probe in probes(targets).items():
             try:
