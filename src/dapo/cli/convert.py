@@ -28,7 +28,10 @@ from dapo.libs.foreign_options import (
     read_shell,
 )
 
-NOT_WHOLE = 3  # the exit code if options were not read, or their values are not known
+SUCCESS = 0
+FAULT = 1  # as of every check that finds something
+NOT_WHOLE = 3
+NO_ALGORITHM = 4  # no option of the result repairs that, so that scripts can tell it from FAULT
 MAX_BYTES = 2**20
 EXPECTED = (
     "expected a shell script with verl's options (data.train_batch_size=512), a YAML file of verl,"
@@ -42,11 +45,11 @@ class Conversion:
 
     text: str
     """The configuration as YAML, with what it lacks in comments above it."""
-    fault: str | None
-    """Why it cannot be trained: it does not load, or an algorithm has no counterpart; None: it can.
+    exit_code: int
+    """That of the command: SUCCESS, FAULT, NOT_WHOLE or NO_ALGORITHM; wrong input is a ConfigError.
     """
-    is_whole: bool
-    """Whether each option that has a place here was read."""
+    message: str | None
+    """What the exit code means for this file; None: SUCCESS."""
 
 
 def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
@@ -79,15 +82,30 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
         translation.unread.append(f"the options in the file {options[name]} ({name})")
     fault = _fault_of_batch(translation, facts)
     text = translation.text(names, as_literal)
-    if fault is None:
-        try:
-            build_config(yaml.safe_load(text) or {})
-        except ConfigError as error:
-            fault = f"the converted configuration does not load yet: {error}"
-    if translation.missing:
-        fault = f"no such algorithm here: {'; '.join(translation.missing)}"
+    exit_code, message = _verdict(translation, text, fault)
     head = f"# Converted from {path.name} by `dapo convert`; `dapo check` explains what it does.\n"
-    return Conversion(head + text, fault, translation.is_whole)
+    return Conversion(head + text, exit_code, message)
+
+
+def _verdict(translation: Translation, text: str, fault: str | None) -> tuple[int, str | None]:
+    """Return the exit code of a translation, and the sentence that explains it.
+
+    An algorithm without a counterpart counts before the rest: what follows describes another one.
+    """
+    if translation.missing:
+        return NO_ALGORITHM, f"no such algorithm here: {'; '.join(translation.missing)}"
+    if fault is not None:
+        return FAULT, fault
+    try:
+        build_config(yaml.safe_load(text) or {})
+    except ConfigError as error:
+        return FAULT, f"the converted configuration does not load yet: {error}"
+    if translation.is_whole:
+        return SUCCESS, None
+    return NOT_WHOLE, (
+        "options could not be read, or their values are not known; the comments above the"
+        " configuration name them"
+    )
 
 
 _FILES_OF_OPTIONS = {"config", "config_file"}
