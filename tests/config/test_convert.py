@@ -516,7 +516,34 @@ def test_unsloth_raises_the_batch_to_the_group(tmp_path: Path, capsys: pytest.Ca
 def test_a_notebook_is_read_without_its_commands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    cells = [["!pip install trl\n", "import os"], ["%%bash\n", "ls"], BATCH.format(size=8, group=4)]
-    notebook = {"cells": [{"cell_type": "code", "source": cell} for cell in cells]}
+    cells = [
+        ["!pip install \\\n", "  trl\n", "import os"],
+        ["%%bash\n", "ls"],
+        BATCH.format(size=8, group=4),
+    ]
+    picture = {"data": {"image/png": "A" * 2 * convert.MAX_BYTES}}
+    notebook = {
+        "cells": [{"cell_type": "code", "source": cell, "outputs": [picture]} for cell in cells]
+    }
     config, _ = converted(tmp_path, "a.ipynb", json.dumps(notebook), capsys)
     assert (config.rollout.prompts_per_step, config.rollout.group_size) == (2, 4)
+
+
+def test_a_program_around_verl_is_converted_and_its_own_options_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    own = [f"rllm.option_{i}={i}" for i in range(20)]
+    _, out = converted(tmp_path, "a.sh", VERL + " ".join(own), capsys)
+    assert all(f"#   {option}" in out for option in own)
+    (tmp_path / "b.sh").write_text(f"run data.train_files=a data.seed=1 {' '.join(own)}")
+    code, _, err = run(capsys, "convert", str(tmp_path / "b.sh"))
+    assert (code, "has 2 options of verl" in err) == (2, True)
+
+
+def test_a_list_with_an_interpolation_is_known_only_to_the_other_system(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    text = "data: {train_files: ['${oc.env:NOBODY}/a']}\nactor_rollout_ref: {rollout: {n: 4}}\n"
+    (tmp_path / "a.yaml").write_text(text)
+    code, out, _ = run(capsys, "convert", str(tmp_path / "a.yaml"))
+    assert (code, "data.train_files=" in out) == (1, True)

@@ -33,6 +33,7 @@ FAULT = 1  # as of every check that finds something
 NOT_WHOLE = 3
 NO_ALGORITHM = 4  # no option of the result repairs that, so that scripts can tell it from FAULT
 MAX_BYTES = 2**20
+MAX_NOTEBOOK_BYTES = 2**25  # a notebook holds the pictures of its outputs too
 EXPECTED = (
     "expected a shell script with verl's options (data.train_batch_size=512), a YAML file of verl,"
     " AReaL or TRL, or a Python script or notebook that calls TRL's GRPOConfig(...)"
@@ -69,7 +70,8 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
         raise ConfigError(
             f"{path} has the options of this system, not of another; {check} explains it"
         )
-    if peer is None or 2 * matches < len(options):
+    num_expected = _num_of_system(options, peer) if peer else 0
+    if peer is None or 2 * matches < num_expected:
         raise ConfigError(f"{path} has {matches} options of verl, AReaL or TRL; {EXPECTED}")
     facts = _facts(path, peer, reading, num_processes)
     options = OTHERS[peer].folded(options)
@@ -109,12 +111,26 @@ def _verdict(translation: Translation, text: str, fault: str | None) -> tuple[in
 
 
 _FILES_OF_OPTIONS = {"config", "config_file"}
+_SECTION_OF_VERL = "actor_rollout_ref."
 
 
 def _num_known(reading: Reading) -> int:
     """Return the number of options that the tables know."""
     peer = peer_that_knows(reading.options)
     return 0 if peer is None else sum(bool(OTHERS[peer].rows_of(name)) for name in reading.options)
+
+
+def _num_of_system(options: Mapping[str, Any], peer: Peer) -> int:
+    """Return how many options belong to the system itself.
+
+    A program around verl (rllm, verl-tool) has sections of its own, which say nothing against verl;
+    other programs share a few names with it (`data.train_files`), but none of its main section.
+    """
+    is_around_verl = peer == "verl" and any(name.startswith(_SECTION_OF_VERL) for name in options)
+    if not is_around_verl:
+        return len(options)
+    sections = {row.name.partition(".")[0] for row in OTHERS[peer].rows}
+    return sum(name.partition(".")[0] in sections for name in options)
 
 
 def _facts(path: Path, peer: Peer, reading: Reading, num_processes: int | None) -> dict[str, Any]:
@@ -191,7 +207,7 @@ def _read(path: Path) -> list[Reading]:
         return [
             Reading(
                 {
-                    name: Unknown(value) if "${" in str(value) else value
+                    name: Unknown(str(value)) if "${" in str(value) else value
                     for name, value in leaves
                     if name
                 }
@@ -212,8 +228,10 @@ def _read(path: Path) -> list[Reading]:
 
 def _text(path: Path) -> str:
     """Return the text of a script, or that of a notebook's cells of code."""
-    text = read_regular(path, max_bytes=MAX_BYTES).decode("utf-8-sig")
-    if path.suffix != ".ipynb":
+    is_notebook = path.suffix == ".ipynb"
+    max_bytes = MAX_NOTEBOOK_BYTES if is_notebook else MAX_BYTES
+    text = read_regular(path, max_bytes=max_bytes).decode("utf-8-sig")
+    if not is_notebook:
         return text
     cells = json.loads(text)
     listing = cells.get("cells") if isinstance(cells, dict) else None
@@ -228,7 +246,8 @@ def _cell(source: str | Sequence[str]) -> str:
     text = source if isinstance(source, str) else "".join(source)
     if text.lstrip().startswith("%%") and not text.lstrip().startswith("%%capture"):
         return ""
-    text = re.sub(r"^(\s*)[%!].*$", r"\1pass", text, flags=re.MULTILINE)
+    # a command goes on behind a backslash, as in a shell
+    text = re.sub(r"^(\s*)[%!](?:.*\\\n)*.*$", r"\1pass", text, flags=re.MULTILINE)
     try:
         ast.parse(text)
     except SyntaxError:

@@ -4,6 +4,7 @@ and never run.
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import PurePosixPath
@@ -15,6 +16,7 @@ from .reading import Reading
 MAX_STEPS = 50_000  # statements and expressions that are followed
 MAX_DEPTH = 12  # of functions that call each other
 MAX_ITEMS = 1_000  # of a loop
+MAX_OMITTED_LINES = 20  # of f-strings that this Python does not parse
 
 _CALLS = {
     "GRPOConfig": ("output_dir",),
@@ -162,8 +164,9 @@ def read_script(text: str, module: str) -> Reading:
     A function of the script is `module:function`, and one that it imports has the name of its own
     module. Raises ValueError or SyntaxError.
     """
-    tree = ast.parse(text)
     reader = _Reader(module)
+    tree, lines = _parsed_script(text)
+    reader.reading.unread += lines
     try:
         reader.body(tree.body)
         reader.follow_the_rest(tree)
@@ -177,6 +180,25 @@ def read_script(text: str, module: str) -> Reading:
     if not found.options and not found.unread:
         raise ValueError("there is no call of GRPOConfig or GRPOTrainer with arguments")
     return found
+
+
+def _parsed_script(text: str) -> tuple[ast.Module, list[str]]:
+    """The script without the lines of f-strings that only a newer Python parses, and these lines.
+
+    Python 3.12 allows the quotes of an f-string within its braces. Raises SyntaxError.
+    """
+    lines = text.split("\n")
+    omitted: list[str] = []
+    while True:
+        try:
+            return ast.parse("\n".join(lines)), omitted
+        except SyntaxError as error:
+            number = error.lineno or 0
+            is_new_syntax = error.msg.startswith("f-string") and 0 < number <= len(lines)
+            if not is_new_syntax or not lines[number - 1] or len(omitted) >= MAX_OMITTED_LINES:
+                raise
+            omitted.append(f"line {number}: {lines[number - 1].strip()}")
+            lines[number - 1] = ""
 
 
 class _Reader:
@@ -328,6 +350,8 @@ class _Reader:
             case ast.ImportFrom(module=source, names=names):
                 for each in names:
                     self.scopes[-1][each.asname or each.name] = _Reference(f"{source}:{each.name}")
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if _is_cell(node):
+                self._cell(node)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self.scopes[-1][node.name] = _Reference(f"{self.module}:{node.name}", node)
             case ast.ClassDef():
@@ -374,6 +398,12 @@ class _Reader:
             case ast.Delete(targets=targets):
                 for target in targets:
                     self._delete(target, node)
+
+    def _cell(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        """Follow a cell of a marimo notebook, whose names are those of the module."""
+        self.followed.add(node)
+        with suppress(_Return, _LoopEnd):
+            self.body(node.body)
 
     def _if(self, node: ast.If) -> None:
         verdict = self._value(node.test)
@@ -1346,6 +1376,12 @@ def _from_pairs(value: Any) -> Any:
     if isinstance(value, list) and all(isinstance(each, list) and len(each) == 2 for each in value):
         return {key: each for key, each in value if isinstance(key, str)}
     return value
+
+
+def _is_cell(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function is a cell of a marimo notebook: `@app.cell`, `@app.cell(hide_code=True)`."""
+    targets = [getattr(decorator, "func", decorator) for decorator in node.decorator_list]
+    return any(ast.unparse(target) == "app.cell" for target in targets)
 
 
 def _is_stored(node: ast.AST) -> bool:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
 import yaml
@@ -56,6 +57,7 @@ _PRINTING = (
     "mkdir",
     "rm",
 )
+_SHELLS = ("bash", "sh", "zsh")
 _NAME = r"[A-Za-z_]\w*"
 _OPTION = re.compile(rf"(?:\+{{0,2}}|~)({_NAME}(?:[.@/][\w@/-]+)*)=(.*)", flags=re.DOTALL)
 _STRAY = re.compile(rf"(?:\+{{0,2}}|~){_NAME}(?:\.\w+)+=.*", flags=re.DOTALL)
@@ -288,7 +290,7 @@ class _Shell:
         """Follow a command whose words are known."""
         if name in ("exit", "return") or (name == "exec" and len(words) == 1):
             raise _Exit
-        command_flag = _short_flag(words, "c") if name in ("bash", "sh", "zsh") else None
+        script = _script_of_shell(words)
         if name in self.functions and self.depth < MAX_DEPTH:
             self._call(self.functions[name], words[1:])
         elif name == "set":
@@ -308,9 +310,8 @@ class _Shell:
                 self._assign_formula(each)
         elif name == "eval":
             self._nested(" ".join(words[1:]), command)
-        elif command_flag:
-            script = words[command_flag + 1 : command_flag + 2]
-            self._nested("".join(script), command)
+        elif script is not None and name not in _PRINTING:
+            self._nested(script, command)
         elif name == "printf" and words[1:2] == ["-v"] and len(words) > 2:
             self.variables[words[2]] = f"{_OPEN}${words[2]}{_CLOSE}"
         elif name in _PRINTING:
@@ -350,9 +351,12 @@ class _Shell:
     def _program(self, words: list[str], command: Simple) -> None:
         """A command that may be a trainer."""
         if _STRAY.fullmatch(words[0]):
-            self.unread.append(
-                f"line {command.line}: {_plain(words[0])} stands outside of a command"
-            )
+            # a line ended too early: `\ # comment`; the shell takes the rest for a command
+            self.unread += [
+                f"line {command.line}: {_plain(word)} stands outside of a command"
+                for word in words
+                if _STRAY.fullmatch(word)
+            ]
             return
         start = _program_end(words)
         reading = Reading(command=_shown(words[:start]), line=command.line)
@@ -522,15 +526,18 @@ class _Shell:
 
     def _text(self, word: Word) -> str:
         """The text of a word that is not split."""
-        texts: list[str] = []
-        for i, part in enumerate(word):
-            found = " ".join(self._expanded(part))
-            is_home = (
-                i == 0 and part.kind == "text" and not part.is_quoted and found.startswith("~/")
-            )
-            home = self.variables.get("HOME")
-            texts.append(f"{home}{found[1:]}" if is_home and isinstance(home, str) else found)
+        texts = [" ".join(self._expanded(part)) for part in self._with_home(word)]
         return "".join(texts)[:MAX_TEXT]
+
+    def _with_home(self, word: Word) -> Word:
+        """Replace a `~/` at the begin of a word by the home directory."""
+        home = self.variables.get("HOME")
+        first = word[0] if word else None
+        if first is None or first.kind != "text" or first.is_quoted or not isinstance(home, str):
+            return word
+        if not first.text.startswith("~/"):
+            return word
+        return (Part("text", f"{home}{first.text[1:]}"), *word[1:])
 
     def _fields(self, word: Word) -> list[str]:
         """The words that a word becomes: what is not quoted is split at spaces, an array gives a
@@ -538,7 +545,7 @@ class _Shell:
         """
         fields: list[str] = []
         is_open = False
-        for part in word:
+        for part in self._with_home(word):
             texts = self._expanded(part)
             if part.kind == "text":
                 texts = ["".join(texts)]
@@ -599,6 +606,18 @@ class _Shell:
             return [self._text(commands[0].heredocs[0]).rstrip("\n")]
         if words[:1] == ["echo"] and not any(word.startswith("-") for word in words[1:]):
             return [" ".join(words[1:])]
+        if any(_OPEN in word for word in words):
+            return unknown
+        match words:
+            case ["expr", _, *_] if all(re.fullmatch(r"\d+|[-+*/%()]", word) for word in words[1:]):
+                number = self._computed(" ".join(words[1:]))
+                return [number] if _is_integer(number) else unknown
+            case ["basename", path]:
+                return [path.rstrip("/").rpartition("/")[2]]
+            case ["basename", path, ending]:
+                return [path.rstrip("/").rpartition("/")[2].removesuffix(ending)]
+            case ["dirname", path]:
+                return [PurePosixPath(path).parent.as_posix()]
         return unknown
 
     def _variable(self, source: str) -> list[str]:
@@ -839,11 +858,17 @@ def _compared(words: Sequence[str]) -> bool | None:
 _NUMERIC = {"-eq": (0,), "-ne": (-1, 1), "-lt": (-1,), "-le": (-1, 0), "-gt": (1,), "-ge": (0, 1)}
 
 
-def _short_flag(words: Sequence[str], letter: str) -> int | None:
-    """The position of the words' flag with a letter, as `-lc`."""
-    return next(
-        (i for i, word in enumerate(words) if re.fullmatch(rf"-[a-z]*{letter}", word)), None
-    )
+def _script_of_shell(words: Sequence[str]) -> str | None:
+    """The commands of `bash -lc COMMANDS`, also behind a launcher: `srun bash -c COMMANDS`."""
+    for i, word in enumerate(words):
+        if word.rpartition("/")[2] not in _SHELLS:
+            continue
+        for flag, script in zip(words[i + 1 :], words[i + 2 :], strict=False):
+            if re.fullmatch(r"-[a-z]*c", flag):
+                return script
+            if not flag.startswith("-"):
+                break
+    return None
 
 
 def _is_list(source: str) -> bool:
@@ -908,9 +933,9 @@ def _typed(text: str) -> Any:
         return Unknown(_plain(text))
     if re.fullmatch(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+", text):
         return float(text)
-    if text.startswith("{"):
-        text = re.sub(r"([{,]\s*[\w.'\"-]+):(?=\S)", r"\1: ", text)
+    # YAML has a space behind the colon of a mapping, Hydra need not have one
+    spaced = re.sub(r"([{,]\s*[\w.'\"-]+):(?=\S)", r"\1: ", text) if text[:1] == "{" else text
     try:
-        return yaml.safe_load(text)
+        return yaml.safe_load(spaced)
     except yaml.YAMLError:
         return text
