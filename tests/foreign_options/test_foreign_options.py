@@ -13,7 +13,7 @@ from dapo.libs.foreign_options import (
     compute,
     read_script,
     read_shell,
-    translated,
+    translate_value,
 )
 
 
@@ -111,9 +111,9 @@ def test_the_row_of_a_value_holds_before_that_of_the_option():
         Counterpart("mode=Fast", ("speed=on", "level=2"), "", converted=False, formula=""),
         Counterpart("mode", ("name",), "", converted=False, formula=""),
     ]
-    assert translated(rows, "fast", {}) == (rows[0], {"speed": "on", "level": 2})
-    assert translated(rows, "slow", {}) == (rows[1], {"name": "slow"})
-    assert translated(rows[:1], "slow", {}) == (None, {})
+    assert translate_value(rows, "fast", {}) == (rows[0], {"speed": "on", "level": 2})
+    assert translate_value(rows, "slow", {}) == (rows[1], {"name": "slow"})
+    assert translate_value(rows[:1], "slow", {}) == (None, {})
 
 
 TRAINED = "\nGRPOTrainer(model='m', args=args, train_dataset='d', reward_funcs='r').train()\n"

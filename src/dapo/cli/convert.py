@@ -59,7 +59,7 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     `num_processes` is the number of trainer processes that a script of TRL is launched on; None: as
     its launcher says, else 1. Raises ConfigError if the file is of no other system.
     """
-    readings = _read(path)
+    readings = _readings(path)
     names = [name for name, _ in options_of()]
     reading = max(readings, key=_num_known, default=Reading())
     options = reading.options
@@ -74,7 +74,7 @@ def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
     if peer is None or 2 * matches < num_expected:
         raise ConfigError(f"{path} has {matches} options of verl, AReaL or TRL; {EXPECTED}")
     facts = _facts(path, peer, reading, num_processes)
-    options = OTHERS[peer].folded(options)
+    options = OTHERS[peer].fold_mappings(options)
     translation = OTHERS[peer].translate(options, facts)
     translation.unread += reading.unread
     translation.assumed += [*_other_commands(readings, reading), *reading.assumed]
@@ -146,14 +146,14 @@ def _facts(path: Path, peer: Peer, reading: Reading, num_processes: int | None) 
     }
 
 
-def _other_commands(readings: Sequence[Reading], chosen: Reading) -> list[str]:
+def _other_commands(readings: Sequence[Reading], trainer: Reading) -> list[str]:
     """Describe the commands of a script that have options too and are not translated."""
-    notes = [f"line {chosen.line}: the command {chosen.command}"] if chosen.line else []
+    notes = [f"line {trainer.line}: the command {trainer.command}"] if trainer.line else []
     for reading in readings:
-        if reading is chosen or not _num_known(reading):
+        if reading is trainer or not _num_known(reading):
             continue
         differ = [
-            name for name, value in reading.options.items() if chosen.options.get(name) != value
+            name for name, value in reading.options.items() if trainer.options.get(name) != value
         ]
         if differ:
             notes.append(
@@ -197,7 +197,7 @@ def _fault_of_batch(translation: Translation, facts: Mapping[str, Any]) -> str |
     return fault
 
 
-def _read(path: Path) -> list[Reading]:
+def _readings(path: Path) -> list[Reading]:
     """Return the commands of a file with their options, by their names in the other system.
 
     Raises ConfigError.
