@@ -41,7 +41,7 @@ class ConfigError(DapoError):
 class ConversionFault(DapoError):
     """A converted configuration cannot be trained as it is; its text has been printed."""
 
-    def __init__(self, text: str, exit_code: int) -> None:
+    def __init__(self, text: str, exit_code: int = 1) -> None:
         super().__init__(text)
         self.exit_code = exit_code
 
