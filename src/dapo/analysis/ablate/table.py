@@ -131,8 +131,9 @@ def _notes(
         }
         values = [value for value in accuracies.values() if value is not None]
         if values and not np.allclose(values, values[0]):
+            quantity = "accuracy" if results.is_binary(condition) else "mean score"
             yield (
-                f"the accuracy before training differs between the rows of seed {seed}, though they"
+                f"the {quantity} before training differs between the rows of seed {seed}, though they"
                 " begin with the same model: they were evaluated with different options, or on"
                 " machines that round differently"
             )
