@@ -123,7 +123,8 @@ def model_pass_rates(
     plan = evaluation_plan(config, loaded.stop_ids)
     require_fit(chosen, encoder, loaded, plan.max_response_tokens)
     with ExitStack() as stack:
-        judge = stack.enter_context(VerifierPool(config.reward))
+        time = config.data.template_time
+        judge = stack.enter_context(VerifierPool(config.reward, template_time=time))
         episodes = open_episodes(config, loaded.tokenizer) if config.plays_episodes else None
         if episodes is not None:
             chosen = episodes.with_prompts(chosen)

@@ -416,7 +416,7 @@ class TurnRenderer:
         if not self.prompts.uses_template:
             return
         for problem in problems:
-            self._require_same_behind(problem)
+            self.require_same_behind(problem)
         for problem in problems if self.is_exact else ():
             history: Chat = list(self._messages(problem))
             prompt = self.prompts.render(problem)
@@ -434,7 +434,7 @@ class TurnRenderer:
                             history, prompt, role, behind, removed, messages, sampled, columns
                         )
 
-    def _require_same_behind(self, problem: Problem) -> None:
+    def require_same_behind(self, problem: Problem) -> None:
         """Raise DataError if a problem's columns change what the template puts behind a turn."""
         columns = template_columns(problem)
         if not columns:

@@ -8,7 +8,13 @@ from dapo.core.errors import DataError
 from dapo.core.ranges import Ranges
 from dapo.core.text import quoted
 from dapo.data.demonstrations import turns_of
-from dapo.data.prompts import PromptEncoder, chat_messages, template_columns
+from dapo.data.prompts import (
+    TEMPLATE_KWARGS,
+    TOOLS,
+    PromptEncoder,
+    chat_messages,
+    template_columns,
+)
 from dapo.environments.rendering import TurnRenderer, begun_text
 from dapo.environments.thoughts import THOUGHT_MARKS, ends_in_thought
 from dapo.types import Message, Problem, content_text
@@ -94,7 +100,9 @@ class AnswerEncoder:
             position += 1 + len(observed)
             if position < len(turns):
                 roles = tuple(sorted({message["role"] for message in observed} | {"user"}))
-                ids += self._renderer(roles).following(observed, ended=True, end_id=ids[-1])
+                renderer = self._renderer(roles)
+                renderer.require_same_behind(demonstration)
+                ids += renderer.following(observed, ended=True, end_id=ids[-1])
         return Answer(ids, None if len(ranges) == 1 else tuple(ranges))
 
     def _renderer(self, roles: tuple[str, ...]) -> TurnRenderer:
@@ -113,7 +121,14 @@ class AnswerEncoder:
                 f"demonstration {demonstration.id}: the response {quoted(content)} contains"
                 f" {self._end}, which ends a turn; leave it out, it is added"
             )
-        question = demonstration if is_first else Problem(demonstration.id, _QUESTION, "")
+        question = demonstration
+        if not is_first:
+            fields = {
+                name: value
+                for name, value in demonstration.fields.items()
+                if name in (TOOLS, TEMPLATE_KWARGS)
+            }
+            question = Problem(demonstration.id, _QUESTION, "", fields=fields)
         if turn.keys() <= {"role", "content", *_THOUGHT_KEYS}:
             text = self._turn_text(turn, question)
         else:
@@ -177,7 +192,9 @@ class AnswerEncoder:
             question, instruction=self._config.instruction, system=self._config.system
         )
         prompt = self._prompts.render(question)
-        rendered = self._prompts.render_messages([*messages, dict(turn)], header=False)
+        rendered = self._prompts.render_messages(
+            [*messages, dict(turn)], header=False, **template_columns(question)
+        )
         thought = str(next((turn[key] for key in _THOUGHT_KEYS if turn.get(key)), "") or "")
         content = content_text(turn)
         if rendered.startswith(prompt):

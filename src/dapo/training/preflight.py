@@ -148,7 +148,11 @@ def open_judge(
         from dapo.policy.custom_loss import load_loss  # imports torch, as the user's module does
 
         load_loss(config.loss.function)
-    with VerifierPool(resolve_auto_verifier(config).reward, output=VerifierOutput()) as judge:
+    with VerifierPool(
+        resolve_auto_verifier(config).reward,
+        output=VerifierOutput(),
+        template_time=config.data.template_time,
+    ) as judge:
         judge.needed_columns = {**judge.needed_columns, **_columns_of_audit(config)}
         yield judge
 

@@ -178,7 +178,8 @@ def _evaluate(
     data = evaluation_data(request, base)
     config, checkpoint = evaluation_config(model, data, request, base)
     with with_start_folder(RunDirectory(Path(model))), ExitStack() as stack:
-        judge = stack.enter_context(VerifierPool(config.reward))
+        time = config.data.template_time
+        judge = stack.enter_context(VerifierPool(config.reward, template_time=time))
         inputs, problems, copies = _read_problems(
             config, request, judge.needed_columns, is_run=base is not None
         )

@@ -123,12 +123,13 @@ def new_run(
         prepared: entries that the caller has written into the directory.
         module_folders: the folders of modules that options name, for the manifest.
     """
+    started = datetime.now(UTC)
+    if judge is None:  # else it was opened with the time of these options
+        config = config.at_time(local(started))
     with (
         open_judge(config, run_dir=path, prepared=prepared) if judge is None else nullcontext(judge)
     ) as verifiers:
         require_hardware(config)
-        started = datetime.now(UTC)
-        config = config.at_time(local(started))
         notes: list[str] = []
         config = resolve_auto(with_exported_runs(config, notes.append), log=notes.append)
         inputs = _read_inputs(config, verifiers)
@@ -142,6 +143,7 @@ def new_run(
             gpus=gpus,
             run_dir=path,
             module_folders=module_folders,
+            template_time=config.data.template_time,
         )
         save = partial(save_tokenizer, loaded=inputs.loaded)
         directory = RunDirectory.create(

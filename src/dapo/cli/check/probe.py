@@ -33,7 +33,7 @@ _WIDTH = 110
 def run_probe(config: Config, problems: int | None, samples: int | None) -> Probe:
     """Probe a configuration on this machine, with a progress bar on the standard error."""
     config = resolve_auto(config)
-    with VerifierPool(config.reward) as judge:
+    with VerifierPool(config.reward, template_time=config.data.template_time) as judge:
         inputs = read_inputs(config, judge.needed_columns)
         config = resolve_engine(config, inputs.loaded.model)
         with progress("probe") as show:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from dapo.core.errors import RewardError
@@ -54,14 +55,19 @@ class VerifierPool:
         *,
         startup_s: float = STARTUP_S,
         output: VerifierOutput | None = None,
+        template_time: datetime | None = None,
     ) -> None:
         """Start the workers and wait for the first one.
 
         Verifier output goes to the standard error, or to `output`, which closes with the pool.
+        `template_time` is the local time that a verifier's chat template reads as now.
         Raises RewardError if a worker cannot build the verifier within `startup_s`.
         """
         self.spec = RewardSpec.of(
-            reward.verifier, options=reward.options, threshold=reward.threshold
+            reward.verifier,
+            options=reward.options,
+            threshold=reward.threshold,
+            template_time=template_time,
         )
         self._timeout_s = reward.timeout_s
         self.output = output

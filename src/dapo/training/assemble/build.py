@@ -174,7 +174,8 @@ def open_audit(config: Config, log: Callable[[str], None]) -> Iterator[Audit | N
         yield None
         return
     output = VerifierOutput()
-    with VerifierPool(config.audit_reward, output=output) as judge:
+    time = config.data.template_time
+    with VerifierPool(config.audit_reward, output=output, template_time=time) as judge:
         judge.log_to(log)
         yield Audit(judge, share=config.audit.share, seed=config.train.seed, output=output)
 
