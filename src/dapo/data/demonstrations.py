@@ -9,10 +9,10 @@ from typing import Any
 from dapo.config.data_spec import Columns, Source
 from dapo.core.errors import DataError
 from dapo.data.problems import load_problems
-from dapo.data.prompts import TEMPLATE_KWARGS
 from dapo.data.sources.rows import (
     CONVERSATION_COLUMNS,
     PROMPT_COLUMNS,
+    TEMPLATE_KWARGS,
     as_message,
     as_prompt,
     column_value,

@@ -14,7 +14,7 @@ from dapo.core.loading import import_locations
 from dapo.core.secrets import mask_text
 from dapo.environments.calls import CallForm
 from dapo.environments.environment import StepResult, prompt_to_json, result_to_json
-from dapo.rewards.verdicts import problem_to_json
+from dapo.rewards.verdicts import problem_to_frame
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.process import WorkerLost, WorkerProcess, encode, needed_environment
 from dapo.rewards.workers.starter import MAX_RETRIES, WorkerStarter
@@ -46,7 +46,7 @@ class EpisodeHandle:
         """The reason why the episode cannot continue."""
         reading = {"form": pool.call_form, "begun": pool.begun}
         self.reset = self._submit(
-            {"call": "reset", "problem": problem_to_json(problem), "seed": seed, **reading}
+            {"call": "reset", "problem": problem_to_frame(problem), "seed": seed, **reading}
         )
         """The answer of `reset`."""
 

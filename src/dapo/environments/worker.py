@@ -12,8 +12,8 @@ from typing import Any
 from dapo.core.loading import OUT_OF_MEMORY, Failure, try_call
 from dapo.environments.adapters import environment_maker
 from dapo.environments.environment import Environment, StepResult, prompt_to_json, result_to_json
+from dapo.rewards.verdicts import problem_of_frame
 from dapo.rewards.workers.worker import Answer, run
-from dapo.types import Problem
 
 _MAX_REASON_CHARS = 1000
 
@@ -71,7 +71,7 @@ def _answer(
     name = message["episode"]
     seed = message.get("seed", 0)
     if message["call"] == "reset":
-        problem = Problem(**message["problem"])
+        problem = problem_of_frame(message["problem"])
         random.seed(seed)
         if (numpy := sys.modules.get("numpy")) is not None:
             numpy.random.seed(seed % 2**32)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dapo.core.errors import RewardError
 from dapo.core.secrets import mask_text
 from dapo.rewards.combine import RewardSpec, Scope
-from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json, responses_to_json
+from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_frame, responses_to_json
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.process import (
     WorkerLost,
@@ -317,7 +317,7 @@ def make_tasks(
         raise ValueError(f"{len(responses)} responses, but the tokens of {len(token_ids)}")
     try:
         # once per group: its tests may be large
-        problem_json = json.dumps(problem_to_json(problem))
+        problem_json = json.dumps(problem_to_frame(problem))
     except (TypeError, ValueError) as error:
         raise RewardError(f"problem {problem.id!r} has a field that is not JSON: {error}") from None
     everything = range(len(responses))
