@@ -8,13 +8,8 @@ from dapo.core.errors import DataError
 from dapo.core.ranges import Ranges
 from dapo.core.text import quoted
 from dapo.data.demonstrations import turns_of
-from dapo.data.prompts import (
-    TEMPLATE_KWARGS,
-    TOOLS,
-    PromptEncoder,
-    chat_messages,
-    template_columns,
-)
+from dapo.data.prompts import TOOLS, PromptEncoder, chat_messages, template_columns
+from dapo.data.sources.rows import TEMPLATE_KWARGS
 from dapo.environments.rendering import TurnRenderer, begun_text
 from dapo.environments.thoughts import THOUGHT_MARKS, ends_in_thought, thought_marks
 from dapo.types import Message, Problem, content_text

@@ -178,8 +178,9 @@ def _evaluate(
     data = evaluation_data(request, base)
     config, checkpoint = evaluation_config(model, data, request, base)
     with with_start_folder(RunDirectory(Path(model))), ExitStack() as stack:
-        time = config.data.template_time
-        judge = stack.enter_context(VerifierPool(config.reward, template_time=time))
+        template_time = config.data.template_time
+        pool = VerifierPool(config.reward, template_time=template_time)
+        judge = stack.enter_context(pool)
         inputs, problems, copies = _read_problems(
             config, request, judge.needed_columns, is_run=base is not None
         )
