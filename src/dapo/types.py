@@ -57,7 +57,9 @@ class Problem:
     source: str = ""
     """The origin of the problem: a file or the name of a task."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """The other columns of the data set as JSON values, which reward functions receive as keywords.
+    """The other columns of the data set, which reward functions receive as keywords.
+
+    They are JSON values, and dates, times, durations, decimals and UUIDs.
     """
 
     @property

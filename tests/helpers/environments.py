@@ -47,6 +47,16 @@ class Echo:
         return StepResult(reward=-0.5, done=True, correct=False)
 
 
+class NamesTypes:
+    """Begins with the types and texts of the problem's columns."""
+
+    def reset(self, problem: Problem, seed: int) -> str:
+        return ", ".join(f"{type(value).__name__} {value}" for value in problem.fields.values())
+
+    def step(self, action: str) -> StepResult:
+        return StepResult(done=True)
+
+
 class Dice:
     """Throws a die of the global generator at each step, as many games do."""
 

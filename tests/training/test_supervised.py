@@ -243,6 +243,33 @@ def with_thought(message: Any) -> dict[str, Any]:
     return {**message, "content": THOUGHT + message["content"] if is_own else message["content"]}
 
 
+THINKING_BY_OPTION = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if tools %}{% endif %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{{ '<think>\n\n</think>\n\n' if not think }}{% endif %}"
+)
+
+
+def test_columns_for_the_template_act_on_every_turn_of_a_demonstration() -> None:
+    tokens = tokenizer.__wrapped__("chatml")
+    tokens.chat_template = THINKING_BY_OPTION
+    by_option = DataConfig(train="builtin:sums", chat_template_kwargs={"think": True})
+    encoder = AnswerEncoder(tokens, by_option, PromptEncoder(tokens, by_option))
+    expected = encoder.encode(read({"messages": TURNS}))
+    assert expected.sampled is not None
+    plain = DataConfig(train="builtin:sums")
+    encoder = AnswerEncoder(tokens, plain, PromptEncoder(tokens, plain), history="append")
+    with pytest.raises(
+        DataError, match=r"puts behind a turn depends on the columns of problem .*; leave out think"
+    ):
+        encoder.encode(read({"messages": TURNS, "chat_template_kwargs": {"think": True}}))
+    one_turn = {"prompt": "4 + 3?", "response": "It is 7"}
+    problem = read({**one_turn, "chat_template_kwargs": {"think": True}})
+    prompts = PromptEncoder(tokens, plain)
+    assert prompts.render(problem).endswith("<|im_start|>assistant\n")
+    assert prompts.decode_prompt(encoder.encode(problem).token_ids) == "It is 7<|im_end|>"
+
+
 def test_all_turns_of_the_assistant_are_imitated_and_nothing_else() -> None:
     tokens = tokenizer("chatml")
     config = DataConfig(train="builtin:sums")

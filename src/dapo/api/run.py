@@ -19,7 +19,7 @@ from dapo.core.files import damage_of, read_json
 from dapo.core.terminal import printable, warn
 from dapo.core.text import quoted
 from dapo.core.waiting import Interrupted
-from dapo.runs.console import METRIC_COLUMNS
+from dapo.runs.console import columns_of
 from dapo.runs.curves import curves_figure
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metric_table import accuracy_text, is_mean_score
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 SHOWN_METRICS = (
     "reward/mean",
     "reward/accuracy",
+    "reward/score_mean",
     "rollout/keep_rate",
     "rollout/response_tokens_mean",
     "loss/entropy",
@@ -136,7 +137,7 @@ class Run:
 
     @property
     def evaluations(self) -> "pd.DataFrame":
-        """The evaluations during training by step: accuracy with its 95 % interval, and more."""
+        """The evaluations during training by step: accuracy or mean score, its interval, and more."""
         paths = self._directory.evaluations().values()
         rows = [
             {k: v for k, v in read_json(path).items() if not isinstance(v, dict | list)}
@@ -158,7 +159,7 @@ class Run:
         return EvaluationResult.of(read_json(path))
 
     def curves(self) -> Curves:
-        """Return a figure of accuracy, length, entropy and outcomes of groups.
+        """Return a figure of accuracy or mean score, length, entropy and outcomes of groups.
 
         Raises DataError without metrics.
         """
@@ -324,7 +325,7 @@ class Run:
         if state.state == "failed":
             facts["state"] = f"failed ({(state.exit_reason or '').partition(chr(10))[0]})"
         numbers = {name: value for name, value in state.metrics.items() if value is not None}
-        for column in METRIC_COLUMNS:
+        for column in columns_of(numbers):
             if column.metric in SHOWN_METRICS and column.metric in numbers:
                 facts[column.label] = column.show(numbers).strip()
         for name, result in state.evaluations.items():

@@ -315,10 +315,12 @@ class Session(AbstractContextManager["Session"]):
                 options=reward.options,
                 threshold=reward.threshold,
                 functions=functions,
+                template_time=config.data.template_time,
             )
         key = reward.model_dump_json()
         if key not in self._pools:
-            self._pools[key] = self._stack.enter_context(closing(VerifierPool(reward)))
+            pool = VerifierPool(reward, template_time=config.data.template_time)
+            self._pools[key] = self._stack.enter_context(closing(pool))
         return self._pools[key]
 
     def _read(self, config: Config, key: str, code: UserCode) -> list[Problem]:

@@ -12,7 +12,7 @@ from dapo.data.begun import episode_name
 from dapo.data.sources.builtin import Split, builtin_problems
 from dapo.data.sources.gym_source import gym_problems
 from dapo.data.sources.readers import read_hub_rows, read_rows
-from dapo.data.sources.rows import problem_from_row, problem_id, prompt_text, unlike_json
+from dapo.data.sources.rows import lost_type, problem_from_row, problem_id, prompt_text
 from dapo.types import Problem
 
 SHOWN_ERRORS = 10
@@ -147,7 +147,7 @@ def _read(
     for where, row in rows:
         if texts is not None and not isinstance(row, DataError):
             for column, value in row.items():
-                if (kind := unlike_json(value)) is not None:
+                if (kind := lost_type(str(column), value, source.columns)) is not None:
                     texts.setdefault(str(column), kind)
         try:
             problem = convert(row, where=where, source=name, **options)

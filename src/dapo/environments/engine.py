@@ -149,6 +149,7 @@ class EpisodeEngine:
         self._by_load = by_load
         self._warn = warn
         self._to_compare = COMPARED_EPISODES if renderer.is_exact and warn is not None else 0
+        self._has_named_tokens = False
         self._polls = 0
         self._running: dict[str, _Running] = {}
         self._sampling: dict[str, _Running] = {}
@@ -387,7 +388,11 @@ class EpisodeEngine:
         return self._starts.difference(problem, running.handle.reset.result()["prompt"])
 
     def _compare(self, running: _Running) -> None:
-        """Warn of an episode whose last turn follows another text than the chat template's own."""
+        """Warn of an episode whose last turn follows other tokens than the chat template's own.
+
+        Another text ends the comparisons. Equal text in other tokens is named once: a policy
+        samples such tokens now and then.
+        """
         request = running.request
         if (
             running.num_turns < 2
@@ -399,18 +404,37 @@ class EpisodeEngine:
         self._to_compare -= 1
         turn_start = running.sampled[-1][0]
         ids = (*request.prompt_ids, *running.token_ids[:turn_start])
+        shift = len(request.prompt_ids)
+        turns = tuple((start + shift, end + shift) for start, end in running.sampled[:-1])
         last = max(
             i for i, message in enumerate(running.messages) if message["role"] == "assistant"
         )
-        difference = self._renderer.difference(request.problem, running.messages[:last], ids)
+        difference = self._renderer.difference(
+            request.problem, running.messages[:last], ids, turns=turns
+        )
         if difference is None:
             return
-        self._to_compare = 0
-        self._warn(
-            f"an episode of problem {request.problem.id} is not what {self._renderer.name} writes"
-            f" for its messages: {difference}; the policy trains behind the tokens that it has"
-            " seen, and a chat client would send others"
+        episode = f"an episode of problem {request.problem.id}"
+        name = self._renderer.name
+        behind = (
+            "the policy trains behind the tokens that it has seen, and a chat client would send"
+            " others"
         )
+        if difference.kind == "text":
+            self._to_compare = 0
+            self._warn(
+                f"{episode} is not what {name} writes for its messages: {difference.description};"
+                f" {behind}"
+            )
+        elif not self._has_named_tokens:
+            self._has_named_tokens = True
+            other = "in other tokens"
+            if difference.kind == "white space":
+                other = "with other white space"
+            self._warn(
+                f"{episode} has the text that {name} writes for its messages, {other},"
+                f" {difference.description}; {behind}"
+            )
 
     def _end(self, running: _Running, finish: Finish) -> Generation:
         if self._to_compare and finish != "aborted":

@@ -16,7 +16,7 @@ from dapo.processes.frames import encode
 from dapo.processes.output import WorkerOutput
 from dapo.processes.pool import STARTUP_S, Call, Limits, WorkerPool
 from dapo.processes.process import WorkerLost, WorkerProcess, WorkerProgram
-from dapo.rewards.verdicts import problem_to_json
+from dapo.rewards.verdicts import problem_to_frame
 from dapo.types import Problem
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class EpisodeHandle:
         """The reason why the episode cannot continue."""
         reading = {"form": pool.call_form, "begun": pool.begun}
         self.reset = self._submit(
-            {"call": "reset", "problem": problem_to_json(problem), "seed": seed, **reading}
+            {"call": "reset", "problem": problem_to_frame(problem), "seed": seed, **reading}
         )
         """The answer of `reset`."""
 

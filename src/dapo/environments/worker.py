@@ -11,7 +11,7 @@ from dapo.core.loading import OUT_OF_MEMORY, Failure, try_call
 from dapo.environments.adapters import environment_maker
 from dapo.environments.environment import Environment, StepResult, prompt_to_json, result_to_json
 from dapo.processes.worker import Answer, run
-from dapo.types import Problem
+from dapo.rewards.verdicts import problem_of_frame
 
 _MAX_REASON_CHARS = 1000
 
@@ -66,7 +66,7 @@ def _answer(
     name = message["episode"]
     seed = message.get("seed", 0)
     if message["call"] == "reset":
-        problem = Problem(**message["problem"])
+        problem = problem_of_frame(message["problem"])
         random.seed(seed)
         np.random.seed(seed % 2**32)
         random_state = random.getstate()

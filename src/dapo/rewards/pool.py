@@ -8,6 +8,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from dapo.core.environment import needed_environment
@@ -19,7 +20,7 @@ from dapo.processes.output import WorkerOutput
 from dapo.processes.pool import STARTUP_S, Call, Limits, WorkerPool
 from dapo.processes.process import WorkerLost, WorkerProcess, WorkerProgram
 from dapo.rewards.combine import RewardSpec, Scope
-from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json, responses_to_json
+from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_frame, responses_to_json
 from dapo.types import Problem, Verdict
 
 if TYPE_CHECKING:
@@ -40,14 +41,19 @@ class VerifierPool(WorkerPool):
         *,
         startup_s: float = STARTUP_S,
         output: WorkerOutput | None = None,
+        template_time: datetime | None = None,
     ) -> None:
         """Start the workers and wait for the first one.
 
         Verifier output goes to the standard error, or to `output`, which closes with the pool.
+        `template_time` is the local time that a verifier's chat template reads as now.
         Raises RewardError if a worker cannot build the verifier within `startup_s`.
         """
         self.spec = RewardSpec.of(
-            reward.verifier, options=reward.options, threshold=reward.threshold
+            reward.verifier,
+            options=reward.options,
+            threshold=reward.threshold,
+            template_time=template_time,
         )
         program = WorkerProgram(
             module="dapo.rewards.worker",
@@ -185,7 +191,7 @@ def make_tasks(
         raise ValueError(f"{len(responses)} responses, but the tokens of {len(token_ids)}")
     try:
         # once per group: its tests may be large
-        problem_json = json.dumps(problem_to_json(problem))
+        problem_json = json.dumps(problem_to_frame(problem))
     except (TypeError, ValueError) as error:
         raise RewardError(f"problem {problem.id!r} has a field that is not JSON: {error}") from None
     everything = range(len(responses))

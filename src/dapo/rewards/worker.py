@@ -5,8 +5,8 @@ from typing import Any
 from dapo.core.loading import OUT_OF_MEMORY
 from dapo.processes.worker import Answer, run
 from dapo.rewards.combine import CombinedVerifier, RewardSpec
-from dapo.rewards.verdicts import responses_of_json
-from dapo.types import Problem, Verdict
+from dapo.rewards.verdicts import problem_of_frame, responses_of_json
+from dapo.types import Verdict
 
 _MAX_ERROR_CHARS = 1000
 _MAX_ANSWER_CHARS = 200
@@ -21,7 +21,10 @@ def _judging(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
 
     def judge(task: dict[str, Any]) -> dict[str, Any]:
         rows = verifier.verdicts(
-            task["scope"], Problem(**task["problem"]), responses_of_json(task), task["token_ids"]
+            task["scope"],
+            problem_of_frame(task["problem"]),
+            responses_of_json(task),
+            task["token_ids"],
         )
         verdicts = [[_verdict_to_json(verdict) for verdict in row] for row in rows]
         # the memory may still be full

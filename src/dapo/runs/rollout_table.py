@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from dapo.core.files import atomic_file
 from dapo.core.ranges import Ranges
 from dapo.core.text import quoted
+from dapo.core.typed_values import as_text, is_kept
 from dapo.runs.outcomes import OUTCOMES, verdict_name
 from dapo.runs.stored_table import stored_table
 from dapo.types import Episode, Finish, Generation
@@ -259,9 +260,10 @@ def short_fields(fields: Mapping[str, Any], *, known: Sequence[str]) -> str | No
     The `known` texts, such as the answer, have a column of their own in the table, and are left
     out.
     """
+    values = {name: as_text(value) if is_kept(value) else value for name, value in fields.items()}
     columns = {
         name: value
-        for name, value in fields.items()
+        for name, value in values.items()
         if isinstance(value, bool | int | float)
         or (isinstance(value, str) and len(value) <= _FIELD_CHARS and value not in known)
     }

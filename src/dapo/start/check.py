@@ -75,10 +75,11 @@ def check(config: Config, *, training: bool = True, elsewhere: bool = False) -> 
             _require_packages(config)
             _require_model(config.model.name)
         functions = load_functions(config)
-    config = resolve_auto_verifier(config)
+    time = config.data.template_time
+    config = resolve_auto_verifier(config).at_time(time)
     output = WorkerOutput() if training else None
     with (
-        VerifierPool(config.reward, output=output) as judge,
+        VerifierPool(config.reward, output=output, template_time=time) as judge,
         open_audit(config) as audit,
         open_environment(config) as environment,
     ):
@@ -96,7 +97,8 @@ def open_audit(config: Config) -> Iterator[VerifierPool | None]:
         yield None
         return
     try:
-        audit = VerifierPool(config.audit_reward, output=WorkerOutput())
+        time = config.data.template_time
+        audit = VerifierPool(config.audit_reward, output=WorkerOutput(), template_time=time)
     except RewardError as error:
         raise RewardError(f"audit.verifier: {error}") from None
     with audit:

@@ -5,7 +5,7 @@ import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
@@ -27,7 +27,7 @@ from dapo.runs.console import ProgressDisplay, progress
 from dapo.runs.curves import plot_curves
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import first_and_last_evaluation
-from dapo.runs.manifest import Fork, local, make_manifest, provenance, provenance_diff
+from dapo.runs.manifest import Fork, make_manifest, provenance, provenance_diff
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Display
 from dapo.runs.stored_config import keep_overrides, load_run_config, with_start_folder
@@ -117,8 +117,7 @@ def new_run(
         module_folders: the folders of modules that options name, for the manifest.
     """
     started = datetime.now(UTC)
-    now = replace(checked, config=checked.config.at_time(local(started)))
-    inputs = _read(resolve(with_exported_runs(now)))
+    inputs = _read(resolve(with_exported_runs(checked)))
     config = inputs.config
     manifest = make_manifest(
         command,
@@ -127,6 +126,7 @@ def new_run(
         gpus=[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         run_dir=path,
         module_folders=module_folders,
+        template_time=config.data.template_time,
     )
     save = partial(save_tokenizer, loaded=inputs.loaded)
     directory = RunDirectory.create(
