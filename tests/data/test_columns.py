@@ -16,7 +16,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dapo.rewards.workers.pool import VerifierPool
 
 from dapo.api.in_memory_data import write_rows
 from dapo.config import RewardConfig
@@ -26,6 +25,7 @@ from dapo.data.problems import load_problems
 from dapo.data.sources.rows import other_fields, problem_from_row
 from dapo.rewards.audit import audit_reward
 from dapo.rewards.combine import InlineJudge
+from dapo.rewards.pool import VerifierPool
 from dapo.rewards.verdicts import problem_of_frame, problem_to_frame, problem_to_json
 from dapo.rewards.verifiers.function import columns_of, function_verifier
 from dapo.runs.manifest import _fingerprint

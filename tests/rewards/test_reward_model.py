@@ -4,11 +4,11 @@ import shutil
 from datetime import datetime
 
 import pytest
-from dapo.rewards.workers.pool import VerifierPool
 
 from dapo.config import RewardConfig
 from dapo.core.errors import RewardError
 from dapo.rewards import get_verifier
+from dapo.rewards.pool import VerifierPool
 from dapo.types import Problem
 from helpers.verifier_pools import open_pool
 
