@@ -8,7 +8,8 @@ from typing import Any
 from rich.table import Column, Table
 
 from dapo.analysis.compare import Comparison, Curve, RunFacts, compare_runs
-from dapo.cli.formatting import TITLE, number, option_text, ruled_table
+from dapo.cli.formatting import TITLE, number, ruled_table
+from dapo.config.option_fields import option_text
 from dapo.core.terminal import print_json, printable
 from dapo.runs.console import SafeConsole
 

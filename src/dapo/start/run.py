@@ -5,7 +5,7 @@ import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
@@ -35,6 +35,7 @@ from dapo.start.build import build
 from dapo.start.check import Checked, check
 from dapo.start.export import exported_run
 from dapo.start.fork import require_same_preset
+from dapo.start.ignored_options import ignored_options
 from dapo.start.read import Inputs, read
 from dapo.start.resolve import Resolved, resolve, resolve_auto
 from dapo.training import asynchronous
@@ -117,6 +118,8 @@ def new_run(
         module_folders: the folders of modules that options name, for the manifest.
     """
     started = datetime.now(UTC)
+    unused = [f"without effect: {line}" for line in ignored_options(checked.config)]
+    checked = replace(checked, notes=[*checked.notes, *unused])
     inputs = _read(resolve(with_exported_runs(checked)))
     config = inputs.config
     manifest = make_manifest(

@@ -12,7 +12,6 @@ from dapo.cli.check.summary import (
     changed_paper_values,
     data_facts,
     explain,
-    ignored_options,
 )
 from dapo.config import Config
 from dapo.core.errors import ConfigError
@@ -20,6 +19,7 @@ from dapo.core.terminal import print_json, print_text
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork
 from dapo.start.check import Checked, check
+from dapo.start.ignored_options import ignored_options
 from dapo.start.resolve import require_hardware
 from dapo.types import Problem
 

@@ -3,19 +3,18 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, Literal
 
 from dapo.algo.surrogate_table import SURROGATES
-from dapo.cli.formatting import option_text, weighted
+from dapo.cli.formatting import weighted
 from dapo.config import Config
 from dapo.config.data_spec import Source, kinds
 from dapo.config.load import resolve_auto_verifier
-from dapo.config.option_fields import CONDITIONS, known_about, options_of, section_in
+from dapo.config.option_fields import known_about, option_text, options_of, value_of
 from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import remove_overlap
-from dapo.rewards.verifier import is_binary
 from dapo.start.check import Checked, UserCode
+from dapo.start.ignored_options import ignored_options
 from dapo.start.rows import load_rows
 from dapo.types import Problem
 
@@ -47,11 +46,6 @@ def explain(config: Config, data: "tuple[Sequence[DataFacts], int] | None" = Non
         yield from (f"  - {line}" for line in lines)
 
 
-def value_of(config: Config, name: str) -> Any:
-    """Return the value of an option, or of a property of the configuration, by its dotted name."""
-    return reduce(getattr, name.split("."), config)
-
-
 def differences_from_paper(config: Config) -> Iterator[str]:
     """Describe each option whose value differs from the paper's (section 4.1)."""
     for name, value, paper in changed_paper_values(config):
@@ -66,49 +60,6 @@ def changed_paper_values(config: Config) -> Iterator[tuple[str, Any, Any]]:
             value = value_of(config, name)
             if value != facts["paper"]:
                 yield name, value, facts["paper"]
-
-
-def ignored_options(config: Config) -> Iterator[str]:
-    """Describe each option that is set but has no effect, with the reason."""
-    for name, info in options_of():
-        condition = known_about(info).get("only_with")
-        # turned off: no contradiction
-        if condition is None or not _is_set(config, name) or not value_of(config, name):
-            continue
-        required, _, expected = condition.partition("=")
-        value = value_of(config, required)
-        is_met = value == expected if expected else bool(value)
-        if not is_met:
-            label = f"{name}.*" if section_in(info.annotation) else name
-            reason = f"{required} is {'not set' if value is None else option_text(value)}"
-            if condition in CONDITIONS:
-                reason = f"needs {CONDITIONS[condition]}"
-            yield f"{label}: {reason}"
-    loss = config.loss
-    verifier = config.reward.verifier
-    # estimators whose gradient vanishes where loss.kl_in puts them
-    if loss.has_kl_term and loss.kl_estimator == "k1":
-        yield (
-            "loss.kl_coef: k1 in the loss has a gradient of 0 in expectation, so it adds only"
-            " noise; set loss.kl_estimator=k2 or k3, or loss.kl_in=reward"
-        )
-    if loss.has_kl_reward and loss.kl_estimator != "k1":
-        yield (
-            f"loss.kl_coef: {loss.kl_estimator} in the reward has next to no gradient near the"
-            " reference; set loss.kl_estimator=k1, or loss.kl_in=loss"
-        )
-    if config.reward.threshold is not None and isinstance(verifier, str) and is_binary(verifier):
-        yield "reward.threshold: the verifier gives no score, only correct or wrong"
-
-
-def _is_set(config: Config, name: str) -> bool:
-    """Return True if the configuration or its preset sets an option."""
-    section: Any = config
-    for part in name.split("."):
-        if part not in section.model_fields_set:
-            return False
-        section = getattr(section, part)
-    return True
 
 
 @dataclass(frozen=True)
