@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from threading import Event
-from typing import cast
 
-from dapo.engines.continuation import SuspendableEngine, Unfinished
+from dapo.engines.engine import Suspension, Unfinished, capabilities_of
 from dapo.sampling.batch import BatchCollector, Sampling, SamplingStart
 from dapo.sampling.queue import Batch, UndecidedGroup
 from dapo.sampling.selection import Decision, ProblemSelector
@@ -108,8 +107,8 @@ class ContinuousSampling(Sampling):
     """A sampling whose undecided groups continue in the next batch."""
 
     max_staleness: int = 1
-    """The largest age in steps of the weights that sampled a trained token, from 2 on with a
-    SuspendableEngine.
+    """The largest age in steps of the weights that sampled a trained token, from 2 on with an
+    engine that suspends them.
     """
     lookahead: Callable[[int], int] = lambda step: 0
     """Returns how many batches after that of a step have groups in flight during it."""
@@ -202,8 +201,10 @@ class ContinuousCollector(BatchCollector):
         return max(0, self.queue.num_tokens + self.sampling.kept.num_tokens - before)
 
     @property
-    def engine(self) -> SuspendableEngine:
-        return cast(SuspendableEngine, self.sampling.engine)
+    def engine(self) -> Suspension:
+        suspension = capabilities_of(self.sampling.engine).suspension
+        assert suspension is not None, "the engine does not suspend responses"
+        return suspension
 
     @property
     def lookahead(self) -> int:

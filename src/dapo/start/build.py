@@ -226,10 +226,26 @@ def build_engine(
     else:
         engine = open_in_process(config.rollout, copy.deepcopy(loaded.model), shares.sampling)
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
-    checked: RolloutEngine = CheckedEngine(engine, vocabulary=vocabulary)
-    if config.suspends_responses:
-        checked = ContinuingEngine(checked)
-    return checked if episodes is None else episodes.play_in(checked, log)
+    return stack_engine(engine, vocabulary=vocabulary, episodes=episodes, log=log)
+
+
+def stack_engine(
+    engine: RolloutEngine,
+    *,
+    vocabulary: int,
+    episodes: Episodes | None = None,
+    log: Callable[[str], None] = print,
+) -> RolloutEngine:
+    """Put the layers around an engine: checks, then continuation, and any episodes on top.
+
+    Args:
+        engine: Samples single responses.
+        vocabulary: The number of the model's tokens.
+        episodes: The layer that plays them; None for single responses.
+        log: Gets messages on episodes.
+    """
+    stack = ContinuingEngine(CheckedEngine(engine, vocabulary=vocabulary))
+    return stack if episodes is None else episodes.play_in(stack, log)
 
 
 def build_sinks(
