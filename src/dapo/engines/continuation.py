@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from dapo.engines.engine import Capabilities, EngineLayer, RolloutEngine, Unfinished, float_array
+from dapo.engines.engine import EngineLayer, RolloutEngine, Unfinished, float_array
 from dapo.types import Generation, GenerationRequest
 
 Versions: TypeAlias = tuple[tuple[int, int], ...]
@@ -22,10 +22,6 @@ class ContinuingEngine(EngineLayer):
     def __init__(self, engine: RolloutEngine) -> None:
         super().__init__(engine)
         self._begun: dict[str, Generation] = {}
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, suspension=self)
 
     def poll(self) -> list[Generation]:
         return [self._joined(generation) for generation in self._engine.poll()]

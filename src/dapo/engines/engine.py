@@ -40,19 +40,6 @@ class Unfinished:
             self.handle.close()
 
 
-class Suspension(Protocol):
-    """Stops responses early, and continues them after new weights."""
-
-    def suspend(self, request_ids: Sequence[str]) -> list[Generation | Unfinished]:
-        """Stop these requests; a response that has just ended is returned whole.
-
-        Afterwards the engine has none of them in flight.
-        """
-
-    def resume(self, requests: Sequence[GenerationRequest], parts: Sequence[Unfinished]) -> None:
-        """Continue suspended responses, each with its request as it was submitted."""
-
-
 class WeightReceiver(Protocol):
     """Receives weights from GPU to GPU, as `libs/vllm_weights` sends them."""
 
@@ -67,14 +54,14 @@ class WeightReceiver(Protocol):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do beside sampling single responses; each part is how to do it."""
+    """What an engine can do beside the methods of `RolloutEngine`: nothing, by default."""
 
     turns: "RolloutEngine | None" = None
-    """Samples the turns of the episodes that the engine plays. It may be used while none is played.
-    None: the engine samples single responses.
+    """Samples the turns of the episodes that the engine plays, or single responses while it plays
+    none; None: it plays no episodes.
     """
-    suspension: Suspension | None = None
     receiver: WeightReceiver | None = None
+    """Takes weights that are sent from GPU to GPU; None: they must be loaded."""
 
 
 class RolloutEngine(Protocol):
@@ -82,7 +69,7 @@ class RolloutEngine(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Return what else the engine can do; read it by `capabilities_of`."""
+        """Return what else the engine can do. It is read by `capabilities_of`."""
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
         """Sample from these weights from now on.
@@ -119,8 +106,21 @@ class RolloutEngine(Protocol):
         """Free everything. Afterwards every other call raises EngineError."""
 
 
+class SuspendableEngine(RolloutEngine, Protocol):
+    """What `ContinuingEngine` makes of any engine: responses stop, and continue later."""
+
+    def suspend(self, request_ids: Sequence[str]) -> list[Generation | Unfinished]:
+        """Stop these requests; a response that has just ended is returned whole.
+
+        Afterwards the engine has none of them in flight.
+        """
+
+    def resume(self, requests: Sequence[GenerationRequest], parts: Sequence[Unfinished]) -> None:
+        """Continue suspended responses, each with its request as it was submitted."""
+
+
 def capabilities_of(engine: RolloutEngine) -> Capabilities:
-    """Return what else an engine can do: nothing, if the class of another package does not say."""
+    """Return what an engine can do; one of another package may not say, and then has none."""
     return getattr(engine, "capabilities", Capabilities())
 
 
@@ -130,7 +130,7 @@ def episode_problem(engine: RolloutEngine, problem: Problem) -> Problem | None:
 
 
 class EngineLayer:
-    """An engine around another one, to which it passes every call; layers override some."""
+    """An engine around another one, to which it passes every call that a subclass leaves alone."""
 
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine

@@ -13,8 +13,7 @@ from dapo.engines.continuation import Versions, extended
 from dapo.engines.engine import (
     Capabilities,
     EngineLayer,
-    RolloutEngine,
-    Suspension,
+    SuspendableEngine,
     Unfinished,
     float_array,
 )
@@ -112,9 +111,11 @@ class EpisodeEngine(EngineLayer):
     limit is not answered: the episode ends, with `finish` `length`.
     """
 
+    _engine: SuspendableEngine
+
     def __init__(
         self,
-        engine: RolloutEngine,
+        engine: SuspendableEngine,
         pool: EnvironmentPool,
         renderer: TurnRenderer,
         config: EnvironmentConfig,
@@ -162,15 +163,7 @@ class EpisodeEngine(EngineLayer):
 
     @property
     def capabilities(self) -> Capabilities:
-        suspends = super().capabilities.suspension is not None
-        return Capabilities(turns=self._engine, suspension=self if suspends else None)
-
-    @property
-    def _suspension(self) -> Suspension:
-        """Suspends turns."""
-        suspension = super().capabilities.suspension
-        assert suspension is not None, "the engine of the turns does not suspend them"
-        return suspension
+        return Capabilities(turns=self._engine)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Begin an episode for each request. Raises EngineError for a request without a problem."""
@@ -234,7 +227,7 @@ class EpisodeEngine(EngineLayer):
         chosen = {id(self._running[name]) for name in request_ids}
         partial: dict[int, Generation] = {}
         turns = [turn for turn, running in self._sampling.items() if id(running) in chosen]
-        for part in self._suspension.suspend(turns):
+        for part in self._engine.suspend(turns):
             generation = part.generation if isinstance(part, Unfinished) else part
             running = self._sampling.pop(generation.request_id)
             if isinstance(part, Unfinished):
@@ -278,7 +271,7 @@ class EpisodeEngine(EngineLayer):
                 turns.append(self._next_turn(running))
                 unfinished.append(Unfinished(replace(generation, request_id=turns[-1].id)))
         self._answering = deque(sorted(self._answering, key=lambda entry: entry[0]))
-        self._suspension.resume(turns, unfinished)
+        self._engine.resume(turns, unfinished)
 
     def close(self) -> None:
         for running in self._running.values():

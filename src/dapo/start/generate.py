@@ -72,10 +72,8 @@ def live_sampler(
         run.config, run.sampling.plan.stop_ids, samples, temperature, max_new_tokens, seed
     )
     engine = run.sampling.engine
-    turns = capabilities_of(engine).turns
-    if turns is not None:  # answers are single responses, as those of a checkpoint
-        engine = turns
-    return EngineSampler(engine, run.sampling.encoder, plan)
+    turns = capabilities_of(engine).turns  # answers are single responses, as those of a checkpoint
+    return EngineSampler(turns or engine, run.sampling.encoder, plan)
 
 
 def generation_plan(
