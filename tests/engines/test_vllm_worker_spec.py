@@ -271,7 +271,7 @@ def test_another_interpreter_sees_this_package_and_none_of_its_neighbours(
 
 def test_the_engines_process_needs_no_package_that_vllm_does_not_bring() -> None:
     program = (
-        "import sys, dapo.distributed.engine_pool, dapo.distributed.worker_main,"
+        "import sys, dapo.distributed.engine_worker, dapo.distributed.worker_main,"
         " dapo.distributed.weight_files;import"
         " dapo.engines.vllm.start;print(*{name.partition('.')[0] for name in sys.modules})"
     )

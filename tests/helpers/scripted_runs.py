@@ -124,8 +124,7 @@ def scripted_run(
     change(training_run)
     if not isinstance(training_run.sampling.engine, CheckedEngine):
         training_run.sampling.engine = CheckedEngine(training_run.sampling.engine, vocabulary=10)
-    if config.suspends_responses:
-        training_run.sampling.engine = ContinuingEngine(training_run.sampling.engine)
+    training_run.sampling.engine = ContinuingEngine(training_run.sampling.engine)
     if checkpoint:
         restore(training_run, checkpoint)
     try:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dapo.core.errors import DapoError, EngineError
-from dapo.engines.engine import RolloutEngine, WeightSource, float_array
+from dapo.engines.engine import EngineLayer, RolloutEngine, WeightSource, float_array
 from dapo.types import Generation, GenerationRequest
 
 T = TypeVar("T")
@@ -23,8 +23,8 @@ _STALL_POLLS = 1000
 _LOGPROB_TOLERANCE = 1e-3
 
 
-class CheckedEngine:
-    """Wraps an engine and checks every answer against its request; a wrong one is an EngineError.
+class CheckedEngine(EngineLayer):
+    """Checks every answer against its request; a wrong one is an EngineError.
 
     The tokens and log-probabilities of an answer become arrays (`with_arrays`), whatever sequences
     the engine has returned.
@@ -37,7 +37,7 @@ class CheckedEngine:
 
     def __init__(self, engine: RolloutEngine, *, vocabulary: int, stall_s: float = STALL_S) -> None:
         """`vocabulary` is the number of the model's tokens."""
-        self._engine = engine
+        super().__init__(engine)
         self._vocabulary = vocabulary
         self._stall_s = stall_s
         self._version: int | None = None
@@ -83,9 +83,6 @@ class CheckedEngine:
             if name in self._pending:
                 raise EngineError(f"the engine did not answer the abort of request {name!r}")
         return [with_arrays(generation) for generation in generations]
-
-    def close(self) -> None:
-        self._engine.close()
 
     def _call(self, name: str, call: Callable[[], T]) -> T:
         try:

@@ -14,7 +14,7 @@ from dapo.core.errors import DapoError, RewardError
 from dapo.core.rng import keyed_seed
 from dapo.data.prompts import Encoder
 from dapo.data.stream import ProblemStream
-from dapo.engines.engine import RolloutEngine, WeightSource, episode_problem
+from dapo.engines.engine import SuspendableEngine, WeightSource, episode_problem
 from dapo.rewards.combine import Judge
 from dapo.sampling.dynamic_sampling import DynamicSampler
 from dapo.sampling.queue import Batch, GroupQueue, UndecidedGroup
@@ -71,7 +71,7 @@ class Sampling:
     """The parts that sample training batches, and what is known of the newest batch."""
 
     stream: ProblemStream
-    engine: RolloutEngine
+    engine: SuspendableEngine
     judge: Judge
     sampler: DynamicSampler
     encoder: Encoder

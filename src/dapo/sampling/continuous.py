@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from threading import Event
-from typing import cast
 
-from dapo.engines.continuation import SuspendableEngine, Unfinished
+from dapo.engines.engine import Unfinished
 from dapo.sampling.batch import BatchCollector, Sampling, SamplingStart
 from dapo.sampling.queue import Batch, UndecidedGroup
 from dapo.sampling.selection import Decision, ProblemSelector
@@ -108,8 +107,8 @@ class ContinuousSampling(Sampling):
     """A sampling whose undecided groups continue in the next batch."""
 
     max_staleness: int = 1
-    """The largest age in steps of the weights that sampled a trained token, from 2 on with a
-    SuspendableEngine.
+    """The largest age in steps of the weights that sampled a trained token, from 2 on with kept
+    groups.
     """
     lookahead: Callable[[int], int] = lambda step: 0
     """Returns how many batches after that of a step have groups in flight during it."""
@@ -202,10 +201,6 @@ class ContinuousCollector(BatchCollector):
         return max(0, self.queue.num_tokens + self.sampling.kept.num_tokens - before)
 
     @property
-    def engine(self) -> SuspendableEngine:
-        return cast(SuspendableEngine, self.sampling.engine)
-
-    @property
     def lookahead(self) -> int:
         """The number of later batches whose groups are begun."""
         return self.sampling.lookahead(self.step)
@@ -266,7 +261,7 @@ class ContinuousCollector(BatchCollector):
 
     def suspend(self) -> list[Unfinished]:
         """Stop all requests, receive the responses that have just ended, and return the rest."""
-        responses = self.engine.suspend(list(self.in_flight))
+        responses = self.sampling.engine.suspend(list(self.in_flight))
         self.receive([response for response in responses if not isinstance(response, Unfinished)])
         return [response for response in responses if isinstance(response, Unfinished)]
 
@@ -286,7 +281,7 @@ class ContinuousCollector(BatchCollector):
                 prompts[group.position] = len(group.prompt_ids)
         self.recomputed_tokens += sum(prompts.values())
         if requests:
-            self.engine.resume(requests, parts)
+            self.sampling.engine.resume(requests, parts)
 
     def go_on(self) -> None:
         """Resume the kept groups, and restart those that are too old or do not fit the options."""

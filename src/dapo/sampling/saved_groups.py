@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from dapo.core.errors import CheckpointError
 from dapo.core.files import atomic_write_json
 from dapo.data.stream import ProblemStream
-from dapo.engines.continuation import Unfinished
-from dapo.engines.engine import float_array
+from dapo.engines.engine import Unfinished, float_array
 from dapo.runs.outcomes import Outcome
 from dapo.runs.rollout_table import (
     EPISODE,

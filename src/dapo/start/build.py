@@ -22,7 +22,7 @@ from dapo.distributed.protocol import Launcher
 from dapo.distributed.trainer_group import TrainerGroup
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.continuation import ContinuingEngine
-from dapo.engines.engine import RolloutEngine
+from dapo.engines.engine import RolloutEngine, SuspendableEngine
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.libs.vllm_weights import WeightSender, WeightTransfer
 from dapo.policy.model import LoadedModel
@@ -115,7 +115,7 @@ def build(
 def build_sampling(
     config: Config,
     problems: Sequence[Problem],
-    engine: RolloutEngine,
+    engine: SuspendableEngine,
     code: UserCode,
     encoder: PromptEncoder,
     stop_ids: tuple[int, ...],
@@ -198,7 +198,7 @@ def build_engine(
     *,
     episodes: Episodes | None = None,
     log: Callable[[str], None] = print,
-) -> RolloutEngine:
+) -> SuspendableEngine:
     """Build the checked rollout engine, in this process or in processes of `launcher`.
 
     Args:
@@ -226,10 +226,15 @@ def build_engine(
     else:
         engine = open_in_process(config.rollout, copy.deepcopy(loaded.model), shares.sampling)
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
-    checked: RolloutEngine = CheckedEngine(engine, vocabulary=vocabulary)
-    if config.suspends_responses:
-        checked = ContinuingEngine(checked)
-    return checked if episodes is None else episodes.play_in(checked, log)
+    return stack_engine(engine, vocabulary, episodes, log)
+
+
+def stack_engine(
+    engine: RolloutEngine, vocabulary: int, episodes: Episodes | None, log: Callable[[str], None]
+) -> SuspendableEngine:
+    """Put every layer around an engine: the checks first, and any episodes on top."""
+    stack = ContinuingEngine(CheckedEngine(engine, vocabulary=vocabulary))
+    return stack if episodes is None else episodes.play_in(stack, log)
 
 
 def build_sinks(

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dapo.config import Config
 from dapo.core.errors import DataError
-from dapo.engines.engine import RolloutEngine
+from dapo.engines.engine import SuspendableEngine
 from dapo.environments.engine import EpisodeEngine
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.rendering import TurnRenderer
@@ -29,7 +29,7 @@ class Episodes:
     starts: EpisodeStarts
     config: Config
 
-    def play_in(self, engine: RolloutEngine, log: Callable[[str], None]) -> RolloutEngine:
+    def play_in(self, engine: SuspendableEngine, log: Callable[[str], None]) -> EpisodeEngine:
         """Return an engine that plays episodes with turns from `engine`, and closes it."""
         self.pool.log_to(log)
         return EpisodeEngine(

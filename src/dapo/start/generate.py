@@ -8,7 +8,7 @@ from dapo.config import Config
 from dapo.core.errors import CheckpointError
 from dapo.core.terminal import warn
 from dapo.data.sources.rows import problem_id
-from dapo.environments.engine import EpisodeEngine
+from dapo.engines.engine import capabilities_of
 from dapo.evaluation.evaluate import EngineSampler, Response
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.runs.checkpoints import step_of
@@ -72,9 +72,8 @@ def live_sampler(
         run.config, run.sampling.plan.stop_ids, samples, temperature, max_new_tokens, seed
     )
     engine = run.sampling.engine
-    if isinstance(engine, EpisodeEngine):  # answers are single responses, as those of a checkpoint
-        engine = engine.turn_engine
-    return EngineSampler(engine, run.sampling.encoder, plan)
+    turns = capabilities_of(engine).turns  # answers are single responses, as those of a checkpoint
+    return EngineSampler(turns or engine, run.sampling.encoder, plan)
 
 
 def generation_plan(
